@@ -1,0 +1,77 @@
+"""The batch inference flow: score new data with a checkpoint of an existing run."""
+
+from __future__ import annotations
+
+from prefect import flow, get_run_logger
+
+from flows.parameters import absolute, default_storage
+from tasks.infer import infer
+from tasks.session import open_session
+from train_core.driver import DriverRequest
+from train_core.errors import ConfigError
+from train_core.results import CheckpointSummary, PredictionsResult, Report
+from train_core.storage.names import CheckpointName
+from train_core.storage.run_folder import RunFolder
+
+BEST = "best"
+
+
+@flow(
+    name="batch-inference",
+    flow_run_name="{run} {checkpoint}",
+    persist_result=True,
+    result_serializer="json",
+    cache_result_in_memory=False,
+)
+def batch_inference(
+    run: str, checkpoint: str = BEST, input: str = "test", storage: str = ""
+) -> PredictionsResult:
+    """Score `input` with a checkpoint of `run`.
+
+    Args:
+        run: The run's name.
+        checkpoint: A checkpoint's name, or `best`: the one that the run's report names.
+        input: A split's name, or the path or URL of Parquet, a folder of images or IDX.
+        storage: The folder of the runs; empty: EVERTRAIN_STORAGE, or .evertrain/runs.
+    """
+    folder = RunFolder(absolute(storage) if storage else default_storage(), run)
+    summary = find_checkpoint(folder, checkpoint)
+    record = folder.record()
+    # No tracking URI: this is no part of the training, whose MLflow run has ended.
+    request = DriverRequest(
+        storage=folder.url.removesuffix(f"/{run}"),
+        run=run,
+        config=record.config,
+        pipeline=record.pipeline,
+    )
+    with open_session(request) as session:
+        session.listen(get_run_logger().info)
+        session.prepared()
+        return infer(request, summary, input)
+
+
+def find_checkpoint(folder: RunFolder, name: str) -> CheckpointSummary:
+    """The checkpoint called `name`, or the best one. Raises ConfigError if it is not there."""
+    if not folder.exists():
+        raise ConfigError(f"there is no run {folder.name!r} in {folder.url}")
+    if name == BEST:
+        report = folder.report()
+        if report is None:
+            raise ConfigError(
+                f"run {folder.name!r} has no report.json, so no best checkpoint yet: "
+                "let it finish, or name a checkpoint"
+            )
+        return Report.model_validate(report).best
+    found = {str(one.name): one for one in folder.checkpoints()}
+    if CheckpointName.parse(name) is None or name not in found:
+        raise ConfigError(
+            f"run {folder.name!r} has no checkpoint {name!r}; it has {', '.join(found) or 'none'}"
+        )
+    manifest = found[name].manifest
+    return CheckpointSummary(
+        name=name,
+        uri=folder.store.uri(found[name].key),
+        step=manifest.step,
+        epoch=manifest.epoch,
+        metrics=manifest.metrics,
+    )

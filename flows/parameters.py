@@ -1,0 +1,100 @@
+"""The parameters of the retrain flow: the training's, and where and as what it runs."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import string
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, field_validator
+
+from train_core.config import TrainConfig
+from train_core.driver import DriverRequest
+
+HOME = ".evertrain"
+SQLITE = "sqlite:///"
+
+
+def default_storage() -> str:
+    """EVERTRAIN_STORAGE, or .evertrain/runs in the current directory."""
+    return absolute(os.environ.get("EVERTRAIN_STORAGE") or f"{HOME}/runs")
+
+
+def default_tracking_uri() -> str:
+    """MLFLOW_TRACKING_URI, or a SQLite file in .evertrain in the current directory."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{absolute(f'{HOME}/mlflow.db')}"
+
+
+def absolute(address: str) -> str:
+    """A local path made absolute; a URL as it is."""
+    return address if "://" in address else os.path.abspath(os.path.expanduser(address))
+
+
+def new_run_name(workload: str) -> str:
+    """A name for a new run: the workload's, the UTC time and three random letters."""
+    kind = workload.rpartition(":")[2].lower()
+    letters = "".join(secrets.choice(string.ascii_lowercase) for _ in range(3))
+    return f"{kind}-{datetime.now(UTC):%Y%m%d-%H%M}-{letters}"
+
+
+def make_tracking_folder(tracking_uri: str) -> None:
+    """Create the folder of a SQLite tracking database, which MLflow does not do."""
+    if tracking_uri.startswith(SQLITE):
+        Path(tracking_uri.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
+
+
+class RetrainParameters(TrainConfig):
+    """What the retrain flow is asked: the training's parameters and the pipeline's."""
+
+    run: str = Field(
+        default="",
+        description="Name of the run; one that exists is continued, empty starts a new one.",
+    )
+    storage: str = Field(
+        default_factory=default_storage,
+        description="Folder of the runs, a path or any fsspec URL; EVERTRAIN_STORAGE, or "
+        ".evertrain/runs.",
+    )
+    tracking_uri: str = Field(
+        default_factory=default_tracking_uri,
+        description="MLflow's address; MLFLOW_TRACKING_URI, or .evertrain/mlflow.db. Empty: no "
+        "MLflow.",
+    )
+    experiment: str = Field(default="evertrain", min_length=1, description="MLflow's experiment.")
+    infer_input: str = Field(
+        default="test",
+        min_length=1,
+        description="What the best checkpoint scores: a split's name, or the path or URL of "
+        "Parquet, a folder of images or IDX.",
+    )
+    dry_run: bool = Field(default=False, description="One step through every stage, to try it.")
+
+    @field_validator("storage")
+    @classmethod
+    def _make_absolute(cls, storage: str) -> str:
+        if not storage:
+            raise ValueError("give a folder or a URL, or leave storage out")
+        return absolute(storage)
+
+    def named(self, run: str) -> Self:
+        """The same parameters under the run's name `run`, unless they have a name already."""
+        return self if self.run else self.model_copy(update={"run": run})
+
+    def train_config(self) -> TrainConfig:
+        """The training's part."""
+        return TrainConfig(**{name: getattr(self, name) for name in TrainConfig.model_fields})
+
+    def request(self) -> DriverRequest:
+        """What the driver is started with. The run must be named."""
+        return DriverRequest(
+            storage=self.storage,
+            run=self.run,
+            config=self.train_config(),
+            pipeline={"infer_input": self.infer_input},
+            tracking_uri=self.tracking_uri,
+            experiment=self.experiment,
+            dry_run=self.dry_run,
+        )

@@ -1,0 +1,44 @@
+"""The retrain flow: train, evaluate, select the best, test it and infer with it, publish."""
+
+from __future__ import annotations
+
+from prefect import flow, get_run_logger, runtime
+
+from flows.parameters import RetrainParameters, make_tracking_folder, new_run_name
+from tasks.evaluate import evaluate
+from tasks.infer import infer
+from tasks.publish import publish
+from tasks.select import select
+from tasks.session import open_session
+from tasks.train import train
+from train_core.results import Report
+
+
+def run_name() -> str:
+    """The run's name: the one asked for, else the flow run's, which a retry keeps."""
+    asked = RetrainParameters.model_validate(runtime.flow_run.parameters["parameters"])
+    return asked.run or runtime.flow_run.name or new_run_name(asked.workload)
+
+
+@flow(
+    name="retrain",
+    flow_run_name=run_name,
+    persist_result=True,
+    result_serializer="json",
+    cache_result_in_memory=False,
+)
+def retrain(parameters: RetrainParameters) -> Report:
+    """Train, choose the best checkpoint on validation, report it on test, infer with it."""
+    parameters = parameters.named(run_name())
+    make_tracking_folder(parameters.tracking_uri)
+    request = parameters.request()
+    with open_session(request) as session:
+        session.listen(get_run_logger().info)
+        session.prepared()
+        trained = train(request)
+        evaluations = evaluate(request, trained.checkpoints, "validation")
+        selection = select(evaluations, parameters.monitor, parameters.monitor_order)
+        predicting = infer.submit(request, selection.best, parameters.infer_input)
+        tested = evaluate(request, [selection.best], "test")
+        predictions = predicting.result()
+        return publish(request, trained, evaluations + tested, selection, predictions)

@@ -1,0 +1,1 @@
+"""Prefect tasks, one a file: adapters between the flows and the driver."""

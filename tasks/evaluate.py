@@ -1,0 +1,19 @@
+"""The evaluate task: measures checkpoints on a split."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from tasks.retries import OPTIONS
+from tasks.session import open_session
+from train_core.driver import DriverRequest
+from train_core.results import CheckpointSummary, EvaluationResult
+
+
+@task(name="evaluate", task_run_name="evaluate {request.run} on {split}", **OPTIONS)
+def evaluate(
+    request: DriverRequest, checkpoints: list[CheckpointSummary], split: str
+) -> list[EvaluationResult]:
+    """The checkpoints' metrics on the split, in the order given."""
+    with open_session(request).running(f"evaluate {split}") as driver:
+        return driver.evaluate(checkpoints, split)

@@ -1,0 +1,100 @@
+"""Where a training is right now: what its rank 0 writes into live.json about once a second."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict
+
+from train_core.errors import StorageError
+from train_core.storage.run_folder import RunFolder
+
+
+class Live(BaseModel):
+    """One reading of live.json."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    stage: str
+    attempt: int
+    step: int
+    total_steps: int
+    epoch: int
+    epochs: int
+    loss: float | None = None
+    samples_per_s: float = 0
+    eta_s: float | None = None
+    metrics: dict[str, float | None] = {}
+    time: float
+
+    @property
+    def percent(self) -> float:
+        """How much of the training is done, 0 to 100."""
+        return min(100.0, 100 * self.step / max(1, self.total_steps))
+
+    def __str__(self) -> str:
+        parts = [
+            f"step {self.step}/{self.total_steps}",
+            f"epoch {self.epoch}/{self.epochs}",
+            f"loss {self.loss:.4f}" if self.loss is not None else "loss not finite",
+            f"{self.samples_per_s:,.0f} samples/s",
+        ]
+        if self.eta_s is not None:
+            parts.append(f"{self.eta_s:.0f} s left")
+        return "  ".join(parts)
+
+
+class LiveReader:
+    """Reads a run's live.json; what an earlier attempt left there is not told."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        found = self._read()
+        self._seen = found.time if found else 0.0
+
+    def read(self) -> Live | None:
+        """The newest reading, or None if there is none since the last call."""
+        found = self._read()
+        if found is None or found.time <= self._seen:
+            return None
+        self._seen = found.time
+        return found
+
+    def _read(self) -> Live | None:
+        try:
+            live = self._folder.live()
+        except StorageError:
+            # A hint that cannot be read now is read a moment later.
+            return None
+        return Live.model_validate(live) if live else None
+
+
+class Ticker:
+    """Calls `tick` every `every_s` seconds in a thread of its own, while the block runs.
+
+    `tick` is called a last time at the end of the block. The thread sees the context variables
+    of the thread that made it, Prefect's run context among them.
+    """
+
+    def __init__(self, tick: Callable[[], None], every_s: float) -> None:
+        self._tick = tick
+        self._every_s = every_s
+        self._done = threading.Event()
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._run,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._done.wait(self._every_s):
+            self._tick()
+        self._tick()

@@ -1,0 +1,35 @@
+"""The publish task: the report, in the run folder, in MLflow and in Prefect's UI."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from tasks.artifacts import show_report
+from tasks.retries import OPTIONS
+from tasks.session import open_session
+from train_core.driver import DriverRequest
+from train_core.results import (
+    EvaluationResult,
+    PredictionsResult,
+    Report,
+    Selection,
+    TrainResult,
+)
+
+
+@task(name="publish", task_run_name="publish {request.run}", **OPTIONS)
+def publish(
+    request: DriverRequest,
+    trained: TrainResult,
+    evaluations: list[EvaluationResult],
+    selection: Selection,
+    predictions: PredictionsResult,
+) -> Report:
+    """Write report.json and MLflow's side, and show the outcome as Prefect artifacts."""
+    session = open_session(request)
+    with session.running("publish") as driver:
+        report = driver.publish(
+            trained, evaluations, selection.best, predictions, dict(session.seconds)
+        )
+    show_report(report, request)
+    return report

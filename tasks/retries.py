@@ -1,0 +1,50 @@
+"""Which failures Prefect retries: decided here, for every task.
+
+Ray restarts workers by itself, within one try. Prefect retries what is left of the
+infrastructure's failures: a stage or a driver process that failed, a storage that did. What is
+the user's to mend, a diverged loss or a run that another process drives would fail again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from train_core.errors import StageError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prefect.client.schemas.objects import State, TaskRun
+    from prefect.tasks import Task
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same call may succeed when it is tried again."""
+    return isinstance(error, (StageError, StorageError))
+
+
+def may_retry(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+    """Prefect's `retry_condition_fn`."""
+    error = state.data
+    return isinstance(error, Exception) and is_transient(error)
+
+
+class TaskOptions(TypedDict):
+    """The options that every task has."""
+
+    retries: int
+    retry_delay_seconds: list[float]
+    retry_condition_fn: Callable[[Task[..., Any], TaskRun, State[Any]], bool]
+    persist_result: bool
+    result_serializer: str
+
+
+# Every stage is idempotent and its outcome is in the run folder, so Prefect keeps no copy of
+# results that it could take for the truth; the serializer rules out pickle where it must.
+OPTIONS = TaskOptions(
+    retries=2,
+    retry_delay_seconds=[2, 10],
+    retry_condition_fn=may_retry,
+    persist_result=False,
+    result_serializer="json",
+)

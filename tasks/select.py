@@ -1,0 +1,34 @@
+"""The select task: ranks the checkpoints by what the evaluation measured."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from tasks.retries import OPTIONS
+from train_core.policy.selection import Candidate, Order, ranked
+from train_core.results import EvaluationResult, Selection
+
+
+@task(name="select", task_run_name="select by {metric}", **OPTIONS)
+def select(evaluations: list[EvaluationResult], metric: str, order: Order) -> Selection:
+    """The best checkpoint by `metric`, ties to the later step, and all in their order."""
+    checkpoints = {one.checkpoint.name: one.checkpoint for one in evaluations}
+    candidates = [
+        Candidate(
+            name=one.checkpoint.name,
+            step=one.checkpoint.step,
+            metrics={**one.checkpoint.metrics, **measured(one)},
+        )
+        for one in evaluations
+    ]
+    ranking = [checkpoints[candidate.name] for candidate in ranked(candidates, metric, order)]
+    return Selection(best=ranking[0], metric=metric, order=order, ranking=ranking)
+
+
+def measured(evaluation: EvaluationResult) -> dict[str, float | None]:
+    """The evaluation's metrics under their full names, `<split>/<name>`."""
+    prefix = f"{evaluation.split}/"
+    return {
+        name if name.startswith(prefix) else prefix + name: value
+        for name, value in evaluation.metrics.items()
+    }

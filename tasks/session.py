@@ -1,0 +1,110 @@
+"""The session of a flow run: its driver, shared by the tasks of this process.
+
+A session is found by its request, so that tasks take and give plain values only. The command
+line opens it before Prefect is imported, and Ray starts while Prefect does; a flow that a worker
+started opens its own. The flow closes it, with what MLflow shall say of the run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Self
+
+from train_core.driver import Driver, DriverRequest, Prepared
+
+REMEMBERED_LINES = 2000
+
+
+class Session:
+    """One request's driver in this process, its log, and what its stages cost.
+
+    Get it from `open_session`; use it as a context manager to close it.
+    """
+
+    def __init__(self, request: DriverRequest) -> None:
+        self.request = request
+        self.stage = "prepare"
+        """The stage that runs now."""
+        self.seconds: dict[str, float] = {}
+        """Wall-clock seconds of each stage; a stage that was retried counts all its tries."""
+        self._lock = threading.Lock()
+        self._log_lock = threading.Lock()
+        self._lines: deque[str] = deque(maxlen=REMEMBERED_LINES)
+        self._listeners: list[Callable[[str], None]] = []
+        self._begin = time.monotonic()
+        self._driver = Driver(request, self._hear)
+
+    def prepared(self) -> Prepared:
+        """The outcome of the driver's checks. Raises ConfigError or RunBusyError."""
+        found = self._driver.prepared()
+        self.seconds.setdefault("prepare", time.monotonic() - self._begin)
+        return found
+
+    @contextmanager
+    def running(self, stage: str) -> Iterator[Driver]:
+        """A checked, living driver for one stage, whose time is taken."""
+        self.stage = stage
+        begin = time.monotonic()
+        try:
+            yield self._living_driver()
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0) + time.monotonic() - begin
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Give `listener` each line of the driver's log, those already heard too."""
+        with self._log_lock:
+            for line in self._lines:
+                listener(line)
+            self._listeners.append(listener)
+
+    def close(self, status: str = "FINISHED") -> None:
+        """End the driver: FINISHED, FAILED or KILLED. The request may be opened again."""
+        with _lock:
+            _sessions.pop(_key(self.request), None)
+        self._driver.close(status)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.close("FAILED" if issubclass(kind, Exception) else "KILLED")
+
+    def _living_driver(self) -> Driver:
+        # A driver that died took its Ray with it: a retry needs a new one.
+        with self._lock:
+            if not self._driver.is_alive:
+                self._driver.close("FAILED")
+                self._driver = Driver(self.request, self._hear)
+            driver = self._driver
+        driver.prepared()
+        return driver
+
+    def _hear(self, line: str) -> None:
+        with self._log_lock:
+            self._lines.append(line)
+            for listener in self._listeners:
+                listener(line)
+
+
+def open_session(request: DriverRequest) -> Session:
+    """The open session of `request`, or a new one, whose driver starts at once."""
+    with _lock:
+        key = _key(request)
+        if key not in _sessions:
+            _sessions[key] = Session(request)
+        return _sessions[key]
+
+
+_lock = threading.Lock()
+_sessions: dict[str, Session] = {}
+
+
+def _key(request: DriverRequest) -> str:
+    return request.model_dump_json()

@@ -1,0 +1,53 @@
+"""Fixtures of all tests: storage on a disk and on a real S3 server, and a look for leaks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import s3fs
+
+from tests.leaks import Belongings
+
+SCRIPT = Path(__file__).parent / "object-store.sh"
+BUCKET = "evertrain-tests"
+STORAGES = ["local", pytest.param("s3", marks=pytest.mark.s3)]
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a bucket on a real S3 server, whose address and keys are in the environment."""
+    if not shutil.which("radosgw", path=f"{os.environ['PATH']}:/usr/sbin"):
+        pytest.skip("no S3 server here: apt-get install ceph-mon ceph-osd radosgw curl")
+    folder = tmp_path_factory.mktemp("object-store")
+    try:
+        subprocess.run([SCRIPT, "start", folder], check=True)
+        shown = subprocess.check_output([SCRIPT, "env", folder], text=True)
+        os.environ.update(re.findall(r"^export (\w+)=(.*)$", shown, re.MULTILINE))
+        s3fs.S3FileSystem().mkdir(BUCKET)
+        yield f"s3://{BUCKET}"
+    finally:
+        subprocess.run([SCRIPT, "destroy", folder], check=True)
+
+
+@pytest.fixture(params=STORAGES)
+def storage_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty place of the test's own: a folder on the disk, then a prefix on S3."""
+    if request.param == "local":
+        return str(tmp_path / "storage")
+    return f"{request.getfixturevalue('object_store')}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """No test leaves a thread, a process or an open file behind."""
+    before = Belongings.now()
+    yield
+    left = before.added(within_s=5)
+    assert not left, f"left behind: {', '.join(left)}"

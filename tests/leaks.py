@@ -1,0 +1,46 @@
+"""What a test left behind in the process that runs it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Self
+
+import psutil
+
+# Threads that libraries start once and keep: fsspec's event loop and the executors of asyncio.
+_KEPT_THREADS = ("fsspecIO", "asyncio_")
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """The threads, child processes and open files of this process."""
+
+    threads: frozenset[threading.Thread]
+    children: frozenset[psutil.Process]
+    files: frozenset[str]
+
+    @classmethod
+    def now(cls) -> Self:
+        """Those of this moment."""
+        process = psutil.Process()
+        return cls(
+            frozenset(t for t in threading.enumerate() if not t.name.startswith(_KEPT_THREADS)),
+            frozenset(process.children(recursive=True)),
+            frozenset(file.path for file in process.open_files()),
+        )
+
+    def added(self, *, within_s: float) -> list[str]:
+        """What is here now and was not then, once it has had `within_s` to end by itself."""
+        deadline = time.monotonic() + within_s
+        while True:
+            now = Belongings.now()
+            found = [
+                *(f"thread {thread.name}" for thread in now.threads - self.threads),
+                *(f"process {child.pid}" for child in now.children - self.children),
+                *(f"file {path}" for path in now.files - self.files),
+            ]
+            if not found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.05)

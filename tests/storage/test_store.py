@@ -1,0 +1,254 @@
+"""The contract of Store, the same on a disk and on S3."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from train_core.errors import ConfigError, StorageError
+from train_core.storage.store import Store
+
+RACER = """
+import sys
+from train_core.storage.store import Store
+store = Store(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    store.create("race", sys.argv[2].encode())
+except FileExistsError:
+    print("lost")
+else:
+    print("won")
+"""
+
+
+@pytest.fixture
+def store(storage_url: str) -> Store:
+    return Store(storage_url)
+
+
+def test_what_is_written_is_read_back(store: Store) -> None:
+    store.write("folder/object", b"bytes")
+    assert store.read("folder/object") == b"bytes"
+    assert store.size_bytes("folder/object") == 5
+    assert store.exists("folder/object")
+
+
+def test_writing_again_replaces_the_object(store: Store) -> None:
+    store.write("object", b"long old bytes")
+    store.write("object", b"new")
+    assert store.read("object") == b"new"
+
+
+@pytest.mark.parametrize("ask", [Store.read, Store.size_bytes])
+def test_a_missing_object_is_named_by_its_error(store: Store, ask: object) -> None:
+    assert callable(ask)
+    with pytest.raises(FileNotFoundError, match=f"^{store.url}/none does not exist$"):
+        ask(store, "none")
+
+
+def test_a_missing_object_is_not_downloaded(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=f"^{store.url}/none does not exist$"):
+        store.download("none", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_an_object_is_created_once(store: Store) -> None:
+    store.create("folder/object", b"first")
+    with pytest.raises(FileExistsError, match=f"^{store.url}/folder/object exists$"):
+        store.create("folder/object", b"second")
+    assert store.read("folder/object") == b"first"
+
+
+def test_one_that_asks_again_for_its_own_object_has_it(store: Store) -> None:
+    store.create("object", b"mine")
+    store.create("object", b"mine")
+
+
+def test_a_deleted_object_can_be_created_again(store: Store) -> None:
+    store.create("object", b"first")
+    store.delete("object")
+    store.create("object", b"second")
+    assert store.read("object") == b"second"
+
+
+def test_of_sixteen_threads_that_create_one_object_one_wins(store: Store) -> None:
+    def create(racer: int) -> bool:
+        try:
+            store.create("race", f"{racer}".encode())
+        except FileExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(16) as threads:
+        won = list(threads.map(create, range(16)))
+    assert won.count(True) == 1
+    assert store.read("race") == f"{won.index(True)}".encode()
+
+
+def test_of_four_processes_that_create_one_object_one_wins(store: Store) -> None:
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, store.url, str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(4)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    outcomes = [racer.communicate(timeout=60)[0].strip() for racer in racers]
+    assert sorted(outcomes) == ["lost", "lost", "lost", "won"]
+    assert store.read("race") == str(outcomes.index("won")).encode()
+
+
+def test_an_object_too_large_for_one_request_is_not_created(store: Store) -> None:
+    with pytest.raises(ValueError, match="67108864 bytes are too many to create"):
+        store.create("object", bytes(64 * 2**20))
+    assert store.names() == []
+
+
+def test_a_large_file_comes_back_the_same(store: Store, tmp_path: Path) -> None:
+    data = os.urandom(120 * 2**20)  # several parts on S3
+    (tmp_path / "sent").write_bytes(data)
+    store.upload(tmp_path / "sent", "folder/large")
+    store.download("folder/large", tmp_path / "received")
+    assert store.size_bytes("folder/large") == len(data)
+    assert (tmp_path / "received").read_bytes() == data
+
+
+def test_files_travel_at_the_same_time(store: Store, tmp_path: Path) -> None:
+    def there_and_back(number: int) -> bool:
+        sent, received = tmp_path / f"sent-{number}", tmp_path / f"received-{number}"
+        sent.write_bytes(os.urandom(2**20))
+        store.upload(sent, f"folder/{number}")
+        store.download(f"folder/{number}", received)
+        return sent.read_bytes() == received.read_bytes()
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(there_and_back, range(8)))
+
+
+def test_an_empty_file_comes_back_empty(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "sent").touch()
+    store.upload(tmp_path / "sent", "empty")
+    store.download("empty", tmp_path / "received")
+    assert (tmp_path / "received").read_bytes() == b""
+
+
+def test_names_are_those_directly_below_and_sorted(store: Store) -> None:
+    for key in ("b", "a/x", "a/y/z", "ab"):
+        store.write(key, b"")
+    assert store.names() == ["a", "ab", "b"]
+    assert store.names("a") == ["x", "y"]
+
+
+def test_where_nothing_is_there_are_no_names(store: Store) -> None:
+    store.write("object", b"")
+    assert store.names("none") == []
+    assert store.names("object") == []
+    assert store.names("object/below") == []
+    assert not store.exists("none")
+    assert not store.exists("object/below")
+
+
+def test_more_objects_than_one_answer_holds_are_listed(store: Store) -> None:
+    wanted = [f"{number:04d}" for number in range(1001)]  # S3 lists 1,000 at a time
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(lambda name: store.write(name, b""), wanted))
+    assert store.names() == wanted
+
+
+def test_what_another_process_wrote_and_deleted_is_seen_at_once(store: Store) -> None:
+    def elsewhere(action: str) -> None:
+        code = f"from train_core.storage.store import Store; Store({store.url!r}).{action}"
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+    store.write("folder/old", b"")
+    assert store.names("folder") == ["old"]
+    assert not store.exists("folder/new")
+    elsewhere("write('folder/new', b'')")
+    assert store.names("folder") == ["new", "old"]
+    assert store.exists("folder/new")
+    elsewhere("delete('folder/new')")
+    assert store.names("folder") == ["old"]
+    assert not store.exists("folder/new")
+
+
+def test_deleting_takes_the_folder_and_not_its_neighbours(store: Store) -> None:
+    for key in ("step-1/a", "step-1/b/c", "step-10/a", "step-1.json"):
+        store.write(key, b"")
+    store.delete("step-1")
+    assert store.names() == ["step-1.json", "step-10"]
+    assert store.names("step-10") == ["a"]
+
+
+def test_deleting_what_is_gone_is_fine(store: Store) -> None:
+    store.delete("none")
+    store.write("object", b"")
+    store.delete("object")
+    store.delete("object")
+    assert store.names() == []
+
+
+@pytest.mark.parametrize("key", ["../out", "a/../../out", "/etc/passwd", "..", "a/.."])
+def test_a_key_cannot_leave_the_folder(store: Store, key: str) -> None:
+    for action in (store.read, store.exists, store.delete, store.names, store.uri, store.child):
+        with pytest.raises(ValueError, match="leaves the folder"):
+            action(key)
+    for put in (store.write, store.create):
+        with pytest.raises(ValueError, match="leaves the folder"):
+            put(key, b"")
+
+
+def test_a_store_travels_to_other_processes(store: Store) -> None:
+    store.write("object", b"bytes")
+    again = pickle.loads(pickle.dumps(store))
+    assert again.url == store.url
+    assert again.read("object") == b"bytes"
+
+
+def test_a_child_is_the_folder_below(store: Store) -> None:
+    store.child("a").write("b", b"bytes")
+    assert store.read("a/b") == b"bytes"
+    assert store.child("a").uri("b") == store.uri("a/b")
+
+
+def test_a_probe_leaves_nothing(store: Store) -> None:
+    store.probe()
+    assert store.names() == []
+
+
+def test_a_probe_names_the_file_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for url in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(StorageError, match=r"cannot create .*file.*NotADirectoryError"):
+            Store(str(url)).probe()
+
+
+def test_a_half_written_local_object_is_not_listed(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-0123").touch()
+    assert Store(str(tmp_path)).names() == []
+
+
+def test_an_unknown_kind_of_storage_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"storage 'nosuch://x' cannot be used: .*nosuch"):
+        Store("nosuch://x")
+
+
+def test_wildcards_in_an_address_are_refused() -> None:
+    with pytest.raises(ConfigError, match="wildcards"):
+        Store("memory://runs-*")

@@ -1,0 +1,32 @@
+"""evertrain's library: exact, cheap, verified training of PyTorch models on Ray.
+
+Imports nothing heavy by itself: `from train_core import fit` loads torch when it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from train_core.config import TrainConfig
+    from train_core.fit import fit
+    from train_core.workload import ArrayDataset, Batch, Columns, Settings, Workload
+
+_HOMES = {
+    "ArrayDataset": "train_core.workload",
+    "Batch": "train_core.workload",
+    "Columns": "train_core.workload",
+    "Settings": "train_core.workload",
+    "TrainConfig": "train_core.config",
+    "Workload": "train_core.workload",
+    "fit": "train_core.fit",
+}
+
+__all__ = ["ArrayDataset", "Batch", "Columns", "Settings", "TrainConfig", "Workload", "fit"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

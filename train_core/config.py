@@ -1,0 +1,207 @@
+"""What a training is asked to do: one frozen, typed value, checked where it is made.
+
+`TrainConfig` is the whole of it: it is what `fit` takes, what `run.json` records and what the
+flow's parameters extend. A field whose schema says `may_change` can be given another value
+when an unfinished run is continued; every other field decides the numbers and may not.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+
+MAY_CHANGE: dict[str, JsonValue] = {"may_change": True}
+
+
+class TrainConfig(BaseModel):
+    """How to train one workload. Unknown names are an error; negative numbers too."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    workload: str = Field(
+        default="train_core.workloads.digits:Digits",
+        description="What to train, as package.module:Name.",
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+    )
+    settings: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The workload's own settings, a JSON object (see `evertrain workloads`).",
+    )
+    epochs: int = Field(
+        default=1, ge=1, description="Passes over the training split.", json_schema_extra=MAY_CHANGE
+    )
+    max_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Stop after so many optimizer steps; 0: no limit.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    max_duration_s: float = Field(
+        default=0,
+        ge=0,
+        description="Stop after so many seconds of training; 0: no limit.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    batch_size: int = Field(
+        default=128, ge=1, description="Samples of one optimizer step, over all workers."
+    )
+    accumulation_steps: int = Field(
+        default=1, ge=1, description="Micro-steps into which a batch is cut, to save memory."
+    )
+    drop_last: bool = Field(
+        default=False, description="Leave out the last, smaller batch of an epoch."
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="All randomness is derived from it.")
+    clip_norm: float = Field(
+        default=0, ge=0, description="Clip the gradient's norm to this; 0: no clipping."
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="bf16 computes the forward pass under autocast."
+    )
+    channels_last: bool = Field(
+        default=False, description="Keep 4-d tensors in the channels-last memory format."
+    )
+    compile: bool = Field(default=False, description="Compile the model with torch.compile.")
+    eval_batch_size: int = Field(
+        default=256, ge=1, description="Samples of a batch in validation, evaluation, inference."
+    )
+    data_workers: int = Field(
+        default=0,
+        ge=0,
+        description="Processes a worker starts to fetch its batches; 0: fetch in the loop.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    monitor: str = Field(
+        default="validation/accuracy",
+        description="The metric that ranks checkpoints and stops early.",
+    )
+    monitor_order: Literal["max", "min"] = Field(
+        default="max", description="Whether more or less of the monitored metric is better."
+    )
+    early_stopping_patience: int = Field(
+        default=0, ge=0, description="Stop after so many validations without improvement; 0: never."
+    )
+    early_stopping_min_delta: float = Field(
+        default=0, ge=0, description="What counts as an improvement of the monitored metric."
+    )
+    checkpoint_every_epochs: int = Field(
+        default=1,
+        ge=0,
+        description="Checkpoint after every so many epochs; 0: not by epochs.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    checkpoint_every_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Checkpoint after every so many steps; 0: not by steps.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    checkpoint_every_s: float = Field(
+        default=0,
+        ge=0,
+        description="Checkpoint every so many seconds; 0: not by seconds.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    keep_last: int = Field(
+        default=2,
+        ge=1,
+        description="Checkpoints to keep, counted from the newest.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    keep_best: int = Field(
+        default=3,
+        ge=1,
+        description="Checkpoints to keep, counted from the best.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    num_workers: int = Field(
+        default=1, ge=1, description="Ray Train workers (ranks).", json_schema_extra=MAY_CHANGE
+    )
+    num_shards: int = Field(
+        default=0,
+        ge=0,
+        description="Shards of a batch, fixed for the run's life and at least num_workers; "
+        "0: the workers that the run starts with.",
+    )
+    cpus_per_worker: float = Field(
+        default=1, gt=0, description="CPUs that Ray reserves.", json_schema_extra=MAY_CHANGE
+    )
+    gpus_per_worker: float = Field(
+        default=0,
+        ge=0,
+        description="GPUs that Ray reserves; above 0 trains on CUDA with nccl.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    threads_per_worker: int = Field(
+        default=1, ge=1, description="torch's threads in each worker; other counts, other bits."
+    )
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
+        default="PACK",
+        description="How Ray places workers on nodes.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    ray_address: str = Field(
+        default="local",
+        description="'local' starts Ray for this run; else the address of a running cluster.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    runtime_env: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Ray's runtime environment of the workers, a JSON object.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    strict: bool = Field(
+        default=False,
+        description="Refuse to resume where library versions or hardware may change the bits.",
+        json_schema_extra=MAY_CHANGE,
+    )
+
+    @field_validator("settings", "runtime_env", mode="before")
+    @classmethod
+    def _parse_json(cls, value: object) -> object:
+        return json.loads(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.num_shards and self.num_shards < self.num_workers:
+            raise ValueError(
+                f"num_workers is {self.num_workers} but num_shards is {self.num_shards}: "
+                "a worker computes at least one shard, so ask for fewer workers or more shards"
+            )
+        if self.batch_size < self.accumulation_steps * max(self.num_shards, self.num_workers):
+            raise ValueError(
+                f"batch_size {self.batch_size} leaves nothing for some of "
+                f"{self.accumulation_steps} accumulation_steps x "
+                f"{max(self.num_shards, self.num_workers)} shards: raise batch_size"
+            )
+        if not (
+            self.checkpoint_every_epochs or self.checkpoint_every_steps or self.checkpoint_every_s
+        ):
+            raise ValueError(
+                "no checkpoint would be written before the end: set checkpoint_every_epochs, "
+                "checkpoint_every_steps or checkpoint_every_s"
+            )
+        return self
+
+    @property
+    def shards(self) -> int:
+        """The number of shards of every batch."""
+        return self.num_shards or self.num_workers
+
+    def fixed(self) -> Self:
+        """The same configuration with what is derived written out, as `run.json` records it."""
+        return self.model_copy(update={"num_shards": self.shards})
+
+    def differences(self, asked: TrainConfig) -> dict[str, tuple[object, object]]:
+        """Fields that `asked` gives another value though they may not change, as (was, now)."""
+        found: dict[str, tuple[object, object]] = {}
+        for name, field in TrainConfig.model_fields.items():
+            was, now = getattr(self, name), getattr(asked, name)
+            if name == "num_shards" and now == 0:
+                continue
+            extra = field.json_schema_extra
+            if was != now and not (isinstance(extra, dict) and extra.get("may_change")):
+                found[name] = (was, now)
+        return found

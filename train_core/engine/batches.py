@@ -1,0 +1,100 @@
+"""Fetching: raw columns from a dataset, prepared as batches, in the loop or ahead of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from train_core.policy.randomness import AUGMENT, SampleRandom, derive_seed, sample_order
+from train_core.policy.steps import MicroBatch
+from train_core.workload import Batch, Columns, Dataset, Workload, fetch
+
+
+def seed_generators(seed: int) -> None:
+    """Seed every generator that a model or a transform may draw from.
+
+    Not `torch.manual_seed`: it also visits back ends that are absent, ten times as slowly.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (users' code draws from it)
+    random.seed(seed)
+
+
+class TrainBatches(TorchDataset[Batch]):
+    """The batch of any micro-batch of the plan; the same whoever asks, whenever."""
+
+    def __init__(self, workload: Workload[Any], dataset: Dataset, seed: int) -> None:
+        self._workload = workload
+        self._dataset = dataset
+        self._seed = seed
+        self._epoch = -1
+        self._order = np.empty(0, np.int64)
+
+    def __getitem__(self, micro: MicroBatch) -> Batch:
+        if micro.epoch != self._epoch:
+            self._order = sample_order(self._seed, micro.epoch, len(self._dataset))
+            self._epoch = micro.epoch
+        indices = self._order[micro.places.start : micro.places.stop]
+        columns = self._fetch(indices, micro.epoch)
+        return self._workload.prepare(columns, SampleRandom(self._seed, micro.epoch, indices))
+
+    def _fetch(self, indices: np.ndarray[Any, np.dtype[np.int64]], epoch: int) -> Columns:
+        if hasattr(self._dataset, "__getitems__"):
+            return fetch(self._dataset, indices)
+        # A dataset read sample by sample may transform with any generator: each sample gets
+        # its own randomness, whichever process reads it.
+        seeded = _SeededPerSample(self._dataset, self._seed, epoch)
+        return fetch(seeded, indices)
+
+
+class _SeededPerSample:
+    def __init__(self, dataset: Dataset, seed: int, epoch: int) -> None:
+        self._dataset, self._seed, self._epoch = dataset, seed, epoch
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int, /) -> Any:
+        seed_generators(derive_seed(self._seed, AUGMENT, self._epoch, index))
+        return self._dataset[index]
+
+
+def load_ahead(
+    batches: TorchDataset[Batch], keys: Iterable[Any], *, num_processes: int, device: torch.device
+) -> Iterator[Batch]:
+    """The batches of `keys` in order, fetched by `num_processes` processes or in the loop."""
+    loader: DataLoader[Batch] = DataLoader(
+        batches,
+        batch_size=None,
+        sampler=keys,
+        num_workers=num_processes,
+        pin_memory=device.type == "cuda",
+        collate_fn=_as_it_is,
+    )
+    return iter(loader)
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
+def to_device(batch: Batch, device: torch.device, *, channels_last: bool) -> Batch:
+    """The batch on the device, with 4-d tensors in the memory format that is asked for."""
+    return {
+        name: tensor.to(
+            device,
+            non_blocking=True,
+            memory_format=torch.channels_last
+            if channels_last and tensor.dim() == 4
+            else torch.preserve_format,
+        )
+        for name, tensor in batch.items()
+    }

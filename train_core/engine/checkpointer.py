@@ -1,0 +1,137 @@
+"""The checkpointer: copies the state, then writes and commits it behind the loop's back.
+
+The loop waits for the copy alone. One checkpoint is under way at most; when the next one comes
+too early, it waits. The manifest is created when every file is stored: a process that dies
+before leaves nothing that counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+from train_core.config import TrainConfig
+from train_core.engine.checkpoint_files import Snapshot
+from train_core.engine.progress import Progress
+from train_core.engine.recorder import Recorder
+from train_core.errors import EvertrainError
+from train_core.policy.retention import checkpoints_to_delete
+from train_core.policy.selection import Candidate
+from train_core.storage.journal import Entry, finite, write_segment
+from train_core.storage.manifest import CheckpointManifest, FileEntry
+from train_core.storage.names import CheckpointName
+from train_core.storage.run_folder import Checkpoint, RunFolder
+
+_log = logging.getLogger(__name__)
+
+
+class Checkpointer:
+    """Saves checkpoints of one attempt. Rank 0 has one that works; the others' do nothing."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: TrainConfig,
+        attempt: int,
+        recorder: Recorder,
+        *,
+        is_enabled: bool,
+    ) -> None:
+        self.newest: Checkpoint | None = None
+        self._folder = folder
+        self._config = config
+        self._attempt = attempt
+        self._recorder = recorder
+        self._is_enabled = is_enabled
+        self._snapshot = Snapshot()
+        self._thread = ThreadPoolExecutor(1, "checkpointer")
+        self._writing: tuple[Future[Checkpoint], list[Entry]] | None = None
+        self._resumed_from: Checkpoint | None = None
+
+    def continue_from(self, checkpoint: Checkpoint) -> None:
+        """Go on after this checkpoint: its journal is ours, and it is not deleted."""
+        self.newest = self._resumed_from = checkpoint
+
+    def save(self, state: dict[str, Any], progress: Progress) -> None:
+        """Copy the state and start to write it. Raises EvertrainError if we were fenced."""
+        if not self._is_enabled:
+            return
+        self.wait()
+        self._snapshot.take(state)
+        entries = list(self._recorder.pending)
+        facts = {
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "samples_seen": progress.samples_seen,
+            "metrics": finite(progress.metrics),
+            "validated": progress.validated_step == progress.step,
+            "finished": bool(progress.stopped_by),
+        }
+        self._writing = self._thread.submit(self._write, facts, entries), entries
+
+    def wait(self, *, must_succeed: bool = False) -> None:
+        """Wait for the checkpoint under way.
+
+        One that failed is warned about: its steps are covered by the next one. Raises the error
+        if `must_succeed`, and in any case if a newer attempt has the run.
+        """
+        if self._writing is None:
+            return
+        future, entries = self._writing
+        self._writing = None
+        try:
+            self.newest = future.result()
+            self._recorder.forget(entries)
+        except (EvertrainError, OSError) as error:
+            if must_succeed or not isinstance(error, OSError):
+                raise
+            _log.warning("a checkpoint was not saved, training goes on: %s", error)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+    def _write(self, facts: dict[str, Any], entries: list[Entry]) -> Checkpoint:
+        name = CheckpointName(facts["step"], self._attempt)
+        store = self._folder.store
+        files = []
+        for file, data in self._snapshot.files().items():
+            store.write(f"checkpoints/{name}/{file}", data, durable=True)
+            files.append(FileEntry.of(file, data))
+        journal = self.newest.manifest.journal if self.newest else ()
+        if entries:
+            journal = (*journal, write_segment(store, entries, self._attempt))
+        manifest = CheckpointManifest(
+            created_at=datetime.now(UTC).isoformat(),
+            attempt=self._attempt,
+            files=tuple(files),
+            journal=journal,
+            **facts,
+        )
+        self._folder.commit(name, manifest)
+        self._delete_superseded()
+        return self._folder.checkpoint(name)
+
+    def _delete_superseded(self) -> None:
+        """Apply the retention rules; a failure leaves a checkpoint more, never one less."""
+        candidates = [
+            Candidate(str(c.name), c.manifest.step, c.manifest.metrics if c.manifest.validated else {})
+            for c in self._folder.checkpoints()
+        ]
+        protected = {str(self._resumed_from.name)} if self._resumed_from else set()
+        for candidate in checkpoints_to_delete(
+            candidates,
+            keep_last=self._config.keep_last,
+            keep_best=self._config.keep_best,
+            metric=self._config.monitor,
+            order=self._config.monitor_order,
+            protected=protected,
+        ):
+            name = CheckpointName.parse(candidate.name)
+            assert name is not None
+            try:
+                self._folder.delete_checkpoint(name)
+            except OSError as error:
+                _log.warning("checkpoint %s could not be deleted: %s", name, error)

@@ -1,0 +1,64 @@
+"""Figures of a run, drawn off-screen: curves over the steps, and confusion matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from train_core.storage.journal import Entry
+
+_MAX_CELLS_WITH_NUMBERS = 20
+
+
+def curves(entries: Iterable[Entry]) -> Figure:
+    """A panel for each metric; `train/loss` and `validation/loss` share one."""
+    panels: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
+    for entry in entries:
+        for key, value in entry.metrics.items():
+            split, _, name = key.rpartition("/")
+            steps, values = panels.setdefault(name, {}).setdefault(split, ([], []))
+            steps.append(entry.step)
+            values.append(np.nan if value is None else value)
+    figure = _figure(7, 3 * max(1, len(panels)))
+    for number, (name, lines) in enumerate(sorted(panels.items()), start=1):
+        axes = figure.add_subplot(len(panels), 1, number)
+        for split, (steps, values) in sorted(lines.items()):
+            axes.plot(steps, values, label=split or name, marker="." if len(steps) < 50 else "")
+        axes.set(xlabel="step", ylabel=name)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    return figure
+
+
+def confusion_matrix(counts: Sequence[Sequence[int]], labels: Sequence[str], title: str) -> Figure:
+    """Counts by true class (rows) and predicted class (columns), coloured by share of the row."""
+    table = np.asarray(counts)
+    shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+    side = min(4 + 0.4 * len(labels), 20)
+    figure = _figure(side, side)
+    axes = figure.add_subplot()
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.set(xlabel="predicted", ylabel="true", title=title)
+    axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right")
+    axes.set_yticks(range(len(labels)), labels)
+    if len(labels) <= _MAX_CELLS_WITH_NUMBERS:
+        for (row, column), count in np.ndenumerate(table):
+            color = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, str(count), ha="center", va="center", color=color)
+    return figure
+
+
+def headline(metrics: Mapping[str, float | None]) -> str:
+    """The metrics in one line, for a title."""
+    shown = (f"{key} {value:.4g}" for key, value in metrics.items() if value is not None)
+    return ", ".join(shown)
+
+
+def _figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    # Without pyplot: it would keep the figure, and choose a canvas that needs a screen.
+    FigureCanvasAgg(figure)
+    return figure

@@ -1,0 +1,312 @@
+"""The training loop: load, while not done, step, validate, save.
+
+It knows torch.distributed and nothing of Ray: the same loop runs under Ray Train, under torchrun
+and alone. Its ranks compute *shards*, all randomness is derived, and whatever one rank wants
+(a checkpoint, an end) all ranks do at the same step; so the number of workers and the moments
+at which a run was interrupted leave no trace in its numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from train_core.config import TrainConfig
+from train_core.engine.batches import TrainBatches, load_ahead, seed_generators, to_device
+from train_core.engine.buffers import Buffers
+from train_core.engine.checkpointer import Checkpointer
+from train_core.engine.control import ControlWord
+from train_core.engine.group import Group
+from train_core.engine.measure import check_split, forward
+from train_core.engine.progress import Progress
+from train_core.engine.recorder import Recorder
+from train_core.engine.reducer import Reducer
+from train_core.engine.restore import newest_good
+from train_core.engine.state import TrainingState, load_optimizer_state, optimizer_state
+from train_core.engine.validation import validate
+from train_core.errors import NotFiniteError
+from train_core.policy.randomness import FORWARD, INIT, derive_seed
+from train_core.policy.sharding import shards_of_rank
+from train_core.policy.steps import MicroBatch, StepPlan, due
+from train_core.storage.run_folder import RunFolder
+from train_core.workload import Batch, Workload, load_workload
+
+_log = logging.getLogger(__name__)
+
+OnEpoch = Callable[[dict[str, float], str | None], None]
+"""Called by every rank after an epoch, with its metrics and the newest committed folder."""
+
+
+class Trainer:
+    """One rank's part of one attempt at a run."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: TrainConfig,
+        attempt: int,
+        group: Group,
+        on_epoch: OnEpoch | None = None,
+    ) -> None:
+        torch.set_num_threads(config.threads_per_worker)
+        self.config = config
+        self.group = group
+        self.folder = folder
+        self.attempt = attempt
+        self.on_epoch = on_epoch
+        self.workload: Workload[Any] = load_workload(config.workload, config.settings)
+        self.train_set = self.workload.dataset("train")
+        self.validation_set = self.workload.dataset("validation")
+        check_split(self.validation_set, "validation")
+        self.plan = StepPlan(
+            check_split(self.train_set, "train"),
+            config.batch_size,
+            config.accumulation_steps,
+            config.shards,
+            config.drop_last,
+        )
+        self.progress = Progress(schedule_steps=config.epochs * self.plan.steps_per_epoch)
+        self.shards = shards_of_rank(config.shards, group.world_size, group.rank)
+        self._build_model()
+        self.recorder = Recorder(folder.store, is_enabled=group.is_first)
+        self.checkpointer = Checkpointer(
+            folder, config, attempt, self.recorder, is_enabled=group.is_first
+        )
+        self.batches: Iterator[Batch] = iter(())
+        self._unsettled: tuple[ControlWord, dict[str, float], int] | None = None
+        self._grad_norm: torch.Tensor | None = None
+        self._wants_checkpoint = False
+        self._wants_stop = False
+        self._saved_step = -1
+
+    def run(self) -> Progress:
+        """Train to the end, from the newest good checkpoint if there is one."""
+        try:
+            self.restore()
+            while not self.progress.stopped_by:
+                self.step()
+                if self.progress.step_in_epoch == self.plan.steps_per_epoch:
+                    self.end_epoch()
+                self.stop_if_due()
+                self.save_if_due()
+            self.checkpointer.wait(must_succeed=True)
+        finally:
+            self.checkpointer.close()
+            self.recorder.close()
+            self.reducer.close()
+        return self.progress
+
+    def restore(self) -> None:
+        """Go on from the newest good checkpoint, if there is one."""
+        found = newest_good(self.folder, self.group)
+        if found:
+            checkpoint, state = found
+            self.state.restore(state)
+            self.checkpointer.continue_from(checkpoint)
+            self._saved_step = self.progress.step
+            self.progress.stopped_by = self.progress.reason_to_stop(self.config)
+            if self.group.is_first:
+                _log.info("resuming after step %d from %s", self.progress.step, checkpoint.name)
+        self._first_step = self.progress.step
+        self._elapsed_before = self.progress.elapsed_s
+        self._saved_at = self._began_at = self._settled_at = time.monotonic()
+        self._begin_epoch()
+
+    def step(self) -> None:
+        """One optimizer step: every shard's gradients, summed, applied."""
+        self._settle()
+        progress, step = self.progress, self.progress.step
+        word = ControlWord(self.config.shards, self.group)
+        work = self.plan.micro_batches(progress.epoch, progress.step_in_epoch, self.shards)
+        for shard, micro_batches in zip(self.shards, work, strict=True):
+            self.reducer.begin_shard(shard)
+            self.buffers.begin_shard(shard, is_first_here=shard == self.shards.start)
+            for micro in micro_batches:
+                loss = self._forward(micro)
+                word.add_loss(shard, loss)
+                if micro is micro_batches[-1]:
+                    self.reducer.expect_last_backward()
+                loss.backward()
+            self.reducer.end_shard()
+            self.buffers.end_shard(shard)
+        word.send(wants_checkpoint=self._checkpoint_is_due(), wants_stop=self._time_is_up())
+        self.buffers.send()
+        self.reducer.finish()
+        self.buffers.finish()
+        learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        self._apply_gradients()
+        num_samples = len(self.plan.step_samples(progress.step_in_epoch))
+        progress.count_step(num_samples)
+        self._unsettled = word, {"train/learning_rate": learning_rate}, num_samples
+        self.workload.after_step(self.model, step + 1)
+
+    def end_epoch(self) -> None:
+        """Validate, remember the epoch's metrics, and tell Ray."""
+        self._settle()
+        metrics = self.progress.end_epoch()
+        metrics |= validate(
+            self.workload, self.forward_model, self.validation_set, self.config, self.group
+        )
+        self.progress.metrics |= metrics
+        self.progress.validated_step = self.progress.step
+        self.progress.judge(self.config)
+        self.recorder.add(self.progress.step, metrics)
+        self._show()
+        if self.group.is_first:
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+            _log.info("epoch %d, step %d: %s", self.progress.epoch, self.progress.step, shown)
+        if self.on_epoch:
+            newest = self.checkpointer.newest
+            self.on_epoch(metrics, newest.key if newest else None)
+        self._begin_epoch()
+
+    def stop_if_due(self) -> None:
+        """Note why the training ends after this step, if it does."""
+        reason = self.progress.reason_to_stop(self.config)
+        self.progress.stopped_by = reason or ("max_duration" if self._wants_stop else "")
+
+    def save_if_due(self) -> None:
+        """Take a checkpoint if one is due after this step, or if it was the last."""
+        progress, config = self.progress, self.config
+        ended_epoch = progress.step_in_epoch == 0
+        is_due = (
+            bool(progress.stopped_by)
+            or self._wants_checkpoint
+            or due(config.checkpoint_every_steps, progress.step)
+            or (ended_epoch and due(config.checkpoint_every_epochs, progress.epoch))
+        )
+        if not is_due or self._saved_step == progress.step:
+            return
+        self._settle()
+        progress.elapsed_s = self._elapsed_s()
+        self.checkpointer.save(self.state.capture(), progress)
+        self._saved_step = progress.step
+        self._saved_at = time.monotonic()
+        self._wants_checkpoint = False
+
+    def _build_model(self) -> None:
+        config, device = self.config, self.group.device
+        seed_generators(derive_seed(config.seed, INIT))
+        self.model = self.workload.model().to(
+            device,
+            memory_format=torch.channels_last if config.channels_last else torch.preserve_format,
+        )
+        self.model.train()
+        self.forward_model = torch.compile(self.model) if config.compile else self.model
+        self.optimizer = self.workload.optimizer(self.model)
+        self.schedule = self.workload.schedule(self.optimizer, self.progress.schedule_steps)
+        self.reducer = Reducer(self.model.parameters(), config.shards, self.group)
+        self.buffers = Buffers(self.model, len(self.shards), self.group)
+        self.state = TrainingState()
+        self.state.add("model", self.model.state_dict, self.model.load_state_dict)
+        self.state.add(
+            "optimizer",
+            lambda: optimizer_state(self.model, self.optimizer),
+            lambda state: load_optimizer_state(self.model, self.optimizer, state),
+        )
+        if self.schedule is not None:
+            self.state.add("schedule", self.schedule.state_dict, self.schedule.load_state_dict)
+        self.state.add("workload", self.workload.state_dict, self.workload.load_state_dict)
+        self.state.add("progress", self.progress.capture, self.progress.restore)
+
+    def _begin_epoch(self) -> None:
+        """Start to fetch the epoch's batches, from where the training stands."""
+        progress = self.progress
+        steps = range(progress.step_in_epoch, self.plan.steps_per_epoch)
+        keys: Iterator[MicroBatch] = (
+            micro
+            for step in steps
+            for micro_batches in self.plan.micro_batches(progress.epoch, step, self.shards)
+            for micro in micro_batches
+        )
+        if progress.stopped_by or progress.epoch >= self.config.epochs:
+            keys = iter(())
+        self.batches = load_ahead(
+            TrainBatches(self.workload, self.train_set, self.config.seed),
+            list(keys),
+            num_processes=self.config.data_workers,
+            device=self.group.device,
+        )
+
+    def _forward(self, micro: MicroBatch) -> torch.Tensor:
+        """The micro-batch's loss times its share of the step's samples."""
+        config = self.config
+        batch = to_device(
+            next(self.batches), self.group.device, channels_last=config.channels_last
+        )
+        seed_generators(
+            derive_seed(config.seed, FORWARD, micro.step, micro.micro_step, micro.shard)
+        )
+        _, loss = forward(self.workload, self.forward_model, batch, config)
+        return loss * micro.weight
+
+    def _apply_gradients(self) -> None:
+        if self.config.clip_norm:
+            self._grad_norm = torch.nn.utils.clip_grad_norm_(
+                self.model.parameters(), self.config.clip_norm
+            )
+        self.optimizer.step()
+        if self.schedule is not None and self.progress.step < self.progress.schedule_steps:
+            self.schedule.step()
+
+    def _settle(self) -> None:
+        """Read the last step's control word: its loss, and what any rank wants.
+
+        Raises NotFiniteError before the step's state can be saved.
+        """
+        if self._unsettled is None:
+            return
+        word, metrics, num_samples = self._unsettled
+        self._unsettled = None
+        told = word.read()
+        if not math.isfinite(told.loss):
+            self.checkpointer.wait()
+            newest = self.checkpointer.newest
+            raise NotFiniteError(self.progress.step, told.loss, str(newest.name) if newest else None)
+        self.progress.add_loss(told.loss, num_samples)
+        self._wants_checkpoint |= told.wants_checkpoint
+        self._wants_stop |= told.wants_stop
+        metrics = {"train/loss": told.loss, **metrics}
+        if self._grad_norm is not None:
+            metrics["train/grad_norm"] = float(self._grad_norm)
+        self.progress.metrics |= metrics
+        now = time.monotonic()
+        rate = num_samples / (now - self._settled_at)
+        self._settled_at = now
+        self.recorder.add(self.progress.step, metrics, {"train/samples_per_s": rate})
+        self._show()
+
+    def _show(self) -> None:
+        progress, config = self.progress, self.config
+        total = progress.total_steps(config, self.plan)
+        done = self._elapsed_s() - self._elapsed_before
+        steps_here = progress.step - self._first_step
+        rate = steps_here / done if done > 0 else 0.0
+        self.recorder.show(
+            attempt=self.attempt,
+            step=progress.step,
+            total_steps=total,
+            epoch=progress.epoch,
+            epochs=config.epochs,
+            loss=progress.metrics.get("train/loss"),
+            samples_per_s=rate * config.batch_size,
+            eta_s=(total - progress.step) / rate if rate else None,
+            metrics={k: v for k, v in progress.metrics.items() if k.startswith("validation/")},
+        )
+
+    def _elapsed_s(self) -> float:
+        """Seconds of training, those before an interruption included."""
+        return self._elapsed_before + time.monotonic() - self._began_at
+
+    def _checkpoint_is_due(self) -> bool:
+        every = self.config.checkpoint_every_s
+        return self.group.is_first and 0 < every <= time.monotonic() - self._saved_at
+
+    def _time_is_up(self) -> bool:
+        limit = self.config.max_duration_s
+        return self.group.is_first and 0 < limit <= self._elapsed_s()

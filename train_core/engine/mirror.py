@@ -1,0 +1,219 @@
+"""The mirror: shows in MLflow what the run folder has committed, exactly once.
+
+One thread does all the talking: it looks for new commits, sends what MLflow does not have, and
+tries again later what failed. The training never waits for it. How far it came is kept in
+MLflow beside the metrics, so that the next attempt goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from train_core.errors import TrackingError
+from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult, Tracking
+from train_core.storage.journal import read_segments
+from train_core.storage.manifest import EvaluationManifest, PredictionsManifest, read_manifest
+from train_core.storage.names import CHECKPOINTS, MANIFEST_JSON, CheckpointName, SegmentName
+from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.store import Store
+
+if TYPE_CHECKING:
+    from train_core.engine.mlflow_runs import MlflowRuns
+    from train_core.engine.system_metrics import SystemMetrics
+
+POLL_S = 1.0
+MAX_BACKOFF_S = 60.0
+# Whoever waits for the mirror gives up when the server has been down for so long.
+PATIENCE_S = 5.0
+CONFUSION_MATRIX_JSON = "confusion_matrix.json"
+
+_ENVIRONMENT = {
+    # A request that fails is repeated by the mirror, which knows what was sent.
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+_log = logging.getLogger(__name__)
+
+EndStatus = Literal["FINISHED", "FAILED", "KILLED"]
+_Task = Callable[["MlflowRuns"], None]
+
+
+class Mirror:
+    """Mirrors one run folder into one MLflow experiment.
+
+    `connect` begins in the background, `check` says whether the server refuses, `start` begins
+    to mirror once the run folder exists. The `log_` methods return at once: what they are given
+    is sent in their order, after all that was committed before. `close` must be called.
+    """
+
+    def __init__(self, folder: RunFolder, tracking_uri: str, experiment: str) -> None:
+        self._folder = folder
+        self._uri = tracking_uri
+        self._experiment = experiment
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+        self._refusal: TrackingError | None = None
+        self._contacted = self._started = self._closed = False
+        self._asked = self._done = 0
+        self._failed_since: float | None = None
+        self._failures = 0
+        self._tasks: deque[_Task] = deque()
+        self._runs: MlflowRuns | None = None
+        self._system: SystemMetrics | None = None
+        self._mirrored: CheckpointName | None = None
+        self._tracking = Tracking(
+            tracking_uri="", experiment_id="", run_id="", url="", model_uri=""
+        )
+
+    def connect(self) -> None:
+        """Begin to load MLflow and to ask the server, in the background."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def check(self, timeout_s: float = 15) -> None:
+        """Raise TrackingError if the server refuses; one that is merely down is fine."""
+        self.connect()
+        with self._changed:
+            self._changed.wait_for(lambda: self._contacted, timeout_s)
+            if self._refusal:
+                raise self._refusal
+
+    def start(self) -> None:
+        """Begin to mirror. The run folder must have its run.json."""
+        self.connect()
+        with self._changed:
+            self._started = True
+            self._changed.notify_all()
+
+    def begin(self, stage: Literal["evaluate", "infer"]) -> None:
+        """Show that a stage has begun."""
+        self._add(lambda runs: runs.set_status(stage, "RUNNING"))
+
+    def log_evaluations(self, results: Sequence[EvaluationResult]) -> None:
+        """Show metrics and confusion matrices of evaluated checkpoints."""
+        self._add(partial(_log_evaluations, results=list(results)))
+
+    def log_predictions(self, result: PredictionsResult) -> None:
+        """Show where the predictions of a batch inference are."""
+        self._add(partial(_log_predictions, result=result))
+
+    def log_outcome(self, best: CheckpointSummary, test_metrics: dict[str, float | None]) -> None:
+        """Show the run's outcome on its parent run: headline metrics, and the best model."""
+        self._add(partial(self._log_outcome, best=best, test_metrics=test_metrics))
+
+    def flush(self, timeout_s: float = 60) -> bool:
+        """Wait until MLflow has all that was committed and logged before; whether it has.
+
+        Gives up early when the server has been down for PATIENCE_S.
+        """
+        with self._changed:
+            self._asked += 1
+            asked, failures = self._asked, self._failures
+            self._changed.notify_all()
+
+            def has_ended() -> bool:
+                since = self._failed_since
+                is_down = since is not None and time.monotonic() - since > PATIENCE_S
+                return self._done >= asked or (is_down and self._failures > failures)
+
+            self._changed.wait_for(has_ended, timeout_s)
+            return self._done >= asked
+
+    def tracking(self) -> Tracking:
+        """Where MLflow shows the run, as far as it could be told."""
+        return self._tracking
+
+    def close(self, status: EndStatus, timeout_s: float = 30) -> bool:
+        """Send what is left, end the MLflow runs with `status`, and stop; whether all was sent."""
+        is_sent = True
+        if self._started:
+            self._add(lambda runs: runs.end(status))
+            is_sent = self.flush(timeout_s)
+            if not is_sent:
+                _log.warning(
+                    "MLflow has not all of run %r. Nothing is lost: continue the run by its name, "
+                    "and the rest is sent from %s.",
+                    self._folder.name,
+                    self._folder.url,
+                )
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            # A request on its way ends by its own timeout; the thread is a daemon.
+            self._thread.join(PATIENCE_S)
+        return is_sent
+
+    def _add(self, task: _Task) -> None:
+        assert self._started, "start the mirror first"
+        with self._changed:
+            self._tasks.append(task)
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        self._contact()
+        with self._changed:
+            self._contacted = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._started or self._closed)
+        while not self._closed:
+            seen = self._asked
+            self._attempt(seen)
+            with self._changed:
+                pause_s = self._pause_s()
+                self._changed.wait_for(lambda seen=seen: self._closed or self._asked > seen, pause_s)
+
+    def _contact(self) -> None:
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        # Here, and not at the top: loading MLflow takes seconds, which pass beside Ray's start.
+        from train_core.engine.mlflow_runs import contact
+
+        try:
+            contact(self._uri, self._experiment)
+        except TrackingError as error:
+            self._refusal = error
+        except Exception as error:  # noqa: BLE001 (the client raises what its transport raises)
+            _log.warning("MLflow does not answer, and is tried again later: %s", error)
+
+    def _attempt(self, asked: int) -> None:
+        try:
+            self._sample_system()
+            if self._runs is None:
+                self._connect_runs()
+            assert self._runs is not None
+            self._mirror_training(self._runs)
+            self._run_tasks(self._runs)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the training goes on)
+            # The next attempt looks everything up again: it may have been deleted meanwhile.
+            self._runs = None
+            with self._changed:
+                if self._failed_since is None:
+                    self._failed_since = time.monotonic()
+                    _log.warning("mirroring into MLflow fails, and is tried again: %s", error)
+                self._failures += 1
+                self._changed.notify_all()
+        else:
+            with self._changed:
+                if self._failed_since is not None:
+                    _log.warning("mirroring into MLflow goes on")
+                self._failed_since = None
+                self._failures = 0
+                self._done = asked
+                self._changed.notify_all()
+
+    def _pause_s(self) -> float:
+        if not self._failures or self._asked > self._done:
+            return POLL_S
+        return min(POLL_S * 2.0 ** (self._failures - 1), MAX_BACKOFF_S)

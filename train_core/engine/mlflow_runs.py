@@ -1,0 +1,309 @@
+"""One run folder's runs in MLflow: a parent for the run, nested children for its stages.
+
+They are found again by a tag that holds the digest of run.json, so that a run that is continued
+goes on in the same MLflow runs, and a new run under an old name or address begins new ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import requests
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, Experiment, InputTag, Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.utils import mlflow_tags
+from sqlalchemy.engine import make_url
+
+from train_core.errors import StorageError, TrackingError
+from train_core.storage.journal import Entry
+from train_core.storage.manifest import digest_of
+from train_core.storage.names import RUN_JSON
+from train_core.storage.run_folder import RunFolder, RunRecord
+
+Stage = Literal["pipeline", "train", "evaluate", "infer"]
+"""`pipeline` is the parent run."""
+Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+
+_ID = "evertrain.id"
+_RUN = "evertrain.run"
+_STAGE = "evertrain.stage"
+_MIRRORED_STEP = "evertrain.mirrored_step"
+
+# The server takes 1,000 things a request, and the position travels with the metrics.
+_MAX_METRICS = 999
+_MAX_TAGS_AND_PARAMS = 100
+_MAX_PARAM_LENGTH = 6000
+_MAX_DIGEST_LENGTH = 36
+_MAX_KEY_LENGTH = 250
+_NOT_IN_KEYS = re.compile(r"[^\w\-. :/]")
+
+
+class MlflowRuns:
+    """The MLflow runs of one run folder. Making it creates what is missing of the parent."""
+
+    def __init__(self, folder: RunFolder, tracking_uri: str, experiment: str) -> None:
+        self.client = MlflowClient(tracking_uri, tracking_uri)
+        self.folder = folder
+        self.record = folder.record()
+        self._id = digest_of(folder.store.read(RUN_JSON))
+        self.experiment_id = _experiment_id(self.client, tracking_uri, experiment)
+        self._ids: dict[Stage, str] = {}
+        self.statuses: dict[Stage, Status] = {}
+        self._describe(self.run_id("pipeline"))
+        self.set_status("pipeline", "RUNNING")
+
+    def run_id(self, stage: Stage) -> str:
+        """The MLflow run of a stage, found by its tags or created."""
+        if stage not in self._ids:
+            # Two in a filter need no quoting: a digest and a word of ours.
+            found = self.client.search_runs(
+                [self.experiment_id],
+                f"tags.`{_ID}` = '{self._id}' and tags.`{_STAGE}` = '{stage}'",
+                order_by=["attributes.start_time ASC"],
+                max_results=1,
+            )
+            run = found[0] if found else self._create(stage)
+            self.statuses[stage] = run.info.status
+            self._ids[stage] = run.info.run_id
+        return self._ids[stage]
+
+    def set_status(self, stage: Stage, status: Status, end_time_s: float | None = None) -> None:
+        """Say how the stage is, if MLflow does not say so yet."""
+        run_id = self.run_id(stage)
+        if self.statuses[stage] == status:
+            return
+        if status == "RUNNING":
+            self.client.update_run(run_id, status)
+        else:
+            self.client.set_terminated(run_id, status, _ms(end_time_s) if end_time_s else None)
+        self.statuses[stage] = status
+
+    def end(self, status: Status) -> None:
+        """End every stage that still runs, the parent last."""
+        children: tuple[Stage, ...] = ("train", "evaluate", "infer")
+        for stage in children:
+            if self.statuses.get(stage) == "RUNNING":
+                self.set_status(stage, status)
+        self.set_status("pipeline", status)
+
+    def mirrored_step(self) -> int:
+        """The last step whose journal entry MLflow has; -1 if it has none."""
+        run = self.client.get_run(self.run_id("train"))
+        return int(run.data.tags.get(_MIRRORED_STEP, -1))
+
+    def log_entries(self, entries: Iterable[Entry]) -> None:
+        """Send journal entries, oldest first, and with each batch how far they go."""
+        run_id = self.run_id("train")
+        for metrics, step in _batches(entries):
+            tags = [RunTag(_MIRRORED_STEP, str(step))] if step is not None else []
+            self.client.log_batch(run_id, metrics=metrics, tags=tags)
+
+    def log_metrics(
+        self,
+        stage: Stage,
+        values: Mapping[str, float | None],
+        *,
+        step: int,
+        time_s: float,
+        model_id: str | None = None,
+    ) -> None:
+        """Send metrics of one step. The same call again changes nothing."""
+        metrics = [
+            Metric(_plain_key(key), _number(value), _ms(time_s), step, model_id)
+            for key, value in values.items()
+        ]
+        for start in range(0, len(metrics), _MAX_METRICS):
+            self.client.log_batch(self.run_id(stage), metrics[start : start + _MAX_METRICS])
+
+    def set_tags(self, stage: Stage, tags: Mapping[str, str]) -> None:
+        """Set tags of a stage's run."""
+        self.client.log_batch(self.run_id(stage), tags=[RunTag(*tag) for tag in tags.items()])
+
+    def _create(self, stage: Stage) -> Any:
+        tags = {_ID: self._id, _RUN: self.folder.url, _STAGE: stage}
+        if stage == "pipeline":
+            name = self.folder.name
+        else:
+            name = stage
+            tags[mlflow_tags.MLFLOW_PARENT_RUN_ID] = self.run_id("pipeline")
+        return self.client.create_run(self.experiment_id, tags=tags, run_name=name)
+
+    def _describe(self, run_id: str) -> None:
+        """What run.json says: parameters, tags and datasets. Sent again, it changes nothing."""
+        tags = {
+            "evertrain.workload": self.record.config.workload,
+            **{f"fingerprint.{key}": text for key, text in self.record.fingerprint.items()},
+            mlflow_tags.MLFLOW_SOURCE_NAME: self.record.config.workload,
+            mlflow_tags.MLFLOW_RUN_NOTE: f"The run folder is `{self.folder.url}`.",
+        }
+        self.set_tags("pipeline", dict(list(tags.items())[:_MAX_TAGS_AND_PARAMS]))
+        params = [Param(_plain_key(key), text) for key, text in _flat_parameters(self.record)]
+        for start in range(0, len(params), _MAX_TAGS_AND_PARAMS):
+            self.client.log_batch(run_id, params=params[start : start + _MAX_TAGS_AND_PARAMS])
+        self.client.log_inputs(run_id, _dataset_inputs(self.record))
+
+
+def contact(tracking_uri: str, experiment: str) -> None:
+    """Ask the server for the experiment; nothing is created.
+
+    Raises TrackingError if it refuses, and whatever the client raises if it is merely down.
+    """
+    parts = urlsplit(tracking_uri)
+    shown = public_uri(tracking_uri)
+    if parts.scheme in ("http", "https") and not parts.hostname:
+        raise TrackingError(f"MLflow's address {shown!r} names no host: http://host:port")
+    try:
+        if parts.scheme == "sqlite" and not _prepare_database(tracking_uri):
+            return
+        found = MlflowClient(tracking_uri, tracking_uri).get_experiment_by_name(experiment)
+    except (MlflowException, ImportError, OSError) as error:
+        if is_refusal(error):
+            raise TrackingError(
+                f"MLflow at {shown!r} refuses: {_first_line(error)}. Mend the address or the "
+                "credentials (MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN)."
+            ) from error
+        raise
+    if found is not None and found.lifecycle_stage != "active":
+        raise TrackingError(
+            f"experiment {experiment!r} was deleted in MLflow at {shown!r}: restore it "
+            f"(mlflow experiments restore -x {found.experiment_id}) or name another"
+        )
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether asking again cannot help: a wrong address, 401, 404, a driver not installed."""
+    if isinstance(error, MlflowException):
+        # MLflow wraps a failed connection, and a page that is no answer of an MLflow server, in
+        # the same exception as a server's own failure.
+        if isinstance(error.__context__, requests.exceptions.SSLError):
+            return True
+        return 400 <= error.get_http_status_code() < 500 or "valid JSON" in str(error)
+    return isinstance(error, (ImportError, OSError))
+
+
+def is_outage(error: Exception) -> bool:
+    """Whether the server or the storage may answer the same request later."""
+    if isinstance(error, MlflowException):
+        return error.get_http_status_code() != 400
+    return isinstance(error, (requests.RequestException, StorageError, ConnectionError))
+
+
+def public_uri(uri: str) -> str:
+    """The address without a user's name and password."""
+    parts = urlsplit(uri)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in uri else uri
+
+
+def _prepare_database(tracking_uri: str) -> bool:
+    """See that the SQLite file can be there; whether it is."""
+    path = _database_path(tracking_uri)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrackingError(f"MLflow's database {path} cannot be created: {error}") from error
+    return path.exists()
+
+
+def _database_path(tracking_uri: str) -> Path:
+    return Path(make_url(tracking_uri).database or "").absolute()
+
+
+def _experiment_id(client: MlflowClient, tracking_uri: str, name: str) -> str:
+    found: Experiment | None = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return str(client.create_experiment(name, _artifact_location(tracking_uri)))
+        except MlflowException:
+            # Another run may have created it just now.
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    return str(found.experiment_id)
+
+
+def _artifact_location(tracking_uri: str) -> str | None:
+    """Beside the database; MLflow's own choice would be the working directory."""
+    if urlsplit(tracking_uri).scheme != "sqlite":
+        return None
+    return (_database_path(tracking_uri).parent / "mlartifacts").as_uri()
+
+
+def _batches(entries: Iterable[Entry]) -> Iterator[tuple[list[Metric], int | None]]:
+    """Metrics of as many whole entries as one request takes, and the step they go to.
+
+    The step is None where a single entry is cut because it is larger than a request.
+    """
+    batch: list[Metric] = []
+    step: int | None = None
+    for entry in entries:
+        metrics = _metrics_of(entry)
+        if batch and len(batch) + len(metrics) > _MAX_METRICS:
+            yield batch, step
+            batch = []
+        while len(metrics) > _MAX_METRICS:
+            yield metrics[:_MAX_METRICS], None
+            metrics = metrics[_MAX_METRICS:]
+        batch += metrics
+        step = entry.step
+    if batch:
+        yield batch, step
+
+
+def _metrics_of(entry: Entry) -> list[Metric]:
+    return [
+        Metric(_plain_key(key), _number(value), _ms(entry.time), entry.step)
+        for key, value in {**entry.metrics, **entry.rates}.items()
+    ]
+
+
+def _number(value: float | None) -> float:
+    """Null is NaN: a gap would say that nothing was measured."""
+    return math.nan if value is None else value
+
+
+def _ms(time_s: float) -> int:
+    return round(time_s * 1000)
+
+
+def _plain_key(key: str) -> str:
+    return _NOT_IN_KEYS.sub("_", key)[:_MAX_KEY_LENGTH]
+
+
+def _flat_parameters(record: RunRecord) -> Iterator[tuple[str, str]]:
+    # `runtime_env` may hold environment variables, and those may be secrets.
+    asked = record.config.model_dump(mode="json", exclude={"settings", "runtime_env"})
+    nested = {"settings": record.config.settings, "pipeline": record.pipeline}
+    for prefix, values in nested.items():
+        asked |= {f"{prefix}.{key}": value for key, value in values.items()}
+    for key, value in asked.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        yield key, text[:_MAX_PARAM_LENGTH]
+
+
+def _dataset_inputs(record: RunRecord) -> Sequence[DatasetInput]:
+    name = record.config.workload.rpartition(":")[2]
+    source = {"workload": record.config.workload, "settings": record.config.settings}
+    inputs = []
+    for split, found in record.datasets.items():
+        # MLflow insists on a digest; without one the number of samples is all that is known.
+        digest = found.get("digest") or f"{found.get('samples')}-samples"
+        dataset = Dataset(
+            name=f"{name}-{split}",
+            digest=digest[:_MAX_DIGEST_LENGTH],
+            source_type="code",
+            source=json.dumps(source),
+            profile=json.dumps({"num_samples": found.get("samples")}),
+        )
+        inputs.append(DatasetInput(dataset, [InputTag(mlflow_tags.MLFLOW_DATASET_CONTEXT, split)]))
+    return inputs
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:500]

@@ -1,0 +1,151 @@
+"""A checkpoint's model in MLflow, as anyone can load or serve it. Nothing of it is a pickle."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import mlflow.pyfunc
+import numpy.typing as npt
+import pandas as pd
+from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus
+from mlflow.models import Model, infer_signature
+
+from train_core.engine import serving
+from train_core.engine.checkpoint_files import read_verified
+from train_core.engine.mlflow_runs import MlflowRuns
+from train_core.errors import CheckpointError
+from train_core.storage.run_folder import Checkpoint
+
+_DIGEST = "evertrain.checkpoint_digest"
+_REQUIREMENTS = (
+    "mlflow",
+    "numpy",
+    "pandas",
+    "psutil",
+    "fsspec",
+    "pydantic",
+    "safetensors",
+    "torch",
+    "torchmetrics",
+)
+
+
+def log_checkpoint_model(
+    runs: MlflowRuns, checkpoint: Checkpoint, metrics: Mapping[str, float | None]
+) -> str:
+    """The checkpoint's model as a LoggedModel of the parent run, with metrics; gives its URI.
+
+    A checkpoint is logged once: a model that is there is used again, one half there completed.
+    Raises CheckpointError if the weights are not what was committed.
+    """
+    model = _find(runs, checkpoint) or _create(runs, checkpoint)
+    if model.status != LoggedModelStatus.READY:
+        with tempfile.TemporaryDirectory() as folder:
+            _save(runs, checkpoint, model, Path(folder))
+        runs.client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+    runs.log_metrics(
+        "pipeline",
+        metrics,
+        step=checkpoint.manifest.step,
+        time_s=checkpoint.time_s,
+        model_id=model.model_id,
+    )
+    return f"models:/{model.model_id}"
+
+
+def _find(runs: MlflowRuns, checkpoint: Checkpoint) -> LoggedModel | None:
+    found = runs.client.search_logged_models(
+        [runs.experiment_id],
+        f"tags.`{_DIGEST}` = '{checkpoint.digest}' "
+        f"and source_run_id = '{runs.run_id('pipeline')}'",
+        max_results=1,
+    )
+    return found[0] if found else None
+
+
+def _create(runs: MlflowRuns, checkpoint: Checkpoint) -> LoggedModel:
+    manifest = checkpoint.manifest
+    facts = {"step": manifest.step, "epoch": manifest.epoch, "samples_seen": manifest.samples_seen}
+    return runs.client.create_logged_model(
+        runs.experiment_id,
+        name=runs.record.config.workload.rpartition(":")[2],
+        source_run_id=runs.run_id("pipeline"),
+        params={key: str(value) for key, value in facts.items()},
+        tags={
+            _DIGEST: checkpoint.digest,
+            "evertrain.checkpoint": runs.folder.store.uri(checkpoint.key),
+        },
+    )
+
+
+def _save(runs: MlflowRuns, checkpoint: Checkpoint, model: LoggedModel, folder: Path) -> None:
+    data = folder / "data"
+    data.mkdir()
+    entries = tuple(e for e in checkpoint.manifest.files if e.name == serving.MODEL_FILE)
+    if not entries:
+        raise CheckpointError(f"{checkpoint.key} has no {serving.MODEL_FILE}")
+    files = read_verified(runs.folder.store, checkpoint.key, entries)
+    (data / serving.MODEL_FILE).write_bytes(files[serving.MODEL_FILE])
+    config = runs.record.config.model_copy(update={"runtime_env": {}})
+    (data / serving.CONFIG_FILE).write_text(config.model_dump_json(indent=1))
+    served = serving.ServedModel(data)
+    example = _example(served.workload.example())
+    run_id = runs.run_id("pipeline")
+    mlflow.pyfunc.save_model(
+        folder / "model",
+        loader_module=serving.__name__,
+        data_path=str(data),
+        code_paths=_code_paths(served.workload),
+        mlflow_model=Model(
+            artifact_path=model.artifact_location,
+            model_uuid=model.model_id,
+            model_id=model.model_id,
+            run_id=run_id,
+        ),
+        signature=infer_signature(example, served.predict(example)),
+        input_example=example,
+        pip_requirements=_requirements(served.workload),
+    )
+    runs.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, checkpoint.manifest.step)])
+    runs.client.log_model_artifacts(model.model_id, str(folder / "model"))
+
+
+def _example(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]] | pd.DataFrame:
+    """A table if every column is a list of plain values, else arrays by name."""
+    if all(array.ndim == 1 for array in columns.values()):
+        return pd.DataFrame(dict(columns))
+    return dict(columns)
+
+
+def _code_paths(workload: object) -> list[str]:
+    """This library, and the user's module or package unless it is an installed one."""
+    paths = [str(Path(serving.__file__).parents[1])]
+    top = _top_module(workload)
+    if top != "train_core" and not _is_installed(top):
+        module = sys.modules[top]
+        paths.append(str(module.__path__[0] if hasattr(module, "__path__") else module.__file__))
+    return paths
+
+
+def _requirements(workload: object) -> list[str]:
+    top = _top_module(workload)
+    owners = metadata.packages_distributions().get(top, []) if _is_installed(top) else []
+    return [
+        # A local label ("+cpu") is known to no index.
+        f"{name}=={metadata.version(name).partition('+')[0]}"
+        for name in (*_REQUIREMENTS, *owners)
+    ]
+
+
+def _top_module(workload: object) -> str:
+    return type(workload).__module__.partition(".")[0]
+
+
+def _is_installed(top: str) -> bool:
+    file = getattr(sys.modules[top], "__file__", None) or ""
+    return bool({"site-packages", "dist-packages"} & set(Path(file).parts))

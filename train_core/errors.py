@@ -1,0 +1,116 @@
+"""Errors of evertrain: each takes facts, writes its message and survives pickling.
+
+An error says what is wrong, which value it met and how to mend it. `ConfigError` and its
+kin are the user's to mend and are never retried; `StorageError` may pass by itself.
+"""
+
+from __future__ import annotations
+
+
+class EvertrainError(Exception):
+    """Base of all errors that evertrain raises on purpose."""
+
+
+class ConfigError(EvertrainError, ValueError):
+    """What was asked cannot be done as it was asked. Never retried."""
+
+
+class WorkloadError(ConfigError):
+    """A workload cannot be imported, or breaks the contract of `train_core.Workload`."""
+
+
+class DataError(ConfigError):
+    """A dataset is missing, truncated or empty."""
+
+
+class ResourceError(ConfigError):
+    """More was asked than the cluster can ever give."""
+
+
+class RunConflictError(ConfigError):
+    """A run of that name exists and was asked for with other parameters."""
+
+    def __init__(self, run: str, differences: dict[str, tuple[object, object]]) -> None:
+        self.run = run
+        self.differences = differences
+        shown = "; ".join(
+            f"{name}: was {was!r}, asked for {now!r}" for name, (was, now) in differences.items()
+        )
+        super().__init__(
+            f"run {run!r} exists and these parameters may not change in it: {shown}. "
+            "Ask for the old values, or start a run under another name."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.run, self.differences)
+
+
+class RunBusyError(EvertrainError, RuntimeError):
+    """Another process drives the run."""
+
+    def __init__(self, run: str, holder: str) -> None:
+        self.run = run
+        self.holder = holder
+        super().__init__(
+            f"run {run!r} is being driven by {holder}. "
+            "Wait for it to end, stop it, or start a run under another name."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.run, self.holder)
+
+
+class FencedError(EvertrainError, RuntimeError):
+    """This attempt was replaced by a newer one and may no longer write."""
+
+    def __init__(self, attempt: int, newer: int) -> None:
+        self.attempt = attempt
+        self.newer = newer
+        super().__init__(
+            f"attempt {attempt} was replaced by attempt {newer}: it stops without writing."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.attempt, self.newer)
+
+
+class StorageError(EvertrainError, OSError):
+    """Storage refused, failed or lacks what evertrain needs of it."""
+
+
+class CheckpointError(EvertrainError, ValueError):
+    """A checkpoint is incomplete, altered or not readable."""
+
+
+class NotFiniteError(EvertrainError, FloatingPointError):
+    """The loss became NaN or infinite."""
+
+    def __init__(self, step: int, loss: float, last_good: str | None) -> None:
+        self.step = step
+        self.loss = loss
+        self.last_good = last_good
+        kept = f"the last good checkpoint is {last_good}" if last_good else "nothing was saved yet"
+        super().__init__(
+            f"the loss is {loss} at step {step}; {kept}. "
+            "Lower the learning rate, clip gradients, or look at that step's samples."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.step, self.loss, self.last_good)
+
+
+class TrackingError(ConfigError):
+    """The MLflow server refuses what it was asked (a wrong address, 401, 404)."""
+
+
+class StageError(EvertrainError, RuntimeError):
+    """A stage failed in the driver process; carries the first failing rank's traceback."""
+
+    def __init__(self, stage: str, summary: str, traceback: str = "") -> None:
+        self.stage = stage
+        self.summary = summary
+        self.traceback = traceback
+        super().__init__(f"{stage}: {summary}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.stage, self.summary, self.traceback)

@@ -1,0 +1,33 @@
+"""Which checkpoint is best: by the monitored metric, ties to the later step, NaN last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Order = Literal["max", "min"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A checkpoint by name, with its step and its metrics on the validation split."""
+
+    name: str
+    step: int
+    metrics: Mapping[str, float | None]
+
+
+def score(value: float | None, order: Order) -> float:
+    """`value` so that more is better; -inf for what is missing, null or NaN."""
+    if value is None or math.isnan(value):
+        return -math.inf
+    return value if order == "max" else -value
+
+
+def ranked(candidates: Iterable[Candidate], metric: str, order: Order) -> list[Candidate]:
+    """The candidates, best first."""
+    return sorted(
+        candidates, key=lambda c: (score(c.metrics.get(metric), order), c.step), reverse=True
+    )

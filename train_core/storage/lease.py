@@ -1,0 +1,200 @@
+"""The lease: which attempt may write to a run, and whether its process still lives.
+
+`lease/0007.json` is created once; its number is the fencing token. The holder moves a counter
+in `lease/0007-beat.json`; an observer on another host judges a standstill on its own monotonic
+clock. On taking over, attempt 7 writes `lease/0007-seal.json`: the checkpoints of earlier
+attempts that exist. One that a zombie commits after that is not on the list, and so not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import uuid
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import psutil
+from pydantic import BaseModel, ConfigDict
+
+from train_core.errors import FencedError, RunBusyError
+from train_core.storage.names import LEASES, CheckpointName, LeaseName
+from train_core.storage.store import Store
+
+HEARTBEAT_S = 2.0
+STANDSTILL_S = 10.0
+# The old driver of a killed program needs a moment to notice and to end.
+DYING_GRACE_S = 3.0
+
+
+class Holder(BaseModel):
+    """Who holds a lease."""
+
+    model_config = ConfigDict(frozen=True)
+
+    host: str
+    machine: str
+    pid: int
+    process_started: float
+    token: str
+    """Tells two askings apart, also those of one process."""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the process ran on this machine, so that its pid can be looked up."""
+        return self.machine == _machine()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process, which ran on this machine, still runs."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.process_started) < 1
+            return same and bool(process.status() != psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return False
+
+
+@dataclass
+class Lease:
+    """The right to write to a run, held by this process."""
+
+    store: Store
+    run: str
+    attempt: int
+    counter: int = 0
+
+    def beat(self) -> None:
+        """Move the heartbeat; call it every HEARTBEAT_S."""
+        self.counter += 1
+        self._write_beat(released=False)
+
+    def release(self) -> None:
+        """Give the run free: the next attempt need not wait for a standstill."""
+        self._write_beat(released=True)
+
+    def _write_beat(self, *, released: bool) -> None:
+        beat = {"counter": self.counter, "released": released}
+        self.store.write(_beat_key(self.attempt), json.dumps(beat).encode())
+
+
+def acquire(store: Store, run: str) -> Lease:
+    """Take the run for a new attempt, or raise RunBusyError within STANDSTILL_S.
+
+    A holder that released it, or that ran on this machine and is dead, is followed at once; one
+    elsewhere is followed when its heartbeat stands still for STANDSTILL_S.
+    """
+    me = Holder(
+        host=socket.gethostname(),
+        machine=_machine(),
+        pid=os.getpid(),
+        process_started=psutil.Process().create_time(),
+        token=uuid.uuid4().hex,
+    )
+    while True:
+        newest = newest_attempt(store)
+        if newest:
+            _wait_until_free(store, run, newest)
+        attempt = newest + 1
+        try:
+            store.create(f"{LEASES}/{LeaseName(attempt)}", me.model_dump_json().encode())
+        except FileExistsError:
+            continue
+        return Lease(store, run, attempt)
+
+
+def newest_attempt(store: Store) -> int:
+    """The number of the newest lease; 0 if there is none."""
+    parsed = (LeaseName.parse(name) for name in store.names(LEASES))
+    return max((name.attempt for name in parsed if name), default=0)
+
+
+def check(store: Store, attempt: int) -> None:
+    """Raise FencedError if a newer attempt than `attempt` has the run."""
+    newest = newest_attempt(store)
+    if newest > attempt:
+        raise FencedError(attempt, newest)
+
+
+def holder_of(store: Store) -> Holder | None:
+    """Who drives the run now; None if nobody does, as far as this machine can tell."""
+    attempt = newest_attempt(store)
+    if not attempt or _beat(store, attempt).get("released"):
+        return None
+    holder = _holder(store, attempt)
+    return None if holder.is_local and not holder.is_alive else holder
+
+
+def seal(store: Store, attempt: int, checkpoints: list[CheckpointName]) -> None:
+    """Write down which checkpoints of earlier attempts exist as `attempt` begins."""
+    names = [str(name) for name in checkpoints]
+    store.create(_seal_key(attempt), json.dumps({"checkpoints": names}).encode())
+
+
+def read_seal(store: Store) -> tuple[int, frozenset[str]]:
+    """The newest sealed attempt and the checkpoints that it found; (0, {}) if none is."""
+    for attempt in range(newest_attempt(store), 0, -1):
+        try:
+            found = json.loads(store.read(_seal_key(attempt)))
+        except FileNotFoundError:
+            continue
+        return attempt, frozenset(found["checkpoints"])
+    return 0, frozenset()
+
+
+def _wait_until_free(store: Store, run: str, attempt: int) -> None:
+    holder = _holder(store, attempt)
+    begin = time.monotonic()
+    counter = None
+    while True:
+        beat = _beat(store, attempt)
+        if beat.get("released"):
+            return
+        waited_s = time.monotonic() - begin
+        if holder.is_local:
+            if not holder.is_alive:
+                return
+            if waited_s > DYING_GRACE_S:
+                raise RunBusyError(run, str(holder))
+        elif counter is not None and beat.get("counter", 0) != counter:
+            raise RunBusyError(run, str(holder))
+        elif waited_s > STANDSTILL_S:
+            return
+        counter = beat.get("counter", 0)
+        time.sleep(0.2)
+
+
+def _holder(store: Store, attempt: int) -> Holder:
+    return Holder.model_validate_json(store.read(f"{LEASES}/{LeaseName(attempt)}"))
+
+
+def _beat(store: Store, attempt: int) -> dict[str, int | bool]:
+    try:
+        found: dict[str, int | bool] = json.loads(store.read(_beat_key(attempt)))
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def _beat_key(attempt: int) -> str:
+    return f"{LEASES}/{attempt:04d}-beat.json"
+
+
+def _seal_key(attempt: int) -> str:
+    return f"{LEASES}/{attempt:04d}-seal.json"
+
+
+@cache
+def _machine() -> str:
+    """This boot of this machine, and the namespace that pids are counted in."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    namespace = Path("/proc/self/ns/pid")
+    if not boot.exists():
+        return f"{socket.gethostname()}/{psutil.boot_time():.0f}"
+    return f"{boot.read_text().strip()}/{namespace.readlink()}"

@@ -1,0 +1,126 @@
+"""The manifest: one small JSON object, created once, last, that makes a result exist."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from train_core.errors import CheckpointError
+from train_core.storage.names import MANIFEST_JSON
+from train_core.storage.store import Store
+
+FORMAT: Final = 1
+MAX_MANIFEST_BYTES = 16 * 2**20
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+
+
+def digest_of(data: bytes | memoryview) -> str:
+    """SHA-256 of the bytes, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _plain_name(name: str) -> str:
+    if not _SAFE_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a file in the same folder")
+    return name
+
+
+class FileEntry(BaseModel):
+    """A file that a manifest vouches for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, AfterValidator(_plain_name)]
+    size_bytes: int = Field(ge=0)
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+    @classmethod
+    def of(cls, name: str, data: bytes | memoryview) -> FileEntry:
+        """The entry of a file with these bytes."""
+        return cls(name=name, size_bytes=len(data), digest=digest_of(data))
+
+
+class Manifest(BaseModel):
+    """What every manifest says: which format and kind, and every file with size and digest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = FORMAT
+    kind: str
+    digest_algorithm: Literal["sha256"] = "sha256"
+    created_at: str = Field(description="UTC, ISO 8601.")
+    attempt: int = Field(ge=1)
+    files: tuple[FileEntry, ...]
+
+    def to_json(self) -> bytes:
+        """The manifest's bytes as they are stored."""
+        return (self.model_dump_json(indent=1) + "\n").encode()
+
+
+class CheckpointManifest(Manifest):
+    """The commit of a checkpoint."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    step: int = Field(ge=0, description="Optimizer steps done.")
+    epoch: int = Field(ge=0, description="Epochs completed.")
+    samples_seen: int = Field(ge=0)
+    metrics: dict[str, float | None] = Field(
+        description="The newest value of each metric; null where it was not finite."
+    )
+    validated: bool = Field(description="Whether the validation metrics are of this very step.")
+    finished: bool = Field(description="Whether the training ended with this step.")
+    journal: tuple[FileEntry, ...] = Field(
+        description="The segments in ../../journal that this commit covers, oldest first."
+    )
+
+
+class EvaluationManifest(Manifest):
+    """The commit of one checkpoint's evaluation on one split."""
+
+    kind: Literal["evaluation"] = "evaluation"
+    checkpoint: str
+    checkpoint_digest: str
+    split: str
+    num_samples: int = Field(ge=0)
+    metrics: dict[str, float | None]
+
+
+class PredictionsManifest(Manifest):
+    """The commit of a batch inference."""
+
+    kind: Literal["predictions"] = "predictions"
+    checkpoint: str
+    checkpoint_digest: str
+    step: int
+    input: dict[str, Any]
+    num_rows: int = Field(ge=0)
+    rows: tuple[int, ...] = Field(description="Rows of each file, in the order of `files`.")
+
+
+M = TypeVar("M", bound=Manifest)
+
+
+def read_manifest(store: Store, model: type[M], key: str = MANIFEST_JSON) -> tuple[M, str]:
+    """The manifest at `key` and its digest.
+
+    Raises FileNotFoundError if there is none, and CheckpointError if it is too large, not JSON,
+    of another format or kind, or names files outside its own folder.
+    """
+    size = store.size_bytes(key)
+    if size > MAX_MANIFEST_BYTES:
+        raise CheckpointError(
+            f"{store.uri(key)}: {size} bytes, a manifest has at most {MAX_MANIFEST_BYTES}"
+        )
+    data = store.read(key)
+    try:
+        return model.model_validate_json(data), digest_of(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(
+            f"{store.uri(key)}: not a manifest of format {FORMAT}: {place}: {first['msg']}"
+        ) from error

@@ -1,0 +1,92 @@
+"""Every name in a run folder, built and parsed here and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from train_core.errors import ConfigError
+
+RUN_JSON = "run.json"
+REPORT_JSON = "report.json"
+LIVE_JSON = "live.json"
+MANIFEST_JSON = "manifest.json"
+QUARANTINED_JSON = "quarantined.json"
+CHECKPOINTS = "checkpoints"
+JOURNAL = "journal"
+LEASES = "lease"
+EVALUATIONS = "evaluations"
+PREDICTIONS = "predictions"
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_CHECKPOINT = re.compile(r"step-(\d{8,})-a(\d{4,})")
+_SEGMENT = re.compile(r"steps-(\d{8,})-(\d{8,})-a(\d{4,})\.jsonl")
+_LEASE = re.compile(r"(\d{4,})\.json")
+
+
+def check_run_name(name: str) -> str:
+    """`name`, if it can be one folder's name on every storage.
+
+    Raises ConfigError for anything else: separators, `..`, blanks, more than 128 characters.
+    """
+    if not _RUN_NAME.fullmatch(name) or ".." in name:
+        raise ConfigError(
+            f"run name {name!r} is not usable: take letters, digits, '.', '_' and '-', beginning "
+            "with a letter or digit, at most 128 of them, without '..' or '/'"
+        )
+    return name
+
+
+@dataclass(frozen=True, order=True)
+class CheckpointName:
+    """A checkpoint's folder: the step that it was taken after, and the attempt that took it."""
+
+    step: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"step-{self.step:08d}-a{self.attempt:04d}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """The name, or None if `text` is not one in its only spelling."""
+        match = _CHECKPOINT.fullmatch(text)
+        name = cls(int(match[1]), int(match[2])) if match else None
+        return name if name is not None and str(name) == text else None
+
+
+@dataclass(frozen=True, order=True)
+class SegmentName:
+    """A journal segment's file: its first and last step, and the attempt that wrote it."""
+
+    first_step: int
+    last_step: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"steps-{self.first_step:08d}-{self.last_step:08d}-a{self.attempt:04d}.jsonl"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """The name, or None if `text` is not one in its only spelling."""
+        match = _SEGMENT.fullmatch(text)
+        name = cls(int(match[1]), int(match[2]), int(match[3])) if match else None
+        return name if name is not None and str(name) == text else None
+
+
+@dataclass(frozen=True, order=True)
+class LeaseName:
+    """A lease's file: the number of the attempt that it gives the run to."""
+
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.attempt:04d}.json"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """The name, or None if `text` is not one in its only spelling."""
+        match = _LEASE.fullmatch(text)
+        name = cls(int(match[1])) if match else None
+        return name if name is not None and str(name) == text else None

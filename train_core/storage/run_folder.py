@@ -1,0 +1,188 @@
+"""The run folder: the source of truth of a run, on any storage.
+
+<storage>/<run>/
+    run.json            what was asked; created once
+    lease/              who drives the run (see `lease`)
+    checkpoints/step-00001200-a0007/    files, then manifest.json: the commit
+    journal/            every metric of every step, in segments
+    evaluations/  predictions/          results with manifests of their own
+    report.json         the outcome
+    live.json           where the training is right now: a hint, not truth
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from train_core.config import TrainConfig
+from train_core.errors import CheckpointError, ConfigError, RunConflictError
+from train_core.storage import lease
+from train_core.storage.manifest import CheckpointManifest, read_manifest
+from train_core.storage.names import (
+    CHECKPOINTS,
+    LIVE_JSON,
+    MANIFEST_JSON,
+    QUARANTINED_JSON,
+    REPORT_JSON,
+    RUN_JSON,
+    CheckpointName,
+    check_run_name,
+)
+from train_core.storage.store import Store
+
+
+class RunRecord(BaseModel):
+    """run.json: what was asked, and the surroundings that the numbers depend on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    name: str
+    created_at: str
+    config: TrainConfig
+    pipeline: dict[str, Any] = Field(description="What the flow was asked beyond the training.")
+    fingerprint: dict[str, str] = Field(
+        description="Library versions, instruction set, threads: other values, other bits."
+    )
+    datasets: dict[str, dict[str, Any]] = Field(description="Samples and digest of each split.")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint: its name, its manifest and the manifest's digest."""
+
+    name: CheckpointName
+    manifest: CheckpointManifest
+    digest: str
+
+    @property
+    def key(self) -> str:
+        """Its folder's key in the run folder."""
+        return f"{CHECKPOINTS}/{self.name}"
+
+
+class RunFolder:
+    """One run's folder below a storage URL."""
+
+    def __init__(self, storage: str, name: str) -> None:
+        self.name = check_run_name(name)
+        self.store = Store(storage).child(name)
+
+    @classmethod
+    def at(cls, url: str) -> RunFolder:
+        """The run folder at its own address."""
+        storage, _, name = url.rstrip("/").rpartition("/")
+        if not storage or storage.endswith("/"):
+            raise ConfigError(f"{url!r} is not the address of a run: <storage>/<run>")
+        return cls(storage, name)
+
+    @property
+    def url(self) -> str:
+        """The folder's address."""
+        return self.store.url
+
+    def exists(self) -> bool:
+        """Whether the run was created."""
+        return self.store.exists(RUN_JSON)
+
+    def record(self) -> RunRecord:
+        """What was asked. Raises FileNotFoundError if there is no such run."""
+        try:
+            return RunRecord.model_validate_json(self.store.read(RUN_JSON))
+        except ValidationError as error:
+            raise CheckpointError(f"{self.store.uri(RUN_JSON)} is not readable: {error}") from error
+
+    def create(self, record: RunRecord) -> None:
+        """Create the run. Raises FileExistsError if it exists."""
+        self.store.create(RUN_JSON, (record.model_dump_json(indent=1) + "\n").encode())
+
+    def check_continuation(self, asked: TrainConfig) -> None:
+        """Raise RunConflictError if `asked` changes what may not change in this run."""
+        differences = self.record().config.differences(asked)
+        if differences:
+            raise RunConflictError(self.name, differences)
+
+    def begin_attempt(self) -> lease.Lease:
+        """Take the lease and seal what earlier attempts have committed.
+
+        Raises RunBusyError if another process drives the run.
+        """
+        held = lease.acquire(self.store, self.name)
+        held.beat()
+        earlier = [c.name for c in self.checkpoints() if c.name.attempt < held.attempt]
+        lease.seal(self.store, held.attempt, earlier)
+        return held
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """The committed checkpoints, oldest first; quarantined ones are left out."""
+        sealed_by, sealed = lease.read_seal(self.store)
+        found = []
+        for text in self.store.names(CHECKPOINTS):
+            name = CheckpointName.parse(text)
+            if name is None or (name.attempt < sealed_by and text not in sealed):
+                continue
+            if self.store.exists(f"{CHECKPOINTS}/{text}/{QUARANTINED_JSON}"):
+                continue
+            try:
+                found.append(self.checkpoint(name))
+            except FileNotFoundError:
+                continue
+            except CheckpointError as error:
+                self.quarantine(name, str(error))
+        return sorted(found, key=lambda c: c.name)
+
+    def checkpoint(self, name: CheckpointName) -> Checkpoint:
+        """One checkpoint. Raises FileNotFoundError if it was never committed."""
+        manifest, digest = read_manifest(
+            self.store, CheckpointManifest, f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}"
+        )
+        return Checkpoint(name, manifest, digest)
+
+    def commit(self, name: CheckpointName, manifest: CheckpointManifest) -> None:
+        """Create the manifest: from here on the checkpoint exists.
+
+        Raises FencedError if a newer attempt has the run.
+        """
+        lease.check(self.store, name.attempt)
+        self.store.create(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}", manifest.to_json())
+
+    def delete_checkpoint(self, name: CheckpointName) -> None:
+        """Delete a checkpoint, its manifest first, so that it is never half there."""
+        self.store.delete(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")
+        self.store.delete(f"{CHECKPOINTS}/{name}")
+
+    def quarantine(self, name: CheckpointName, reason: str) -> None:
+        """Mark a checkpoint that failed to verify; it is kept, and used no more."""
+        mark = json.dumps({"reason": reason}).encode()
+        try:
+            self.store.create(f"{CHECKPOINTS}/{name}/{QUARANTINED_JSON}", mark)
+        except FileExistsError:
+            return
+
+    def quarantined(self) -> dict[str, str]:
+        """Why each quarantined checkpoint is, by its name."""
+        marks = {
+            text: self._json(f"{CHECKPOINTS}/{text}/{QUARANTINED_JSON}")
+            for text in self.store.names(CHECKPOINTS)
+            if CheckpointName.parse(text)
+        }
+        return {text: mark["reason"] for text, mark in marks.items() if mark}
+
+    def report(self) -> dict[str, Any] | None:
+        """The outcome, or None while the run has none."""
+        return self._json(REPORT_JSON)
+
+    def live(self) -> dict[str, Any] | None:
+        """Where the training is right now, as far as it told."""
+        return self._json(LIVE_JSON)
+
+    def _json(self, key: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = json.loads(self.store.read(key))
+        except FileNotFoundError:
+            return None
+        return found

@@ -1,0 +1,219 @@
+"""The user's part: a Workload says what to train, and nothing of how.
+
+It knows no ranks, devices, checkpoints, Ray or MLflow. One class, named as
+`package.module:Name`, with typed settings of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torchmetrics
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor, nn
+
+from train_core.errors import DataError, WorkloadError
+from train_core.policy.randomness import SampleRandom
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+Columns = Mapping[str, npt.NDArray[Any]]
+"""Raw data, a name per column; every array's first dimension is the sample."""
+
+Batch = dict[str, Tensor]
+"""What the model is fed, a name per tensor; every tensor's first dimension is the sample."""
+
+
+class Dataset(Protocol):
+    """Map-style raw data: any `torch.utils.data.Dataset` with a length will do.
+
+    A sample is a mapping of column names to values. A dataset that also has torch's
+    `__getitems__(indices)` and returns `Columns` there is read a batch at a time, which is
+    far faster. A `digest()` that names the content goes into run.json.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Settings(BaseModel):
+    """Base of a workload's settings: frozen, and unknown names are an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+class Workload(Generic[SettingsT]):
+    """What to train: the model, its optimizer, its data, its loss and its metrics.
+
+    Subclass it, set `Settings`, and write the six methods that raise NotImplementedError.
+    The same `prepare` turns raw columns into a batch in training, evaluation, inference and
+    serving, so that no two of them can differ.
+    """
+
+    Settings: ClassVar[type[Settings]] = Settings
+    target_columns: ClassVar[tuple[str, ...]] = ("label",)
+    """Raw columns that exist in training only: what is to be predicted."""
+    class_names: ClassVar[tuple[str, ...]] = ()
+    """Names of the classes, for a classifier: its confusion matrix is drawn with them."""
+
+    def __init__(self, settings: SettingsT) -> None:
+        self.settings = settings
+
+    def model(self) -> nn.Module:
+        """A new model, with its initial weights. Randomness is seeded before the call."""
+        raise NotImplementedError
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of `model`, with its parameter groups."""
+        raise NotImplementedError
+
+    def dataset(self, split: Split) -> Dataset:
+        """The raw data of a split. Raises DataError for what is missing or malformed."""
+        raise NotImplementedError
+
+    def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
+        """Raw columns as a batch. `random` is given in training only: augment with it.
+
+        Columns named in `target_columns` are absent in inference and serving.
+        """
+        raise NotImplementedError
+
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        """The mean loss over the batch's samples, a scalar tensor."""
+        raise NotImplementedError
+
+    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+        """New metrics by name; the mean loss is measured beside them under the name `loss`."""
+        raise NotImplementedError
+
+    def predictions(self, outputs: Any) -> Mapping[str, Tensor]:
+        """The model's outputs as columns: `prediction` and, for classifiers, `probabilities`."""
+        raise NotImplementedError
+
+    def schedule(
+        self, optimizer: torch.optim.Optimizer, total_steps: int
+    ) -> torch.optim.lr_scheduler.LRScheduler | None:
+        """The learning-rate schedule, stepped after each optimizer step; None: constant."""
+        return None
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """The model's outputs for a batch. Default: `model(batch["inputs"])`."""
+        return model(batch["inputs"])
+
+    def update_metric(self, metric: torchmetrics.Metric, outputs: Any, batch: Batch) -> None:
+        """Add a batch to one metric. Default: `metric.update(outputs, batch["targets"])`."""
+        metric.update(outputs, batch["targets"])
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        """Called after each optimizer step, e.g. to move an average of the weights."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the workload's own: tensors, numbers, strings, lists and dicts of them."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+
+    def example(self) -> dict[str, npt.NDArray[Any]]:
+        """Two raw samples without targets, for the model's signature."""
+        columns = fetch(self.dataset("validation"), np.arange(2))
+        return {name: array for name, array in columns.items() if name not in self.target_columns}
+
+
+class ArrayDataset:
+    """Raw columns in memory (or memory-mapped), read a batch at a time."""
+
+    def __init__(self, **columns: npt.NDArray[Any]) -> None:
+        lengths = {name: len(array) for name, array in columns.items()}
+        if len(set(lengths.values())) != 1:
+            raise DataError(f"columns of one dataset have different lengths: {lengths}")
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index: int, /) -> dict[str, Any]:
+        return {name: array[index] for name, array in self.columns.items()}
+
+    def __getitems__(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> Columns:
+        return {name: array[indices] for name, array in self.columns.items()}
+
+    def digest(self) -> str:
+        """SHA-256 over names, types, shapes and values."""
+        sha = hashlib.sha256()
+        for name, array in sorted(self.columns.items()):
+            sha.update(f"{name} {array.dtype.str} {array.shape}".encode())
+            sha.update(np.ascontiguousarray(array).data)
+        return sha.hexdigest()
+
+
+def fetch(dataset: Dataset, indices: npt.NDArray[np.int64]) -> Columns:
+    """The raw samples at `indices`, as columns."""
+    if hasattr(dataset, "__getitems__"):
+        found = dataset.__getitems__(indices)
+        if isinstance(found, Mapping):
+            return found
+        samples = list(found)
+    else:
+        samples = [dataset[int(index)] for index in indices]
+    if not isinstance(samples[0], Mapping):
+        raise WorkloadError(
+            f"a sample of {type(dataset).__name__} is a {type(samples[0]).__name__}: "
+            "return a mapping of column names to values"
+        )
+    return {name: np.stack([np.asarray(s[name]) for s in samples]) for name in samples[0]}
+
+
+def load_workload(name: str, settings: Mapping[str, Any]) -> Workload[Any]:
+    """The workload that `package.module:Name` names, with its settings checked.
+
+    Raises WorkloadError if it cannot be imported, is no Workload, or refuses the settings.
+    """
+    kind = workload_class(name)
+    try:
+        parsed = kind.Settings.model_validate(dict(settings))
+    except ValidationError as error:
+        details = "; ".join(
+            f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}, got {e['input']!r}"
+            for e in error.errors(include_url=False)
+        )
+        raise WorkloadError(
+            f"settings of {name} are not valid: {details}. `evertrain workloads {name}` shows them."
+        ) from error
+    return kind(parsed)
+
+
+def workload_class(name: str) -> type[Workload[Any]]:
+    """The class that `package.module:Name` names. Raises WorkloadError."""
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # noqa: BLE001 (a user's module may raise anything)
+        raise WorkloadError(
+            f"workload {name!r} cannot be imported: {type(error).__name__}: {error}. "
+            "Name it as package.module:Name, and see that the module is on PYTHONPATH or in the "
+            "current directory."
+        ) from error
+    kind = getattr(module, class_name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Workload)):
+        there = sorted(
+            key
+            for key, value in vars(module).items()
+            if isinstance(value, type) and issubclass(value, Workload) and value is not Workload
+        )
+        raise WorkloadError(
+            f"workload {name!r}: {module_name} has no Workload named {class_name!r}"
+            + (f", it has {', '.join(there)}" if there else "")
+        )
+    return cast("type[Workload[Any]]", kind)

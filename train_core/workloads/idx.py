@@ -1,0 +1,99 @@
+"""IDX files, the format of MNIST and its kin, read from any fsspec URL.
+
+Format: two zero bytes, a type code, the number of dimensions, each dimension as a big-endian
+32-bit integer, then the values, big-endian, in C order (Y. LeCun, C. Cortes, C. Burges: The
+MNIST database of handwritten digits).
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from train_core.errors import DataError
+from train_core.storage.store import Store
+
+_DTYPES: dict[int, np.dtype[Any]] = {
+    0x08: np.dtype(">u1"),
+    0x09: np.dtype(">i1"),
+    0x0B: np.dtype(">i2"),
+    0x0C: np.dtype(">i4"),
+    0x0D: np.dtype(">f4"),
+    0x0E: np.dtype(">f8"),
+}
+
+
+def read_idx(folder: str, name: str) -> npt.NDArray[Any]:
+    """The array in the file `name`, or `name`.gz, of the folder at an fsspec URL.
+
+    Bytes are returned as a read-only view of what was read, other types in native byte order.
+    Raises DataError if neither file exists or if the one found is not a whole IDX file.
+    """
+    store = Store(folder)
+    try:
+        return parse_idx(store.read(name), store.uri(name))
+    except FileNotFoundError:
+        packed = f"{name}.gz"
+    try:
+        data = store.read(packed)
+    except FileNotFoundError:
+        raise DataError(
+            f"{store.uri(name)} is missing, and so is {packed} beside it: "
+            "give the URL of the folder that has one of them"
+        ) from None
+    return parse_idx(_gunzip(data, store.uri(packed)), store.uri(packed))
+
+
+def parse_idx(data: bytes, source: str) -> npt.NDArray[Any]:
+    """The array that `data` holds; `source` names it in the DataError if it is malformed."""
+    if len(data) < 4:
+        raise DataError(f"{source} is truncated: expected 4 bytes of magic, found {len(data)}")
+    code, num_dimensions = data[2], data[3]
+    if data[:2] != b"\0\0" or code not in _DTYPES or num_dimensions == 0:
+        raise DataError(
+            f"{source} is not an IDX file: expected a magic of 00 00, a type code "
+            f"(08, 09, 0b, 0c, 0d or 0e) and a number of dimensions, found {data[:4].hex(' ')}"
+        )
+    header_bytes = 4 + 4 * num_dimensions
+    if len(data) < header_bytes:
+        raise DataError(
+            f"{source} is truncated: expected {header_bytes} bytes of header "
+            f"for {num_dimensions} dimensions, found {len(data)}"
+        )
+    shape = struct.unpack_from(f">{num_dimensions}I", data, 4)
+    dtype = _DTYPES[code]
+    expected_bytes = header_bytes + math.prod(shape) * dtype.itemsize
+    if len(data) != expected_bytes:
+        fault = "is truncated" if len(data) < expected_bytes else "has trailing bytes"
+        raise DataError(
+            f"{source} {fault}: expected {expected_bytes} bytes "
+            f"for {' x '.join(map(str, shape))} values, found {len(data)}"
+        )
+    values = np.frombuffer(data, dtype, offset=header_bytes).reshape(shape)
+    return values.astype(dtype.newbyteorder("="), copy=False)
+
+
+def format_idx(array: npt.NDArray[Any]) -> bytes:
+    """The IDX file that holds `array`: what `parse_idx` reads. Raises ValueError for its type."""
+    for code, dtype in _DTYPES.items():
+        if dtype == array.dtype.newbyteorder(">"):
+            header = struct.pack(f">HBB{array.ndim}I", 0, code, array.ndim, *array.shape)
+            return header + array.astype(dtype).tobytes()
+    names = ", ".join(dtype.name for dtype in _DTYPES.values())
+    raise ValueError(f"IDX has no type for {array.dtype}: use one of {names}")
+
+
+def _gunzip(data: bytes, source: str) -> bytes:
+    try:
+        return gzip.decompress(data)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(
+            f"{source} is corrupt: expected a whole gzip stream, found {len(data)} bytes that "
+            f"do not unpack ({error})"
+        ) from error
