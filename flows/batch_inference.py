@@ -21,17 +21,16 @@ BEST = "best"
     flow_run_name="{run} {checkpoint}",
     persist_result=True,
     result_serializer="json",
-    cache_result_in_memory=False,
 )
 def batch_inference(
-    run: str, checkpoint: str = BEST, input: str = "test", storage: str = ""
+    run: str, checkpoint: str = BEST, infer_input: str = "test", storage: str = ""
 ) -> PredictionsResult:
-    """Score `input` with a checkpoint of `run`.
+    """Score `infer_input` with a checkpoint of `run`.
 
     Args:
         run: The run's name.
         checkpoint: A checkpoint's name, or `best`: the one that the run's report names.
-        input: A split's name, or the path or URL of Parquet, a folder of images or IDX.
+        infer_input: A split's name, or the path or URL of Parquet, a folder of images or IDX.
         storage: The folder of the runs; empty: EVERTRAIN_STORAGE, or .evertrain/runs.
     """
     folder = RunFolder(absolute(storage) if storage else default_storage(), run)
@@ -47,7 +46,7 @@ def batch_inference(
     with open_session(request) as session:
         session.listen(get_run_logger().info)
         session.prepared()
-        return infer(request, summary, input)
+        return infer(request, summary, infer_input)
 
 
 def find_checkpoint(folder: RunFolder, name: str) -> CheckpointSummary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import flow, get_run_logger, runtime
 
-from flows.parameters import RetrainParameters, make_tracking_folder, new_run_name
+from flows.parameters import RetrainParameters, make_tracking_folder
 from tasks.evaluate import evaluate
 from tasks.infer import infer
 from tasks.publish import publish
@@ -17,7 +17,7 @@ from train_core.results import Report
 def run_name() -> str:
     """The run's name: the one asked for, else the flow run's, which a retry keeps."""
     asked = RetrainParameters.model_validate(runtime.flow_run.parameters["parameters"])
-    return asked.run or runtime.flow_run.name or new_run_name(asked.workload)
+    return asked.run or str(runtime.flow_run.name)
 
 
 @flow(
@@ -25,7 +25,6 @@ def run_name() -> str:
     flow_run_name=run_name,
     persist_result=True,
     result_serializer="json",
-    cache_result_in_memory=False,
 )
 def retrain(parameters: RetrainParameters) -> Report:
     """Train, choose the best checkpoint on validation, report it on test, infer with it."""

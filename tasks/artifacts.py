@@ -13,6 +13,7 @@ from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from tasks.curves import charts, committed_entries, curves
+from tasks.metrics import full_metrics
 from train_core.driver import DriverRequest
 from train_core.results import Report
 from train_core.storage.names import REPORT_JSON
@@ -60,7 +61,7 @@ def checkpoint_rows(report: Report) -> list[dict[str, Any]]:
             "checkpoint": one.checkpoint.name,
             "step": one.checkpoint.step,
             "epoch": one.checkpoint.epoch,
-            **one.metrics,
+            **full_metrics(one),
             "best": "yes" if one.checkpoint.name == report.best.name else "",
         }
         for one in sorted(report.evaluations, key=lambda e: e.checkpoint.step)

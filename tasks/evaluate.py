@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from tasks.retries import OPTIONS
-from tasks.session import open_session
+from tasks.session import session_of
 from train_core.driver import DriverRequest
 from train_core.results import CheckpointSummary, EvaluationResult
 
@@ -15,5 +15,5 @@ def evaluate(
     request: DriverRequest, checkpoints: list[CheckpointSummary], split: str
 ) -> list[EvaluationResult]:
     """The checkpoints' metrics on the split, in the order given."""
-    with open_session(request).running(f"evaluate {split}") as driver:
+    with session_of(request).running(f"evaluate {split}") as driver:
         return driver.evaluate(checkpoints, split)

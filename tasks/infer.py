@@ -5,15 +5,13 @@ from __future__ import annotations
 from prefect import task
 
 from tasks.retries import OPTIONS
-from tasks.session import open_session
+from tasks.session import session_of
 from train_core.driver import DriverRequest
 from train_core.results import CheckpointSummary, PredictionsResult
 
 
 @task(name="infer", task_run_name="infer {source} with {checkpoint.name}", **OPTIONS)
-def infer(
-    request: DriverRequest, checkpoint: CheckpointSummary, source: str
-) -> PredictionsResult:
+def infer(request: DriverRequest, checkpoint: CheckpointSummary, source: str) -> PredictionsResult:
     """The predictions for `source`, a split's name or the address of data."""
-    with open_session(request).running("infer") as driver:
+    with session_of(request).running("infer") as driver:
         return driver.infer(checkpoint, source)

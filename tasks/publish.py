@@ -6,7 +6,7 @@ from prefect import task
 
 from tasks.artifacts import show_report
 from tasks.retries import OPTIONS
-from tasks.session import open_session
+from tasks.session import session_of
 from train_core.driver import DriverRequest
 from train_core.results import (
     EvaluationResult,
@@ -26,7 +26,7 @@ def publish(
     predictions: PredictionsResult,
 ) -> Report:
     """Write report.json and MLflow's side, and show the outcome as Prefect artifacts."""
-    session = open_session(request)
+    session = session_of(request)
     with session.running("publish") as driver:
         report = driver.publish(
             trained, evaluations, selection.best, predictions, dict(session.seconds)

@@ -33,7 +33,7 @@ class TaskOptions(TypedDict):
     """The options that every task has."""
 
     retries: int
-    retry_delay_seconds: list[float]
+    retry_delay_seconds: float
     retry_condition_fn: Callable[[Task[..., Any], TaskRun, State[Any]], bool]
     persist_result: bool
     result_serializer: str
@@ -42,8 +42,8 @@ class TaskOptions(TypedDict):
 # Every stage is idempotent and its outcome is in the run folder, so Prefect keeps no copy of
 # results that it could take for the truth; the serializer rules out pickle where it must.
 OPTIONS = TaskOptions(
-    retries=2,
-    retry_delay_seconds=[2, 10],
+    retries=1,
+    retry_delay_seconds=2,
     retry_condition_fn=may_retry,
     persist_result=False,
     result_serializer="json",

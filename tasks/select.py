@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
+from tasks.metrics import full_metrics
 from tasks.retries import OPTIONS
 from train_core.policy.selection import Candidate, Order, ranked
 from train_core.results import EvaluationResult, Selection
@@ -17,18 +18,9 @@ def select(evaluations: list[EvaluationResult], metric: str, order: Order) -> Se
         Candidate(
             name=one.checkpoint.name,
             step=one.checkpoint.step,
-            metrics={**one.checkpoint.metrics, **measured(one)},
+            metrics={**one.checkpoint.metrics, **full_metrics(one)},
         )
         for one in evaluations
     ]
     ranking = [checkpoints[candidate.name] for candidate in ranked(candidates, metric, order)]
     return Selection(best=ranking[0], metric=metric, order=order, ranking=ranking)
-
-
-def measured(evaluation: EvaluationResult) -> dict[str, float | None]:
-    """The evaluation's metrics under their full names, `<split>/<name>`."""
-    prefix = f"{evaluation.split}/"
-    return {
-        name if name.startswith(prefix) else prefix + name: value
-        for name, value in evaluation.metrics.items()
-    }

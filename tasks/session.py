@@ -1,6 +1,6 @@
 """The session of a flow run: its driver, shared by the tasks of this process.
 
-A session is found by its request, so that tasks take and give plain values only. The command
+A task finds its session by the request, so that tasks take and give plain values only. The command
 line opens it before Prefect is imported, and Ray starts while Prefect does; a flow that a worker
 started opens its own. The flow closes it, with what MLflow shall say of the run.
 """
@@ -100,6 +100,21 @@ def open_session(request: DriverRequest) -> Session:
         if key not in _sessions:
             _sessions[key] = Session(request)
         return _sessions[key]
+
+
+def session_of(request: DriverRequest) -> Session:
+    """The session that the flow of this task has open.
+
+    Raises RuntimeError if there is none: a task that outlives its flow starts nothing new.
+    """
+    with _lock:
+        session = _sessions.get(_key(request))
+    if session is None:
+        raise RuntimeError(
+            f"no session is open for run {request.run!r}: call the task in a flow, within "
+            "`with open_session(request)`"
+        )
+    return session
 
 
 _lock = threading.Lock()

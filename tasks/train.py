@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uuid import UUID
+from typing import TYPE_CHECKING, cast
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -10,10 +10,13 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from tasks.artifacts import artifact_key, best_effort
 from tasks.live import LiveReader, Ticker
 from tasks.retries import OPTIONS
-from tasks.session import open_session
+from tasks.session import session_of
 from train_core.driver import DriverRequest
 from train_core.results import TrainResult
 from train_core.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 PROGRESS_EVERY_S = 5.0
 
@@ -21,7 +24,7 @@ PROGRESS_EVERY_S = 5.0
 @task(name="train", task_run_name="train {request.run}", **OPTIONS)
 def train(request: DriverRequest) -> TrainResult:
     """Train to the end, from the newest good checkpoint if the run has one."""
-    with open_session(request).running("train") as driver:
+    with session_of(request).running("train") as driver:
         progress = _Progress(request)
         with Ticker(progress.tick, PROGRESS_EVERY_S):
             result = driver.train()
@@ -35,11 +38,15 @@ class _Progress:
     def __init__(self, request: DriverRequest) -> None:
         self._reader = LiveReader(RunFolder(request.storage, request.run))
         self._log = get_run_logger()
-        self._artifact: UUID | None = best_effort(
-            create_progress_artifact,
-            progress=0.0,
-            key=artifact_key("progress", request.run),
-            description=f"Training of {request.run}",
+        # Prefect's functions are coroutines too where a loop runs; in a task none does.
+        self._artifact = cast(
+            "UUID | None",
+            best_effort(
+                create_progress_artifact,
+                progress=0.0,
+                key=artifact_key("progress", request.run),
+                description=f"Training of {request.run}",
+            ),
         )
 
     def tick(self) -> None:

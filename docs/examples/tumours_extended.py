@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tumours import Tumours, TumourSettings
 
 from train_core import Columns
+from train_core.errors import DataError
 from train_core.workload import Dataset, Split
 
 
@@ -55,7 +56,10 @@ class TumoursOnDisk(Tumours):
 
     def dataset(self, split: Split) -> Dataset:
         """The file that is named after the split."""
-        return MappedRows(self.settings.folder / f"{split}.npy")
+        path = self.settings.folder / f"{split}.npy"
+        if not path.exists():
+            raise DataError(f"{path} is missing: write it, or set `folder` to where it is")
+        return MappedRows(path)
 
 
 class Averaged(nn.Module):

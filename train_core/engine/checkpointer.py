@@ -67,7 +67,7 @@ class Checkpointer:
             "samples_seen": progress.samples_seen,
             "metrics": finite(progress.metrics),
             "validated": progress.validated_step == progress.step,
-            "finished": bool(progress.stopped_by),
+            "stopped_by": progress.stopped_by,
         }
         self._writing = self._thread.submit(self._write, facts, entries), entries
 

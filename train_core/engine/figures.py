@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -49,12 +49,6 @@ def confusion_matrix(counts: Sequence[Sequence[int]], labels: Sequence[str], tit
             color = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, str(count), ha="center", va="center", color=color)
     return figure
-
-
-def headline(metrics: Mapping[str, float | None]) -> str:
-    """The metrics in one line, for a title."""
-    shown = (f"{key} {value:.4g}" for key, value in metrics.items() if value is not None)
-    return ", ".join(shown)
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -22,6 +22,7 @@ from train_core.policy.sharding import split_evenly
 from train_core.workload import Batch, Dataset, Workload, fetch
 
 LOSS = "loss"
+CONFUSION = "confusion_matrix"
 
 MetricStates = dict[str, dict[str, Any]]
 """Each metric's state, by the metric's name: small tensors on the CPU."""
@@ -86,6 +87,8 @@ def measure_shard(
                 for name, metric in metrics.items():
                     if name == LOSS:
                         metric.update(loss.double(), num_samples)
+                    elif name == CONFUSION:
+                        metric.update(workload.predictions(outputs)["prediction"], batch["targets"])
                     else:
                         workload.update_metric(metric, outputs, batch)
     finally:

@@ -7,38 +7,35 @@ MLflow beside the metrics, so that the next attempt goes on from there.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal
 
 from train_core.errors import TrackingError
 from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult, Tracking
-from train_core.storage.journal import read_segments
-from train_core.storage.manifest import EvaluationManifest, PredictionsManifest, read_manifest
-from train_core.storage.names import CHECKPOINTS, MANIFEST_JSON, CheckpointName, SegmentName
-from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.store import Store
+from train_core.storage.names import CHECKPOINTS, MANIFEST_JSON
+from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from train_core.engine.mlflow_runs import MlflowRuns
     from train_core.engine.system_metrics import SystemMetrics
 
 POLL_S = 1.0
+SAMPLE_S = 10.0
+MAX_SAMPLES = 1000
 MAX_BACKOFF_S = 60.0
 # Whoever waits for the mirror gives up when the server has been down for so long.
 PATIENCE_S = 5.0
-CONFUSION_MATRIX_JSON = "confusion_matrix.json"
 
 _ENVIRONMENT = {
     # A request that fails is repeated by the mirror, which knows what was sent.
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -66,12 +63,16 @@ class Mirror:
         self._refusal: TrackingError | None = None
         self._contacted = self._started = self._closed = False
         self._asked = self._done = 0
-        self._failed_since: float | None = None
         self._failures = 0
+        self._failed_since: float | None = None
+        self._failed_last = 0.0
         self._tasks: deque[_Task] = deque()
         self._runs: MlflowRuns | None = None
+        self._seen: set[str] = set()
+        self._is_trained = False
         self._system: SystemMetrics | None = None
-        self._mirrored: CheckpointName | None = None
+        self._sample_at = 0.0
+        self._samples: deque[tuple[float, dict[str, float]]] = deque(maxlen=MAX_SAMPLES)
         self._tracking = Tracking(
             tracking_uri="", experiment_id="", run_id="", url="", model_uri=""
         )
@@ -102,15 +103,17 @@ class Mirror:
 
     def log_evaluations(self, results: Sequence[EvaluationResult]) -> None:
         """Show metrics and confusion matrices of evaluated checkpoints."""
-        self._add(partial(_log_evaluations, results=list(results)))
+        self._add(lambda runs: _stages().show_evaluations(runs, results))
 
     def log_predictions(self, result: PredictionsResult) -> None:
         """Show where the predictions of a batch inference are."""
-        self._add(partial(_log_predictions, result=result))
+        self._add(lambda runs: _stages().show_predictions(runs, result))
 
     def log_outcome(self, best: CheckpointSummary, test_metrics: dict[str, float | None]) -> None:
         """Show the run's outcome on its parent run: headline metrics, and the best model."""
-        self._add(partial(self._log_outcome, best=best, test_metrics=test_metrics))
+        self._add(lambda runs: _stages().show_outcome(runs, best, test_metrics))
+        # A task of its own: a model that cannot be shown must not hide the metrics.
+        self._add(partial(self._log_model, best=best, test_metrics=test_metrics))
 
     def flush(self, timeout_s: float = 60) -> bool:
         """Wait until MLflow has all that was committed and logged before; whether it has.
@@ -168,11 +171,22 @@ class Mirror:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._started or self._closed)
         while not self._closed:
-            seen = self._asked
-            self._attempt(seen)
+            asked = self._asked
+            self._sample_system()
+            if asked > self._done or self._is_due():
+                self._attempt(asked)
             with self._changed:
-                pause_s = self._pause_s()
-                self._changed.wait_for(lambda seen=seen: self._closed or self._asked > seen, pause_s)
+                self._changed.wait_for(partial(self._is_wanted, asked), POLL_S)
+
+    def _is_wanted(self, asked: int) -> bool:
+        return self._closed or self._asked > asked
+
+    def _is_due(self) -> bool:
+        """Whether to try now: always while all is well, ever more rarely in an outage."""
+        if self._failed_since is None:
+            return True
+        backoff_s = min(self._failed_last - self._failed_since, MAX_BACKOFF_S)
+        return time.monotonic() - self._failed_last >= backoff_s
 
     def _contact(self) -> None:
         for name, value in _ENVIRONMENT.items():
@@ -189,31 +203,98 @@ class Mirror:
 
     def _attempt(self, asked: int) -> None:
         try:
-            self._sample_system()
-            if self._runs is None:
-                self._connect_runs()
-            assert self._runs is not None
-            self._mirror_training(self._runs)
-            self._run_tasks(self._runs)
+            runs = self._runs or self._open_runs()
+            self._mirror_training(runs)
+            self._run_tasks(runs)
         except Exception as error:  # noqa: BLE001 (whatever it is, the training goes on)
             # The next attempt looks everything up again: it may have been deleted meanwhile.
             self._runs = None
+            if self._failed_since is None:
+                _log.warning("mirroring into MLflow fails, and is tried again: %s", error)
             with self._changed:
-                if self._failed_since is None:
-                    self._failed_since = time.monotonic()
-                    _log.warning("mirroring into MLflow fails, and is tried again: %s", error)
+                self._failed_last = time.monotonic()
+                self._failed_since = self._failed_since or self._failed_last
                 self._failures += 1
                 self._changed.notify_all()
         else:
+            if self._failed_since is not None:
+                _log.warning("mirroring into MLflow goes on")
             with self._changed:
-                if self._failed_since is not None:
-                    _log.warning("mirroring into MLflow goes on")
                 self._failed_since = None
-                self._failures = 0
                 self._done = asked
                 self._changed.notify_all()
 
-    def _pause_s(self) -> float:
-        if not self._failures or self._asked > self._done:
-            return POLL_S
-        return min(POLL_S * 2.0 ** (self._failures - 1), MAX_BACKOFF_S)
+    def _open_runs(self) -> MlflowRuns:
+        from train_core.engine.mlflow_runs import MlflowRuns, public_uri
+
+        runs = MlflowRuns(self._folder, self._uri, self._experiment)
+        uri, run_id = public_uri(self._uri).rstrip("/"), runs.run_id("pipeline")
+        page = f"{uri}/#/experiments/{runs.experiment_id}/runs/{run_id}"
+        self._tracking = Tracking(
+            tracking_uri=uri,
+            experiment_id=runs.experiment_id,
+            run_id=run_id,
+            url=page if uri.startswith("http") else "",
+            model_uri=self._tracking.model_uri,
+        )
+        self._seen = set()
+        self._runs = runs
+        return runs
+
+    def _mirror_training(self, runs: MlflowRuns) -> None:
+        committed = self._committed_names()
+        if not runs.is_known("train") or not committed <= self._seen:
+            self._is_trained = _stages().show_training(runs)
+            self._seen = committed
+        if self._is_trained:
+            self._samples.clear()
+        while self._samples:
+            time_s, values = self._samples[0]
+            runs.log_system_metrics(values, time_s)
+            self._samples.popleft()
+
+    def _committed_names(self) -> set[str]:
+        """What looks committed, asked as cheaply as can be: it is asked every second."""
+        store = self._folder.store
+        return {
+            name
+            for name in store.names(CHECKPOINTS)
+            if name in self._seen or store.exists(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")
+        }
+
+    def _run_tasks(self, runs: MlflowRuns) -> None:
+        from train_core.engine.mlflow_runs import is_outage
+
+        while self._tasks:
+            try:
+                self._tasks[0](runs)
+            except Exception as error:
+                if is_outage(error):
+                    raise
+                # It would fail again, and what comes after it shall be shown.
+                _log.warning("something is not shown in MLflow", exc_info=True)
+            self._tasks.popleft()
+
+    def _sample_system(self) -> None:
+        if self._is_trained or time.monotonic() < self._sample_at:
+            return
+        from train_core.engine.system_metrics import SystemMetrics
+
+        self._system = self._system or SystemMetrics()
+        self._samples.append((time.time(), self._system.sample()))
+        self._sample_at = time.monotonic() + SAMPLE_S
+
+    def _log_model(
+        self, runs: MlflowRuns, best: CheckpointSummary, test_metrics: dict[str, float | None]
+    ) -> None:
+        from train_core.engine.registry import log_checkpoint_model
+
+        uri = log_checkpoint_model(runs, best, test_metrics)
+        self._tracking = self._tracking.model_copy(update={"model_uri": uri})
+
+
+def _stages() -> ModuleType:
+    """What a stage shows; imported late, like all that loads MLflow or matplotlib."""
+    from train_core.engine import mlflow_stages
+
+    return mlflow_stages

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -55,7 +56,7 @@ class MlflowRuns:
         self._id = digest_of(folder.store.read(RUN_JSON))
         self.experiment_id = _experiment_id(self.client, tracking_uri, experiment)
         self._ids: dict[Stage, str] = {}
-        self.statuses: dict[Stage, Status] = {}
+        self._statuses: dict[Stage, Status] = {}
         self._describe(self.run_id("pipeline"))
         self.set_status("pipeline", "RUNNING")
 
@@ -70,26 +71,34 @@ class MlflowRuns:
                 max_results=1,
             )
             run = found[0] if found else self._create(stage)
-            self.statuses[stage] = run.info.status
+            self._statuses[stage] = run.info.status
             self._ids[stage] = run.info.run_id
         return self._ids[stage]
 
-    def set_status(self, stage: Stage, status: Status, end_time_s: float | None = None) -> None:
+    def is_known(self, stage: Stage) -> bool:
+        """Whether the stage's run was looked up or created."""
+        return stage in self._ids
+
+    def status(self, stage: Stage) -> Status:
+        """How MLflow says the stage is."""
+        self.run_id(stage)
+        return self._statuses[stage]
+
+    def set_status(self, stage: Stage, status: Status) -> None:
         """Say how the stage is, if MLflow does not say so yet."""
-        run_id = self.run_id(stage)
-        if self.statuses[stage] == status:
+        if self.status(stage) == status:
             return
         if status == "RUNNING":
-            self.client.update_run(run_id, status)
+            self.client.update_run(self.run_id(stage), status)
         else:
-            self.client.set_terminated(run_id, status, _ms(end_time_s) if end_time_s else None)
-        self.statuses[stage] = status
+            self.client.set_terminated(self.run_id(stage), status)
+        self._statuses[stage] = status
 
     def end(self, status: Status) -> None:
         """End every stage that still runs, the parent last."""
         children: tuple[Stage, ...] = ("train", "evaluate", "infer")
         for stage in children:
-            if self.statuses.get(stage) == "RUNNING":
+            if self._statuses.get(stage) == "RUNNING":
                 self.set_status(stage, status)
         self.set_status("pipeline", status)
 
@@ -121,6 +130,12 @@ class MlflowRuns:
         ]
         for start in range(0, len(metrics), _MAX_METRICS):
             self.client.log_batch(self.run_id(stage), metrics[start : start + _MAX_METRICS])
+
+    def log_system_metrics(self, values: Mapping[str, float], time_s: float) -> None:
+        """Send a sample of the machine's load at a step that no other sample has."""
+        # Seconds of the run's life: the same whoever sends it again, and growing over attempts.
+        step = int(time_s - seconds(self.record.created_at))
+        self.log_metrics("train", values, step=max(step, 0), time_s=time_s)
 
     def set_tags(self, stage: Stage, tags: Mapping[str, str]) -> None:
         """Set tags of a stage's run."""
@@ -184,14 +199,14 @@ def is_refusal(error: BaseException) -> bool:
         # the same exception as a server's own failure.
         if isinstance(error.__context__, requests.exceptions.SSLError):
             return True
-        return 400 <= error.get_http_status_code() < 500 or "valid JSON" in str(error)
+        return 400 <= _http_status(error) < 500 or "valid JSON" in str(error)
     return isinstance(error, (ImportError, OSError))
 
 
 def is_outage(error: Exception) -> bool:
     """Whether the server or the storage may answer the same request later."""
     if isinstance(error, MlflowException):
-        return error.get_http_status_code() != 400
+        return _http_status(error) != 400
     return isinstance(error, (requests.RequestException, StorageError, ConnectionError))
 
 
@@ -199,6 +214,15 @@ def public_uri(uri: str) -> str:
     """The address without a user's name and password."""
     parts = urlsplit(uri)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in uri else uri
+
+
+def seconds(created_at: str) -> float:
+    """An ISO 8601 time as seconds since 1970."""
+    return datetime.fromisoformat(created_at).timestamp()
+
+
+def _http_status(error: MlflowException) -> int:
+    return int(error.get_http_status_code())
 
 
 def _prepare_database(tracking_uri: str) -> bool:

@@ -17,8 +17,10 @@ from mlflow.models import Model, infer_signature
 
 from train_core.engine import serving
 from train_core.engine.checkpoint_files import read_verified
-from train_core.engine.mlflow_runs import MlflowRuns
+from train_core.engine.mlflow_runs import MlflowRuns, seconds
+from train_core.engine.mlflow_stages import find_checkpoint, headline
 from train_core.errors import CheckpointError
+from train_core.results import CheckpointSummary
 from train_core.storage.run_folder import Checkpoint
 
 _DIGEST = "evertrain.checkpoint_digest"
@@ -26,7 +28,6 @@ _REQUIREMENTS = (
     "mlflow",
     "numpy",
     "pandas",
-    "psutil",
     "fsspec",
     "pydantic",
     "safetensors",
@@ -36,13 +37,14 @@ _REQUIREMENTS = (
 
 
 def log_checkpoint_model(
-    runs: MlflowRuns, checkpoint: Checkpoint, metrics: Mapping[str, float | None]
+    runs: MlflowRuns, best: CheckpointSummary, test_metrics: dict[str, float | None]
 ) -> str:
-    """The checkpoint's model as a LoggedModel of the parent run, with metrics; gives its URI.
+    """A checkpoint's model as a LoggedModel of the parent run, with metrics; gives its URI.
 
     A checkpoint is logged once: a model that is there is used again, one half there completed.
     Raises CheckpointError if the weights are not what was committed.
     """
+    checkpoint = find_checkpoint(runs.folder, best)
     model = _find(runs, checkpoint) or _create(runs, checkpoint)
     if model.status != LoggedModelStatus.READY:
         with tempfile.TemporaryDirectory() as folder:
@@ -50,9 +52,9 @@ def log_checkpoint_model(
         runs.client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
     runs.log_metrics(
         "pipeline",
-        metrics,
-        step=checkpoint.manifest.step,
-        time_s=checkpoint.time_s,
+        headline(runs, best, test_metrics),
+        step=best.step,
+        time_s=seconds(checkpoint.manifest.created_at),
         model_id=model.model_id,
     )
     return f"models:/{model.model_id}"
@@ -61,8 +63,7 @@ def log_checkpoint_model(
 def _find(runs: MlflowRuns, checkpoint: Checkpoint) -> LoggedModel | None:
     found = runs.client.search_logged_models(
         [runs.experiment_id],
-        f"tags.`{_DIGEST}` = '{checkpoint.digest}' "
-        f"and source_run_id = '{runs.run_id('pipeline')}'",
+        f"tags.`{_DIGEST}` = '{checkpoint.digest}' and source_run_id = '{runs.run_id('pipeline')}'",
         max_results=1,
     )
     return found[0] if found else None

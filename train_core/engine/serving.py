@@ -57,9 +57,7 @@ class ServedModel:
             outputs = self.workload.forward(self.model, batch)
             found = self.workload.predictions(outputs)
         tensors = {name: _plain(tensor) for name, tensor in found.items()}
-        return pd.DataFrame(
-            {name: a if a.ndim == 1 else a.tolist() for name, a in tensors.items()}
-        )
+        return pd.DataFrame({name: a if a.ndim == 1 else a.tolist() for name, a in tensors.items()})
 
 
 def _load_pyfunc(path: str) -> ServedModel:

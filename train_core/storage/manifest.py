@@ -53,7 +53,6 @@ class Manifest(BaseModel):
     kind: str
     digest_algorithm: Literal["sha256"] = "sha256"
     created_at: str = Field(description="UTC, ISO 8601.")
-    attempt: int = Field(ge=1)
     files: tuple[FileEntry, ...]
 
     def to_json(self) -> bytes:
@@ -65,6 +64,7 @@ class CheckpointManifest(Manifest):
     """The commit of a checkpoint."""
 
     kind: Literal["checkpoint"] = "checkpoint"
+    attempt: int = Field(ge=1)
     step: int = Field(ge=0, description="Optimizer steps done.")
     epoch: int = Field(ge=0, description="Epochs completed.")
     samples_seen: int = Field(ge=0)
@@ -72,7 +72,7 @@ class CheckpointManifest(Manifest):
         description="The newest value of each metric; null where it was not finite."
     )
     validated: bool = Field(description="Whether the validation metrics are of this very step.")
-    finished: bool = Field(description="Whether the training ended with this step.")
+    stopped_by: str = Field(description="Why the training ended with this step; empty: it did not.")
     journal: tuple[FileEntry, ...] = Field(
         description="The segments in ../../journal that this commit covers, oldest first."
     )

@@ -49,6 +49,11 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
 
+    @property
+    def fs(self) -> fsspec.AbstractFileSystem:
+        """The fsspec filesystem behind the folder, for a library that wants one."""
+        return self._fs
+
     def path(self, key: str) -> str:
         """The object's path as the filesystem spells it. Keys may not leave the folder."""
         if key.startswith("/") or ".." in key.split("/"):

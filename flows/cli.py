@@ -1,0 +1,137 @@
+"""The command `evertrain`. Every command's arguments are a typed model; see `commands/`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliSubCommand,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from flows.commands.look import LsCommand, ShowCommand
+from flows.commands.retrain import DemoCommand, RetrainCommand
+from flows.commands.runs import RunsCommand
+from flows.commands.ui import UiCommand
+from flows.commands.workloads import WorkloadsCommand
+from train_core.errors import ConfigError, EvertrainError
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+class Evertrain(BaseSettings):
+    """Retrain PyTorch models and never lose a step. `evertrain COMMAND --help` tells more."""
+
+    model_config = SettingsConfigDict(
+        cli_prog_name="evertrain",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        cli_exit_on_error=False,
+    )
+
+    retrain: CliSubCommand[RetrainCommand] = Field(description="Run the whole pipeline.")
+    demo: CliSubCommand[DemoCommand] = Field(description="Run it on handwritten digits.")
+    runs: CliSubCommand[RunsCommand] = Field(description="List, look at and delete runs.")
+    workloads: CliSubCommand[WorkloadsCommand] = Field(description="What can be trained.")
+    ls: CliSubCommand[LsCommand] = Field(description="List a storage's runs, a run's checkpoints.")
+    show: CliSubCommand[ShowCommand] = Field(description="Show a run or a checkpoint.")
+    ui: CliSubCommand[UiCommand] = Field(description="Open MLflow's and Prefect's pages.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 (named by the library)
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (named by the library)
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (named by the library)
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (named by the library)
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags over the configuration file; an environment variable `LS` means nothing here."""
+        return (init_settings,)
+
+    def cli_cmd(self) -> None:
+        """Run the command that was named."""
+        CliApp.run_subcommand(self)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and give its exit code: 0, 2 for an error, 130 for Ctrl-C."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    _make_importable(os.getcwd())
+    try:
+        configuration: dict[str, Any] = _configuration(arguments)
+        CliApp.run(Evertrain, arguments or ["--help"], **configuration)
+    except ValidationError as error:
+        return _refuse(_one_line(error))
+    except SettingsError as error:
+        return _refuse(str(error).partition("\n")[0].removeprefix("error parsing CLI: "))
+    except EvertrainError as error:
+        return _refuse(" ".join(str(error).split()))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def read_configuration(path: str) -> dict[str, Any]:
+    """The parameters in a YAML or JSON file. Raises ConfigError."""
+    try:
+        found = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"configuration {path!r} cannot be read: {reason}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"configuration {path!r} is not a mapping of parameters to values")
+    return found
+
+
+def _configuration(arguments: list[str]) -> dict[str, dict[str, Any]]:
+    """What `--config` names, to be laid under the flags before anything is checked."""
+    if arguments[:1] != ["retrain"]:
+        return {}
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", default="")
+    try:
+        known, _ = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from error
+    return {"retrain": read_configuration(known.config)} if known.config else {}
+
+
+def _make_importable(folder: str) -> None:
+    """Let workloads in `folder` be found, here and in the driver and the workers."""
+    path = os.environ.get("PYTHONPATH", "")
+    if folder not in path.split(os.pathsep):
+        os.environ["PYTHONPATH"] = f"{path}{os.pathsep}{folder}" if path else folder
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _one_line(error: ValidationError) -> str:
+    found = []
+    for one in error.errors(include_url=False):
+        # The first place is the subcommand's name.
+        place = "".join(f"{part}: " for part in one["loc"][1:2])
+        given = f", got {one['input']!r}" if place else ""
+        found.append(f"{place}{one['msg'].removeprefix('Value error, ')}{given}")
+    return "; ".join(found)
+
+
+def _refuse(message: str) -> int:
+    sys.stderr.write(f"evertrain: {message}\n")
+    return BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""`evertrain ls` and `evertrain show`: what is in a storage, a run, a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+from pydantic_settings import CliPositionalArg
+
+from flows.commands.output import Row, print_mapping, print_rows
+from flows.commands.runs import InStorage, list_runs, status
+from flows.parameters import absolute, default_storage
+from train_core.errors import ConfigError
+from train_core.storage.names import CHECKPOINTS, CheckpointName
+from train_core.storage.run_folder import Checkpoint, RunFolder
+
+
+class LsCommand(BaseModel):
+    """List the runs of a storage, or the checkpoints of a run."""
+
+    url: CliPositionalArg[str] = Field(
+        default_factory=default_storage, description="A storage's or a run's path or URL."
+    )
+    as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+    def cli_cmd(self) -> None:
+        """Print the list."""
+        url = absolute(self.url).rstrip("/")
+        folder = run_at(url)
+        if folder is None:
+            list_runs(url, as_json=self.as_json)
+        else:
+            rows = [checkpoint_row(one) for one in folder.checkpoints()]
+            print_rows(rows, as_json=self.as_json, empty=f"no checkpoints in {folder.url}")
+
+
+class ShowCommand(InStorage):
+    """Show a run's request and state, or a checkpoint's manifest, files and metrics."""
+
+    what: CliPositionalArg[str] = Field(
+        description="A run's name, RUN/CHECKPOINT, or the path or URL of either."
+    )
+    as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+    def cli_cmd(self) -> None:
+        """Print what was found."""
+        folder, name = find(self.what, absolute(self.storage))
+        if name is None:
+            print_mapping(
+                status(folder) | folder.record().model_dump(mode="json"), as_json=self.as_json
+            )
+            return
+        try:
+            checkpoint = folder.checkpoint(name)
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"run {folder.name!r} has no checkpoint {name}: see `evertrain ls {folder.url}`"
+            ) from error
+        show_checkpoint(folder, checkpoint, as_json=self.as_json)
+
+
+def run_at(url: str) -> RunFolder | None:
+    """The run whose folder `url` is, or None."""
+    try:
+        folder = RunFolder.at(url)
+    except ConfigError:
+        return None
+    return folder if folder.exists() else None
+
+
+def find(what: str, storage: str) -> tuple[RunFolder, CheckpointName | None]:
+    """The run, and the checkpoint if one is named. Raises ConfigError if there is none."""
+    run, _, last = what.rstrip("/").rpartition("/")
+    name = CheckpointName.parse(last)
+    run = run.removesuffix(f"/{CHECKPOINTS}") if name else what.rstrip("/")
+    for url in (absolute(run), f"{storage.rstrip('/')}/{run}"):
+        folder = run_at(url)
+        if folder:
+            return folder, name
+    raise ConfigError(f"there is no run {run!r}, neither as an address nor in {storage}")
+
+
+def checkpoint_row(checkpoint: Checkpoint) -> Row:
+    """A checkpoint in a list."""
+    manifest = checkpoint.manifest
+    return {
+        "checkpoint": str(checkpoint.name),
+        "step": manifest.step,
+        "epoch": manifest.epoch,
+        "MB": round(sum(file.size_bytes for file in manifest.files) / 1e6, 3),
+        **manifest.metrics,
+    }
+
+
+def show_checkpoint(folder: RunFolder, checkpoint: Checkpoint, *, as_json: bool) -> None:
+    """Print the manifest: its facts, then its files."""
+    manifest: dict[str, Any] = checkpoint.manifest.model_dump(mode="json")
+    manifest["uri"] = folder.store.uri(checkpoint.key)
+    if as_json:
+        print_mapping(manifest, as_json=True)
+        return
+    files = manifest.pop("files")
+    manifest["journal"] = f"{len(manifest['journal'])} segments"
+    metrics = manifest.pop("metrics")
+    print_mapping(manifest | metrics, as_json=False)
+    print_rows(files, as_json=False, empty="no files")

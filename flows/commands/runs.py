@@ -1,0 +1,142 @@
+"""`evertrain runs list|status|delete`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+from pydantic_settings import CliApp, CliPositionalArg, CliSubCommand
+
+from flows.commands.output import Row, print_mapping, print_rows, say
+from flows.parameters import absolute, default_storage, default_tracking_uri
+from train_core.config import TrainConfig
+from train_core.errands import delete_tracking
+from train_core.errors import ConfigError, RunBusyError
+from train_core.policy.selection import Candidate, ranked
+from train_core.storage import lease
+from train_core.storage.names import RUN_JSON
+from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.store import Store
+
+
+class InStorage(BaseModel):
+    """Arguments of all commands that look into a storage."""
+
+    storage: str = Field(
+        default_factory=default_storage,
+        description="Folder of the runs; EVERTRAIN_STORAGE, or .evertrain/runs.",
+    )
+
+
+class ListCommand(InStorage):
+    """List the runs of a storage."""
+
+    as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+    def cli_cmd(self) -> None:
+        """Print the runs."""
+        list_runs(absolute(self.storage), as_json=self.as_json)
+
+
+class StatusCommand(InStorage):
+    """Tell where a run is."""
+
+    run: CliPositionalArg[str] = Field(description="The run's name.")
+    as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+    def cli_cmd(self) -> None:
+        """Print the run's state."""
+        folder = existing(absolute(self.storage), self.run)
+        print_mapping(status(folder), as_json=self.as_json)
+
+
+class DeleteCommand(InStorage):
+    """Delete a run: its folder and its side in MLflow."""
+
+    run: CliPositionalArg[str] = Field(description="The run's name.")
+    tracking_uri: str = Field(
+        default_factory=default_tracking_uri,
+        description="MLflow's address; MLFLOW_TRACKING_URI, or .evertrain/mlflow.db. Empty: leave "
+        "MLflow alone.",
+    )
+    yes: bool = Field(default=False, description="Do not ask.")
+
+    def cli_cmd(self) -> None:
+        """Delete the run, MLflow's side first: what fails can be tried again."""
+        folder = existing(absolute(self.storage), self.run)
+        holder = lease.holder_of(folder.store)
+        if holder:
+            raise RunBusyError(folder.name, str(holder))
+        if not self.yes and input(f"Delete {folder.url}? [y/N] ").lower() not in ("y", "yes"):
+            raise ConfigError("nothing was deleted")
+        if self.tracking_uri:
+            delete_tracking(folder.url, self.tracking_uri)
+        # run.json first: without it the run is no more.
+        folder.store.delete(RUN_JSON)
+        folder.store.delete("")
+        say(f"deleted {folder.url}")
+
+
+class RunsCommand(BaseModel):
+    """List, look at and delete runs."""
+
+    list: CliSubCommand[ListCommand] = Field(description="List the runs of a storage.")
+    status: CliSubCommand[StatusCommand] = Field(description="Tell where a run is.")
+    delete: CliSubCommand[DeleteCommand] = Field(description="Delete a run.")
+
+    def cli_cmd(self) -> None:
+        """Run the command that was named."""
+        CliApp.run_subcommand(self)
+
+
+def existing(storage: str, run: str) -> RunFolder:
+    """The run's folder. Raises ConfigError if there is no such run."""
+    folder = RunFolder(storage, run)
+    if not folder.exists():
+        raise ConfigError(f"there is no run {run!r} in {storage}: see `evertrain runs list`")
+    return folder
+
+
+def list_runs(storage: str, *, as_json: bool) -> None:
+    """Print the runs of a storage, oldest first."""
+    store = Store(storage)
+    names = [name for name in store.names() if store.exists(f"{name}/{RUN_JSON}")]
+    rows = sorted((row(RunFolder(storage, name)) for name in names), key=lambda r: r["created"])
+    print_rows(rows, as_json=as_json, empty=f"no runs in {storage}")
+
+
+def row(folder: RunFolder) -> Row:
+    """A run in a list."""
+    record = folder.record()
+    checkpoints = folder.checkpoints()
+    return {
+        "run": folder.name,
+        "created": record.created_at,
+        "workload": record.config.workload.rpartition(":")[2],
+        "step": checkpoints[-1].name.step if checkpoints else 0,
+        record.config.monitor: best_value(checkpoints, record.config),
+        "state": state(folder),
+    }
+
+
+def status(folder: RunFolder) -> dict[str, Any]:
+    """A run's state, its newest checkpoint, and what its training tells of itself."""
+    found = row(folder) | {"url": folder.url, "checkpoints": len(folder.checkpoints())}
+    holder = lease.holder_of(folder.store)
+    if holder:
+        found |= {"driven by": str(holder), "live": folder.live()}
+    return found
+
+
+def state(folder: RunFolder) -> str:
+    """`running`, `finished` or `interrupted`."""
+    if lease.holder_of(folder.store):
+        return "running"
+    return "finished" if folder.report() else "interrupted"
+
+
+def best_value(checkpoints: list[Checkpoint], config: TrainConfig) -> float | None:
+    """The best checkpoint's value of the monitored metric."""
+    candidates = [Candidate(str(c.name), c.name.step, c.manifest.metrics) for c in checkpoints]
+    order = ranked(candidates, config.monitor, config.monitor_order)
+    return order[0].metrics.get(config.monitor) if order else None

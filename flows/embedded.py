@@ -1,0 +1,41 @@
+"""Prefect inside the command line: a temporary server, started while Ray starts.
+
+Set before Prefect is imported, and only where the user has set nothing else; a worker that runs
+a deployment does not come here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+
+def configure(*, verbose: bool) -> None:
+    """Set Prefect's settings for a flow that this process runs."""
+    settings = {
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+        # The terminal belongs to the progress display; Prefect's API keeps the log.
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO" if verbose else "CRITICAL",
+    }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
+def warm_up() -> threading.Thread:
+    """Import Prefect and start its server, in a thread: join it before the flow is run."""
+    thread = threading.Thread(target=_start_prefect, daemon=True)
+    thread.start()
+    return thread
+
+
+def _start_prefect() -> None:
+    # What fails here fails again, and is told, when the flow is run.
+    with contextlib.suppress(Exception):
+        from prefect.client.orchestration import get_client
+
+        import flows.retrain  # noqa: F401 (imported late: the driver starts first)
+
+        with get_client(sync_client=True) as client:
+            client.api_healthcheck()

@@ -1,0 +1,74 @@
+"""Runs the retrain flow from the command line, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flows import embedded
+from flows.parameters import HOME, RetrainParameters, make_tracking_folder, new_run_name
+from tasks.session import Session, open_session
+from train_core.errors import StageError
+from train_core.storage.names import REPORT_JSON, check_run_name
+from train_core.storage.run_folder import RunFolder
+
+
+def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
+    """Run the whole pipeline, showing where it is, and print the outcome.
+
+    The driver starts first, then Prefect, side by side; bad input is told before any flow run
+    exists. Raises EvertrainError.
+    """
+    parameters = parameters.named(new_run_name(parameters.workload))
+    check_run_name(parameters.run)
+    embedded.configure(verbose=verbose)
+    make_tracking_folder(parameters.tracking_uri)
+    log = Path(HOME, "logs", f"{parameters.run}.log").absolute()
+    with _naming_log(log), open_session(parameters.request()) as session:
+        warming = embedded.warm_up()
+        session.listen(LogFile(log))
+        prepared = session.prepared()
+        warming.join()
+        _run_flow(parameters, session, resumed=prepared.resumed, verbose=verbose)
+
+
+def _run_flow(
+    parameters: RetrainParameters, session: Session, *, resumed: bool, verbose: bool
+) -> None:
+    # Imported late: Prefect's import takes longer than the driver's start.
+    from rich.console import Console
+
+    from flows.progress import TerminalProgress
+    from flows.retrain import retrain
+    from flows.summary import print_summary
+
+    console = Console()
+    folder = RunFolder(parameters.storage, parameters.run)
+    console.print(f"{'continuing' if resumed else 'new'} run {parameters.run}", highlight=False)
+    with TerminalProgress(session, console, plain=verbose):
+        report = retrain(parameters)
+    print_summary(report, folder.store.uri(REPORT_JSON), console)
+
+
+class LogFile:
+    """Appends lines to a local file, which is created with the first one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, line: str) -> None:
+        """Append a line."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(line + "\n")
+
+
+@contextmanager
+def _naming_log(log: Path) -> Iterator[None]:
+    """Say in a StageError where the driver's log is."""
+    try:
+        yield
+    except StageError as error:
+        summary = f"{error.summary} (log: {log})"
+        raise StageError(error.stage, summary, error.traceback) from error

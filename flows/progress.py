@@ -1,0 +1,96 @@
+"""Shows in the terminal where a pipeline is."""
+
+from __future__ import annotations
+
+import time
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from tasks.live import Live, LiveReader, Ticker
+from tasks.session import Session
+from train_core.storage.run_folder import RunFolder
+
+EVERY_S = 0.5
+PLAIN_EVERY_S = 5.0
+
+
+class TerminalProgress:
+    """The stage and the training's position: a bar on a terminal, plain lines elsewhere.
+
+    Use it as a context manager around the flow. `plain` forces lines on a terminal too.
+    """
+
+    def __init__(self, session: Session, console: Console, *, plain: bool) -> None:
+        self._session = session
+        self._reader = LiveReader(RunFolder(session.request.storage, session.request.run))
+        self._view = _Lines(console) if plain or not console.is_terminal else _Bar(console)
+        self._ticker = Ticker(self._tick, EVERY_S)
+
+    def __enter__(self) -> Self:
+        self._view.open()
+        self._ticker.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ticker.__exit__()
+        self._view.close()
+
+    def _tick(self) -> None:
+        stage = self._session.stage
+        self._view.show(stage, self._reader.read() if stage == "train" else None)
+
+
+class _Lines:
+    """A line when the stage changes, and one every PLAIN_EVERY_S while training."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._stage = ""
+        self._last_s = 0.0
+
+    def open(self) -> None:
+        self._last_s = time.monotonic()
+
+    def close(self) -> None:
+        pass
+
+    def show(self, stage: str, live: Live | None) -> None:
+        if stage != self._stage:
+            self._stage = stage
+            self._console.print(stage, highlight=False)
+        if live and time.monotonic() - self._last_s >= PLAIN_EVERY_S:
+            self._last_s = time.monotonic()
+            self._console.print(f"  {live}", highlight=False, soft_wrap=True)
+
+
+class _Bar:
+    """One bar that stays at the bottom of the terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[live]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task: TaskID = self._progress.add_task("prepare", total=None, live="")
+
+    def open(self) -> None:
+        self._progress.start()
+
+    def close(self) -> None:
+        self._progress.stop()
+
+    def show(self, stage: str, live: Live | None) -> None:
+        if live:
+            self._progress.update(
+                self._task, description=stage, total=100, completed=live.percent, live=str(live)
+            )
+        elif stage != "train":
+            self._progress.update(self._task, description=stage, total=None, live="")
+        else:
+            self._progress.update(self._task, description=stage)

@@ -1,0 +1,156 @@
+"""A real MLflow: a SQLite database, and a server in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from pathlib import Path
+
+import psutil
+import pytest
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+from tests.leaks import Belongings
+from tests.mlflow.run_builder import RunBuilder
+from train_core.engine.figures import curves
+from train_core.storage.journal import Entry
+from train_core.storage.run_folder import RunFolder
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(fonts: None) -> Iterator[None]:
+    """As everywhere, once MLflow has closed the database that it keeps open for the process."""
+    before = Belongings.now()
+    yield
+    for engine in SqlAlchemyStore._engine_map.values():
+        engine.dispose()
+    left = before.added(within_s=5)
+    assert not left, f"left behind: {', '.join(left)}"
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow takes seconds to make one: made once, copied for each test."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    # Closed, it is one file.
+    SqlAlchemyStore(f"sqlite:///{path}", str(path.parent / "unused")).engine.dispose()
+    return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fonts() -> None:
+    """Matplotlib keeps the files of its fonts open once it has drawn."""
+    curves([Entry(step=1, time=0, metrics={"loss": 1})]).savefig(BytesIO())
+
+
+@pytest.fixture
+def tracking_uri(empty_database: Path, tmp_path: Path) -> str:
+    path = tmp_path / "tracking" / "mlflow.db"
+    path.parent.mkdir()
+    path.write_bytes(empty_database.read_bytes())
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunBuilder:
+    return RunBuilder(RunFolder(str(tmp_path / "runs"), "digits-1"))
+
+
+@pytest.fixture
+def server(empty_database: Path, tmp_path: Path) -> Iterator[MlflowServer]:
+    """A server that is not started yet, on a port of its own."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    (folder / "mlflow.db").write_bytes(empty_database.read_bytes())
+    found = MlflowServer(folder)
+    yield found
+    found.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+@dataclass
+class MlflowServer:
+    """`mlflow server` on SQLite, serving artifacts too."""
+
+    folder: Path
+    port: int = field(default_factory=_free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
+                    *("--host", "127.0.0.1", "--port", str(self.port)),
+                    *("--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"),
+                    *("--artifacts-destination", str(self.folder / "artifacts")),
+                ],
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                env={
+                    **os.environ,
+                    "MLFLOW_DISABLE_TELEMETRY": "true",
+                    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                },
+            )
+        deadline = time.monotonic() + 60
+        while not self._is_healthy():
+            assert time.monotonic() < deadline, (self.folder / "log").read_text()
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        if self.process is None:
+            return
+        processes = [*psutil.Process(self.process.pid).children(recursive=True), self.process]
+        for process in processes:
+            process.kill()
+        self.process.wait(10)
+        self.process = None
+
+    def _is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.uri}/health", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+@pytest.fixture
+def answering() -> Iterator[str]:
+    """A web server, no MLflow: `<url>/<status>/...` is answered with that status and a page."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(int(self.path.split("/")[1]))
+            self.end_headers()
+            self.wfile.write(b"<html>a page</html>")
+
+        def log_request(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{web.server_port}"
+        web.shutdown()
+        thread.join()

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from tests.mlflow.run_builder import RunBuilder, entry
+from train_core.engine.mirror import EndStatus, Mirror
+from train_core.storage.names import CheckpointName
+from train_core.storage.run_folder import RunFolder
+
+
+def mirror_once(run: RunBuilder, uri: str, status: EndStatus = "FINISHED") -> Mirror:
+    mirror = Mirror(run.folder, uri, "tests")
+    mirror.start()
+    assert mirror.flush()
+    assert mirror.close(status)
+    return mirror
+
+
+def stages(uri: str) -> dict[str, Run]:
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("tests")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    counted = Counter(found.data.tags["evertrain.stage"] for found in runs)
+    assert set(counted.values()) == {1}, counted
+    return {found.data.tags["evertrain.stage"]: found for found in runs}
+
+
+def points(uri: str, stage: str = "train") -> Counter[tuple[str, int]]:
+    client, found = MlflowClient(uri), stages(uri)[stage]
+    return Counter(
+        (key, point.step)
+        for key in found.data.metrics
+        if not key.startswith("system/")
+        for point in client.get_metric_history(found.info.run_id, key)
+    )
+
+
+def expected(steps: range) -> Counter[tuple[str, int]]:
+    return Counter(
+        (key, step) for step in steps for key in ("train/loss", "train/lr", "samples_per_s")
+    )
+
+
+def test_every_committed_metric_is_there_once_with_the_journals_time(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    run.commit(range(1, 500))
+    run.commit(range(500, 701), finished=True)
+    mirror_once(run, tracking_uri)
+    assert points(tracking_uri) == expected(range(1, 701))
+    train = stages(tracking_uri)["train"].info.run_id
+    history = MlflowClient(tracking_uri).get_metric_history(train, "train/loss")
+    assert {p.step: p.timestamp for p in history} == {
+        step: round(entry(step).time * 1000) for step in range(1, 701)
+    }
+    assert {p.step: p.value for p in history if p.step != 3} == {
+        step: 1 / step for step in range(1, 701) if step != 3
+    }
+
+
+def test_a_metric_that_was_not_finite_is_shown_as_nan(run: RunBuilder, tracking_uri: str) -> None:
+    run.commit(range(1, 5), finished=True)
+    mirror_once(run, tracking_uri)
+    train = stages(tracking_uri)["train"].info.run_id
+    history = MlflowClient(tracking_uri).get_metric_history(train, "train/loss")
+    assert [p.step for p in history if math.isnan(p.value)] == [3]
+
+
+def test_mirroring_again_adds_nothing(run: RunBuilder, tracking_uri: str) -> None:
+    best = run.commit(range(1, 50), finished=True)
+    evaluations = [run.evaluate(best, "validation"), run.evaluate(best, "test")]
+    for _ in range(2):
+        mirror = Mirror(run.folder, tracking_uri, "tests")
+        mirror.start()
+        mirror.log_evaluations(evaluations)
+        assert mirror.close("FINISHED")
+    assert points(tracking_uri) == expected(range(1, 50))
+    assert points(tracking_uri, "evaluate") == Counter(
+        (f"{split}/{key}", 49) for split in ("validation", "test") for key in ("accuracy", "loss")
+    )
+
+
+def test_a_lost_position_adds_nothing(run: RunBuilder, tracking_uri: str) -> None:
+    run.commit(range(1, 50))
+    mirror_once(run, tracking_uri, "KILLED")
+    train = stages(tracking_uri)["train"].info.run_id
+    MlflowClient(tracking_uri).set_tag(train, "evertrain.mirrored_step", "20")
+    mirror_once(run, tracking_uri)
+    assert points(tracking_uri) == expected(range(1, 50))
+
+
+def test_a_restart_goes_on_in_the_same_mlflow_runs(run: RunBuilder, tracking_uri: str) -> None:
+    run.commit(range(1, 30))
+    before = mirror_once(run, tracking_uri, "KILLED").tracking()
+    assert stages(tracking_uri)["train"].info.status == "KILLED"
+    run.new_attempt()
+    run.commit(range(30, 60), finished=True)
+    after = mirror_once(run, tracking_uri).tracking()
+    assert after.run_id == before.run_id
+    assert points(tracking_uri) == expected(range(1, 60))
+    assert {s.info.status for s in stages(tracking_uri).values()} == {"FINISHED"}
+
+
+def test_steps_that_are_trained_again_are_not_shown_twice(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    run.commit(range(1, 30))
+    damaged = run.commit(range(30, 60))
+    mirror_once(run, tracking_uri, "FAILED")
+    run.segments = run.segments[:1]
+    name = CheckpointName.parse(damaged.name)
+    assert name is not None
+    run.folder.quarantine(name, "a flipped bit")
+    run.new_attempt()
+    run.commit(range(30, 80), finished=True, time_s=1_790_001_000)
+    mirror_once(run, tracking_uri)
+    assert points(tracking_uri) == expected(range(1, 80))
+
+
+def test_commits_are_shown_while_the_training_runs(run: RunBuilder, tracking_uri: str) -> None:
+    mirror = Mirror(run.folder, tracking_uri, "tests")
+    mirror.start()
+    try:
+        assert mirror.flush()
+        assert stages(tracking_uri)["train"].info.status == "RUNNING"
+        for steps in (range(1, 10), range(10, 20)):
+            run.commit(steps)
+            assert mirror.flush()
+            assert points(tracking_uri) == expected(range(1, steps.stop))
+        system = stages(tracking_uri)["train"].data.metrics
+        assert "system/cpu_utilization_percentage" in system
+    finally:
+        mirror.close("KILLED")
+    assert {s.info.status for s in stages(tracking_uri).values()} == {"KILLED"}
+
+
+def test_what_is_not_committed_is_not_shown(run: RunBuilder, tracking_uri: str) -> None:
+    run.commit(range(1, 10))
+    run.folder.store.write("checkpoints/step-00000020-a0001/model.safetensors", b"half")
+    mirror_once(run, tracking_uri)
+    assert points(tracking_uri) == expected(range(1, 10))
+
+
+def test_an_entry_larger_than_a_request_is_shown_whole(run: RunBuilder, tracking_uri: str) -> None:
+    from train_core.engine.mlflow_runs import MlflowRuns
+
+    large = entry(1).model_copy(update={"metrics": {f"m/{i}": float(i) for i in range(2500)}})
+    runs = MlflowRuns(run.folder, tracking_uri, "tests")
+    runs.log_entries([large, entry(2)])
+    assert runs.mirrored_step() == 2
+    assert len(points(tracking_uri)) == 2501 + 3
+
+
+def test_the_parent_says_what_was_asked(run: RunBuilder, tracking_uri: str) -> None:
+    run.commit(range(1, 3), finished=True)
+    tracking = mirror_once(run, tracking_uri).tracking()
+    found = stages(tracking_uri)
+    parent = found["pipeline"]
+    assert (parent.info.run_id, parent.info.run_name) == (tracking.run_id, "digits-1")
+    assert found["train"].data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert parent.data.params["settings.width"] == "4"
+    assert parent.data.params["batch_size"] == "128"
+    assert "runtime_env" not in parent.data.params
+    assert parent.data.tags["evertrain.run"] == run.folder.url
+    digests = {i.dataset.name: i.dataset.digest for i in parent.inputs.dataset_inputs}
+    assert digests == {"Digits-train": "a" * 36, "Digits-test": "10-samples"}
+
+
+def test_stages_show_their_figures_and_files(run: RunBuilder, tracking_uri: str) -> None:
+    best = run.commit(range(1, 20), finished=True)
+    mirror = Mirror(run.folder, tracking_uri, "tests")
+    mirror.start()
+    mirror.begin("evaluate")
+    mirror.log_evaluations([run.evaluate(best, "test")])
+    mirror.log_predictions(run.predict(best))
+    assert mirror.close("FINISHED")
+    found, client = stages(tracking_uri), MlflowClient(tracking_uri)
+
+    def files(stage: str, folder: str | None = None) -> set[str]:
+        return {f.path for f in client.list_artifacts(found[stage].info.run_id, folder)}
+
+    assert files("train") == {"checkpoints.json", "curves.png"}
+    assert files("evaluate", "confusion_matrix") == {f"confusion_matrix/test-{best.name}.png"}
+    assert files("infer") == {"predictions.json"}
+    assert found["infer"].data.metrics == {"num_rows": 7}
+
+
+def test_a_new_run_at_an_old_address_is_another_mlflow_run(
+    tmp_path: Path, run: RunBuilder, tracking_uri: str
+) -> None:
+    run.commit(range(1, 10), finished=True)
+    before = mirror_once(run, tracking_uri).tracking().run_id
+    run.folder.store.delete("")
+    again = RunBuilder(RunFolder(str(tmp_path / "runs"), "digits-1"))
+    record = again.folder.record().model_copy(update={"created_at": "2027-01-01T00:00:00+00:00"})
+    again.folder.store.write("run.json", record.model_dump_json().encode())
+    again.commit(range(1, 5), finished=True)
+    assert mirror_once(again, tracking_uri).tracking().run_id != before
+
+
+def test_artifacts_lie_beside_the_database(run: RunBuilder, tracking_uri: str) -> None:
+    run.commit(range(1, 10), finished=True)
+    mirror_once(run, tracking_uri)
+    database = Path(tracking_uri.removeprefix("sqlite:///"))
+    assert list(database.parent.glob("mlartifacts/*/artifacts/curves.png"))
+    assert not Path("mlruns").exists()
+
+
+def test_a_result_that_cannot_be_shown_hides_no_other(
+    run: RunBuilder, tracking_uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    best = run.commit(range(1, 10), finished=True)
+    lost = run.evaluate(best, "validation")
+    run.folder.store.delete(f"evaluations/{best.name}-validation")
+    mirror = Mirror(run.folder, tracking_uri, "tests")
+    mirror.start()
+    mirror.log_evaluations([lost])
+    mirror.log_evaluations([run.evaluate(best, "test")])
+    assert mirror.close("FINISHED")
+    assert set(points(tracking_uri, "evaluate")) == {("test/accuracy", 9), ("test/loss", 9)}
+    assert "not shown in MLflow" in caplog.text

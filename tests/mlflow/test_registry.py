@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from mlflow import MlflowClient
+from mlflow.pyfunc.scoring_server import infer_and_parse_data
+
+from tests.mlflow.run_builder import RunBuilder
+from train_core.config import TrainConfig
+from train_core.engine.mirror import Mirror
+from train_core.results import CheckpointSummary
+from train_core.storage.run_folder import RunFolder
+from train_core.workload import load_workload
+
+
+def commit_digits(run: RunBuilder) -> tuple[CheckpointSummary, torch.nn.Module]:
+    torch.manual_seed(0)
+    config = run.folder.record().config
+    model = load_workload(config.workload, config.settings).model().eval()
+    return run.commit(range(1, 12), finished=True, model=model), model
+
+
+def log_best(run: RunBuilder, uri: str, best: CheckpointSummary) -> str:
+    mirror = Mirror(run.folder, uri, "tests")
+    mirror.start()
+    mirror.log_outcome(best, {"accuracy": 0.75})
+    assert mirror.close("FINISHED")
+    return mirror.tracking().model_uri
+
+
+def load(uri: str, model_uri: str) -> mlflow.pyfunc.PyFuncModel:
+    mlflow.set_tracking_uri(uri)
+    try:
+        return mlflow.pyfunc.load_model(model_uri)
+    finally:
+        mlflow.set_tracking_uri(None)
+
+
+def test_the_best_model_loads_and_predicts_what_the_model_predicts(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    best, model = commit_digits(run)
+    served = load(tracking_uri, log_best(run, tracking_uri, best))
+    workload = load_workload("train_core.workloads.digits:Digits", {"width": 4})
+    images = workload.dataset("test").__getitems__(np.arange(300))["image"]
+    found = served.predict({"image": images})
+    with torch.inference_mode():
+        outputs = [
+            model(workload.prepare({"image": part}, None)["inputs"])
+            for part in (images[:256], images[256:])
+        ]
+    expected = torch.cat(outputs).softmax(dim=1).numpy()
+    assert list(found.columns) == ["prediction", "probabilities"]
+    assert found["prediction"].tolist() == expected.argmax(axis=1).tolist()
+    assert np.array_equal(np.array(found["probabilities"].tolist(), np.float32), expected)
+
+
+def test_the_served_model_takes_json(run: RunBuilder, tracking_uri: str) -> None:
+    best, _ = commit_digits(run)
+    served = load(tracking_uri, log_best(run, tracking_uri, best))
+    images = np.arange(2 * 64).reshape(2, 8, 8) % 17
+    request = json.dumps({"inputs": {"image": images.tolist()}})
+    parsed = infer_and_parse_data(json.loads(request), served.metadata.get_input_schema())
+    expected = served.predict({"image": images.astype(np.uint8)})
+    pd.testing.assert_frame_equal(served.predict(parsed), expected)
+
+
+def test_the_model_has_a_signature_an_example_and_its_metrics(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    best, _ = commit_digits(run)
+    model_uri = log_best(run, tracking_uri, best)
+    served = load(tracking_uri, model_uri)
+    assert str(served.metadata.get_input_schema()) == (
+        "['image': Tensor('uint8', (-1, 8, 8)) (required)]"
+    )
+    assert served.input_example["image"].shape == (2, 8, 8)
+    logged = MlflowClient(tracking_uri).get_logged_model(model_uri.removeprefix("models:/"))
+    assert logged.params == {"step": "11", "epoch": "1", "samples_seen": "110"}
+    assert {m.key: m.value for m in logged.metrics} == {
+        "validation/accuracy": best.metrics["validation/accuracy"],
+        "test/accuracy": 0.75,
+    }
+
+
+def test_the_parent_run_has_the_headline_metrics(run: RunBuilder, tracking_uri: str) -> None:
+    best, _ = commit_digits(run)
+    log_best(run, tracking_uri, best)
+    client = MlflowClient(tracking_uri)
+    parent = client.search_runs(["1"], "tags.`evertrain.stage` = 'pipeline'")[0]
+    assert parent.data.metrics == {
+        "validation/accuracy": best.metrics["validation/accuracy"],
+        "test/accuracy": 0.75,
+    }
+    assert [output.step for output in parent.outputs.model_outputs] == [11]
+
+
+def test_logging_the_model_again_makes_no_second_one(run: RunBuilder, tracking_uri: str) -> None:
+    best, _ = commit_digits(run)
+    assert log_best(run, tracking_uri, best) == log_best(run, tracking_uri, best)
+    client = MlflowClient(tracking_uri)
+    (model,) = client.search_logged_models(["1"])
+    assert len(model.metrics) == 2
+
+
+def test_altered_weights_are_not_logged(
+    run: RunBuilder, tracking_uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    best, _ = commit_digits(run)
+    key = f"checkpoints/{best.name}/model.safetensors"
+    data = bytearray(run.folder.store.read(key))
+    data[-1] ^= 1
+    run.folder.store.write(key, bytes(data))
+    assert log_best(run, tracking_uri, best) == ""
+    assert "SHA-256" in caplog.text
+
+
+PLAIN_WORKLOAD = """
+import numpy as np
+import torch
+from train_core import ArrayDataset, Workload
+
+
+class Line(Workload):
+    target_columns = ("y",)
+
+    def model(self):
+        return torch.nn.Linear(2, 1)
+
+    def dataset(self, split):
+        x = np.arange(6.0, dtype=np.float32)
+        return ArrayDataset(age=x, name=np.array(list("abcdef")), y=2 * x)
+
+    def prepare(self, columns, random):
+        lengths = np.array([len(name) for name in columns["name"]], np.float32)
+        return {"inputs": torch.from_numpy(np.stack([columns["age"], lengths], axis=1))}
+
+    def predictions(self, outputs):
+        return {"prediction": outputs[:, 0]}
+"""
+
+LOADER = """
+import sys, mlflow
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model(sys.argv[2])
+rows = [{"age": 1.0, "name": "x"}, {"age": 2.0, "name": "yy"}]
+import pandas as pd
+print(model.predict(pd.DataFrame(rows))["prediction"].tolist())
+"""
+
+
+def test_a_users_module_travels_with_the_model_and_nothing_is_pickled(
+    tmp_path: Path, tracking_uri: str
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "line_workload.py").write_text(PLAIN_WORKLOAD)
+    sys.path.insert(0, str(code))
+    try:
+        config = TrainConfig(workload="line_workload:Line", monitor="validation/loss")
+        run = RunBuilder(RunFolder(str(tmp_path / "runs"), "line"), config)
+        model = torch.nn.Linear(2, 1)
+        best = run.commit(range(1, 3), finished=True, model=model)
+        model_uri = log_best(run, tracking_uri, best)
+    finally:
+        sys.path.remove(str(code))
+        del sys.modules["line_workload"]
+    assert not list(tmp_path.rglob("*.pkl"))
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")
+    }
+    shown = subprocess.check_output(
+        [sys.executable, "-c", textwrap.dedent(LOADER), tracking_uri, model_uri],
+        cwd=tmp_path,
+        env={**environment, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"},
+        text=True,
+    )
+    with torch.inference_mode():
+        expected = model(torch.tensor([[1.0, 1.0], [2.0, 2.0]]))[:, 0].tolist()
+    assert json.loads(shown.splitlines()[-1]) == expected

@@ -1,0 +1,52 @@
+"""Values that several tests of storage need."""
+
+from __future__ import annotations
+
+from train_core.config import TrainConfig
+from train_core.storage.manifest import CheckpointManifest, FileEntry
+from train_core.storage.names import CheckpointName
+from train_core.storage.run_folder import RunFolder, RunRecord
+
+WEIGHTS = b"weights"
+
+
+def manifest(step: int = 1, attempt: int = 1) -> CheckpointManifest:
+    """The manifest of a checkpoint with one file."""
+    return CheckpointManifest(
+        created_at="2026-01-01T00:00:00Z",
+        attempt=attempt,
+        files=(FileEntry.of("model.safetensors", WEIGHTS),),
+        step=step,
+        epoch=0,
+        samples_seen=step * 128,
+        metrics={"validation/accuracy": 0.5, "train/loss": None},
+        validated=True,
+        stopped_by="",
+        journal=(FileEntry.of("steps-00000001-00000001-a0001.jsonl", b"{}\n"),),
+    )
+
+
+def record(name: str = "run", **config: object) -> RunRecord:
+    """The record of a run."""
+    return RunRecord(
+        name=name,
+        created_at="2026-01-01T00:00:00Z",
+        config=TrainConfig.model_validate(config),
+        pipeline={"predict_split": "test"},
+        fingerprint={"torch": "2.13.0"},
+        datasets={"train": {"num_samples": 100, "digest": "0" * 64}},
+    )
+
+
+def save(folder: RunFolder, step: int, attempt: int) -> CheckpointName:
+    """A checkpoint's file, without the manifest that makes it exist."""
+    name = CheckpointName(step, attempt)
+    folder.store.write(f"checkpoints/{name}/model.safetensors", WEIGHTS)
+    return name
+
+
+def commit(folder: RunFolder, step: int, attempt: int) -> CheckpointName:
+    """A committed checkpoint."""
+    name = save(folder, step, attempt)
+    folder.commit(name, manifest(step, attempt))
+    return name

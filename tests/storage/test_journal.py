@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from train_core.errors import CheckpointError
+from train_core.storage.journal import Entry, finite, read_segments, write_segment
+from train_core.storage.manifest import FileEntry
+from train_core.storage.store import Store
+
+ENTRIES = [
+    Entry(step=1, time=1.5, metrics={"train/loss": 0.1 + 0.2}, rates={"samples_per_s": 99.5}),
+    Entry(step=2, time=2.5, metrics={"train/loss": None, "validation/accuracy": 1.0}),
+    Entry(step=3, time=3.5, metrics={}),
+]
+KEY = "journal/steps-00000001-00000002-a0004.jsonl"
+
+
+@pytest.fixture
+def store(storage_url: str) -> Store:
+    return Store(storage_url)
+
+
+def test_what_is_written_is_read_back_in_order(store: Store) -> None:
+    segments = [
+        write_segment(store, ENTRIES[:2], attempt=4),
+        write_segment(store, ENTRIES[2:], attempt=5),
+    ]
+    assert [segment.name for segment in segments] == [
+        "steps-00000001-00000002-a0004.jsonl",
+        "steps-00000003-00000003-a0005.jsonl",
+    ]
+    assert list(read_segments(store, segments)) == ENTRIES
+
+
+@given(st.dictionaries(st.text(), st.floats()))
+def test_metrics_keep_every_bit(metrics: dict[str, float]) -> None:
+    entry = Entry(step=1, time=0, metrics=finite(metrics))
+    again = Entry.model_validate_json(entry.model_dump_json()).metrics
+    assert again.keys() == metrics.keys()
+    for name, value in again.items():
+        assert (value is None) == (not math.isfinite(metrics[name]))
+        assert value is None or value.hex() == metrics[name].hex()
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}\n", b"\n"])
+def test_an_altered_segment_is_refused(store: Store, damage: bytes) -> None:
+    segment = write_segment(store, ENTRIES[:2], attempt=4)
+    store.write(KEY, damage)
+    with pytest.raises(CheckpointError, match=f"{KEY}: not what was committed"):
+        list(read_segments(store, [segment]))
+
+
+def test_one_flipped_bit_is_refused(store: Store) -> None:
+    segment = write_segment(store, ENTRIES[:2], attempt=4)
+    data = bytearray(store.read(KEY))
+    data[len(data) // 2] ^= 1
+    store.write(KEY, bytes(data))
+    with pytest.raises(CheckpointError, match="not what was committed"):
+        list(read_segments(store, [segment]))
+
+
+def test_a_missing_segment_is_refused(store: Store) -> None:
+    segment = FileEntry.of("steps-00000001-00000002-a0004.jsonl", b"")
+    with pytest.raises(CheckpointError, match=f"{KEY} does not exist"):
+        list(read_segments(store, [segment]))

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.storage.samples import commit, manifest, save
+from train_core.errors import FencedError, RunBusyError
+from train_core.storage import lease
+from train_core.storage.lease import DYING_GRACE_S, STANDSTILL_S, Holder, Lease
+from train_core.storage.names import CheckpointName
+from train_core.storage.run_folder import RunFolder
+
+DRIVER = """
+import sys
+from train_core.errors import RunBusyError
+from train_core.storage.run_folder import RunFolder
+try:
+    lease = RunFolder.at(sys.argv[1]).begin_attempt()
+except RunBusyError:
+    print("busy", flush=True)
+else:
+    print(lease.attempt, flush=True)
+    sys.stdin.readline()
+    lease.release()
+"""
+
+
+@pytest.fixture
+def folder(storage_url: str) -> RunFolder:
+    return RunFolder(storage_url, "run")
+
+
+@pytest.fixture
+def local_folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(str(tmp_path), "run")
+
+
+@contextmanager
+def driver_of(folder: RunFolder) -> Iterator[subprocess.Popen[str]]:
+    """Another process that drives the run, or tries to."""
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, folder.url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def said_by(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def holder_elsewhere() -> Holder:
+    return Holder(
+        host="far-away", machine="another", pid=4711, process_started=0.0, token="of-another"
+    )
+
+
+def lease_elsewhere(folder: RunFolder) -> Lease:
+    """The run is held by attempt 1, on another machine."""
+    folder.store.create("lease/0001.json", holder_elsewhere().model_dump_json().encode())
+    return Lease(folder.store, folder.name, 1)
+
+
+def test_the_first_attempt_is_number_one_and_free_runs_have_no_holder(folder: RunFolder) -> None:
+    assert lease.newest_attempt(folder.store) == 0
+    assert lease.holder_of(folder.store) is None
+    held = folder.begin_attempt()
+    assert held.attempt == lease.newest_attempt(folder.store) == 1
+    assert lease.holder_of(folder.store) is not None
+    held.release()
+    assert lease.holder_of(folder.store) is None
+
+
+def test_a_second_driver_is_refused_within_seconds_and_told_who_drives(folder: RunFolder) -> None:
+    with driver_of(folder) as driver:
+        assert said_by(driver) == "1"
+        begin = time.monotonic()
+        with pytest.raises(RunBusyError, match=f"driven by process {driver.pid} on "):
+            folder.begin_attempt()
+        assert time.monotonic() - begin < DYING_GRACE_S + 2
+    assert lease.newest_attempt(folder.store) == 1
+
+
+def test_a_killed_driver_is_followed_at_once(folder: RunFolder) -> None:
+    with driver_of(folder) as driver:
+        assert said_by(driver) == "1"
+        driver.kill()
+        driver.wait()
+        begin = time.monotonic()
+        assert folder.begin_attempt().attempt == 2
+        assert time.monotonic() - begin < DYING_GRACE_S
+
+
+def test_a_killed_driver_that_nobody_waits_for_is_followed(local_folder: RunFolder) -> None:
+    with driver_of(local_folder) as driver:
+        assert said_by(driver) == "1"
+        driver.kill()
+        assert local_folder.begin_attempt().attempt == 2
+
+
+def test_a_driver_that_ends_in_time_is_waited_for(local_folder: RunFolder) -> None:
+    with driver_of(local_folder) as driver:
+        assert said_by(driver) == "1"
+        ending = threading.Timer(DYING_GRACE_S / 6, driver.kill)
+        ending.start()
+        assert local_folder.begin_attempt().attempt == 2
+        ending.join()
+
+
+def test_a_released_run_is_free_at_once(folder: RunFolder) -> None:
+    with driver_of(folder) as driver:
+        assert said_by(driver) == "1"
+        driver.communicate("end\n", timeout=30)
+    begin = time.monotonic()
+    assert folder.begin_attempt().attempt == 2
+    assert time.monotonic() - begin < DYING_GRACE_S
+
+
+def test_a_process_with_the_number_of_a_dead_one_is_not_the_holder(
+    local_folder: RunFolder,
+) -> None:
+    held = local_folder.begin_attempt()
+    holder = lease.holder_of(held.store)
+    assert holder is not None
+    assert holder.is_alive
+    assert not holder.model_copy(update={"process_started": 1.0}).is_alive
+
+
+def test_of_drivers_that_start_together_one_gets_the_run(local_folder: RunFolder) -> None:
+    with (
+        driver_of(local_folder) as one,
+        driver_of(local_folder) as two,
+        driver_of(local_folder) as three,
+    ):
+        assert sorted(said_by(driver) for driver in (one, two, three)) == ["1", "busy", "busy"]
+
+
+def test_one_process_that_asks_twice_gets_the_run_once(local_folder: RunFolder) -> None:
+    local_folder.begin_attempt()
+    with pytest.raises(RunBusyError):
+        local_folder.begin_attempt()
+
+
+def test_a_holder_elsewhere_whose_heart_beats_is_left_alone(local_folder: RunFolder) -> None:
+    held = lease_elsewhere(local_folder)
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(0.1):
+            held.beat()
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    try:
+        with pytest.raises(RunBusyError, match="driven by process 4711 on far-away"):
+            local_folder.begin_attempt()
+    finally:
+        stop.set()
+        beating.join()
+
+
+@pytest.mark.parametrize("beats", [0, 5])
+def test_a_holder_elsewhere_is_followed_once_its_heart_stood_still(
+    local_folder: RunFolder, beats: int
+) -> None:
+    held = lease_elsewhere(local_folder)
+    for _ in range(beats):
+        held.beat()
+    begin = time.monotonic()
+    assert local_folder.begin_attempt().attempt == 2
+    assert STANDSTILL_S <= time.monotonic() - begin < STANDSTILL_S + 3
+
+
+def test_a_holder_elsewhere_that_released_is_followed_at_once(folder: RunFolder) -> None:
+    lease_elsewhere(folder).release()
+    begin = time.monotonic()
+    assert folder.begin_attempt().attempt == 2
+    assert time.monotonic() - begin < DYING_GRACE_S
+
+
+def test_a_replaced_attempt_cannot_commit(folder: RunFolder) -> None:
+    folder.begin_attempt().release()
+    name = save(folder, step=5, attempt=1)
+    folder.begin_attempt()
+    with pytest.raises(FencedError, match="attempt 1 was replaced by attempt 2"):
+        folder.commit(name, manifest(5, 1))
+    assert folder.checkpoints() == []
+
+
+def test_a_commit_that_slips_in_after_the_seal_does_not_count(folder: RunFolder) -> None:
+    folder.begin_attempt().release()
+    before = commit(folder, step=5, attempt=1)
+    late = save(folder, step=6, attempt=1)
+    lease.check(folder.store, 1)  # attempt 1 may still commit, and then is held up
+    folder.begin_attempt().release()
+    folder.store.create(f"checkpoints/{late}/manifest.json", manifest(6, 1).to_json())
+    assert [found.name for found in folder.checkpoints()] == [before]
+    after = commit(folder, step=6, attempt=2)
+    folder.begin_attempt()
+    assert [found.name for found in folder.checkpoints()] == [before, after]
+
+
+def test_the_newest_seal_counts_also_when_a_later_attempt_died_before_its_own(
+    folder: RunFolder,
+) -> None:
+    folder.begin_attempt().release()
+    kept = commit(folder, step=5, attempt=1)
+    folder.begin_attempt().release()
+    lease.acquire(folder.store, "run").release()  # attempt 3 ends before it seals
+    assert lease.read_seal(folder.store) == (2, frozenset({str(kept)}))
+    late = CheckpointName(6, 1)
+    folder.store.create(f"checkpoints/{late}/manifest.json", manifest(6, 1).to_json())
+    folder.begin_attempt()
+    assert [found.name for found in folder.checkpoints()] == [kept]

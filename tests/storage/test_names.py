@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from train_core.errors import ConfigError
+from train_core.storage.names import CheckpointName, LeaseName, SegmentName, check_run_name
+
+NUMBERS = st.integers(0, 10**12)
+KINDS = [CheckpointName, LeaseName, SegmentName]
+
+NAMES = st.one_of(
+    st.builds(CheckpointName, NUMBERS, NUMBERS),
+    st.builds(SegmentName, NUMBERS, NUMBERS, NUMBERS),
+    st.builds(LeaseName, NUMBERS),
+)
+ITS_ONLY_SPELLINGS = [
+    "step-00001200-a0007",
+    "steps-00000001-00000100-a0001.jsonl",
+    "0007.json",
+]
+
+
+@given(NAMES)
+def test_a_name_is_parsed_back_from_its_spelling(
+    name: CheckpointName | SegmentName | LeaseName,
+) -> None:
+    assert type(name).parse(str(name)) == name
+    assert [kind.parse(str(name)) for kind in KINDS].count(None) == len(KINDS) - 1
+
+
+@given(st.lists(st.builds(CheckpointName, st.integers(0, 10**8 - 1), st.integers(0, 9999))))
+def test_spellings_sort_as_their_numbers_do(names: list[CheckpointName]) -> None:
+    assert sorted(names) == sorted(names, key=str)
+
+
+@given(st.sampled_from(KINDS), st.text())
+def test_any_text_is_a_name_in_its_only_spelling_or_none(
+    kind: type[CheckpointName | SegmentName | LeaseName], text: str
+) -> None:
+    parsed = kind.parse(text)
+    assert parsed is None or str(parsed) == text
+
+
+@pytest.mark.parametrize("spelling", ITS_ONLY_SPELLINGS)
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: f" {text}",
+        lambda text: f"{text}\n",
+        lambda text: f"{text}/",
+        lambda text: f"../{text}",
+        lambda text: f"{text}.tmp",
+        lambda text: text.upper(),
+        lambda text: text.replace("00", "0", 1),
+        lambda text: text.replace("0", "00000", 1),
+        lambda text: text.replace("0", "\N{ARABIC-INDIC DIGIT ZERO}", 1),
+        lambda text: text.replace("0", "-", 1),
+        lambda _: "",
+    ],
+)
+def test_another_spelling_is_no_name(spelling: str, spoil: object) -> None:
+    assert callable(spoil)
+    spoiled = spoil(spelling)
+    if spoiled != spelling:
+        assert [kind.parse(spoiled) for kind in KINDS] == [None] * len(KINDS)
+
+
+@pytest.mark.parametrize("name", ["a", "retrain-2026.01_b", "0", "a" * 128])
+def test_a_plain_run_name_is_taken(name: str) -> None:
+    assert check_run_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", ".", "..", "a/b", "/a", "a/", "../a", "a..b", ".hidden", "-rf", "a b", "a\n", "a\0"),
+        *("a\\b", "a*", "s3://a", "ü", "a" * 129),
+    ],
+)
+def test_a_hostile_run_name_is_refused_and_shown(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_run_name(name)
+    assert repr(name) in str(caught.value)

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.storage.samples import commit, manifest, record, save
+from train_core.config import TrainConfig
+from train_core.errors import CheckpointError, ConfigError, RunConflictError
+from train_core.storage.names import CheckpointName
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.store import Store
+
+
+@pytest.fixture
+def folder(storage_url: str) -> RunFolder:
+    return RunFolder(storage_url, "run")
+
+
+def names(folder: RunFolder) -> list[CheckpointName]:
+    return [checkpoint.name for checkpoint in folder.checkpoints()]
+
+
+def test_a_run_is_created_once_and_read_back(folder: RunFolder) -> None:
+    assert not folder.exists()
+    with pytest.raises(FileNotFoundError):
+        folder.record()
+    folder.create(record(seed=1))
+    assert folder.exists()
+    assert folder.record() == record(seed=1)
+    with pytest.raises(FileExistsError):
+        folder.create(record(seed=2))
+    assert RunFolder.at(folder.url).record() == record(seed=1)
+
+
+@pytest.mark.parametrize("url", ["run", "/run", "s3://bucket", ""])
+def test_what_is_no_address_of_a_run_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="is not the address of a run"):
+        RunFolder.at(url)
+
+
+def test_a_damaged_record_is_named(folder: RunFolder) -> None:
+    folder.store.write("run.json", b'{"format": 1')
+    with pytest.raises(CheckpointError, match=r"run\.json is not readable"):
+        folder.record()
+
+
+def test_what_may_change_may_change(folder: RunFolder) -> None:
+    folder.create(record(num_shards=4, epochs=1))
+    folder.check_continuation(TrainConfig(num_shards=4, epochs=5, num_workers=2, keep_last=9))
+
+
+def test_what_may_not_change_is_refused_with_the_difference(folder: RunFolder) -> None:
+    folder.create(record(seed=1, batch_size=64))
+    with pytest.raises(RunConflictError) as caught:
+        folder.check_continuation(TrainConfig(seed=2, batch_size=32, epochs=7))
+    assert caught.value.differences == {"seed": (1, 2), "batch_size": (64, 32)}
+    assert "seed: was 1, asked for 2" in str(caught.value)
+    assert "batch_size: was 64, asked for 32" in str(caught.value)
+
+
+def test_a_checkpoint_without_its_manifest_does_not_exist(folder: RunFolder) -> None:
+    name = save(folder, step=1, attempt=1)
+    assert folder.checkpoints() == []
+    with pytest.raises(FileNotFoundError):
+        folder.checkpoint(name)
+
+
+def test_checkpoints_are_listed_oldest_first_by_their_numbers(folder: RunFolder) -> None:
+    steps = [10, 9, 123_456_789, 2]
+    for step in steps:
+        commit(folder, step, attempt=1)
+    assert [name.step for name in names(folder)] == sorted(steps)
+
+
+def test_a_committed_checkpoint_has_its_manifest(folder: RunFolder) -> None:
+    name = commit(folder, step=3, attempt=1)
+    [found] = folder.checkpoints()
+    assert found == folder.checkpoint(name)
+    assert found.manifest == manifest(3, 1)
+    assert found.key == "checkpoints/step-00000003-a0001"
+
+
+def test_a_checkpoint_is_committed_once(folder: RunFolder) -> None:
+    name = commit(folder, step=3, attempt=1)
+    with pytest.raises(FileExistsError):
+        folder.commit(name, manifest(4, 1))
+    assert folder.checkpoint(name).manifest.step == 3
+
+
+def test_other_things_among_the_checkpoints_are_passed_over(folder: RunFolder) -> None:
+    name = commit(folder, step=3, attempt=1)
+    for stray in ("notes.txt", "step-3-a1/manifest.json", "step-00000004-a0001.bak/manifest.json"):
+        folder.store.write(f"checkpoints/{stray}", b"stray")
+    assert names(folder) == [name]
+
+
+def test_a_quarantined_checkpoint_is_kept_and_left_out(folder: RunFolder) -> None:
+    good, bad = commit(folder, 1, 1), commit(folder, 2, 1)
+    folder.quarantine(bad, "model.safetensors: another digest")
+    folder.quarantine(bad, "a second reason")
+    assert names(folder) == [good]
+    assert folder.quarantined() == {str(bad): "model.safetensors: another digest"}
+    assert "model.safetensors" in folder.store.names(f"checkpoints/{bad}")
+
+
+def test_a_checkpoint_with_a_damaged_manifest_is_quarantined(folder: RunFolder) -> None:
+    good, bad = commit(folder, 1, 1), commit(folder, 2, 1)
+    folder.store.write(f"checkpoints/{bad}/manifest.json", manifest(2, 1).to_json()[:-10])
+    assert names(folder) == [good]
+    assert "not a manifest" in folder.quarantined()[str(bad)]
+
+
+def test_a_deleted_checkpoint_is_gone_and_its_neighbours_stay(folder: RunFolder) -> None:
+    kept, gone = commit(folder, 1, 1), commit(folder, 1, 2)
+    folder.delete_checkpoint(gone)
+    assert names(folder) == [kept]
+    assert folder.store.names("checkpoints") == [str(kept)]
+    folder.delete_checkpoint(gone)
+
+
+class StopsAfterOneDelete(Store):
+    """A store whose process ends after its first delete."""
+
+    deleted: list[str]
+
+    def delete(self, key: str) -> None:
+        if self.deleted:
+            raise ConnectionAbortedError(f"the process ended before it deleted {key}")
+        super().delete(key)
+        self.deleted.append(key)
+
+
+def test_a_half_deleted_checkpoint_does_not_exist(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    name = commit(folder, 1, 1)
+    whole = folder.store
+    folder.store = StopsAfterOneDelete(folder.url)
+    folder.store.deleted = []
+    with pytest.raises(ConnectionAbortedError):
+        folder.delete_checkpoint(name)
+    folder.store = whole
+    assert folder.checkpoints() == []
+    assert whole.names(f"checkpoints/{name}") == ["model.safetensors"]
+
+
+def test_a_run_without_outcome_has_none(folder: RunFolder) -> None:
+    assert folder.report() is None
+    assert folder.live() is None
+    folder.store.write("report.json", b'{"run": "run"}')
+    assert folder.report() == {"run": "run"}

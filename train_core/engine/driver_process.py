@@ -1,0 +1,317 @@
+"""The driver process: checks a request, starts Ray, runs the stages that it is told to.
+
+Commands come as JSON lines on stdin, replies go as JSON lines to a pipe, and stdout carries the
+log of the driver and of all workers. When stdin ends, the program that wanted the work is gone:
+the driver ends too, and its Ray with it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, Any
+
+from train_core.config import TrainConfig
+from train_core.driver import DriverRequest
+from train_core.engine.mirror import EndStatus, Mirror
+from train_core.errors import ConfigError, EvertrainError, StageError, StorageError
+from train_core.results import (
+    CheckpointSummary,
+    EvaluationResult,
+    PredictionsResult,
+    Report,
+    Tracking,
+    TrainResult,
+)
+from train_core.storage.lease import HEARTBEAT_S, Lease
+from train_core.storage.names import REPORT_JSON
+from train_core.storage.run_folder import Checkpoint, RunFolder
+
+# A worker or Ray itself may die; the training is begun again so often without new progress.
+MAX_RESTARTS = 3
+
+_log = logging.getLogger("train_core.driver")
+
+
+class DriverProcess:
+    """The stages of one request, each a method that takes and gives plain JSON."""
+
+    def __init__(self) -> None:
+        self.mirror: Mirror | None = None
+        self._lease: Lease | None = None
+        self._closed = threading.Event()
+
+    def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Check the request and create the run if it is new."""
+        from train_core.engine.preflight import check
+
+        self.request = DriverRequest.model_validate(request)
+        self.folder = RunFolder(self.request.storage, self.request.run)
+        self.config = _effective(self.request)
+        mirror = None
+        if self.request.tracking_uri:
+            mirror = Mirror(self.folder, self.request.tracking_uri, self.request.experiment)
+            mirror.connect()
+        checked = check(self.folder, self.request.model_copy(update={"config": self.config}))
+        if mirror is not None:
+            mirror.check()
+        if not checked.prepared.resumed:
+            self.folder.create(checked.record)
+        self._take_run()
+        if mirror is not None:
+            mirror.start()
+            self.mirror = mirror
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        return checked.prepared.model_dump()
+
+    def start_ray(self) -> None:
+        """Start Ray; what fails is raised by the first stage that needs it."""
+        from train_core.engine.launcher import start_ray
+
+        start_ray(self.config)
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end; where workers die, begin again from the newest commit."""
+        from train_core.engine.launcher import launch
+
+        begin = time.monotonic()
+        restarts, newest = 0, self._newest()
+        while not _is_finished(newest, self.config):
+            assert self._lease is not None
+            try:
+                launch(self.folder, self.config, self._lease.attempt)
+            except ConnectionError as error:
+                restarts = restarts + 1 if self._newest() == newest else 1
+                if restarts > MAX_RESTARTS:
+                    raise StageError("train", f"gave up after {restarts} tries: {error}") from error
+                _log.warning("%s; begins again from the newest checkpoint", error)
+                self._take_run()
+            newest = self._newest()
+        assert newest is not None
+        return self._train_result(newest, time.monotonic() - begin).model_dump()
+
+    def evaluate(self, checkpoints: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
+        """Measure checkpoints on a split."""
+        from train_core.engine.evaluator import evaluate
+
+        if self.mirror:
+            self.mirror.begin("evaluate")
+        summaries = [CheckpointSummary.model_validate(one) for one in checkpoints]
+        results = evaluate(self.folder, self.config, summaries, split, self._max_batches)  # type: ignore[arg-type]  # checked by the evaluator
+        if self.mirror:
+            self.mirror.log_evaluations(results)
+        return [result.model_dump() for result in results]
+
+    def infer(self, checkpoint: dict[str, Any], source: str) -> dict[str, Any]:
+        """Score new data with a checkpoint."""
+        from train_core.engine.predictor import infer
+
+        if self.mirror:
+            self.mirror.begin("infer")
+        summary = CheckpointSummary.model_validate(checkpoint)
+        result = infer(self.folder, self.config, summary, source, self._max_batches)
+        if self.mirror:
+            self.mirror.log_predictions(result)
+        return result.model_dump()
+
+    def publish(
+        self,
+        train: dict[str, Any],
+        evaluations: list[dict[str, Any]],
+        best: dict[str, Any],
+        predictions: dict[str, Any],
+        seconds: dict[str, float],
+    ) -> dict[str, Any]:
+        """Complete the mirror and write report.json."""
+        measured = [EvaluationResult.model_validate(one) for one in evaluations]
+        chosen = CheckpointSummary.model_validate(best)
+        test = [e for e in measured if e.split == "test" and e.checkpoint.name == chosen.name]
+        test_metrics = test[0].metrics if test else {}
+        tracking = Tracking(tracking_uri="", experiment_id="", run_id="", url="", model_uri="")
+        if self.mirror:
+            self.mirror.log_outcome(chosen, test_metrics)
+            self.mirror.flush()
+            tracking = self.mirror.tracking()
+        report = Report(
+            run=self.folder.name,
+            uri=self.folder.store.uri(REPORT_JSON),
+            workload=self.config.workload,
+            train=TrainResult.model_validate(train),
+            evaluations=measured,
+            best=chosen,
+            test_metrics=test_metrics,
+            predictions=PredictionsResult.model_validate(predictions),
+            tracking=tracking,
+            seconds=seconds,
+        )
+        self.folder.store.write(REPORT_JSON, (report.model_dump_json(indent=1) + "\n").encode())
+        return report.model_dump()
+
+    def close(self, status: EndStatus) -> None:
+        """End the mirror, free the run and stop Ray."""
+        self._closed.set()
+        if self.mirror:
+            self.mirror.close(status)
+        if self._lease:
+            try:
+                self._lease.release()
+            except StorageError as error:
+                _log.warning("the lease was not released: %s", error)
+        if "ray" in sys.modules:
+            from train_core.engine.launcher import stop_ray
+
+            stop_ray()
+
+    @property
+    def _max_batches(self) -> int:
+        return 1 if self.request.dry_run else 0
+
+    def _take_run(self) -> None:
+        """A new attempt: whatever an earlier one still does no longer counts."""
+        if self._lease:
+            self._lease.release()
+        self._lease = self.folder.begin_attempt()
+
+    def _beat(self) -> None:
+        while not self._closed.wait(HEARTBEAT_S):
+            try:
+                if self._lease:
+                    self._lease.beat()
+            except StorageError as error:
+                _log.warning("the heartbeat was not written: %s", error)
+
+    def _newest(self) -> Checkpoint | None:
+        return max(self.folder.checkpoints(), key=lambda c: c.name, default=None)
+
+    def _train_result(self, newest: Checkpoint, seconds: float) -> TrainResult:
+        live = self.folder.live() or {}
+        assert self._lease is not None
+        return TrainResult(
+            run=self.folder.name,
+            attempt=self._lease.attempt,
+            step=newest.manifest.step,
+            epoch=newest.manifest.epoch,
+            samples_seen=newest.manifest.samples_seen,
+            stopped_by=newest.manifest.stopped_by,
+            metrics=newest.manifest.metrics,
+            samples_per_s=live.get("samples_per_s") or 0.0,
+            seconds=seconds,
+            checkpoints=[
+                CheckpointSummary(
+                    name=str(c.name),
+                    uri=self.folder.store.uri(c.key),
+                    step=c.manifest.step,
+                    epoch=c.manifest.epoch,
+                    metrics=c.manifest.metrics,
+                )
+                for c in self.folder.checkpoints()
+            ],
+        )
+
+
+def _effective(request: DriverRequest) -> TrainConfig:
+    """The configuration with the shards that the run was begun with; one step in a dry run."""
+    config = request.config
+    folder = RunFolder(request.storage, request.run)
+    try:
+        exists = folder.exists()
+    except StorageError as error:
+        raise ConfigError(str(error)) from error
+    if exists and not config.num_shards:
+        shards = folder.record().config.num_shards
+        if config.num_workers > shards:
+            raise ConfigError(
+                f"run {request.run!r} has {shards} shards, so at most {shards} workers can share "
+                f"them: num_workers is {config.num_workers}"
+            )
+        config = config.model_copy(update={"num_shards": shards})
+    return config.model_copy(update={"max_steps": 1}) if request.dry_run else config.fixed()
+
+
+def _is_finished(newest: Checkpoint | None, config: TrainConfig) -> bool:
+    """Whether the newest checkpoint is the training's last, also by what is asked now."""
+    if newest is None or not newest.manifest.stopped_by:
+        return False
+    reason, manifest = newest.manifest.stopped_by, newest.manifest
+    return (
+        reason == "early_stopping"
+        or (reason == "epochs" and manifest.epoch >= config.epochs)
+        or (reason == "max_steps" and 0 < config.max_steps <= manifest.step)
+        or (reason == "max_duration" and config.max_duration_s > 0)
+    )
+
+
+def serve(commands: IO[str], replies: IO[str]) -> None:
+    """Run commands until they end. `prepare` and starting Ray happen on this thread.
+
+    A Ray that is started from a thread dies with it.
+    """
+    driver = DriverProcess()
+    writing = threading.Lock()
+
+    def reply(call: int, **content: Any) -> None:
+        with writing:
+            replies.write(json.dumps({"call": call, **content}) + "\n")
+            replies.flush()
+
+    def run(call: int, stage: str, arguments: dict[str, Any]) -> bool:
+        try:
+            reply(call, result=getattr(driver, stage)(**arguments))
+        except Exception as error:  # noqa: BLE001 (the other process raises it)
+            reply(call, error=_describe(stage, error))
+            return False
+        return True
+
+    ended = ThreadPoolExecutor(4, "stage")
+    ray_error: dict[str, Any] | None = None
+    for line in commands:
+        command = json.loads(line)
+        call, stage, arguments = command["call"], command["stage"], command["arguments"]
+        if stage in ("prepare", "close"):
+            if run(call, stage, arguments) and stage == "prepare":
+                try:
+                    driver.start_ray()
+                except Exception as error:  # noqa: BLE001 (told by the next stage)
+                    ray_error = _describe("prepare", error)
+        elif ray_error:
+            reply(call, error=ray_error)
+        else:
+            ended.submit(run, call, stage, arguments)
+    if "ray" in sys.modules:
+        from train_core.engine.launcher import stop_ray
+
+        stop_ray()
+    # Stages that still run belong to a program that is gone.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _describe(stage: str, error: Exception) -> dict[str, Any]:
+    trace = "".join(traceback.format_exception(error))
+    if isinstance(error, EvertrainError):
+        kind, facts = error.__reduce__()[:2]  # type: ignore[misc]  # a class and its facts
+        return {"type": kind.__name__, "facts": facts, "stage": stage, "message": str(error)}
+    return {
+        "type": "",
+        "facts": [],
+        "stage": stage,
+        "message": f"{type(error).__name__}: {error}",
+        "traceback": trace,
+    }
+
+
+def main() -> None:
+    """Entry point: the number of the pipe for replies is the only argument."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    replies = os.fdopen(int(sys.argv[1]), "w")
+    serve(sys.stdin, replies)
+
+
+if __name__ == "__main__":
+    main()

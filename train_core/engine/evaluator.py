@@ -1,0 +1,205 @@
+"""Evaluation: checkpoints measured on a split, in parallel Ray tasks, a shard each.
+
+It measures with the code, the batches and the order of the training's own validation, so the
+same checkpoint on the same split gives the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+from train_core.config import TrainConfig
+from train_core.engine.checkpoint_files import load_weights
+from train_core.engine.group import Group
+from train_core.engine.measure import (
+    CONFUSION,
+    MetricStates,
+    check_split,
+    measure_shard,
+    merge,
+    merge_states,
+    split_metrics,
+)
+from train_core.results import CheckpointSummary, EvaluationResult
+from train_core.storage.journal import finite
+from train_core.storage.manifest import EvaluationManifest, FileEntry, read_manifest
+from train_core.storage.names import EVALUATIONS, MANIFEST_JSON, CheckpointName
+from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.workload import Batch, Dataset, Split, Workload, load_workload
+
+CONFUSION_JSON = "confusion_matrix.json"
+METRICS_JSON = "metrics.json"
+
+
+def evaluate(
+    folder: RunFolder,
+    config: TrainConfig,
+    checkpoints: list[CheckpointSummary],
+    split: Split,
+    max_batches: int = 0,
+) -> list[EvaluationResult]:
+    """Measure the checkpoints on a split, in the order given; one that was measured is not again.
+
+    `max_batches` measures a part of the split, for a dry run; 0: all of it.
+    """
+    import ray
+
+    workload = load_workload(config.workload, config.settings)
+    committed_ones = [committed(folder, summary) for summary in checkpoints]
+    earlier = [_find(folder, checkpoint, split) for checkpoint in committed_ones]
+    measure = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=config.gpus_per_worker)(
+        _measure_task
+    ).options(runtime_env=config.runtime_env or None)
+    running = [
+        []
+        if found
+        else [
+            measure.remote(folder.url, config, str(checkpoint.name), split, shard, max_batches)
+            for shard in range(config.shards)
+        ]
+        for checkpoint, found in zip(committed_ones, earlier, strict=True)
+    ]
+    results = []
+    for summary, checkpoint, found, tasks in zip(
+        checkpoints, committed_ones, earlier, running, strict=True
+    ):
+        key, manifest = found or _commit(
+            folder, workload, checkpoint, split, ray.get(tasks)
+        )
+        results.append(
+            EvaluationResult(
+                checkpoint=summary,
+                split=split,
+                uri=folder.store.uri(key),
+                num_samples=manifest.num_samples,
+                metrics=manifest.metrics,
+            )
+        )
+    return results
+
+
+def committed(folder: RunFolder, summary: CheckpointSummary) -> Checkpoint:
+    """The checkpoint that a summary names. Raises FileNotFoundError if it was deleted."""
+    name = CheckpointName.parse(summary.name)
+    if name is None:
+        raise ValueError(f"{summary.name!r} is not the name of a checkpoint")
+    return folder.checkpoint(name)
+
+
+def _find(
+    folder: RunFolder, checkpoint: Checkpoint, split: str
+) -> tuple[str, EvaluationManifest] | None:
+    """An evaluation that was committed earlier, of this very checkpoint."""
+    above = f"{EVALUATIONS}/{checkpoint.name}"
+    for name in folder.store.names(above):
+        key = f"{above}/{name}"
+        try:
+            manifest, _ = read_manifest(folder.store, EvaluationManifest, f"{key}/{MANIFEST_JSON}")
+        except FileNotFoundError:
+            continue
+        if manifest.split == split and manifest.checkpoint_digest == checkpoint.digest:
+            return key, manifest
+    return None
+
+
+def _commit(
+    folder: RunFolder,
+    workload: Workload[Any],
+    checkpoint: Checkpoint,
+    split: str,
+    measured: list[tuple[int, MetricStates]],
+) -> tuple[str, EvaluationManifest]:
+    """Merge the shards' metrics, store them, and commit."""
+    states = [shard for _, shard in measured]
+    values = finite(merge(split_metrics(workload), states))
+    files = {METRICS_JSON: values}
+    if workload.class_names:
+        matrix = merge_states(_confusion(workload), [shard[CONFUSION] for shard in states])
+        files[CONFUSION_JSON] = {
+            "labels": list(workload.class_names),
+            "counts": matrix.confmat.tolist(),  # type: ignore[operator]  # a tensor state
+        }
+    key = f"{EVALUATIONS}/{checkpoint.name}/{split}-{uuid.uuid4().hex[:8]}"
+    entries = []
+    for name, content in files.items():
+        data = (json.dumps(content, indent=1) + "\n").encode()
+        folder.store.write(f"{key}/{name}", data, durable=True)
+        entries.append(FileEntry.of(name, data))
+    manifest = EvaluationManifest(
+        created_at=datetime.now(UTC).isoformat(),
+        files=tuple(entries),
+        checkpoint=str(checkpoint.name),
+        checkpoint_digest=checkpoint.digest,
+        split=split,
+        num_samples=sum(count for count, _ in measured),
+        metrics=values,
+    )
+    folder.store.create(f"{key}/{MANIFEST_JSON}", manifest.to_json())
+    return key, manifest
+
+
+def _measure_task(
+    url: str, config: TrainConfig, checkpoint: str, split: Split, shard: int, max_batches: int
+) -> tuple[int, MetricStates]:
+    """One shard of one evaluation: how many samples, and the metrics' states."""
+    workload, model, device = load_model(url, config.model_dump_json(), checkpoint)
+    dataset: Dataset = _dataset(config.workload, config.model_dump_json(), split)
+    if max_batches:
+        dataset = _First(dataset, max_batches * config.eval_batch_size)
+    metrics = split_metrics(workload)
+    if workload.class_names:
+        metrics[CONFUSION] = _confusion(workload)
+    states = measure_shard(workload, model, dataset, config, shard, device, metrics)
+    return (len(dataset) if shard == 0 else 0), states
+
+
+@lru_cache(maxsize=2)
+def load_model(
+    url: str, config_json: str, checkpoint: str
+) -> tuple[Workload[Any], nn.Module, torch.device]:
+    """A checkpoint's verified model in evaluation mode; kept for the worker's next task."""
+    config = TrainConfig.model_validate_json(config_json)
+    torch.set_num_threads(config.threads_per_worker)
+    folder = RunFolder.at(url)
+    workload = load_workload(config.workload, config.settings)
+    name = CheckpointName.parse(checkpoint)
+    assert name is not None
+    device = Group.current().device if config.gpus_per_worker else torch.device("cpu")
+    model = workload.model()
+    model.load_state_dict(load_weights(folder.store, folder.checkpoint(name)))
+    memory_format = torch.channels_last if config.channels_last else torch.preserve_format
+    return workload, model.to(device, memory_format=memory_format).eval(), device
+
+
+@lru_cache(maxsize=2)
+def _dataset(workload: str, config_json: str, split: Split) -> Dataset:
+    config = TrainConfig.model_validate_json(config_json)
+    dataset = load_workload(workload, config.settings).dataset(split)
+    check_split(dataset, split)
+    return dataset
+
+
+class _First:
+    """The first samples of a dataset."""
+
+    def __init__(self, dataset: Dataset, count: int) -> None:
+        self._dataset, self._count = dataset, min(count, len(dataset))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int, /) -> Any:
+        return self._dataset[index]
+
+
+def _confusion(workload: Workload[Any]) -> Metric:
+    return MulticlassConfusionMatrix(num_classes=len(workload.class_names))

@@ -1,0 +1,186 @@
+"""Ray: starting it, and placing the training's workers on it with Ray Train.
+
+Ray Train places the workers, forms the process group and watches them. Checkpoints are
+evertrain's own: Ray is told of the newest committed one at the end of an epoch, and never
+uploads, deletes or recovers one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+from train_core.config import TrainConfig
+from train_core.errors import EvertrainError, ResourceError, StageError
+from train_core.storage.run_folder import RunFolder
+
+LOCAL = "local"
+
+# Ray's defaults poll every 2 s, so each report would block about as long.
+_ENVIRONMENT = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+_log = logging.getLogger(__name__)
+
+
+def available_cpus() -> int:
+    """The CPUs that a local Ray has."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def check_local_resources(config: TrainConfig) -> None:
+    """Raise ResourceError if this machine cannot give what the workers need."""
+    import torch
+
+    _compare(config, "this machine", {"CPU": available_cpus(), "GPU": torch.cuda.device_count()})
+
+
+def start_ray(config: TrainConfig) -> None:
+    """Start Ray for this process, or connect to the cluster at `ray_address`.
+
+    Raises ResourceError if the cluster cannot be reached or never gives what the workers need.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    if config.ray_address == LOCAL:
+        ray.init(
+            address="local",
+            num_cpus=available_cpus(),
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+        )
+        return
+    try:
+        ray.init(
+            address=config.ray_address,
+            runtime_env=config.runtime_env or None,
+            logging_level=logging.WARNING,
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ResourceError(
+            f"no Ray cluster answers at ray_address {config.ray_address!r}: {error}"
+        ) from error
+    _compare(config, f"the cluster at {config.ray_address}", ray.cluster_resources())
+
+
+def stop_ray() -> None:
+    """End the local Ray, or leave the cluster."""
+    import ray
+
+    ray.shutdown()
+
+
+def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
+    """Run one attempt at the training on Ray Train's workers; returns when it is done.
+
+    Raises what the first failing rank raised if that is an EvertrainError, StageError with that
+    rank's traceback if it is the user's, and ConnectionError if a worker or Ray itself died.
+    """
+    from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    from train_core.engine.ray_storage import ray_filesystem
+
+    uses_gpu = config.gpus_per_worker > 0
+    resources = {"CPU": config.cpus_per_worker}
+    if uses_gpu:
+        resources["GPU"] = config.gpus_per_worker
+    trainer = TorchTrainer(
+        _train_worker,
+        train_loop_config={
+            "url": folder.url,
+            "config": config.model_dump(mode="json"),
+            "attempt": attempt,
+        },
+        torch_config=TorchConfig(backend="nccl" if uses_gpu else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=config.num_workers,
+            use_gpu=uses_gpu,
+            resources_per_worker=resources,
+            placement_strategy=config.placement_strategy,
+        ),
+        run_config=RunConfig(
+            name=f"a{attempt:04d}",
+            storage_path="/",
+            storage_filesystem=ray_filesystem(folder.store),
+            # Whether to try again is decided in one place, by the driver.
+            failure_config=FailureConfig(max_failures=0),
+            worker_runtime_env=config.runtime_env,
+        ),
+    )
+    try:
+        trainer.fit()
+    except WorkerGroupError as error:
+        raise _first_failure(error.worker_failures) from error
+
+
+def _train_worker(task: dict[str, Any]) -> None:
+    """What each Ray Train worker runs."""
+    import ray.train
+
+    from train_core.engine.group import Group
+    from train_core.engine.loop import Trainer
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    storage = ray.train.get_context().get_storage()
+    group = Group.current()
+
+    def tell_ray(metrics: dict[str, float], newest: str | None) -> None:
+        checkpoint = None
+        if newest and group.is_first:
+            checkpoint = ray.train.Checkpoint(
+                f"{storage.experiment_fs_path}/{newest}", storage.storage_filesystem
+            )
+        ray.train.report(
+            metrics,
+            checkpoint=checkpoint,
+            checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD,
+        )
+
+    config = TrainConfig.model_validate(task["config"])
+    Trainer(RunFolder.at(task["url"]), config, task["attempt"], group, tell_ray).run()
+
+
+def _first_failure(failures: dict[int, Exception]) -> Exception:
+    """The error that the others followed from: not one of a connection that broke."""
+    import ray.exceptions
+    from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
+
+    def cause(error: Exception) -> BaseException:
+        return error._base_exc if isinstance(error, UserExceptionWithTraceback) else error
+
+    def is_consequence(error: BaseException) -> bool:
+        text = str(error).lower()
+        return "connection" in text or "gloo" in text or "nccl" in text
+
+    ranked = sorted(failures.items(), key=lambda item: (is_consequence(cause(item[1])), item[0]))
+    rank, error = ranked[0]
+    found = cause(error)
+    if isinstance(found, EvertrainError):
+        return found
+    if isinstance(found, ray.exceptions.RayError) or is_consequence(found):
+        return ConnectionError(f"rank {rank} died: {type(found).__name__}: {found}")
+    trace = getattr(error, "_traceback_str", "")
+    return StageError("train", f"rank {rank}: {type(found).__name__}: {found}", trace)
+
+
+def _compare(config: TrainConfig, where: str, there: dict[str, float]) -> None:
+    wanted = {"CPU": config.cpus_per_worker, "GPU": config.gpus_per_worker}
+    for name, each in wanted.items():
+        total = each * config.num_workers
+        if total > there.get(name, 0):
+            raise ResourceError(
+                f"{config.num_workers} workers with {each:g} {name} each need {total:g} {name}, "
+                f"{where} has {there.get(name, 0):g}: ask for fewer workers (num_workers) or less "
+                f"for each ({name.lower()}s_per_worker)"
+            )

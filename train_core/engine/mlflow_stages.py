@@ -1,0 +1,129 @@
+"""What each stage of a run shows in MLflow, read from the run folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from train_core.engine import figures
+from train_core.engine.mlflow_runs import MlflowRuns, seconds
+from train_core.errors import CheckpointError
+from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult
+from train_core.storage.journal import read_segments
+from train_core.storage.manifest import EvaluationManifest, PredictionsManifest, read_manifest
+from train_core.storage.names import CheckpointName, SegmentName
+from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.store import Store
+from train_core.workload import workload_class
+
+CONFUSION_MATRIX_JSON = "confusion_matrix.json"
+
+
+def show_training(runs: MlflowRuns) -> bool:
+    """Send what the newest checkpoint covers and MLflow lacks; whether the training is done."""
+    checkpoints = runs.folder.checkpoints()
+    is_finished = bool(checkpoints) and bool(checkpoints[-1].manifest.stopped_by)
+    if not is_finished:
+        runs.set_status("train", "RUNNING")
+    if not checkpoints:
+        return False
+    newest, store = checkpoints[-1].manifest, runs.folder.store
+    position = runs.mirrored_step()
+    segments = [file for file in newest.journal if _last_step(file.name) > position]
+    runs.log_entries(e for e in read_segments(store, segments) if e.step > position)
+    listed = [_summary(runs.folder, checkpoint) for checkpoint in checkpoints]
+    runs.client.log_dict(runs.run_id("train"), {"checkpoints": listed}, "checkpoints.json")
+    if is_finished and runs.status("train") != "FINISHED":
+        figure = figures.curves(read_segments(store, newest.journal))
+        runs.client.log_figure(runs.run_id("train"), figure, "curves.png")
+        runs.set_status("train", "FINISHED")
+    return is_finished
+
+
+def show_evaluations(runs: MlflowRuns, results: Sequence[EvaluationResult]) -> None:
+    """Metrics of each checkpoint at its step, and its confusion matrix if it has one."""
+    class_names = workload_class(runs.record.config.workload).class_names
+    for result in results:
+        store, step = Store(result.uri), result.checkpoint.step
+        manifest, _ = read_manifest(store, EvaluationManifest)
+        metrics = below(result.split, result.metrics)
+        runs.log_metrics("evaluate", metrics, step=step, time_s=seconds(manifest.created_at))
+        if any(file.name == CONFUSION_MATRIX_JSON for file in manifest.files):
+            found = json.loads(store.read(CONFUSION_MATRIX_JSON))
+            names = class_names or [str(label) for label in found["labels"]]
+            title = f"{result.split}, step {step}"
+            figure = figures.confusion_matrix(found["counts"], names, title)
+            place = f"confusion_matrix/{result.split}-{result.checkpoint.name}.png"
+            runs.client.log_figure(runs.run_id("evaluate"), figure, place)
+    runs.set_status("evaluate", "FINISHED")
+
+
+def show_predictions(runs: MlflowRuns, result: PredictionsResult) -> None:
+    """Where the predictions are, of which checkpoint, and how many."""
+    manifest, _ = read_manifest(Store(result.uri), PredictionsManifest)
+    rows = {"num_rows": float(result.num_rows)}
+    runs.log_metrics("infer", rows, step=manifest.step, time_s=seconds(manifest.created_at))
+    runs.set_tags(
+        "infer",
+        {"evertrain.predictions": result.uri, "evertrain.checkpoint": result.checkpoint.uri},
+    )
+    runs.client.log_dict(runs.run_id("infer"), result.model_dump(mode="json"), "predictions.json")
+    runs.set_status("infer", "FINISHED")
+
+
+def show_outcome(
+    runs: MlflowRuns, best: CheckpointSummary, test_metrics: dict[str, float | None]
+) -> None:
+    """The headline on the parent run, so that a table of runs says which is best."""
+    checkpoint = find_checkpoint(runs.folder, best)
+    runs.log_metrics(
+        "pipeline",
+        headline(runs, best, test_metrics),
+        step=best.step,
+        time_s=seconds(checkpoint.manifest.created_at),
+    )
+    runs.set_tags("pipeline", {"evertrain.best_checkpoint": best.uri})
+
+
+def headline(
+    runs: MlflowRuns, best: CheckpointSummary, test_metrics: dict[str, float | None]
+) -> dict[str, float | None]:
+    """The best checkpoint's validation metrics, the monitored one, and the test metrics."""
+    monitor = runs.record.config.monitor
+    chosen = {
+        key: value
+        for key, value in best.metrics.items()
+        if key == monitor or key.startswith("validation/")
+    }
+    return chosen | below("test", test_metrics)
+
+
+def find_checkpoint(folder: RunFolder, summary: CheckpointSummary) -> Checkpoint:
+    """The committed checkpoint that a summary speaks of."""
+    name = CheckpointName.parse(summary.name)
+    if name is None:
+        raise CheckpointError(f"{summary.name!r} is not the name of a checkpoint")
+    return folder.checkpoint(name)
+
+
+def below(split: str, metrics: dict[str, float | None]) -> dict[str, float | None]:
+    """The metrics, each named `<split>/<name>`."""
+    return {f"{split}/{key.removeprefix(f'{split}/')}": value for key, value in metrics.items()}
+
+
+def _summary(folder: RunFolder, checkpoint: Checkpoint) -> dict[str, object]:
+    manifest = checkpoint.manifest
+    return CheckpointSummary(
+        name=str(checkpoint.name),
+        uri=folder.store.uri(checkpoint.key),
+        step=manifest.step,
+        epoch=manifest.epoch,
+        metrics=manifest.metrics,
+    ).model_dump(mode="json")
+
+
+def _last_step(segment: str) -> int:
+    name = SegmentName.parse(segment)
+    if name is None:
+        raise CheckpointError(f"{segment!r} is not the name of a journal segment")
+    return name.last_step

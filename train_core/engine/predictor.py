@@ -1,0 +1,184 @@
+"""Batch inference: rows scored by a checkpoint in parallel Ray tasks, stored as Parquet.
+
+The rows are cut into batches of `eval_batch_size` and those into `num_shards` parts, so that
+neither the number of workers nor who computes what changes a bit of the predictions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from train_core.config import TrainConfig
+from train_core.engine.batches import to_device
+from train_core.engine.evaluator import committed, load_model
+from train_core.engine.inputs import Input, open_input, read_input
+from train_core.engine.measure import batches_of_shard
+from train_core.errors import WorkloadError
+from train_core.results import CheckpointSummary, PredictionsResult
+from train_core.storage.manifest import FileEntry, PredictionsManifest, read_manifest
+from train_core.storage.names import MANIFEST_JSON, PREDICTIONS, CheckpointName
+from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.workload import load_workload
+
+_RESERVED = ("id", "model_step")
+
+
+def infer(
+    folder: RunFolder,
+    config: TrainConfig,
+    summary: CheckpointSummary,
+    source: str,
+    max_batches: int = 0,
+) -> PredictionsResult:
+    """Score the rows at `source` (a split or a URL) with a checkpoint.
+
+    What was committed earlier for the same checkpoint and input is given again. `max_batches`
+    scores a part of the rows, for a dry run; 0: all of them.
+    """
+    checkpoint = committed(folder, summary)
+    found = open_input(source, load_workload(config.workload, config.settings))
+    key, manifest = _find(folder, checkpoint, found) or _run(
+        folder, config, checkpoint, found, max_batches
+    )
+    return PredictionsResult(
+        checkpoint=summary,
+        uri=folder.store.uri(key),
+        num_rows=manifest.num_rows,
+        files=[folder.store.uri(f"{key}/{entry.name}") for entry in manifest.files],
+    )
+
+
+def _run(
+    folder: RunFolder, config: TrainConfig, checkpoint: Checkpoint, found: Input, max_batches: int
+) -> tuple[str, PredictionsManifest]:
+    import ray
+
+    num_rows = found.num_rows
+    if max_batches:
+        num_rows = min(num_rows, max_batches * config.eval_batch_size)
+    key = f"{PREDICTIONS}/{checkpoint.name}-{uuid.uuid4().hex[:8]}"
+    score = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=config.gpus_per_worker)(
+        _score_task
+    ).options(runtime_env=config.runtime_env or None)
+    tasks = [
+        score.remote(folder.url, config, str(checkpoint.name), found, ranges, f"{key}/{name}")
+        for name, ranges in _parts(num_rows, config)
+    ]
+    written: list[tuple[FileEntry, int]] = ray.get(tasks)
+    manifest = PredictionsManifest(
+        created_at=datetime.now(UTC).isoformat(),
+        files=tuple(entry for entry, _ in written),
+        checkpoint=str(checkpoint.name),
+        checkpoint_digest=checkpoint.digest,
+        step=checkpoint.manifest.step,
+        input=found.describe(),
+        num_rows=sum(rows for _, rows in written),
+        rows=tuple(rows for _, rows in written),
+    )
+    folder.store.create(f"{key}/{MANIFEST_JSON}", manifest.to_json())
+    return key, manifest
+
+
+def _parts(num_rows: int, config: TrainConfig) -> Iterator[tuple[str, list[range]]]:
+    """The name and the batches of each output file that has rows."""
+    for shard in range(config.shards):
+        ranges = batches_of_shard(num_rows, config.eval_batch_size, config.shards, shard)
+        if ranges:
+            yield f"part-{shard:05d}.parquet", ranges
+
+
+def _find(
+    folder: RunFolder, checkpoint: Checkpoint, found: Input
+) -> tuple[str, PredictionsManifest] | None:
+    """Predictions that were committed earlier by this very checkpoint for a split.
+
+    Only a split: files at a URL may have been replaced by others.
+    """
+    if found.kind != "split":
+        return None
+    for name in folder.store.names(PREDICTIONS):
+        key = f"{PREDICTIONS}/{name}"
+        try:
+            manifest, _ = read_manifest(folder.store, PredictionsManifest, f"{key}/{MANIFEST_JSON}")
+        except FileNotFoundError:
+            continue
+        if (
+            manifest.checkpoint_digest == checkpoint.digest
+            and manifest.input == found.describe()
+            and manifest.num_rows == found.num_rows
+        ):
+            return key, manifest
+    return None
+
+
+def _score_task(
+    url: str, config: TrainConfig, checkpoint: str, found: Input, ranges: list[range], key: str
+) -> tuple[FileEntry, int]:
+    """Score the batches of one output file and store it: its entry, and its rows."""
+    workload, model, device = load_model(url, config.model_dump_json(), checkpoint)
+    folder = RunFolder.at(url)
+    name = CheckpointName.parse(checkpoint)
+    assert name is not None
+    num_rows = 0
+    with tempfile.TemporaryDirectory() as scratch, torch.inference_mode():
+        path = Path(scratch) / key.rpartition("/")[2]
+        writer = None
+        for samples in ranges:
+            ids, columns = read_input(found, workload, samples)
+            batch = {
+                name: tensor
+                for name, tensor in workload.prepare(columns, None).items()
+                if name != "targets"
+            }
+            batch = to_device(batch, device, channels_last=config.channels_last)
+            with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+                outputs = workload.forward(model, batch)
+            table = _table(ids, workload.predictions(outputs), name.step)
+            writer = writer or pq.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+            num_rows += len(ids)
+        assert writer is not None, "a part has at least one batch"
+        writer.close()
+        folder.store.upload(path, key)
+        return _entry(path), num_rows
+
+
+def _table(ids: list[str], predictions: Any, step: int) -> pa.Table:
+    columns: dict[str, pa.Array] = {"id": pa.array(ids, pa.string())}
+    for name, tensor in predictions.items():
+        if name in _RESERVED or len(tensor) != len(ids):
+            raise WorkloadError(
+                f"predictions() gives a column {name!r} of {len(tensor)} rows for {len(ids)} "
+                f"samples: give one row for each, and not under {' or '.join(_RESERVED)}"
+            )
+        columns[name] = _array(tensor)
+    columns["model_step"] = pa.array([step] * len(ids), pa.int64())
+    return pa.table(columns)
+
+
+def _array(tensor: Tensor) -> pa.Array:
+    """A column of numbers; of lists of them where the tensor has further dimensions."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    array = pa.array(tensor.contiguous().view(-1).numpy())
+    for size in reversed(tensor.shape[1:]):
+        array = pa.FixedSizeListArray.from_arrays(array, size)
+    return array
+
+
+def _entry(path: Path) -> FileEntry:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileEntry(name=path.name, size_bytes=path.stat().st_size, digest=digest)

@@ -1,0 +1,147 @@
+"""The checks before any compute: what cannot be done is refused in seconds, in one line."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+
+from train_core.config import TrainConfig
+from train_core.driver import DriverRequest, Prepared
+from train_core.engine.inputs import open_input
+from train_core.engine.launcher import LOCAL, check_local_resources
+from train_core.engine.measure import check_split, split_metrics
+from train_core.errors import ConfigError, RunBusyError
+from train_core.policy.steps import StepPlan
+from train_core.storage import lease
+from train_core.storage.run_folder import RunFolder, RunRecord
+from train_core.storage.store import Store
+from train_core.workload import SPLITS, Dataset, Workload, load_workload
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A request that can be carried out."""
+
+    prepared: Prepared
+    record: RunRecord
+    """What `run.json` says of the run, or will say."""
+
+
+def check(folder: RunFolder, request: DriverRequest) -> Checked:
+    """Check all that can be checked without compute; writes nothing that stays.
+
+    Raises ConfigError for what is wrong, RunBusyError if another process drives the run.
+    """
+    config = request.config
+    workload = load_workload(config.workload, config.settings)
+    _check_monitor(workload, config.monitor)
+    if config.ray_address == LOCAL:
+        check_local_resources(config)
+    datasets = {split: workload.dataset(split) for split in SPLITS}
+    num_samples = {split: check_split(dataset, split) for split, dataset in datasets.items()}
+    plan = StepPlan(
+        num_samples["train"],
+        config.batch_size,
+        config.accumulation_steps,
+        config.shards,
+        config.drop_last,
+    )
+    if source := request.pipeline.get("infer_input"):
+        open_input(source, workload)
+    resumed = folder.exists()
+    if resumed:
+        _check_continuation(folder, config)
+        record = folder.record()
+    else:
+        Store(request.storage).probe()
+        record = _record(request, datasets)
+    planned = config.epochs * plan.steps_per_epoch
+    prepared = Prepared(
+        run=folder.name,
+        url=folder.url,
+        resumed=resumed,
+        num_samples=num_samples,
+        total_steps=min(planned, config.max_steps) if config.max_steps else planned,
+    )
+    return Checked(prepared, record)
+
+
+def fingerprint(config: TrainConfig) -> dict[str, str]:
+    """What the bits of the numbers depend on beside the configuration."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name() if config.gpus_per_worker else "cpu",
+        "threads_per_worker": str(config.threads_per_worker),
+    }
+
+
+def _check_continuation(folder: RunFolder, config: TrainConfig) -> None:
+    folder.check_continuation(config)
+    holder = lease.holder_of(folder.store)
+    if holder is not None and holder.is_local and not _is_ending(holder):
+        raise RunBusyError(folder.name, str(holder))
+    was = folder.record().fingerprint
+    differences = {
+        name: (was.get(name), now)
+        for name, now in fingerprint(config).items()
+        if was.get(name) != now
+    }
+    if not differences:
+        return
+    shown = ", ".join(f"{name} was {old}, is {now}" for name, (old, now) in differences.items())
+    if config.strict:
+        raise ConfigError(
+            f"run {folder.name!r} was begun in other surroundings ({shown}) and strict is set: "
+            "continue it where it began, or without strict"
+        )
+    _log.warning("the surroundings changed, so the bits of the numbers may: %s", shown)
+
+
+def _is_ending(holder: lease.Holder) -> bool:
+    """Whether the holder ends within the grace of a driver whose program was killed."""
+    deadline = time.monotonic() + lease.DYING_GRACE_S
+    while holder.is_alive:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _check_monitor(workload: Workload[Any], monitor: str) -> None:
+    names = [f"validation/{name}" for name in split_metrics(workload)]
+    if monitor not in names:
+        raise ConfigError(
+            f"monitor {monitor!r} is not measured: {type(workload).__name__} gives "
+            f"{', '.join(names)}"
+        )
+
+
+def _record(request: DriverRequest, datasets: Mapping[str, Dataset]) -> RunRecord:
+    return RunRecord(
+        name=request.run,
+        created_at=datetime.now(UTC).isoformat(),
+        config=request.config.fixed(),
+        pipeline=request.pipeline,
+        fingerprint=fingerprint(request.config),
+        datasets={
+            split: {
+                "samples": len(dataset),
+                "digest": dataset.digest() if hasattr(dataset, "digest") else None,
+            }
+            for split, dataset in datasets.items()
+        },
+    )
