@@ -5,17 +5,15 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from tasks.metrics import full_metrics
 from train_core.results import Report
 
 
 def print_summary(report: Report, report_uri: str, console: Console) -> None:
     """Print the outcome. The last line is `report: <address of report.json>`."""
     console.print(_checkpoints(report))
-    console.print(_facts(report))
-    # Not through rich, which would wrap a long address.
-    console.file.write(f"report: {report_uri}\n")
-    console.file.flush()
+    # Not as rich's tables: addresses are there to be copied, so they may not be wrapped.
+    console.print(_facts(report), highlight=False, markup=False, soft_wrap=True)
+    console.print(f"report: {report_uri}", highlight=False, markup=False, soft_wrap=True)
 
 
 def number(value: object) -> str:
@@ -28,38 +26,33 @@ def _checkpoints(report: Report) -> Table:
         (one for one in report.evaluations if one.split == "validation"),
         key=lambda one: one.checkpoint.step,
     )
-    names = sorted({name for one in evaluations for name in full_metrics(one)})
-    table = Table(title=f"Checkpoints of {report.run}", title_justify="left")
-    for heading in ("checkpoint", "step", "epoch", *names, ""):
-        table.add_column(heading, justify="left" if heading == "checkpoint" else "right")
+    names = sorted({name for one in evaluations for name in one.metrics})
+    table = Table(title=f"Checkpoints of {report.run}, on validation", title_justify="left")
+    table.add_column("checkpoint", no_wrap=True)
+    for heading in ("step", "epoch", *names, ""):
+        table.add_column(heading, justify="right")
     for one in evaluations:
-        values = full_metrics(one)
         is_best = one.checkpoint.name == report.best.name
         table.add_row(
             one.checkpoint.name,
             str(one.checkpoint.step),
             str(one.checkpoint.epoch),
-            *(number(values.get(name)) for name in names),
+            *(number(one.metrics.get(name)) for name in names),
             "best" if is_best else "",
             style="bold green" if is_best else "",
         )
     return table
 
 
-def _facts(report: Report) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold")
-    grid.add_column(overflow="fold")
+def _facts(report: Report) -> str:
     test = ", ".join(f"{name} {number(value)}" for name, value in report.test_metrics.items())
-    grid.add_row("test", f"{test} ({report.best.name})")
-    grid.add_row(
-        "seconds", ", ".join(f"{stage} {spent:.1f}" for stage, spent in report.seconds.items())
-    )
-    grid.add_row(
-        "training", f"{report.train.samples_per_s:,.0f} samples/s, {report.train.step} steps"
-    )
-    grid.add_row("predictions", f"{report.predictions.uri} ({report.predictions.num_rows} rows)")
-    if report.tracking.url:
-        grid.add_row("MLflow", report.tracking.url)
-    grid.add_row("see", "`evertrain ui` (or `make ui`) opens MLflow's and Prefect's pages")
-    return grid
+    seconds = ", ".join(f"{stage} {spent:.1f}" for stage, spent in report.seconds.items())
+    facts = {
+        "test": f"{test} ({report.best.name})",
+        "seconds": seconds,
+        "training": f"{report.train.samples_per_s:,.0f} samples/s, {report.train.step} steps",
+        "predictions": f"{report.predictions.uri} ({report.predictions.num_rows} rows)",
+        "MLflow": report.tracking.url,
+        "see": "`evertrain ui` (or `make ui`) opens MLflow's and Prefect's pages",
+    }
+    return "\n".join(f"{name:<12} {value}" for name, value in facts.items() if value)

@@ -7,6 +7,7 @@ started opens its own. The flow closes it, with what MLflow shall say of the run
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import deque
@@ -87,6 +88,7 @@ class Session:
         return driver
 
     def _hear(self, line: str) -> None:
+        line = _COLOURS.sub("", line)
         with self._log_lock:
             self._lines.append(line)
             for listener in self._listeners:
@@ -116,6 +118,9 @@ def session_of(request: DriverRequest) -> Session:
         )
     return session
 
+
+# Ray colours its workers' lines.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 _lock = threading.Lock()
 _sessions: dict[str, Session] = {}

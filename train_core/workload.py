@@ -74,6 +74,9 @@ class Workload(Generic[SettingsT]):
         """A new model, with its initial weights. Randomness is seeded before the call."""
         raise NotImplementedError
 
+    def initialize(self, model: nn.Module) -> None:
+        """Called once, when a run begins from nothing: load published weights into the model."""
+
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of `model`, with its parameter groups."""
         raise NotImplementedError
@@ -199,7 +202,7 @@ def workload_class(name: str) -> type[Workload[Any]]:
     module_name, _, class_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # noqa: BLE001 (a user's module may raise anything)
+    except Exception as error:
         raise WorkloadError(
             f"workload {name!r} cannot be imported: {type(error).__name__}: {error}. "
             "Name it as package.module:Name, and see that the module is on PYTHONPATH or in the "

@@ -14,6 +14,8 @@ from flows.summary import number
 
 Row = dict[str, Any]
 
+WIDE = 240
+
 
 def say(text: str) -> None:
     """A line on stdout as it is: no wrapping, no colours."""
@@ -26,12 +28,15 @@ def print_rows(rows: Sequence[Row], *, as_json: bool, empty: str) -> None:
     if as_json:
         say(json.dumps(rows, indent=1))
         return
-    console = Console()
+    # In a file or a pipe a row is one line, however long.
+    console = Console(width=None if sys.stdout.isatty() else WIDE)
     if not rows:
         console.print(empty, highlight=False, soft_wrap=True)
         return
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    table = Table(*columns)
+    table = Table()
+    for position, column in enumerate(columns):
+        table.add_column(column, no_wrap=position == 0, overflow="fold")
     for row in rows:
         table.add_row(*(number(row.get(name)) for name in columns))
     console.print(table)
@@ -48,4 +53,4 @@ def print_mapping(mapping: dict[str, Any], *, as_json: bool) -> None:
     for name, value in mapping.items():
         shown = json.dumps(value) if isinstance(value, (dict, list)) else number(value)
         grid.add_row(name, shown)
-    Console().print(grid)
+    Console(width=None if sys.stdout.isatty() else WIDE).print(grid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -101,7 +102,7 @@ def list_runs(storage: str, *, as_json: bool) -> None:
     """Print the runs of a storage, oldest first."""
     store = Store(storage)
     names = [name for name in store.names() if store.exists(f"{name}/{RUN_JSON}")]
-    rows = sorted((row(RunFolder(storage, name)) for name in names), key=lambda r: r["created"])
+    rows = sorted((row(RunFolder(storage, name)) for name in names), key=itemgetter("created"))
     print_rows(rows, as_json=as_json, empty=f"no runs in {storage}")
 
 
@@ -111,10 +112,11 @@ def row(folder: RunFolder) -> Row:
     checkpoints = folder.checkpoints()
     return {
         "run": folder.name,
-        "created": record.created_at,
+        "created": record.created_at[:16],
         "workload": record.config.workload.rpartition(":")[2],
         "step": checkpoints[-1].name.step if checkpoints else 0,
-        record.config.monitor: best_value(checkpoints, record.config),
+        "best": best_value(checkpoints, record.config),
+        "metric": record.config.monitor,
         "state": state(folder),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -34,6 +35,8 @@ def no_leaks(fonts: None) -> Iterator[None]:
     yield
     for engine in SqlAlchemyStore._engine_map.values():
         engine.dispose()
+    # MLflow's pools of threads for artifacts end when they are collected.
+    gc.collect()
     left = before.added(within_s=5)
     assert not left, f"left behind: {', '.join(left)}"
 

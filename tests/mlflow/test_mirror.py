@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from pathlib import Path
@@ -205,12 +206,17 @@ def test_a_new_run_at_an_old_address_is_another_mlflow_run(
     assert mirror_once(again, tracking_uri).tracking().run_id != before
 
 
-def test_artifacts_lie_beside_the_database(run: RunBuilder, tracking_uri: str) -> None:
+def test_artifacts_lie_beside_the_database_and_nothing_elsewhere(
+    run: RunBuilder, tracking_uri: str, tmp_path: Path
+) -> None:
     run.commit(range(1, 10), finished=True)
-    mirror_once(run, tracking_uri)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    with contextlib.chdir(folder):
+        mirror_once(run, tracking_uri)
+    assert not list(folder.iterdir())
     database = Path(tracking_uri.removeprefix("sqlite:///"))
     assert list(database.parent.glob("mlartifacts/*/artifacts/curves.png"))
-    assert not Path("mlruns").exists()
 
 
 def test_a_result_that_cannot_be_shown_hides_no_other(

@@ -113,10 +113,10 @@ def test_a_checkpoint_with_a_damaged_manifest_is_quarantined(folder: RunFolder) 
 
 def test_a_deleted_checkpoint_is_gone_and_its_neighbours_stay(folder: RunFolder) -> None:
     kept, gone = commit(folder, 1, 1), commit(folder, 1, 2)
-    folder.delete_checkpoint(gone)
+    folder.delete_checkpoint(gone, attempt=2)
     assert names(folder) == [kept]
     assert folder.store.names("checkpoints") == [str(kept)]
-    folder.delete_checkpoint(gone)
+    folder.delete_checkpoint(gone, attempt=2)
 
 
 class StopsAfterOneDelete(Store):
@@ -138,7 +138,7 @@ def test_a_half_deleted_checkpoint_does_not_exist(tmp_path: Path) -> None:
     folder.store = StopsAfterOneDelete(folder.url)
     folder.store.deleted = []
     with pytest.raises(ConnectionAbortedError):
-        folder.delete_checkpoint(name)
+        folder.delete_checkpoint(name, attempt=1)
     folder.store = whole
     assert folder.checkpoints() == []
     assert whole.names(f"checkpoints/{name}") == ["model.safetensors"]

@@ -93,9 +93,9 @@ def test_pixels_are_normalised_as_in_the_tutorial(local: str) -> None:
 def test_it_starts_from_published_weights(local: str) -> None:
     published = ResNet18()
     Store(local).write("published.safetensors", safetensors.torch.save(published.state_dict()))
-    model = load_workload(
-        NAME, {"data": local, "weights": f"{local}/published.safetensors"}
-    ).model()
+    workload = load_workload(NAME, {"data": local, "weights": f"{local}/published.safetensors"})
+    model = workload.model()
+    workload.initialize(model)
     torch.testing.assert_close(model.conv1.weight, published.conv1.weight.sum(1, keepdim=True))
     assert torch.equal(model.layer3[0].conv1.weight, published.layer3[0].conv1.weight)
 

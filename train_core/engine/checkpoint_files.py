@@ -1,9 +1,9 @@
 """A checkpoint's files: one safetensors file a part, and state.json for all that is no tensor.
 
-    model.safetensors       parameters and buffers; loads with safetensors alone
-    optimizer.safetensors   `state/<parameter>/<name>`: moments and steps
-    …                       one for every further part that has tensors
-    state.json              the whole nested state, each tensor replaced by {"$tensor": path}
+model.safetensors       parameters and buffers; loads with safetensors alone
+optimizer.safetensors   `state/<parameter>/<name>`: moments and steps
+…                       one for every further part that has tensors
+state.json              the whole nested state, each tensor replaced by {"$tensor": path}
 """
 
 from __future__ import annotations

@@ -117,7 +117,9 @@ class Checkpointer:
     def _delete_superseded(self) -> None:
         """Apply the retention rules; a failure leaves a checkpoint more, never one less."""
         candidates = [
-            Candidate(str(c.name), c.manifest.step, c.manifest.metrics if c.manifest.validated else {})
+            Candidate(
+                str(c.name), c.manifest.step, c.manifest.metrics if c.manifest.validated else {}
+            )
             for c in self._folder.checkpoints()
         ]
         protected = {str(self._resumed_from.name)} if self._resumed_from else set()
@@ -132,6 +134,6 @@ class Checkpointer:
             name = CheckpointName.parse(candidate.name)
             assert name is not None
             try:
-                self._folder.delete_checkpoint(name)
+                self._folder.delete_checkpoint(name, attempt=self._attempt)
             except OSError as error:
                 _log.warning("checkpoint %s could not be deleted: %s", name, error)

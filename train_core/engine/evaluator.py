@@ -34,7 +34,7 @@ from train_core.storage.journal import finite
 from train_core.storage.manifest import EvaluationManifest, FileEntry, read_manifest
 from train_core.storage.names import EVALUATIONS, MANIFEST_JSON, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.workload import Batch, Dataset, Split, Workload, load_workload
+from train_core.workload import Dataset, Split, Workload, load_workload
 
 CONFUSION_JSON = "confusion_matrix.json"
 METRICS_JSON = "metrics.json"
@@ -58,7 +58,7 @@ def evaluate(
     earlier = [_find(folder, checkpoint, split) for checkpoint in committed_ones]
     measure = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=config.gpus_per_worker)(
         _measure_task
-    ).options(runtime_env=config.runtime_env or None)
+    )
     running = [
         []
         if found
@@ -72,9 +72,7 @@ def evaluate(
     for summary, checkpoint, found, tasks in zip(
         checkpoints, committed_ones, earlier, running, strict=True
     ):
-        key, manifest = found or _commit(
-            folder, workload, checkpoint, split, ray.get(tasks)
-        )
+        key, manifest = found or _commit(folder, workload, checkpoint, split, ray.get(tasks))
         results.append(
             EvaluationResult(
                 checkpoint=summary,

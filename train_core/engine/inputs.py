@@ -57,9 +57,7 @@ def open_input(source: str, workload: Workload[Any]) -> Input:
     return found
 
 
-def read_input(
-    found: Input, workload: Workload[Any], samples: range
-) -> tuple[list[str], Columns]:
+def read_input(found: Input, workload: Workload[Any], samples: range) -> tuple[list[str], Columns]:
     """The ids and the raw columns of some consecutive rows."""
     if found.kind == "split":
         columns = fetch(workload.dataset(found.source), np.arange(samples.start, samples.stop))  # type: ignore[arg-type]  # the source of a split is a split
@@ -137,9 +135,7 @@ def _read_file(found: Input, file: str, rows: range) -> tuple[list[str], Columns
         if ID in table.column_names
         else [f"{file}#{row}" for row in rows]
     )
-    return ids, {
-        name: _column(table[name]) for name in table.column_names if name != ID
-    }
+    return ids, {name: _column(table[name]) for name in table.column_names if name != ID}
 
 
 def _image(store: Store, name: str) -> np.ndarray[Any, Any]:
@@ -180,7 +176,9 @@ def _parquet_rows(file: pq.ParquetFile, rows: range) -> Any:
 
 def _column(column: Any) -> np.ndarray[Any, Any]:
     """A column as an array; nested lists of one shape become further dimensions."""
-    values = column.to_numpy(zero_copy_only=False) if column.num_chunks != 1 else column.chunk(
-        0
-    ).to_numpy(zero_copy_only=False)
+    values = (
+        column.to_numpy(zero_copy_only=False)
+        if column.num_chunks != 1
+        else column.chunk(0).to_numpy(zero_copy_only=False)
+    )
     return np.asarray(values.tolist()) if values.dtype == object else values

@@ -57,6 +57,7 @@ def start_ray(config: TrainConfig) -> None:
             address="local",
             num_cpus=available_cpus(),
             include_dashboard=False,
+            runtime_env=config.runtime_env or None,
             logging_level=logging.WARNING,
         )
         return
@@ -115,7 +116,6 @@ def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
             storage_filesystem=ray_filesystem(folder.store),
             # Whether to try again is decided in one place, by the driver.
             failure_config=FailureConfig(max_failures=0),
-            worker_runtime_env=config.runtime_env,
         ),
     )
     try:

@@ -39,7 +39,7 @@ from train_core.workload import Batch, Workload, load_workload
 _log = logging.getLogger(__name__)
 
 OnEpoch = Callable[[dict[str, float], str | None], None]
-"""Called by every rank after an epoch, with its metrics and the newest committed folder."""
+"""Called by every rank after an epoch and at the end, with metrics and the newest commit."""
 
 
 class Trainer:
@@ -70,7 +70,10 @@ class Trainer:
             config.shards,
             config.drop_last,
         )
-        self.progress = Progress(schedule_steps=config.epochs * self.plan.steps_per_epoch)
+        self.progress = Progress()
+        # What the run was begun with: with more epochs than that, the last rate is held.
+        planned = folder.record().config.epochs if folder.exists() else config.epochs
+        self.schedule_steps = planned * self.plan.steps_per_epoch
         self.shards = shards_of_rank(config.shards, group.world_size, group.rank)
         self._build_model()
         self.recorder = Recorder(folder.store, is_enabled=group.is_first)
@@ -95,6 +98,7 @@ class Trainer:
                 self.stop_if_due()
                 self.save_if_due()
             self.checkpointer.wait(must_succeed=True)
+            self._tell(self.progress.metrics)
         finally:
             self.checkpointer.close()
             self.recorder.close()
@@ -112,6 +116,8 @@ class Trainer:
             self.progress.stopped_by = self.progress.reason_to_stop(self.config)
             if self.group.is_first:
                 _log.info("resuming after step %d from %s", self.progress.step, checkpoint.name)
+        else:
+            self.workload.initialize(self.model)
         self._first_step = self.progress.step
         self._elapsed_before = self.progress.elapsed_s
         self._saved_at = self._began_at = self._settled_at = time.monotonic()
@@ -160,9 +166,7 @@ class Trainer:
         if self.group.is_first:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
             _log.info("epoch %d, step %d: %s", self.progress.epoch, self.progress.step, shown)
-        if self.on_epoch:
-            newest = self.checkpointer.newest
-            self.on_epoch(metrics, newest.key if newest else None)
+        self._tell(metrics)
         self._begin_epoch()
 
     def stop_if_due(self) -> None:
@@ -199,7 +203,7 @@ class Trainer:
         self.model.train()
         self.forward_model = torch.compile(self.model) if config.compile else self.model
         self.optimizer = self.workload.optimizer(self.model)
-        self.schedule = self.workload.schedule(self.optimizer, self.progress.schedule_steps)
+        self.schedule = self.workload.schedule(self.optimizer, self.schedule_steps)
         self.reducer = Reducer(self.model.parameters(), config.shards, self.group)
         self.buffers = Buffers(self.model, len(self.shards), self.group)
         self.state = TrainingState()
@@ -236,9 +240,7 @@ class Trainer:
     def _forward(self, micro: MicroBatch) -> torch.Tensor:
         """The micro-batch's loss times its share of the step's samples."""
         config = self.config
-        batch = to_device(
-            next(self.batches), self.group.device, channels_last=config.channels_last
-        )
+        batch = to_device(next(self.batches), self.group.device, channels_last=config.channels_last)
         seed_generators(
             derive_seed(config.seed, FORWARD, micro.step, micro.micro_step, micro.shard)
         )
@@ -251,7 +253,7 @@ class Trainer:
                 self.model.parameters(), self.config.clip_norm
             )
         self.optimizer.step()
-        if self.schedule is not None and self.progress.step < self.progress.schedule_steps:
+        if self.schedule is not None and self.progress.step < self.schedule_steps:
             self.schedule.step()
 
     def _settle(self) -> None:
@@ -267,7 +269,9 @@ class Trainer:
         if not math.isfinite(told.loss):
             self.checkpointer.wait()
             newest = self.checkpointer.newest
-            raise NotFiniteError(self.progress.step, told.loss, str(newest.name) if newest else None)
+            raise NotFiniteError(
+                self.progress.step, told.loss, str(newest.name) if newest else None
+            )
         self.progress.add_loss(told.loss, num_samples)
         self._wants_checkpoint |= told.wants_checkpoint
         self._wants_stop |= told.wants_stop
@@ -298,6 +302,11 @@ class Trainer:
             eta_s=(total - progress.step) / rate if rate else None,
             metrics={k: v for k, v in progress.metrics.items() if k.startswith("validation/")},
         )
+
+    def _tell(self, metrics: dict[str, float]) -> None:
+        if self.on_epoch:
+            newest = self.checkpointer.newest
+            self.on_epoch(metrics, newest.key if newest else None)
 
     def _elapsed_s(self) -> float:
         """Seconds of training, those before an interruption included."""

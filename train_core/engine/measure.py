@@ -46,7 +46,11 @@ def batches_of_shard(num_samples: int, batch_size: int, num_shards: int, shard: 
 
 
 def eval_batches(
-    workload: Workload[Any], dataset: Dataset, ranges: list[range], config: TrainConfig, device: torch.device
+    workload: Workload[Any],
+    dataset: Dataset,
+    ranges: list[range],
+    config: TrainConfig,
+    device: torch.device,
 ) -> Iterator[Batch]:
     """The batches of the given samples, not augmented, on the device."""
     for samples in ranges:
@@ -60,7 +64,11 @@ def split_metrics(workload: Workload[Any]) -> dict[str, Metric]:
     own = dict(workload.metrics())
     if LOSS in own:
         raise WorkloadError("`loss` is measured by itself: give the workload's metric another name")
-    return {LOSS: MeanMetric(nan_strategy="disable").set_dtype(torch.float64), **own}
+    metrics = {LOSS: MeanMetric(nan_strategy="disable").set_dtype(torch.float64), **own}
+    for metric in metrics.values():
+        # The shards are merged here; torchmetrics would add up the ranks' sums once more.
+        metric.distributed_available_fn = _never
+    return metrics
 
 
 def measure_shard(
@@ -128,6 +136,10 @@ def check_split(dataset: Dataset, split: str) -> int:
     if len(dataset) == 0:
         raise DataError(f"the {split} split is empty")
     return len(dataset)
+
+
+def _never() -> bool:
+    return False
 
 
 def _state_of(metric: Metric) -> dict[str, Any]:

@@ -38,6 +38,7 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 _log = logging.getLogger(__name__)
@@ -199,7 +200,7 @@ class Mirror:
         except TrackingError as error:
             self._refusal = error
         except Exception as error:  # noqa: BLE001 (the client raises what its transport raises)
-            _log.warning("MLflow does not answer, and is tried again later: %s", error)
+            _log.warning("MLflow does not answer, and is tried again later: %s", self._say(error))
 
     def _attempt(self, asked: int) -> None:
         try:
@@ -210,7 +211,8 @@ class Mirror:
             # The next attempt looks everything up again: it may have been deleted meanwhile.
             self._runs = None
             if self._failed_since is None:
-                _log.warning("mirroring into MLflow fails, and is tried again: %s", error)
+                said = self._say(error)
+                _log.warning("mirroring into MLflow fails, and is tried again: %s", said)
             with self._changed:
                 self._failed_last = time.monotonic()
                 self._failed_since = self._failed_since or self._failed_last
@@ -272,17 +274,27 @@ class Mirror:
                 if is_outage(error):
                     raise
                 # It would fail again, and what comes after it shall be shown.
-                _log.warning("something is not shown in MLflow", exc_info=True)
+                said = f"{type(error).__name__}: {self._say(error)}"
+                _log.warning("something is not shown in MLflow: %s", said)
+                _log.debug("where it failed", exc_info=True)
             self._tasks.popleft()
+
+    def _say(self, error: Exception) -> str:
+        from train_core.engine.mlflow_runs import without_login
+
+        return without_login(str(error), self._uri)
 
     def _sample_system(self) -> None:
         if self._is_trained or time.monotonic() < self._sample_at:
             return
         from train_core.engine.system_metrics import SystemMetrics
 
-        self._system = self._system or SystemMetrics()
-        self._samples.append((time.time(), self._system.sample()))
         self._sample_at = time.monotonic() + SAMPLE_S
+        try:
+            self._system = self._system or SystemMetrics()
+            self._samples.append((time.time(), self._system.sample()))
+        except Exception as error:  # noqa: BLE001 (a machine may hide what is to be measured)
+            _log.debug("the machine's load is not known: %s", error)
 
     def _log_model(
         self, runs: MlflowRuns, best: CheckpointSummary, test_metrics: dict[str, float | None]

@@ -180,9 +180,10 @@ def contact(tracking_uri: str, experiment: str) -> None:
         found = MlflowClient(tracking_uri, tracking_uri).get_experiment_by_name(experiment)
     except (MlflowException, ImportError, OSError) as error:
         if is_refusal(error):
+            said = without_login(_first_line(error), tracking_uri)
             raise TrackingError(
-                f"MLflow at {shown!r} refuses: {_first_line(error)}. Mend the address or the "
-                "credentials (MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN)."
+                f"MLflow at {shown!r} refuses: {said}. Mend the address or the credentials "
+                "(MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN)."
             ) from error
         raise
     if found is not None and found.lifecycle_stage != "active":
@@ -212,8 +213,13 @@ def is_outage(error: Exception) -> bool:
 
 def public_uri(uri: str) -> str:
     """The address without a user's name and password."""
-    parts = urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in uri else uri
+    return without_login(uri, uri)
+
+
+def without_login(text: str, uri: str) -> str:
+    """`text` without the user's name and password that the address holds."""
+    login, at, _ = urlsplit(uri).netloc.rpartition("@")
+    return text.replace(login + at, "") if at else text
 
 
 def seconds(created_at: str) -> float:

@@ -70,7 +70,7 @@ def _run(
     key = f"{PREDICTIONS}/{checkpoint.name}-{uuid.uuid4().hex[:8]}"
     score = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=config.gpus_per_worker)(
         _score_task
-    ).options(runtime_env=config.runtime_env or None)
+    )
     tasks = [
         score.remote(folder.url, config, str(checkpoint.name), found, ranges, f"{key}/{name}")
         for name, ranges in _parts(num_rows, config)

@@ -28,8 +28,6 @@ class Progress:
     best: float | None = None
     """The best value so far of the monitored metric."""
     num_bad_validations: int = 0
-    schedule_steps: int = 0
-    """How long the learning-rate schedule was planned; it holds its last rate after that."""
     elapsed_s: float = 0.0
     stopped_by: str = ""
 

@@ -39,7 +39,9 @@ class Reducer:
         self._exchange = _exchange_for(num_shards, group)
         # A single shard's gradient is the sum: autograd's own tensors are used as they are.
         self._is_trivial = num_shards == 1
-        self._buckets = [] if self._is_trivial else _make_buckets(self._parameters, num_shards, group)
+        self._buckets = (
+            [] if self._is_trivial else _make_buckets(self._parameters, num_shards, group)
+        )
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         self._shard = 0
         self._listening = False

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow.pyfunc
+import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus
@@ -22,6 +23,7 @@ from train_core.engine.mlflow_stages import find_checkpoint, headline
 from train_core.errors import CheckpointError
 from train_core.results import CheckpointSummary
 from train_core.storage.run_folder import Checkpoint
+from train_core.workload import load_workload
 
 _DIGEST = "evertrain.checkpoint_digest"
 _REQUIREMENTS = (
@@ -93,9 +95,12 @@ def _save(runs: MlflowRuns, checkpoint: Checkpoint, model: LoggedModel, folder: 
     files = read_verified(runs.folder.store, checkpoint.key, entries)
     (data / serving.MODEL_FILE).write_bytes(files[serving.MODEL_FILE])
     config = runs.record.config.model_copy(update={"runtime_env": {}})
-    (data / serving.CONFIG_FILE).write_text(config.model_dump_json(indent=1))
+    columns = load_workload(config.workload, config.settings).example()
+    dtypes = {name: array.dtype.str for name, array in columns.items()}
+    described = serving.Served(config=config, dtypes=dtypes)
+    (data / serving.SERVED_FILE).write_text(described.model_dump_json(indent=1))
     served = serving.ServedModel(data)
-    example = _example(served.workload.example())
+    example = _example(columns)
     run_id = runs.run_id("pipeline")
     mlflow.pyfunc.save_model(
         folder / "model",
@@ -118,9 +123,16 @@ def _save(runs: MlflowRuns, checkpoint: Checkpoint, model: LoggedModel, folder: 
 
 def _example(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]] | pd.DataFrame:
     """A table if every column is a list of plain values, else arrays by name."""
-    if all(array.ndim == 1 for array in columns.values()):
-        return pd.DataFrame(dict(columns))
-    return dict(columns)
+    if any(array.ndim != 1 for array in columns.values()):
+        return dict(columns)
+    # MLflow narrows no number of a table, and pandas reads JSON as these.
+    wide = {"f": np.float64, "i": np.int64, "u": np.int64}
+    return pd.DataFrame(
+        {
+            name: array.astype(wide.get(array.dtype.kind, array.dtype))
+            for name, array in columns.items()
+        }
+    )
 
 
 def _code_paths(workload: object) -> list[str]:

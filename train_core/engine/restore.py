@@ -50,4 +50,3 @@ def _choose(folder: RunFolder) -> tuple[Checkpoint, dict[str, Any]] | None:
             "start it again from nothing."
         )
     return None
-

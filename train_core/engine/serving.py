@@ -3,7 +3,7 @@
 It is loaded from a folder with two files, by MLflow's `loader_module`:
 
     model.safetensors    the checkpoint's file, byte for byte
-    config.json          the TrainConfig: which workload, with which settings
+    served.json          which workload, with which settings, and the types of its raw columns
 """
 
 from __future__ import annotations
@@ -15,20 +15,30 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
+from pydantic import BaseModel
 from safetensors.torch import load_file
 
 from train_core.config import TrainConfig
 from train_core.workload import Columns, Workload, load_workload
 
 MODEL_FILE = "model.safetensors"
-CONFIG_FILE = "config.json"
+SERVED_FILE = "served.json"
+
+
+class Served(BaseModel):
+    """served.json."""
+
+    config: TrainConfig
+    dtypes: dict[str, str]
+    """The raw columns' types, as numpy spells them: a request's JSON knows only wider ones."""
 
 
 class ServedModel:
     """A trained model that predicts from raw columns, as batch inference does."""
 
     def __init__(self, folder: Path) -> None:
-        self.config = TrainConfig.model_validate_json((folder / CONFIG_FILE).read_bytes())
+        served = Served.model_validate_json((folder / SERVED_FILE).read_bytes())
+        self.config, self.dtypes = served.config, served.dtypes
         self.workload: Workload[Any] = load_workload(self.config.workload, self.config.settings)
         self.model = self.workload.model()
         self.model.load_state_dict(load_file(folder / MODEL_FILE))
@@ -39,7 +49,7 @@ class ServedModel:
 
         `data` is a DataFrame, or arrays by column name.
         """
-        columns = {str(name): _array(data[name]) for name in data}
+        columns = {name: _array(data[name], np.dtype(self.dtypes[name])) for name in data}
         num_samples = len(next(iter(columns.values())))
         size = self.config.eval_batch_size
         return pd.concat(
@@ -64,11 +74,10 @@ def _load_pyfunc(path: str) -> ServedModel:
     return ServedModel(Path(path))
 
 
-def _array(values: Any) -> npt.NDArray[Any]:
+def _array(values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     array = np.asarray(values)
-    if array.dtype == object and len(array) and not isinstance(array[0], str):
-        return np.stack([np.asarray(value) for value in array])
-    return array
+    # Texts keep their own length.
+    return array.astype(dtype, copy=False) if dtype.kind in "biufc" else array
 
 
 def _plain(tensor: torch.Tensor) -> npt.NDArray[Any]:

@@ -98,7 +98,9 @@ def load_optimizer_state(
     saved = {name for group in state["param_groups"] for name in group["params"]}
     if saved != numbers.keys():
         differing = ", ".join(sorted(saved ^ numbers.keys())[:5])
-        raise CheckpointError(f"the optimizer has other parameters than the checkpoint: {differing}")
+        raise CheckpointError(
+            f"the optimizer has other parameters than the checkpoint: {differing}"
+        )
     optimizer.load_state_dict(
         {
             "state": {numbers[name]: value for name, value in state["state"].items()},

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+from mlflow.system_metrics.metrics.base_metrics_monitor import BaseMetricsMonitor
+from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
 
 class SystemMetrics:
     """Samples under MLflow's own names, so that MLflow shows them as system metrics.
 
-    MLflow's monitor ends for good when its server once does not answer. So it only measures
-    here; the mirror sends, and keeps what an outage held up.
+    MLflow's SystemMetricsMonitor ends for good when its server once does not answer. So its
+    parts only measure here; the mirror sends, and keeps what an outage held up.
     """
 
     def __init__(self) -> None:
-        self._monitor = SystemMetricsMonitor(run_id=None)
+        self._monitors: list[BaseMetricsMonitor] = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
+        try:
+            self._monitors.append(GPUMonitor())
+        except Exception:  # noqa: BLE001 (no library, no driver or no GPU: each raises its own)
+            return
 
     def sample(self) -> dict[str, float]:
         """What the machine does now."""
-        self._monitor.collect_metrics()
-        found = self._monitor.aggregate_metrics()
-        for monitor in self._monitor.monitors:
+        found: dict[str, float] = {}
+        for monitor in self._monitors:
+            monitor.collect_metrics()
+            found |= monitor.aggregate_metrics()
             monitor.clear_metrics()
         return {f"system/{key}": float(value) for key, value in found.items()}

@@ -38,7 +38,7 @@ def write_segment(store: Store, entries: Iterable[Entry], attempt: int) -> FileE
     listed = list(entries)
     name = str(SegmentName(listed[0].step, listed[-1].step, attempt))
     data = "".join(entry.model_dump_json() + "\n" for entry in listed).encode()
-    store.write(f"{JOURNAL}/{name}", data)
+    store.write(f"{JOURNAL}/{name}", data, durable=True)
     return FileEntry.of(name, data)
 
 

@@ -150,8 +150,12 @@ class RunFolder:
         lease.check(self.store, name.attempt)
         self.store.create(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}", manifest.to_json())
 
-    def delete_checkpoint(self, name: CheckpointName) -> None:
-        """Delete a checkpoint, its manifest first, so that it is never half there."""
+    def delete_checkpoint(self, name: CheckpointName, *, attempt: int) -> None:
+        """Delete a checkpoint on behalf of `attempt`: its manifest first, so never half.
+
+        Raises FencedError if a newer attempt has the run.
+        """
+        lease.check(self.store, attempt)
         self.store.delete(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")
         self.store.delete(f"{CHECKPOINTS}/{name}")
 

@@ -88,6 +88,8 @@ class Store:
             if self.is_local:
                 with _new_local_file(self.path(key), data, durable=durable) as temporary:
                     os.replace(temporary, self.path(key))
+                if durable:
+                    _sync(os.path.dirname(self.path(key)))
             else:
                 self._fs.pipe_file(self.path(key), data)
 
@@ -107,7 +109,7 @@ class Store:
                 if self.is_local:
                     with _new_local_file(path, data, durable=True) as temporary:
                         os.link(temporary, path)
-                    _sync_folder(os.path.dirname(path))
+                    _sync(os.path.dirname(path))
                 else:
                     self._fs.pipe_file(path, data, mode="create")
             except OSError as error:
@@ -117,12 +119,18 @@ class Store:
                     raise FileExistsError(f"{self.uri(key)} exists") from error
 
     def upload(self, local: str | Path, key: str) -> None:
-        """Copy a local file into the folder, in parallel parts where the storage has them."""
+        """Copy a local file into the folder, in parallel parts where the storage has them.
+
+        The copy is durable when this returns.
+        """
         path = self.path(key)
         with _storage_errors("upload", self.uri(key), writing=True):
             if self.is_local:
                 _make_folder(os.path.dirname(path))
             self._fs.put_file(str(local), path)
+            if self.is_local:
+                _sync(path)
+                _sync(os.path.dirname(path))
 
     def download(self, key: str, local: str | Path) -> None:
         """Copy the object into a local file, in parallel parts where the storage has them."""
@@ -214,14 +222,22 @@ def _new_local_file(path: str, data: bytes, *, durable: bool = False) -> Iterato
 
 
 def _make_folder(folder: str) -> None:
+    """Make the folder and those above it, each durable in the one above."""
+    if os.path.isdir(folder):
+        return
+    above = os.path.dirname(folder)
+    _make_folder(above)
     try:
-        os.makedirs(folder, exist_ok=True)
+        os.mkdir(folder)
     except FileExistsError as error:
-        raise NotADirectoryError(f"{error.filename} is a file, not a folder") from error
+        if not os.path.isdir(folder):
+            raise NotADirectoryError(f"{folder} is a file, not a folder") from error
+    _sync(above)
 
 
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: str) -> None:
+    """Wait until the disk has the file's bytes, or the folder's names."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

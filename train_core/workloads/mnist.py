@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 from pydantic import Field
+from torch import nn
 
 from train_core.errors import DataError
 from train_core.workload import ArrayDataset, Split
@@ -43,11 +44,13 @@ class MnistResNet18(ImageClassifier[MnistSettings]):
     white = 255
 
     def model(self) -> ResNet18:
-        """ResNet-18 with one input channel, from published weights if they are set."""
-        model = ResNet18(in_channels=1, num_classes=len(self.class_names))
+        """ResNet-18 with one input channel."""
+        return ResNet18(in_channels=1, num_classes=len(self.class_names))
+
+    def initialize(self, model: nn.Module) -> None:
+        """Start from published weights if they are set."""
         if self.settings.weights:
             load_published_weights(model, self.settings.weights)
-        return model
 
     def dataset(self, split: Split) -> ArrayDataset:
         """The files' test split; their training split less what is held out for validation."""

@@ -1,0 +1,50 @@
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo ui test test-s3 test-slow check format bench-pipeline clean
+
+help: ## Show the targets
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+venv: $(STAMP) ## Make .venv with everything installed, at the tested versions
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \
+		f"Python 3.11 or newer is needed, $(PYTHON) is {sys.version.split()[0]}: make PYTHON=python3.12 venv")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## Retrain on handwritten digits; run it again and it goes on where it was killed
+	$(BIN)/evertrain demo
+
+ui: $(STAMP) ## Show runs in the browser: Prefect and MLflow
+	$(BIN)/evertrain ui
+
+test: $(STAMP) ## Run all tests but the slow ones
+	$(BIN)/pytest -m 'not slow'
+
+test-s3: $(STAMP) ## Run the tests that need a real S3 server
+	$(BIN)/pytest -m s3
+
+test-slow: $(STAMP) ## Run the tests that take minutes
+	$(BIN)/pytest -m slow
+
+check: $(STAMP) ## Check format, lint, types and the walls between the layers
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## Format the code and mend what ruff can mend
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench-pipeline: $(STAMP) ## Measure what the pipeline costs around the training
+	$(BIN)/python benchmarks/pipeline.py
+
+clean: ## Delete caches; runs and .venv stay
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	find . -path ./.venv -prune -o -name __pycache__ -print0 | xargs -0 rm -rf

@@ -1,0 +1,229 @@
+"""The training loop, alone in this process, on a disk and on S3."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.digests import digest_of_training, journal_of
+from train_core.config import TrainConfig
+from train_core.engine.group import Group
+from train_core.engine.loop import Trainer
+from train_core.engine.progress import Progress
+from train_core.errors import CheckpointError, DataError, NotFiniteError
+from train_core.storage.run_folder import RunFolder, RunRecord
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(str(tmp_path), "run")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm() -> None:
+    """What torch keeps for good (its pool of threads, open libraries) is no test's leak."""
+    import torch
+
+    torch.nn.functional.cross_entropy(
+        torch.zeros(2, 2, requires_grad=True), torch.zeros(2, dtype=torch.long)
+    ).backward()
+
+
+def run(folder: RunFolder, attempt: int = 1, **config: Any) -> Progress:
+    given = {"workload": "tests.engine.tiny:Tiny", "batch_size": 32, "eval_batch_size": 16}
+    asked = TrainConfig(**given | config)
+    if not folder.exists():
+        folder.create(
+            RunRecord(
+                name=folder.name,
+                created_at=datetime.now(UTC).isoformat(),
+                config=asked.fixed(),
+                pipeline={},
+                fingerprint={},
+                datasets={},
+            )
+        )
+    return Trainer(folder, asked, attempt, Group.current()).run()
+
+
+def test_it_ends_alike_on_any_storage(storage_url: str, folder: RunFolder) -> None:
+    elsewhere = RunFolder(storage_url, "run")
+    run(folder, epochs=2)
+    run(elsewhere, epochs=2, max_steps=7)
+    run(elsewhere, attempt=2, epochs=2)
+    assert digest_of_training(elsewhere) == digest_of_training(folder)
+
+
+def test_finished_run_is_not_trained_again(folder: RunFolder) -> None:
+    run(folder, epochs=1)
+    before = digest_of_training(folder)
+    assert run(folder, attempt=2, epochs=1).step == 5
+    assert digest_of_training(folder) == before
+    assert {c.name.attempt for c in folder.checkpoints()} == {1}
+
+
+def test_every_sample_is_validated_once(folder: RunFolder) -> None:
+    for num_validation in (1, 16, 17, 70):
+        at = RunFolder(folder.store.uri("x"), f"n{num_validation}")
+        progress = run(at, settings={"num_validation": num_validation}, num_shards=3)
+        assert progress.metrics["validation/count"] == num_validation
+
+
+def test_every_step_is_in_the_journal_once(folder: RunFolder) -> None:
+    run(folder, epochs=2, checkpoint_every_steps=3, clip_norm=1.0)
+    journal = journal_of(folder)
+    assert [step for step, metrics in journal if "train/loss" in metrics] == list(range(1, 11))
+    assert [step for step, metrics in journal if "validation/loss" in metrics] == [5, 10]
+    assert all("train/grad_norm" in m for _, m in journal if "train/loss" in m)
+
+
+def test_accumulation_changes_no_sample_and_no_weight(folder: RunFolder) -> None:
+    whole = RunFolder(folder.store.uri(""), "whole")
+    cut = RunFolder(folder.store.uri(""), "cut")
+    # Without BatchNorm's and dropout's dependence on the batch, the mean loss is the same.
+    plain = {"workload": "tests.engine.linear:Linear", "epochs": 1}
+    run(whole, **plain)
+    run(cut, accumulation_steps=4, **plain)
+    losses = [
+        [metrics["train/loss"] for _, metrics in journal_of(at) if "train/loss" in metrics]
+        for at in (whole, cut)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_not_a_number_stops_with_its_step_and_keeps_the_last_good_checkpoint(
+    folder: RunFolder,
+) -> None:
+    with pytest.raises(NotFiniteError) as raised:
+        run(folder, checkpoint_every_steps=1, settings={"nan_from_step": 3})
+    assert raised.value.step == 4
+    assert raised.value.last_good == "step-00000003-a0001"
+    assert max(c.manifest.step for c in folder.checkpoints()) == 3
+
+
+def test_early_stopping_counts_over_an_interruption(folder: RunFolder) -> None:
+    config = {
+        "epochs": 9,
+        "monitor": "validation/count",  # never better than at first
+        "early_stopping_patience": 2,
+        "checkpoint_every_steps": 4,
+    }
+    run(folder, max_steps=8, **config)
+    progress = run(folder, attempt=2, **config)
+    assert (progress.stopped_by, progress.epoch) == ("early_stopping", 3)
+    assert run(folder, attempt=3, **config).step == progress.step
+
+
+def test_maximum_duration_ends_with_a_checkpoint(folder: RunFolder) -> None:
+    progress = run(folder, epochs=1000, max_duration_s=0.3)
+    assert progress.stopped_by == "max_duration"
+    newest = max(folder.checkpoints(), key=lambda c: c.name)
+    assert newest.manifest.step == progress.step
+    assert newest.manifest.stopped_by == "max_duration"
+
+
+def test_checkpoints_by_seconds(folder: RunFolder) -> None:
+    run(folder, batch_size=15, checkpoint_every_epochs=0, checkpoint_every_s=1e-9, keep_last=50)
+    # A wish of one step is acted on at the next; what was wished for meanwhile is done then.
+    assert [c.manifest.step for c in folder.checkpoints()] == [2, 4, 6, 8, 10]
+
+
+def test_more_epochs_go_on_from_the_last_step(folder: RunFolder) -> None:
+    run(folder, epochs=1)
+    progress = run(folder, attempt=2, epochs=2)
+    assert (progress.step, progress.epoch) == (10, 2)
+
+
+def test_retention_keeps_newest_and_best(folder: RunFolder) -> None:
+    run(folder, epochs=6, keep_last=1, keep_best=2, monitor="validation/loss", monitor_order="min")
+    losses = {
+        step: metrics["validation/loss"]
+        for step, metrics in journal_of(folder)
+        if "validation/loss" in metrics
+    }
+    best = sorted(losses, key=lambda step: (losses[step], -step))[:2]
+    assert {c.manifest.step for c in folder.checkpoints()} == {30, *best}
+
+
+def test_damaged_checkpoint_is_quarantined_and_an_older_one_is_used(folder: RunFolder) -> None:
+    run(folder, epochs=2)
+    reference = digest_of_training(folder)
+    newest = max(folder.checkpoints(), key=lambda c: c.name)
+    key = f"{newest.key}/model.safetensors"
+    data = bytearray(folder.store.read(key))
+    data[-1] ^= 1
+    folder.store.write(key, bytes(data))
+    run(folder, attempt=2, epochs=2)
+    assert "SHA-256" in folder.quarantined()[str(newest.name)]
+    assert digest_of_training(folder) == reference
+
+
+def test_no_good_checkpoint_is_an_error_that_says_what_is_wrong(folder: RunFolder) -> None:
+    run(folder, epochs=1)
+    (only,) = folder.checkpoints()
+    folder.store.delete(f"{only.key}/optimizer.safetensors")
+    for attempt in (2, 3):
+        with pytest.raises(CheckpointError, match=r"optimizer\.safetensors is missing"):
+            run(folder, attempt=attempt, epochs=1)
+
+
+STATE = [
+    ("model", "1.running_mean"),
+    ("model", "0.weight"),
+    ("optimizer", "state/0.weight/exp_avg"),
+    ("workload", "average/0.weight"),
+]
+
+
+@pytest.mark.parametrize(("part", "name"), STATE, ids=lambda text: str(text))
+def test_a_checkpoint_without_a_tensor_is_refused(part: str, name: str, folder: RunFolder) -> None:
+    from safetensors.torch import load, save
+
+    def drop(data: bytes) -> bytes:
+        tensors = load(data)
+        del tensors[name]
+        return save(tensors)
+
+    run(folder, epochs=1)
+    rewrite(folder, f"{part}.safetensors", drop)
+    with pytest.raises(CheckpointError, match=name):
+        run(folder, attempt=2, epochs=2)
+
+
+@pytest.mark.parametrize("part", ["model", "optimizer", "schedule", "workload", "progress"])
+def test_a_checkpoint_without_a_part_is_refused(part: str, folder: RunFolder) -> None:
+    def drop(data: bytes) -> bytes:
+        state = json.loads(data)
+        del state[part]
+        return json.dumps(state).encode()
+
+    run(folder, epochs=1)
+    rewrite(folder, "state.json", drop)
+    with pytest.raises(CheckpointError, match=part):
+        run(folder, attempt=2, epochs=2)
+
+
+def test_empty_dataset_is_refused(folder: RunFolder) -> None:
+    with pytest.raises(DataError, match="train split is empty"):
+        run(folder, settings={"num_train": 0})
+    with pytest.raises(DataError, match="validation split is empty"):
+        run(folder, settings={"num_validation": 0})
+
+
+def rewrite(folder: RunFolder, file: str, change: Callable[[bytes], bytes]) -> None:
+    """Put another file into the only checkpoint, under a manifest that vouches for it."""
+    from train_core.storage.manifest import FileEntry
+
+    (only,) = folder.checkpoints()
+    data = change(folder.store.read(f"{only.key}/{file}"))
+    files = tuple(
+        FileEntry.of(file, data) if entry.name == file else entry for entry in only.manifest.files
+    )
+    folder.store.write(f"{only.key}/{file}", data)
+    manifest = only.manifest.model_copy(update={"files": files})
+    folder.store.write(f"{only.key}/manifest.json", manifest.to_json())

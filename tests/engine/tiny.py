@@ -1,0 +1,121 @@
+"""A tiny workload with everything that can go wrong: BatchNorm, dropout, augmentation, an average."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torchmetrics
+from pydantic import Field
+from torch import Tensor, nn
+
+from train_core import ArrayDataset, Batch, Columns, Settings, Workload
+from train_core.policy.randomness import SampleRandom
+from train_core.workload import Dataset, Split
+
+
+class TinySettings(Settings):
+    num_train: int = Field(default=150, ge=0)
+    num_validation: int = Field(default=70, ge=0)
+    learning_rate: float = 0.01
+    momentum: float = 0
+    nan_from_step: int = -1
+    sample_by_sample: bool = False
+
+
+class PlainDataset(torch.utils.data.Dataset[dict[str, Any]]):
+    """Reads one sample at a time and transforms it with the global generators."""
+
+    def __init__(self, inner: ArrayDataset, *, transform: bool) -> None:
+        self._inner = inner
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = self._inner[index]
+        if self._transform:
+            noise = torch.randn(8).numpy() + np.random.rand(8)
+            sample["x"] = (sample["x"] + 0.01 * noise).astype(np.float32)
+        return sample
+
+
+class Tiny(Workload[TinySettings]):
+    Settings = TinySettings
+    class_names = ("zero", "one", "two")
+
+    def __init__(self, settings: TinySettings) -> None:
+        super().__init__(settings)
+        self.average: dict[str, Tensor] = {}
+        self.num_steps = 0
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3)
+        )
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        if self.settings.momentum:
+            return torch.optim.SGD(
+                model.parameters(), self.settings.learning_rate, momentum=self.settings.momentum
+            )
+        return torch.optim.AdamW(model.parameters(), self.settings.learning_rate)
+
+    def schedule(
+        self, optimizer: torch.optim.Optimizer, total_steps: int
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps)
+
+    def dataset(self, split: Split) -> Dataset:
+        number = {"train": self.settings.num_train, "validation": self.settings.num_validation}
+        rng = np.random.Generator(np.random.Philox(["train", "validation", "test"].index(split)))
+        x = rng.standard_normal((number.get(split, 40), 8)).astype(np.float32)
+        label = (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0.5)
+        data = ArrayDataset(x=x, label=label)
+        if self.settings.sample_by_sample:
+            return PlainDataset(data, transform=split == "train")
+        return data
+
+    def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
+        inputs = torch.from_numpy(np.ascontiguousarray(columns["x"], np.float32))
+        if random is not None:
+            inputs = inputs + 0.1 * torch.from_numpy(random.uniform(8)).float()
+        batch = {"inputs": inputs}
+        if "label" in columns:
+            batch["targets"] = torch.from_numpy(np.ascontiguousarray(columns["label"]))
+        return batch
+
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        loss = nn.functional.cross_entropy(outputs, batch["targets"])
+        if 0 <= self.settings.nan_from_step <= self.num_steps:
+            return loss * float("nan")
+        return loss
+
+    def metrics(self) -> dict[str, torchmetrics.Metric]:
+        return {
+            "accuracy": torchmetrics.classification.MulticlassAccuracy(3, average="micro"),
+            "count": torchmetrics.SumMetric(),
+        }
+
+    def update_metric(self, metric: torchmetrics.Metric, outputs: Any, batch: Batch) -> None:
+        if isinstance(metric, torchmetrics.SumMetric):
+            metric.update(torch.ones(len(outputs)))
+        else:
+            metric.update(outputs, batch["targets"])
+
+    def predictions(self, outputs: Any) -> dict[str, Tensor]:
+        return {"prediction": outputs.argmax(1), "probabilities": outputs.softmax(1)}
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        self.num_steps = step
+        for name, parameter in model.named_parameters():
+            old = self.average.setdefault(name, parameter.detach().clone())
+            old.lerp_(parameter.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"average": self.average, "num_steps": self.num_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.average, self.num_steps = state["average"], state["num_steps"]

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.cli import Evertrain, _configuration, main
+from flows.commands.retrain import RetrainCommand
+from flows.parameters import RetrainParameters
+
+
+def parse(*arguments: str) -> RetrainCommand:
+    listed = ["retrain", *arguments]
+    parsed = Evertrain(_cli_parse_args=listed, **_configuration(listed))  # type: ignore[arg-type]
+    assert parsed.retrain is not None
+    return parsed.retrain
+
+
+def test_help_lists_every_parameter_with_its_description(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["retrain", "--help"])
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, field in RetrainParameters.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in shown
+        assert field.description is not None
+        assert field.description.split(".")[0].split(";")[0][:30] in shown
+
+
+def test_a_file_gives_parameters_and_flags_override_them(tmp_path: Path) -> None:
+    file = tmp_path / "nightly.yaml"
+    file.write_text("epochs: 5\nsettings: {width: 8, dropout: 0.5}\ncheckpoint_every_steps: 10\n")
+    parsed = parse(
+        "--config", str(file), "--epochs", "7", "--settings", '{"width": 4}',
+        "--checkpoint-every-epochs", "0", "--strict",
+    )  # fmt: skip
+    assert parsed.epochs == 7
+    assert parsed.settings == {"width": 4, "dropout": 0.5}
+    assert (parsed.checkpoint_every_steps, parsed.checkpoint_every_epochs) == (10, 0)
+    assert parsed.strict
+
+
+def test_a_json_file_is_as_good(tmp_path: Path) -> None:
+    file = tmp_path / "nightly.json"
+    file.write_text(json.dumps({"epochs": 5, "precision": "bf16"}))
+    parsed = parse(f"--config={file}")
+    assert (parsed.epochs, parsed.precision) == (5, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["retrain", "--epochs", "-1"], "epochs: Input should be greater than or equal to 1"),
+        (["retrain", "--epochs", "many"], "epochs: Input should be a valid integer"),
+        (["retrain", "--settings", "{"], "settings"),
+        (["retrain", "--epocs", "1"], "unrecognized arguments: --epocs"),
+        (["retrain", "--batch-size", "1", "--num-workers", "2"], "raise batch_size"),
+        (["retrain", "--workload", "nonsense"], "workload: String should match pattern"),
+        (["retrain", "--run", "../up"], "run name '../up' is not usable"),
+        (["retrain", "--config", "/nowhere.yaml"], "'/nowhere.yaml' cannot be read"),
+        (["runs", "status", "none", "--storage", "/nowhere"], "there is no run 'none'"),
+        (["show", "none", "--storage", "/nowhere"], "there is no run 'none'"),
+        (["dance"], "invalid choice: 'dance'"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("evertrain: ")
+    assert told in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_a_file_with_an_unknown_parameter_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "typo.yaml"
+    file.write_text("epocs: 5\n")
+    assert main(["retrain", "--config", str(file)]) == 2
+    assert "epocs: Extra inputs are not permitted, got 5" in capsys.readouterr().err
+
+
+def test_an_empty_storage_lists_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "list", "--storage", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_workloads_are_listed_with_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["workloads", "--json"]) == 0
+    shipped = [row["workload"] for row in json.loads(capsys.readouterr().out)]
+    for name in shipped:
+        assert main(["workloads", name, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["type"] == "object"

@@ -1,0 +1,116 @@
+"""The deployment as an operator uses it: a real server, a real worker, and a run."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.flows.conftest import ROOT
+from train_core.storage.run_folder import RunFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+Prefect = Callable[..., str]
+
+
+@contextmanager
+def running(*arguments: str, environment: dict[str, str], log: Path) -> Iterator[None]:
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            [sys.executable, "-m", "prefect", *arguments],
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def wait_until_healthy(url: str) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return
+        except urllib.error.URLError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def prefect(home: Path, environment: dict[str, str]) -> Iterator[Prefect]:
+    """Runs `prefect …` against a server of its own, with a worker that waits for runs."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    url = f"http://127.0.0.1:{port}/api"
+    there = {
+        **environment,
+        "PREFECT_API_URL": url,
+        "EVERTRAIN_STORAGE": str(home / "runs"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
+    }
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
+            cwd=ROOT,
+            env=there,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    with ExitStack() as stack:
+        server = ("server", "start", "--port", port)
+        stack.enter_context(running(*server, environment=environment, log=home / "server.log"))
+        wait_until_healthy(url)
+        run("work-pool", "create", "evertrain", "--type", "process")
+        run("deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
+        worker = ("worker", "start", "--pool", "evertrain")
+        stack.enter_context(running(*worker, environment=there, log=home / "worker.log"))
+        yield run
+
+
+def test_both_flows_are_deployed_and_the_schedule_sleeps(prefect: Prefect) -> None:
+    found = json.loads(prefect("deployment", "inspect", "retrain/retrain", "-o", "json"))
+    assert [schedule["active"] for schedule in found["schedules"]] == [False]
+    assert found["global_concurrency_limit"]["limit"] == 1
+    assert found["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+    assert "batch-inference/batch-inference" in prefect("deployment", "ls")
+
+
+def test_a_workers_run_is_named_after_its_flow_run(prefect: Prefect, home: Path) -> None:
+    parameters = json.dumps({"epochs": 1, "batch_size": 64})
+    prefect(
+        "deployment", "run", "retrain/retrain", "--flow-run-name", "nightly-1",
+        "--param", f"parameters={parameters}", "--watch",
+    )  # fmt: skip
+    report = RunFolder(str(home / "runs"), "nightly-1").report()
+    assert report is not None, (home / "worker.log").read_text()
+    assert report["run"] == "nightly-1"
+
+
+def test_the_best_checkpoint_scores_data_in_a_flow_of_its_own(prefect: Prefect) -> None:
+    shown = prefect(
+        "deployment", "run", "batch-inference/batch-inference",
+        "--param", 'run="nightly-1"', "--param", 'infer_input="validation"', "--watch",
+    )  # fmt: skip
+    assert "finished" in shown.lower()

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from flows.parameters import RetrainParameters, new_run_name
+from train_core.config import TrainConfig
+from train_core.driver import DriverRequest
+from train_core.storage.names import check_run_name
+
+
+def test_the_training_is_asked_exactly_what_the_parameters_say() -> None:
+    parameters = RetrainParameters(epochs=3, settings={"width": 4}, run="r", dry_run=True)
+    assert parameters.train_config() == TrainConfig(epochs=3, settings={"width": 4})
+
+
+def test_the_request_carries_everything_beside_the_training() -> None:
+    parameters = RetrainParameters(
+        run="r", storage="s3://bucket/runs", tracking_uri="http://m", experiment="e", dry_run=True
+    )
+    assert parameters.request() == DriverRequest(
+        storage="s3://bucket/runs",
+        run="r",
+        config=TrainConfig(),
+        pipeline={"infer_input": "test"},
+        tracking_uri="http://m",
+        experiment="e",
+        dry_run=True,
+    )
+
+
+def test_a_request_is_the_same_after_the_parameters_went_through_json() -> None:
+    parameters = RetrainParameters(run="r", settings={"width": 4}, checkpoint_every_s=1.5)
+    again = RetrainParameters.model_validate_json(parameters.model_dump_json())
+    assert again.request() == parameters.request()
+
+
+def test_a_relative_storage_is_made_absolute_and_a_url_is_kept() -> None:
+    assert RetrainParameters(storage="runs").storage == str(Path("runs").absolute())
+    assert RetrainParameters(storage="s3://bucket/x").storage == "s3://bucket/x"
+
+
+def test_an_empty_storage_is_refused() -> None:
+    with pytest.raises(ValidationError, match="give a folder or a URL"):
+        RetrainParameters(storage="")
+
+
+def test_a_name_that_was_given_stays() -> None:
+    assert RetrainParameters(run="mine").named("other").run == "mine"
+    assert RetrainParameters().named("other").run == "other"
+
+
+def test_new_names_are_usable_and_differ() -> None:
+    names = {check_run_name(new_run_name("package.module:MyModel")) for _ in range(20)}
+    assert len(names) > 15
+    assert all(name.startswith("mymodel-") for name in names)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import pytest
+from prefect import Flow, Task
+from prefect.serializers import JSONSerializer
+
+from flows.batch_inference import batch_inference
+from flows.retrain import retrain
+from tasks.evaluate import evaluate
+from tasks.infer import infer
+from tasks.publish import publish
+from tasks.retries import is_transient
+from tasks.select import select
+from tasks.train import train
+from train_core.errors import (
+    CheckpointError,
+    ConfigError,
+    FencedError,
+    NotFiniteError,
+    ResourceError,
+    RunBusyError,
+    RunConflictError,
+    StageError,
+    StorageError,
+)
+from train_core.results import (
+    CheckpointSummary,
+    EvaluationResult,
+    PredictionsResult,
+    Report,
+    Result,
+    Selection,
+    Tracking,
+    TrainResult,
+)
+
+TASKS = [train, evaluate, select, infer, publish]
+
+
+def checkpoint(step: int, accuracy: float | None = None) -> CheckpointSummary:
+    metrics = {"validation/accuracy": accuracy}
+    name = f"step-{step:08d}-a0001"
+    return CheckpointSummary(name=name, uri=f"/r/{name}", step=step, epoch=1, metrics=metrics)
+
+
+def evaluated(step: int, accuracy: float | None, split: str = "validation") -> EvaluationResult:
+    return EvaluationResult(
+        checkpoint=checkpoint(step),
+        split=split,
+        uri="/r/evaluations/x",
+        num_samples=10,
+        metrics={"accuracy": accuracy},
+    )
+
+
+TRAINED = TrainResult(
+    run="r",
+    attempt=1,
+    step=20,
+    epoch=2,
+    samples_seen=100,
+    stopped_by="epochs",
+    metrics={"train/loss": None},
+    samples_per_s=1.5,
+    seconds=2.5,
+    checkpoints=[checkpoint(20, 0.5)],
+)
+PREDICTIONS = PredictionsResult(checkpoint=checkpoint(20), uri="/r/p", num_rows=3, files=["a"])
+TRACKING = Tracking(tracking_uri="", experiment_id="", run_id="", url="", model_uri="")
+REPORT = Report(
+    run="r",
+    uri="/r/report.json",
+    workload="m:W",
+    train=TRAINED,
+    evaluations=[evaluated(20, 0.5)],
+    best=checkpoint(20),
+    test_metrics={"accuracy": 0.5},
+    predictions=PREDICTIONS,
+    tracking=TRACKING,
+    seconds={"train": 1.0},
+)
+
+
+@pytest.mark.parametrize("result", [TRAINED, PREDICTIONS, REPORT, evaluated(1, None)])
+def test_results_survive_prefects_json_serializer(result: Result) -> None:
+    serializer: JSONSerializer[Result] = JSONSerializer()
+    assert serializer.loads(serializer.dumps(result)) == result
+
+
+@pytest.mark.parametrize("one", [*TASKS, retrain, batch_inference])
+def test_nothing_is_ever_stored_by_pickle(one: Task | Flow) -> None:
+    assert one.result_serializer == "json"
+
+
+@pytest.mark.parametrize("one", TASKS)
+def test_tasks_keep_no_results_that_could_be_taken_for_the_truth(one: Task) -> None:
+    assert one.persist_result is False
+
+
+@pytest.mark.parametrize("error", [StageError("train", "died"), StorageError("503")])
+def test_failures_of_the_infrastructure_are_tried_again(error: Exception) -> None:
+    assert is_transient(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("no"),
+        ResourceError("no"),
+        RunConflictError("r", {}),
+        RunBusyError("r", "somebody"),
+        FencedError(1, 2),
+        NotFiniteError(3, float("nan"), None),
+        CheckpointError("torn"),
+        TypeError("a bug"),
+    ],
+)
+def test_what_would_fail_again_is_not_tried_again(error: Exception) -> None:
+    assert not is_transient(error)
+
+
+def rank(evaluations: list[EvaluationResult], order: str) -> Selection:
+    return select.fn(evaluations, "validation/accuracy", order)
+
+
+def test_the_best_checkpoint_is_the_one_that_the_evaluation_found_best() -> None:
+    found = rank([evaluated(1, 0.2), evaluated(2, 0.9), evaluated(3, 0.4)], "max")
+    assert [one.step for one in found.ranking] == [2, 3, 1]
+    assert found.best.step == 2
+    assert rank([evaluated(1, 0.2), evaluated(2, 0.9)], "min").best.step == 1
+
+
+def test_ties_go_to_the_later_step_and_what_is_missing_comes_last() -> None:
+    found = rank([evaluated(1, 0.5), evaluated(2, 0.5), evaluated(3, None)], "max")
+    assert [one.step for one in found.ranking] == [2, 1, 3]

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from flows.parameters import RetrainParameters
+from tasks.session import open_session, session_of
+
+
+def test_a_task_outside_of_its_flow_starts_no_driver(tmp_path: Path) -> None:
+    request = RetrainParameters(run="r", storage=str(tmp_path)).request()
+    with pytest.raises(RuntimeError, match="no session is open for run 'r'"):
+        session_of(request)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dead_driver_is_replaced_for_the_next_try(tmp_path: Path) -> None:
+    request = RetrainParameters(run="r", storage=str(tmp_path), tracking_uri="").request()
+    lines: list[str] = []
+    with open_session(request) as session:
+        assert session_of(request) is session
+        session.listen(lines.append)
+        assert not session.prepared().resumed
+        with session.running("train") as driver:
+            os.kill(driver._process.pid, signal.SIGKILL)
+            driver._process.wait()
+        with session.running("train") as replaced:
+            assert replaced is not driver
+            assert replaced.prepared().resumed
+    assert set(session.seconds) == {"prepare", "train"}
+    with pytest.raises(RuntimeError, match="no session"):
+        session_of(request)
