@@ -15,6 +15,7 @@ def configure(*, verbose: bool) -> None:
     """Set Prefect's settings for a flow that this process runs."""
     settings = {
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
         # The terminal belongs to the progress display; Prefect's API keeps the log.
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO" if verbose else "CRITICAL",

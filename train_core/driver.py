@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import IO, Any, Self
 
 from train_core import errors
@@ -138,10 +139,8 @@ class Driver:
         """End the driver, with what MLflow shall say of the run: FINISHED, FAILED or KILLED."""
         if self._process.poll() is None:
             closing = self._call("close", status=status)
-            try:
+            with suppress(TimeoutError, EvertrainError):
                 closing.result(timeout_s)
-            except (TimeoutError, EvertrainError):
-                pass
         self._commands.close()
         try:
             self._process.wait(timeout_s)

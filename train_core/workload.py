@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast, get_args
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -219,4 +219,4 @@ def workload_class(name: str) -> type[Workload[Any]]:
             f"workload {name!r}: {module_name} has no Workload named {class_name!r}"
             + (f", it has {', '.join(there)}" if there else "")
         )
-    return cast("type[Workload[Any]]", kind)
+    return kind

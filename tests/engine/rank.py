@@ -11,12 +11,14 @@ import os
 import signal
 import sys
 
+import torch
 import torch.distributed as dist
 
 from tests.engine.digests import digest_of_training
 from train_core.config import TrainConfig
 from train_core.engine.group import Group
 from train_core.engine.loop import Trainer
+from train_core.policy.steps import MicroBatch
 from train_core.storage.manifest import CheckpointManifest
 from train_core.storage.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
@@ -51,7 +53,7 @@ class MortalTrainer(Trainer):
         self._die_at("before_step")
         super().step()
 
-    def _forward(self, micro):  # type: ignore[no-untyped-def]
+    def _forward(self, micro: MicroBatch) -> torch.Tensor:
         if micro.micro_step == self.config.accumulation_steps - 1:
             self._die_at("in_step")
         return super()._forward(micro)
@@ -77,7 +79,7 @@ def main() -> None:
     trainer.schedule_death(task.get("point", ""), task.get("step", -1))
     trainer.run()
     if trainer.group.is_first:
-        print(json.dumps({"digest": digest_of_training(folder)}))
+        sys.stdout.write(json.dumps({"digest": digest_of_training(folder)}) + "\n")
     if dist.is_initialized():
         dist.destroy_process_group()
 

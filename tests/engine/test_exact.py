@@ -1,4 +1,4 @@
-"""A training killed at any moment and resumed, on any number of workers, ends with the same bits."""
+"""A training that is killed and resumed, on any number of workers, ends with the same bits."""
 
 from __future__ import annotations
 
@@ -78,9 +78,7 @@ def test_second_kill_soon_after_the_first_resume(undisturbed: str, tmp_path: Pat
     assert found == {"digest": undisturbed}
 
 
-@pytest.mark.parametrize(
-    ("num_shards", "workers"), [(8, 3), (8, 5), (3, 2)], ids=lambda number: str(number)
-)
+@pytest.mark.parametrize(("num_shards", "workers"), [(8, 3), (8, 5), (3, 2)], ids=str)
 def test_any_division_of_shards_among_workers(
     num_shards: int, workers: int, tmp_path: Path
 ) -> None:

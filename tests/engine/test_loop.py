@@ -180,7 +180,7 @@ STATE = [
 ]
 
 
-@pytest.mark.parametrize(("part", "name"), STATE, ids=lambda text: str(text))
+@pytest.mark.parametrize(("part", "name"), STATE, ids=str)
 def test_a_checkpoint_without_a_tensor_is_refused(part: str, name: str, folder: RunFolder) -> None:
     from safetensors.torch import load, save
 

@@ -23,7 +23,7 @@ from train_core.errors import CheckpointError, WorkloadError
 
 numbers = st.floats(allow_nan=False) | st.integers() | st.booleans() | st.none() | st.text()
 states = st.recursive(
-    numbers | st.builds(lambda size: torch.arange(size), st.integers(0, 3)),
+    numbers | st.builds(torch.arange, st.integers(0, 3)),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.lists(inner, max_size=3).map(tuple)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
@@ -82,8 +83,16 @@ def load_ahead(
     return iter(loader)
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def model_to_device(model: nn.Module, device: torch.device, *, channels_last: bool) -> nn.Module:
+    """The model on the device, with its 4-d parameters in the memory format asked for."""
+    model = model.to(device)
+    if not channels_last:
+        return model
+    return model.to(memory_format=torch.channels_last)  # type: ignore[no-any-return, call-overload]  # torch's stub lacks it
 
 
 def to_device(batch: Batch, device: torch.device, *, channels_last: bool) -> Batch:

@@ -295,8 +295,11 @@ def serve(commands: IO[str], replies: IO[str]) -> None:
 def _describe(stage: str, error: Exception) -> dict[str, Any]:
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, EvertrainError):
-        kind, facts = error.__reduce__()[:2]  # type: ignore[misc]  # a class and its facts
-        return {"type": kind.__name__, "facts": facts, "stage": stage, "message": str(error)}
+        reduced = error.__reduce__()
+        assert not isinstance(reduced, str)
+        facts = reduced[1]
+        name = type(error).__name__
+        return {"type": name, "facts": facts, "stage": stage, "message": str(error)}
     return {
         "type": "",
         "facts": [],

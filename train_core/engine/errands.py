@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 
 from train_core.errors import EvertrainError
 
@@ -20,12 +21,15 @@ def settings_schema(workload: str) -> None:
 
 def delete_tracking(run_url: str, tracking_uri: str) -> None:
     """Delete the MLflow runs and models that mirror the run at `run_url`."""
-    from train_core.engine.mirror import delete_runs
+    from train_core.engine.mlflow_runs import delete_runs
 
     delete_runs(run_url, tracking_uri)
 
 
-ERRANDS = {"settings_schema": settings_schema, "delete_tracking": delete_tracking}
+ERRANDS: dict[str, Callable[..., None]] = {
+    "settings_schema": settings_schema,
+    "delete_tracking": delete_tracking,
+}
 
 if __name__ == "__main__":
     try:

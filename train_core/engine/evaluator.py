@@ -18,6 +18,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from train_core.config import TrainConfig
+from train_core.engine.batches import model_to_device
 from train_core.engine.checkpoint_files import load_weights
 from train_core.engine.group import Group
 from train_core.engine.measure import (
@@ -119,12 +120,12 @@ def _commit(
     """Merge the shards' metrics, store them, and commit."""
     states = [shard for _, shard in measured]
     values = finite(merge(split_metrics(workload), states))
-    files = {METRICS_JSON: values}
+    files: dict[str, Any] = {METRICS_JSON: values}
     if workload.class_names:
         matrix = merge_states(_confusion(workload), [shard[CONFUSION] for shard in states])
         files[CONFUSION_JSON] = {
             "labels": list(workload.class_names),
-            "counts": matrix.confmat.tolist(),  # type: ignore[operator]  # a tensor state
+            "counts": matrix.metric_state["confmat"].tolist(),
         }
     key = f"{EVALUATIONS}/{checkpoint.name}/{split}-{uuid.uuid4().hex[:8]}"
     entries = []
@@ -174,8 +175,8 @@ def load_model(
     device = Group.current().device if config.gpus_per_worker else torch.device("cpu")
     model = workload.model()
     model.load_state_dict(load_weights(folder.store, folder.checkpoint(name)))
-    memory_format = torch.channels_last if config.channels_last else torch.preserve_format
-    return workload, model.to(device, memory_format=memory_format).eval(), device
+    model = model_to_device(model, device, channels_last=config.channels_last)
+    return workload, model.eval(), device
 
 
 @lru_cache(maxsize=2)

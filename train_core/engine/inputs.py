@@ -150,7 +150,7 @@ def _image(store: Store, name: str) -> np.ndarray[Any, Any]:
 def _idx(store: Store, name: str) -> np.ndarray[Any, Any]:
     from train_core.workloads.idx import read_idx
 
-    return read_idx(store.uri(name))
+    return read_idx(store.url, name)
 
 
 @cache
@@ -163,7 +163,8 @@ def _parquet(store: Store, name: str) -> pq.ParquetFile:
 
 def _parquet_rows(file: pq.ParquetFile, rows: range) -> Any:
     """The rows, reading only the row groups that hold them."""
-    groups, before, start = [], 0, 0
+    groups: list[int] = []
+    before = start = 0
     for group in range(file.metadata.num_row_groups):
         size = file.metadata.row_group(group).num_rows
         if before < rows.stop and before + size > rows.start:

@@ -157,7 +157,9 @@ def _first_failure(failures: dict[int, Exception]) -> Exception:
     from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 
     def cause(error: Exception) -> BaseException:
-        return error._base_exc if isinstance(error, UserExceptionWithTraceback) else error
+        if isinstance(error, UserExceptionWithTraceback):
+            return error._base_exc  # noqa: SLF001 (Ray has no public name for it)
+        return error
 
     def is_consequence(error: BaseException) -> bool:
         text = str(error).lower()

@@ -12,12 +12,19 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from train_core.config import TrainConfig
-from train_core.engine.batches import TrainBatches, load_ahead, seed_generators, to_device
+from train_core.engine.batches import (
+    TrainBatches,
+    load_ahead,
+    model_to_device,
+    seed_generators,
+    to_device,
+)
 from train_core.engine.buffers import Buffers
 from train_core.engine.checkpointer import Checkpointer
 from train_core.engine.control import ControlWord
@@ -196,12 +203,13 @@ class Trainer:
     def _build_model(self) -> None:
         config, device = self.config, self.group.device
         seed_generators(derive_seed(config.seed, INIT))
-        self.model = self.workload.model().to(
-            device,
-            memory_format=torch.channels_last if config.channels_last else torch.preserve_format,
+        self.model = model_to_device(
+            self.workload.model(), device, channels_last=config.channels_last
         )
         self.model.train()
-        self.forward_model = torch.compile(self.model) if config.compile else self.model
+        self.forward_model = self.model
+        if config.compile:
+            self.forward_model = cast("nn.Module", torch.compile(self.model))
         self.optimizer = self.workload.optimizer(self.model)
         self.schedule = self.workload.schedule(self.optimizer, self.schedule_steps)
         self.reducer = Reducer(self.model.parameters(), config.shards, self.group)

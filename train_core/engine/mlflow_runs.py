@@ -165,6 +165,23 @@ class MlflowRuns:
         self.client.log_inputs(run_id, _dataset_inputs(self.record))
 
 
+def delete_runs(run_url: str, tracking_uri: str) -> None:
+    """Delete the MLflow runs and models that mirror the run folder at `run_url`.
+
+    Call it while the folder exists: its run.json says which runs are meant.
+    """
+    client = MlflowClient(tracking_uri, tracking_uri)
+    identity = digest_of(RunFolder.at(run_url).store.read(RUN_JSON))
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    for run in client.search_runs(experiments, f"tags.`{_ID}` = '{identity}'"):
+        models = client.search_logged_models(
+            [run.info.experiment_id], f"source_run_id = '{run.info.run_id}'"
+        )
+        for model in models:
+            client.delete_logged_model(model.model_id)
+        client.delete_run(run.info.run_id)
+
+
 def contact(tracking_uri: str, experiment: str) -> None:
     """Ask the server for the experiment; nothing is created.
 

@@ -47,7 +47,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     _check_monitor(workload, config.monitor)
     if config.ray_address == LOCAL:
         check_local_resources(config)
-    datasets = {split: workload.dataset(split) for split in SPLITS}
+    datasets: dict[str, Dataset] = {split: workload.dataset(split) for split in SPLITS}
     num_samples = {split: check_split(dataset, split) for split, dataset in datasets.items()}
     plan = StepPlan(
         num_samples["train"],

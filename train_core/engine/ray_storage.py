@@ -18,7 +18,7 @@ from train_core.storage.names import CHECKPOINTS, RAY
 from train_core.storage.store import Store
 
 
-class RunView(DirFileSystem):
+class RunView(DirFileSystem):  # type: ignore[misc]  # fsspec has no annotations
     """The run folder's files, as `/<attempt>/…`."""
 
     protocol = "evertrain-run"

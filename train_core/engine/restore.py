@@ -46,7 +46,7 @@ def _choose(folder: RunFolder) -> tuple[Checkpoint, dict[str, Any]] | None:
     wrong = folder.quarantined()
     if wrong:
         raise CheckpointError(
-            f"no checkpoint of {folder.url} is good: {'; '.join(wrong.values())}. Delete the run to "
-            "start it again from nothing."
+            f"no checkpoint of {folder.url} is good: {'; '.join(wrong.values())}. "
+            "Delete the run to start it again from nothing."
         )
     return None

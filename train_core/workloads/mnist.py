@@ -50,6 +50,7 @@ class MnistResNet18(ImageClassifier[MnistSettings]):
     def initialize(self, model: nn.Module) -> None:
         """Start from published weights if they are set."""
         if self.settings.weights:
+            assert isinstance(model, ResNet18)
             load_published_weights(model, self.settings.weights)
 
     def dataset(self, split: Split) -> ArrayDataset:
