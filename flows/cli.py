@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
     _make_importable(os.getcwd())
     try:
         configuration: dict[str, Any] = _configuration(arguments)
-        CliApp.run(Evertrain, arguments or ["--help"], **configuration)
+        with _orderly_termination():
+            CliApp.run(Evertrain, arguments or ["--help"], **configuration)
     except ValidationError as error:
         return _refuse(_one_line(error))
     except SettingsError as error:
@@ -116,6 +120,20 @@ def _make_importable(folder: str) -> None:
         os.environ["PYTHONPATH"] = f"{path}{os.pathsep}{folder}" if path else folder
     if folder not in sys.path:
         sys.path.append(folder)
+
+
+@contextmanager
+def _orderly_termination() -> Iterator[None]:
+    """Let SIGTERM end the command like an exception, so that the processes it started end too."""
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _one_line(error: ValidationError) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.flows.conftest import Evertrain
@@ -57,12 +58,17 @@ def test_runs_and_checkpoints_can_be_looked_at(finished: str, evertrain: Evertra
     assert "model.safetensors" in [file["name"] for file in manifest["files"]]
 
 
-def test_an_interrupted_run_ends_with_130_and_is_continued(
-    evertrain: Evertrain, home: Path, environment: dict[str, str]
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_stopped_ends_orderly_and_is_continued(
+    number: signal.Signals,
+    code: int,
+    evertrain: Evertrain,
+    home: Path,
+    environment: dict[str, str],
 ) -> None:
-    arguments = ["retrain", "--run", "stopped", "--epochs", "500", "--checkpoint-every-steps", "20"]
+    run = f"stopped-{code}"
     with subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", *arguments],
+        [sys.executable, "-m", "flows.cli", "retrain", "--run", run, "--epochs", "500"],
         cwd=home,
         env=environment,
         stdout=subprocess.PIPE,
@@ -71,14 +77,17 @@ def test_an_interrupted_run_ends_with_130_and_is_continued(
     ) as process:
         assert process.stdout is not None
         assert any(line.startswith("  step ") for line in process.stdout)
-        process.send_signal(signal.SIGINT)
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
         _, error = process.communicate()
-    assert process.returncode == 130, error
-    status = json.loads(evertrain("runs", "status", "stopped", "--json").stdout)
+    assert process.returncode == code, error
+    _, left = psutil.wait_procs(started, timeout=10)
+    assert not [one for one in left if one.status() != psutil.STATUS_ZOMBIE]
+    status = json.loads(evertrain("runs", "status", run, "--json").stdout)
     assert status["state"] == "interrupted"
-    done = evertrain("retrain", "--run", "stopped", "--epochs", "60")
+    done = evertrain("retrain", "--run", run, "--epochs", "60")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("continuing run stopped")
+    assert done.stdout.startswith(f"continuing run {run}")
 
 
 def test_a_deleted_run_is_gone(finished: str, evertrain: Evertrain, home: Path) -> None:

@@ -125,7 +125,7 @@ def _commit(
         matrix = merge_states(_confusion(workload), [shard[CONFUSION] for shard in states])
         files[CONFUSION_JSON] = {
             "labels": list(workload.class_names),
-            "counts": matrix.metric_state["confmat"].tolist(),
+            "counts": torch.as_tensor(matrix.metric_state["confmat"]).tolist(),
         }
     key = f"{EVALUATIONS}/{checkpoint.name}/{split}-{uuid.uuid4().hex[:8]}"
     entries = []
