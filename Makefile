@@ -43,7 +43,7 @@ format: $(STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix
 
 bench-pipeline: $(STAMP) ## Measure what the pipeline costs around the training
-	$(BIN)/python benchmarks/pipeline.py
+	$(BIN)/python -m benchmarks.pipeline
 
 clean: ## Delete caches; runs and .venv stay
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from train_core.workloads.mnist import MnistResNet18, MnistSettings
+from train_core.workloads.resnet import ResNet18, TrimmedConv2d
 
 GLOBAL_BATCH = 128
 WARM_UP = 5
@@ -99,6 +101,15 @@ class Loop:
         Path(self.task["out"]).write_text(json.dumps(result))
 
 
+def tutorial_model() -> nn.Module:
+    """ResNet-18 as torchvision computes it: every convolution in full."""
+    model = ResNet18(in_channels=1, num_classes=10)
+    for module in model.modules():
+        if isinstance(module, TrimmedConv2d):
+            module.forward = MethodType(nn.Conv2d.forward, module)  # type: ignore[method-assign]  # undone
+    return model
+
+
 def accuracy(model: nn.Module, data: str) -> float:
     """Of the model on the test split."""
     model.eval()
@@ -119,7 +130,7 @@ def stock(task: dict[str, Any]) -> None:
 
     def train_loop_ray_train(config: dict[str, Any]) -> None:
         workload = MnistResNet18(MnistSettings(data=config["data"]))
-        model = ray.train.torch.prepare_model(workload.model())
+        model = ray.train.torch.prepare_model(tutorial_model())
         world_size = ray.train.get_context().get_world_size()
         loader = DataLoader(
             PerSampleMnist(config["data"]),
@@ -158,9 +169,11 @@ def torchrun(task: dict[str, Any]) -> None:
     sampler: DistributedSampler[Any] = DistributedSampler(data, drop_last=True)
     loader = DataLoader(data, batch_size=batch_size, sampler=sampler, drop_last=True)
     batches: Iterable[Any] = loader
+    model = tutorial_model()
     if task["peer"] == "one-batch":
         batches = [next(iter(loader))] * len(loader)
-    model = DistributedDataParallel(workload.model())
+        model = workload.model()
+    model = DistributedDataParallel(model)
     loop = Loop(task, workload, tuned=True)
     loop.run(model, batches, len(loader))
     if dist.get_rank() == 0:

@@ -23,7 +23,7 @@ class Trivial(Workload[Settings]):
     target_columns = ("y",)
 
     def model(self) -> nn.Module:
-        """y = w x + b."""
+        """Y = w x + b."""
         return nn.Linear(4, 1)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:

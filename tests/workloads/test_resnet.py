@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from train_core.errors import DataError
 from train_core.storage.store import Store
-from train_core.workloads.resnet import ResNet18, load_published_weights
+from train_core.workloads.resnet import ResNet18, TrimmedConv2d, load_published_weights
 
 # As torchvision.models.resnet18 has them.
 PUBLISHED_SHAPES = {
@@ -148,3 +148,21 @@ def test_the_convolutions_start_as_he_proposed() -> None:
             assert float(module.weight.detach().std()) == pytest.approx(
                 (2 / fan_out) ** 0.5, rel=0.05
             )
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_leaving_out_taps_on_the_padding_changes_nothing(size: int, stride: int) -> None:
+    trimmed = TrimmedConv2d(3, 5, 3, stride, padding=1, bias=False).double()
+    images = torch.randn(2, 3, size, size, dtype=torch.float64, requires_grad=True)
+    found = trimmed(images)
+    expected = nn.functional.conv2d(images, trimmed.weight, None, stride, 1)
+    torch.testing.assert_close(found, expected)
+    inputs = (images, trimmed.weight)
+    along = torch.randn_like(expected)
+    for mine, plain in zip(
+        torch.autograd.grad(found, inputs, along),
+        torch.autograd.grad(expected, inputs, along),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, plain)

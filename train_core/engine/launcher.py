@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from train_core.config import TrainConfig
@@ -61,6 +62,9 @@ def start_ray(config: TrainConfig) -> None:
             logging_level=logging.WARNING,
         )
         return
+    if _has_token():
+        # Clusters ask for a token by default, and Ray sends it to a named address only if told.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         ray.init(
             address=config.ray_address,
@@ -69,9 +73,15 @@ def start_ray(config: TrainConfig) -> None:
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ResourceError(
-            f"no Ray cluster answers at ray_address {config.ray_address!r}: {error}"
+            f"no Ray cluster answers at ray_address {config.ray_address!r}: {error}. Is it running, "
+            "and is its token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token?"
         ) from error
     _compare(config, f"the cluster at {config.ray_address}", ray.cluster_resources())
+
+
+def _has_token() -> bool:
+    named = os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+    return bool(named) or Path("~/.ray/auth_token").expanduser().exists()
 
 
 def stop_ray() -> None:

@@ -1,0 +1,101 @@
+"""Servers that are already running in production: Prefect's, MLflow's, and a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+@contextlib.contextmanager
+def server(command: list[str], url: str, log: Path, **environment: str) -> Iterator[None]:
+    """A process that answers at `url`; ended by its pid."""
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env={**os.environ, **environment}
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(url, timeout=2).close()
+                break
+            except OSError:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"no answer from {url}:\n{log.read_text()}") from None
+                time.sleep(0.2)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def prefect_server(folder: Path) -> Iterator[str]:
+    """The API address of a Prefect server."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/api"
+    home = {"PREFECT_HOME": str(folder / "prefect-server"), "PREFECT_SERVER_ANALYTICS_ENABLED": "0"}
+    command = [str(BIN / "prefect"), "server", "start", "--port", str(port)]
+    with server(command, f"{url}/health", folder / "prefect.log", **home):
+        yield url
+
+
+@contextlib.contextmanager
+def mlflow_server(folder: Path) -> Iterator[str]:
+    """The address of an MLflow server on SQLite."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [
+        *(str(BIN / "mlflow"), "server", "--port", str(port), "--workers", "1"),
+        *("--backend-store-uri", f"sqlite:///{folder}/mlflow-server.db"),
+        *("--artifacts-destination", str(folder / "mlflow-artifacts")),
+    ]
+    with server(command, f"{url}/health", folder / "mlflow.log"):
+        yield url
+
+
+@contextlib.contextmanager
+def ray_cluster(folder: Path) -> Iterator[str]:
+    """The address of a Ray cluster of this machine."""
+    port = free_port()
+    command = [
+        *(str(BIN / "ray"), "start", "--head", "--block", f"--port={port}"),
+        *("--include-dashboard=false", f"--temp-dir={folder}/ray", "--disable-usage-stats"),
+    ]
+    with (folder / "ray.log").open("w") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while "Ray runtime started" not in (folder / "ray.log").read_text():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"Ray did not start:\n{(folder / 'ray.log').read_text()}")
+            time.sleep(0.2)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
