@@ -151,12 +151,14 @@ def cold_environment(folder: Path) -> dict[str, str]:
 
 def run(command: list[str], environment: dict[str, str] | None = None) -> None:
     """Run a contender in a session of its own; nothing of it is left afterwards."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
+    # A Ray that happens to run on this machine is not joined.
+    here = {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local"}
+    env = {**os.environ, **here, **(environment or {})}
     process = subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True, cwd=tempfile.gettempdir(),
     )  # fmt: skip
-    output, _ = process.communicate(timeout=1800)
+    output, _ = process.communicate(timeout=900)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:

@@ -48,11 +48,10 @@ class Checkpointer:
         self._snapshot = Snapshot()
         self._thread = ThreadPoolExecutor(1, "checkpointer")
         self._writing: tuple[Future[Checkpoint], list[Entry]] | None = None
-        self._resumed_from: Checkpoint | None = None
 
     def continue_from(self, checkpoint: Checkpoint) -> None:
-        """Go on after this checkpoint: its journal is ours, and it is not deleted."""
-        self.newest = self._resumed_from = checkpoint
+        """Go on after this checkpoint, with its journal."""
+        self.newest = checkpoint
 
     def save(self, state: dict[str, Any], progress: Progress) -> None:
         """Copy the state and start to write it. Raises EvertrainError if we were fenced."""
@@ -115,21 +114,23 @@ class Checkpointer:
         return self._folder.checkpoint(name)
 
     def _delete_superseded(self) -> None:
-        """Apply the retention rules; a failure leaves a checkpoint more, never one less."""
+        """Apply the retention rules; a failure leaves a checkpoint more, never one less.
+
+        A newer commit stands, so nobody resumes from what is deleted here; and nothing depends
+        on where this attempt began, or an interrupted run would keep other checkpoints.
+        """
         candidates = [
             Candidate(
                 str(c.name), c.manifest.step, c.manifest.metrics if c.manifest.validated else {}
             )
             for c in self._folder.checkpoints()
         ]
-        protected = {str(self._resumed_from.name)} if self._resumed_from else set()
         for candidate in checkpoints_to_delete(
             candidates,
             keep_last=self._config.keep_last,
             keep_best=self._config.keep_best,
             metric=self._config.monitor,
             order=self._config.monitor_order,
-            protected=protected,
         ):
             name = CheckpointName.parse(candidate.name)
             assert name is not None

@@ -51,6 +51,10 @@ def start_ray(config: TrainConfig) -> None:
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if config.ray_address != LOCAL and _has_token():
+        # Clusters ask for a token by default, and Ray sends it to a named address only if told,
+        # before it is imported.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
     if config.ray_address == LOCAL:
@@ -62,9 +66,6 @@ def start_ray(config: TrainConfig) -> None:
             logging_level=logging.WARNING,
         )
         return
-    if _has_token():
-        # Clusters ask for a token by default, and Ray sends it to a named address only if told.
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         ray.init(
             address=config.ray_address,
@@ -73,8 +74,8 @@ def start_ray(config: TrainConfig) -> None:
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ResourceError(
-            f"no Ray cluster answers at ray_address {config.ray_address!r}: {error}. Is it running, "
-            "and is its token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token?"
+            f"no Ray cluster answers at ray_address {config.ray_address!r}: {error}. Is it "
+            "running, and is its token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token?"
         ) from error
     _compare(config, f"the cluster at {config.ray_address}", ray.cluster_resources())
 
