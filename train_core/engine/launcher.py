@@ -10,8 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from train_core.config import TrainConfig
 from train_core.errors import EvertrainError, ResourceError, StageError
@@ -86,10 +89,16 @@ def _has_token() -> bool:
 
 
 def stop_ray() -> None:
-    """End the local Ray, or leave the cluster."""
+    """End the local Ray with all of its processes, or leave the cluster."""
     import ray
 
+    started = psutil.Process().children(recursive=True)
     ray.shutdown()
+    # Two of Ray's agents outlive a raylet that was killed, by a minute and more.
+    _, alive = psutil.wait_procs(started, timeout=1)
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
