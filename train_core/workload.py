@@ -17,6 +17,7 @@ import torch
 import torchmetrics
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
+from typing_extensions import TypeIs
 
 from train_core.errors import DataError, WorkloadError
 from train_core.policy.randomness import SampleRandom
@@ -42,6 +43,34 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
+
+
+class ShardStream(Protocol):
+    """One shard's part of a stream in one epoch: read forward, and put back where it stood."""
+
+    def read(self, count: int) -> Columns:
+        """The next `count` samples."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands: tensors, numbers, strings, lists and dicts of them."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        ...
+
+
+class Stream(Protocol):
+    """Iterable raw data to train on: generated, or read from where no index leads."""
+
+    def __len__(self) -> int:
+        """Samples of an epoch."""
+        ...
+
+    def shard(self, shard: int, num_shards: int, epoch: int) -> ShardStream:
+        """The samples of one of `num_shards` shards, whoever reads the others."""
+        ...
 
 
 class Settings(BaseModel):
@@ -81,8 +110,11 @@ class Workload(Generic[SettingsT]):
         """The optimizer of `model`, with its parameter groups."""
         raise NotImplementedError
 
-    def dataset(self, split: Split) -> Dataset:
-        """The raw data of a split. Raises DataError for what is missing or malformed."""
+    def dataset(self, split: Split) -> Dataset | Stream:
+        """The raw data of a split. Raises DataError for what is missing or malformed.
+
+        A `Stream` may be given for the training split; the others are read in any order.
+        """
         raise NotImplementedError
 
     def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
@@ -130,7 +162,7 @@ class Workload(Generic[SettingsT]):
 
     def example(self) -> dict[str, npt.NDArray[Any]]:
         """Two raw samples without targets, for the model's signature."""
-        columns = fetch(self.dataset("validation"), np.arange(2))
+        columns = fetch(indexed(self, "validation"), np.arange(2))
         return {name: array for name, array in columns.items() if name not in self.target_columns}
 
 
@@ -176,6 +208,22 @@ def fetch(dataset: Dataset, indices: npt.NDArray[np.int64]) -> Columns:
             "return a mapping of column names to values"
         )
     return {name: np.stack([np.asarray(s[name]) for s in samples]) for name in samples[0]}
+
+
+def indexed(workload: Workload[Any], split: Split) -> Dataset:
+    """The raw data of a split that is read in any order. Raises WorkloadError for a stream."""
+    dataset = workload.dataset(split)
+    if is_stream(dataset):
+        raise WorkloadError(
+            f"the {split} split of {type(workload).__name__} is a stream: only the training split "
+            "may be one, give a map-style dataset"
+        )
+    return dataset
+
+
+def is_stream(dataset: Dataset | Stream) -> TypeIs[Stream]:
+    """Whether the data is read forward only."""
+    return hasattr(dataset, "shard")
 
 
 def load_workload(name: str, settings: Mapping[str, Any]) -> Workload[Any]:

@@ -95,8 +95,9 @@ def test_any_division_of_shards_among_workers(
         {"precision": "bf16"},
         {"settings": {"sample_by_sample": True}, "data_workers": 2},
         {"drop_last": True, "checkpoint_every_steps": 3},
+        {"workload": "tests.engine.tiny:StreamingTiny"},
     ],
-    ids=["momentum", "bf16", "data-workers", "drop-last"],
+    ids=["momentum", "bf16", "data-workers", "drop-last", "stream"],
 )
 def test_each_feature_resumes_exactly(change: dict[str, Any], tmp_path: Path) -> None:
     config = CONFIG | change

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from train_core import ArrayDataset, Batch, Columns, Settings, Workload
 from train_core.policy.randomness import SampleRandom
-from train_core.workload import Dataset, Split
+from train_core.workload import Dataset, Split, Stream
 
 
 class TinySettings(Settings):
@@ -68,7 +68,7 @@ class Tiny(Workload[TinySettings]):
     ) -> torch.optim.lr_scheduler.LRScheduler:
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps)
 
-    def dataset(self, split: Split) -> Dataset:
+    def dataset(self, split: Split) -> Dataset | Stream:
         number = {"train": self.settings.num_train, "validation": self.settings.num_validation}
         rng = np.random.Generator(np.random.Philox(["train", "validation", "test"].index(split)))
         x = rng.standard_normal((number.get(split, 40), 8)).astype(np.float32)
@@ -119,3 +119,43 @@ class Tiny(Workload[TinySettings]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.average, self.num_steps = state["average"], state["num_steps"]
+
+
+class TinyShard:
+    """Draws samples at random, by a state of its own that grows with every one."""
+
+    def __init__(self, data: ArrayDataset, seed: int) -> None:
+        self._data = data
+        self._state = seed
+
+    def read(self, count: int) -> Columns:
+        return self._data.__getitems__([self._next() for _ in range(count)])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self._state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._state = state["state"]
+
+    def _next(self) -> int:
+        self._state = (self._state * 6364136223846793005 + 1442695040888963407) % 2**64
+        return (self._state >> 33) % len(self._data)
+
+
+class TinyStream:
+    def __init__(self, data: ArrayDataset) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def shard(self, shard: int, num_shards: int, epoch: int) -> TinyShard:
+        return TinyShard(self._data, epoch * num_shards + shard)
+
+
+class StreamingTiny(Tiny):
+    """Trains on a stream."""
+
+    def dataset(self, split: Split) -> Dataset | Stream:
+        data = super().dataset(split)
+        return TinyStream(cast("ArrayDataset", data)) if split == "train" else data

@@ -12,9 +12,18 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from train_core.config import TrainConfig
 from train_core.policy.randomness import AUGMENT, SampleRandom, derive_seed, sample_order
 from train_core.policy.steps import MicroBatch
-from train_core.workload import Batch, Columns, Dataset, Workload, fetch
+from train_core.workload import (
+    Batch,
+    Columns,
+    Dataset,
+    ShardStream,
+    Stream,
+    Workload,
+    fetch,
+)
 
 
 def seed_generators(seed: int) -> None:
@@ -54,6 +63,41 @@ class TrainBatches(TorchDataset[Batch]):
         # its own randomness, whichever process reads it.
         seeded = _SeededPerSample(self._dataset, self._seed, epoch)
         return fetch(seeded, indices)
+
+
+class StreamBatches:
+    """The batches of a stream's shards in this process, and where each of them stands."""
+
+    def __init__(self, workload: Workload[Any], stream: Stream, config: TrainConfig) -> None:
+        self._workload = workload
+        self._stream = stream
+        self._config = config
+        self._parts: dict[int, ShardStream] = {}
+        self._restored: dict[str, Any] = {}
+
+    def batches(self, epoch: int, shards: range, keys: Iterable[MicroBatch]) -> Iterator[Batch]:
+        """The epoch's batches, from where the streams stood if they were restored."""
+        num_shards = self._config.shards
+        self._parts = {shard: self._stream.shard(shard, num_shards, epoch) for shard in shards}
+        for shard, part in self._parts.items():
+            if self._restored:
+                part.load_state_dict(self._restored[str(shard)])
+        self._restored = {}
+        return (self._batch(key) for key in keys)
+
+    def capture(self) -> dict[str, Any]:
+        """Where the streams of this process's shards stand."""
+        return {str(shard): part.state_dict() for shard, part in self._parts.items()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Begin the next `batches` from here."""
+        self._restored = state
+
+    def _batch(self, micro: MicroBatch) -> Batch:
+        columns = self._parts[micro.shard].read(len(micro.places))
+        places = np.arange(micro.places.start, micro.places.stop)
+        random = SampleRandom(self._config.seed, micro.epoch, places)
+        return self._workload.prepare(columns, random)
 
 
 class _SeededPerSample:

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import IO, Any
 
 from train_core.config import TrainConfig
@@ -283,13 +284,24 @@ def serve(commands: IO[str], replies: IO[str]) -> None:
             reply(call, error=ray_error)
         else:
             ended.submit(run, call, stage, arguments)
-    if "ray" in sys.modules:
-        from train_core.engine.launcher import stop_ray
+    _end()
 
-        stop_ray()
-    # Stages that still run belong to a program that is gone.
-    sys.stdout.flush()
-    os._exit(0)
+
+def _end() -> None:
+    """End with all that was started. Stages that still run belong to a program that is gone."""
+    with suppress(OSError):
+        sys.stdout.flush()
+    # Nobody reads the log any more, and Ray has words to say on its way out.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    try:
+        if "ray" in sys.modules:
+            from train_core.engine.launcher import stop_ray
+
+            stop_ray()
+    finally:
+        os._exit(0)
 
 
 def _describe(stage: str, error: Exception) -> dict[str, Any]:

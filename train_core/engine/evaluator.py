@@ -35,7 +35,7 @@ from train_core.storage.journal import finite
 from train_core.storage.manifest import EvaluationManifest, FileEntry, read_manifest
 from train_core.storage.names import EVALUATIONS, MANIFEST_JSON, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.workload import Dataset, Split, Workload, load_workload
+from train_core.workload import Dataset, Split, Workload, indexed, load_workload
 
 CONFUSION_JSON = "confusion_matrix.json"
 METRICS_JSON = "metrics.json"
@@ -182,7 +182,7 @@ def load_model(
 @lru_cache(maxsize=2)
 def _dataset(workload: str, config_json: str, split: Split) -> Dataset:
     config = TrainConfig.model_validate_json(config_json)
-    dataset = load_workload(workload, config.settings).dataset(split)
+    dataset = indexed(load_workload(workload, config.settings), split)
     check_split(dataset, split)
     return dataset
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from train_core.errors import DataError
 from train_core.storage.store import Store
-from train_core.workload import SPLITS, Columns, Workload, fetch
+from train_core.workload import SPLITS, Columns, Workload, fetch, indexed
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 ID = "id"
@@ -49,7 +49,7 @@ class Input:
 def open_input(source: str, workload: Workload[Any]) -> Input:
     """The rows at `source`: a split's name or a URL. Raises DataError if there are none."""
     if source in SPLITS:
-        found = Input("split", source, (source,), (len(workload.dataset(source)),))
+        found = Input("split", source, (source,), (len(indexed(workload, source)),))
     else:
         found = _open_files(source)
     if not found.num_rows:
@@ -60,7 +60,7 @@ def open_input(source: str, workload: Workload[Any]) -> Input:
 def read_input(found: Input, workload: Workload[Any], samples: range) -> tuple[list[str], Columns]:
     """The ids and the raw columns of some consecutive rows."""
     if found.kind == "split":
-        columns = fetch(workload.dataset(found.source), np.arange(samples.start, samples.stop))  # type: ignore[arg-type]  # the source of a split is a split
+        columns = fetch(indexed(workload, found.source), np.arange(samples.start, samples.stop))  # type: ignore[arg-type]  # the source of a split is a split
         return [f"{found.source}/{row}" for row in samples], columns
     parts = [_read_file(found, file, rows) for file, rows in _locate(found, samples)]
     ids = [name for part_ids, _ in parts for name in part_ids]

@@ -19,6 +19,7 @@ from torch import nn
 
 from train_core.config import TrainConfig
 from train_core.engine.batches import (
+    StreamBatches,
     TrainBatches,
     load_ahead,
     model_to_device,
@@ -41,7 +42,7 @@ from train_core.policy.randomness import FORWARD, INIT, derive_seed
 from train_core.policy.sharding import shards_of_rank
 from train_core.policy.steps import MicroBatch, StepPlan, due
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import Batch, Workload, load_workload
+from train_core.workload import Batch, Workload, indexed, is_stream, load_workload
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Trainer:
         self.on_epoch = on_epoch
         self.workload: Workload[Any] = load_workload(config.workload, config.settings)
         self.train_set = self.workload.dataset("train")
-        self.validation_set = self.workload.dataset("validation")
+        self.validation_set = indexed(self.workload, "validation")
         check_split(self.validation_set, "validation")
         self.plan = StepPlan(
             check_split(self.train_set, "train"),
@@ -82,6 +83,11 @@ class Trainer:
         planned = folder.record().config.epochs if folder.exists() else config.epochs
         self.schedule_steps = planned * self.plan.steps_per_epoch
         self.shards = shards_of_rank(config.shards, group.world_size, group.rank)
+        self.streams = (
+            StreamBatches(self.workload, self.train_set, config)
+            if is_stream(self.train_set)
+            else None
+        )
         self._build_model()
         self.recorder = Recorder(folder.store, is_enabled=group.is_first)
         self.checkpointer = Checkpointer(
@@ -223,6 +229,8 @@ class Trainer:
         )
         if self.schedule is not None:
             self.state.add("schedule", self.schedule.state_dict, self.schedule.load_state_dict)
+        if self.streams is not None:
+            self.state.add("streams", self._capture_streams, self.streams.restore)
         self.state.add("workload", self.workload.state_dict, self.workload.load_state_dict)
         self.state.add("progress", self.progress.capture, self.progress.restore)
 
@@ -238,12 +246,24 @@ class Trainer:
         )
         if progress.stopped_by or progress.epoch >= self.config.epochs:
             keys = iter(())
+        if self.streams is not None:
+            self.batches = self.streams.batches(progress.epoch, self.shards, keys)
+            return
+        assert not is_stream(self.train_set)
         self.batches = load_ahead(
             TrainBatches(self.workload, self.train_set, self.config.seed),
-            list(keys),
+            keys,
             num_processes=self.config.data_workers,
             device=self.group.device,
         )
+
+    def _capture_streams(self) -> dict[str, Any]:
+        """Where every shard's stream stands, on every rank."""
+        assert self.streams is not None
+        captured: dict[str, Any] = {}
+        for of_rank in self.group.gather(self.streams.capture()):
+            captured |= of_rank
+        return captured
 
     def _forward(self, micro: MicroBatch) -> torch.Tensor:
         """The micro-batch's loss times its share of the step's samples."""

@@ -19,7 +19,7 @@ from train_core.config import TrainConfig
 from train_core.engine.batches import to_device
 from train_core.errors import DataError, WorkloadError
 from train_core.policy.sharding import split_evenly
-from train_core.workload import Batch, Dataset, Workload, fetch
+from train_core.workload import Batch, Dataset, Stream, Workload, fetch
 
 LOSS = "loss"
 CONFUSION = "confusion_matrix"
@@ -131,7 +131,7 @@ def merge_states(metric: Metric, states: list[dict[str, Any]]) -> Metric:
     return metric
 
 
-def check_split(dataset: Dataset, split: str) -> int:
+def check_split(dataset: Dataset | Stream, split: str) -> int:
     """The number of samples. Raises DataError if there are none."""
     if len(dataset) == 0:
         raise DataError(f"the {split} split is empty")

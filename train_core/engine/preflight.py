@@ -23,7 +23,7 @@ from train_core.policy.steps import StepPlan
 from train_core.storage import lease
 from train_core.storage.run_folder import RunFolder, RunRecord
 from train_core.storage.store import Store
-from train_core.workload import SPLITS, Dataset, Workload, load_workload
+from train_core.workload import SPLITS, Dataset, Stream, Workload, indexed, load_workload
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,10 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     _check_monitor(workload, config.monitor)
     if config.ray_address == LOCAL:
         check_local_resources(config)
-    datasets: dict[str, Dataset] = {split: workload.dataset(split) for split in SPLITS}
+    datasets: dict[str, Dataset | Stream] = {
+        split: workload.dataset(split) if split == "train" else indexed(workload, split)
+        for split in SPLITS
+    }
     num_samples = {split: check_split(dataset, split) for split, dataset in datasets.items()}
     plan = StepPlan(
         num_samples["train"],
@@ -130,7 +133,7 @@ def _check_monitor(workload: Workload[Any], monitor: str) -> None:
         )
 
 
-def _record(request: DriverRequest, datasets: Mapping[str, Dataset]) -> RunRecord:
+def _record(request: DriverRequest, datasets: Mapping[str, Dataset | Stream]) -> RunRecord:
     return RunRecord(
         name=request.run,
         created_at=datetime.now(UTC).isoformat(),
