@@ -5,6 +5,7 @@ Artifacts are there to be looked at: one that Prefect's API does not take is log
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -12,11 +13,10 @@ from typing import Any, ParamSpec, TypeVar
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from tasks.curves import charts, committed_entries, curves
 from tasks.metrics import full_metrics
 from train_core.driver import DriverRequest
 from train_core.results import Report
-from train_core.storage.names import REPORT_JSON
+from train_core.storage.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.run_folder import RunFolder
 
 P = ParamSpec("P")
@@ -86,5 +86,7 @@ def report_markdown(report: Report, folder: RunFolder) -> str:
         lines.append(f"- [MLflow run]({report.tracking.url})")
     elif report.tracking.tracking_uri:
         lines.append(f"- MLflow: run `{report.tracking.run_id}`; `evertrain ui` shows it")
-    lines.append(charts(curves(committed_entries(folder))))
+    # The UI shows no address of a storage, so the picture travels in the page.
+    picture = base64.b64encode(folder.store.read(CURVES_PNG)).decode()
+    lines.append(f"![the metrics by step](data:image/png;base64,{picture})")
     return "\n\n".join(lines)

@@ -189,7 +189,7 @@ class Driver:
     def _read_log(self, output: IO[str]) -> None:
         with output:
             for line in output:
-                if self.on_log:
+                if self.on_log and _NOISE not in line:
                     self.on_log(line.rstrip("\n"))
 
     def _ended(self) -> str:
@@ -198,6 +198,10 @@ class Driver:
         except subprocess.TimeoutExpired:
             code = None
         return f"the driver process ended unexpectedly (exit code {code})"
+
+
+# Without Ray's dashboard this actor says each second that it cannot ask it.
+_NOISE = "(PlacementGroupCleaner"
 
 
 def _dump(results: list[Any]) -> list[dict[str, Any]]:

@@ -4,12 +4,7 @@ import json
 import threading
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from tasks.curves import MAX_POINTS, chart, charts, curves, thinned
 from tasks.live import LiveReader, Ticker
-from train_core.storage.journal import Entry
 from train_core.storage.names import LIVE_JSON
 from train_core.storage.run_folder import RunFolder
 
@@ -42,26 +37,3 @@ def test_a_ticker_ticks_at_the_end_and_then_no_more() -> None:
     with Ticker(lambda: ticks.append(threading.current_thread().name), every_s=3600):
         assert ticks == []
     assert len(ticks) == 1
-
-
-@given(st.integers(1, 500))
-def test_thinning_keeps_both_ends_and_the_order(number: int) -> None:
-    points = [(step, float(step)) for step in range(number)]
-    shown = thinned(points)
-    assert (shown[0], shown[-1]) == (points[0], points[-1])
-    assert shown == sorted(set(shown))
-    assert len(shown) == min(number, MAX_POINTS)
-
-
-def test_curves_hold_the_finite_points_of_each_metric() -> None:
-    entries = [
-        Entry(step=1, time=0, metrics={"train/loss": 2.0, "a": None}),
-        Entry(step=2, time=0, metrics={"train/loss": 1.0}),
-    ]
-    found = curves(entries)
-    assert found == {"train/loss": [(1, 2.0), (2, 1.0)]}
-    assert charts(found) == chart("train/loss", found["train/loss"])
-
-
-def test_a_chart_of_a_constant_has_room_above_and_below() -> None:
-    assert "y-axis 0.500000 --> 1.500000" in chart("flat", [(1, 1.0), (2, 1.0)])

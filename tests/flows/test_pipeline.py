@@ -33,6 +33,7 @@ def test_the_last_line_is_the_reports_address(finished: str, home: Path) -> None
     assert {one.split for one in report.evaluations} == {"validation", "test"}
     assert set(report.test_metrics) >= {"accuracy", "loss"}
     assert report.predictions.num_rows > 0
+    assert (home / ".evertrain/runs/first/curves.png").read_bytes().startswith(b"\x89PNG")
     assert {"prepare", "train", "evaluate validation", "evaluate test", "infer"} <= set(
         report.seconds
     )

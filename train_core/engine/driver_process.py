@@ -30,8 +30,9 @@ from train_core.results import (
     Tracking,
     TrainResult,
 )
+from train_core.storage.journal import read_segments
 from train_core.storage.lease import HEARTBEAT_S, Lease
-from train_core.storage.names import REPORT_JSON
+from train_core.storage.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 # A worker or Ray itself may die; the training is begun again so often without new progress.
@@ -129,7 +130,13 @@ class DriverProcess:
         predictions: dict[str, Any],
         seconds: dict[str, float],
     ) -> dict[str, Any]:
-        """Complete the mirror and write report.json."""
+        """Draw the curves, complete the mirror and write report.json."""
+        from train_core.engine.figures import curves, png
+
+        newest = self._newest()
+        assert newest is not None
+        entries = read_segments(self.folder.store, newest.manifest.journal)
+        self.folder.store.write(CURVES_PNG, png(curves(entries)))
         measured = [EvaluationResult.model_validate(one) for one in evaluations]
         chosen = CheckpointSummary.model_validate(best)
         test = [e for e in measured if e.split == "test" and e.checkpoint.name == chosen.name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -49,6 +50,13 @@ def confusion_matrix(counts: Sequence[Sequence[int]], labels: Sequence[str], tit
             color = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, str(count), ha="center", va="center", color=color)
     return figure
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a picture."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()
 
 
 def _figure(width: float, height: float) -> Figure:

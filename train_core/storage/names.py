@@ -11,6 +11,7 @@ from train_core.errors import ConfigError
 RUN_JSON = "run.json"
 REPORT_JSON = "report.json"
 LIVE_JSON = "live.json"
+CURVES_PNG = "curves.png"
 MANIFEST_JSON = "manifest.json"
 QUARANTINED_JSON = "quarantined.json"
 CHECKPOINTS = "checkpoints"
