@@ -104,7 +104,7 @@ class TrackingError(ConfigError):
 
 
 class StageError(EvertrainError, RuntimeError):
-    """A stage failed in the driver process; carries the first failing rank's traceback."""
+    """A stage failed in the driver process; it may pass when it is tried again."""
 
     def __init__(self, stage: str, summary: str, traceback: str = "") -> None:
         self.stage = stage
@@ -114,3 +114,7 @@ class StageError(EvertrainError, RuntimeError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.stage, self.summary, self.traceback)
+
+
+class UserCodeError(StageError):
+    """The workload's own code raised; carries the first failing rank's traceback. Never retried."""

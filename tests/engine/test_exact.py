@@ -9,6 +9,9 @@ import pytest
 
 from tests.engine.processes import train
 
+# What makes no new combination runs with the slow tests.
+SLOW = pytest.mark.slow
+
 # All features at once; 150 samples make 5 steps an epoch, the last of 22 samples.
 CONFIG: dict[str, Any] = {
     "workload": "tests.engine.tiny:Tiny",
@@ -34,7 +37,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(found["digest"])
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=SLOW), 3, 4])
 def test_number_of_workers_leaves_no_trace(undisturbed: str, workers: int, tmp_path: Path) -> None:
     found = train(str(tmp_path), "run", attempt=1, workers=workers, config=CONFIG)
     assert found == {"digest": undisturbed}
@@ -43,13 +46,13 @@ def test_number_of_workers_leaves_no_trace(undisturbed: str, workers: int, tmp_p
 @pytest.mark.parametrize(
     ("point", "step", "rank", "workers", "workers_after"),
     [
-        ("before_step", 0, 0, 1, 1),
-        ("before_step", 3, 1, 2, 2),
+        pytest.param("before_step", 0, 0, 1, 1, marks=SLOW),
+        pytest.param("before_step", 3, 1, 2, 2, marks=SLOW),
         ("in_step", 3, 0, 4, 2),
         ("in_step", 7, 3, 4, 3),
         ("in_validation", 5, 1, 2, 4),
         ("before_manifest", 6, 0, 2, 1),
-        ("before_manifest", 10, 0, 1, 2),
+        pytest.param("before_manifest", 10, 0, 1, 2, marks=SLOW),
     ],
 )
 def test_killed_run_ends_as_if_undisturbed(
@@ -78,7 +81,9 @@ def test_second_kill_soon_after_the_first_resume(undisturbed: str, tmp_path: Pat
     assert found == {"digest": undisturbed}
 
 
-@pytest.mark.parametrize(("num_shards", "workers"), [(8, 3), (8, 5), (3, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("num_shards", "workers"), [pytest.param(8, 3, marks=SLOW), (8, 5), (3, 2)], ids=str
+)
 def test_any_division_of_shards_among_workers(
     num_shards: int, workers: int, tmp_path: Path
 ) -> None:

@@ -48,7 +48,10 @@ def undisturbed(evertrain: Evertrain, home: Path) -> dict[str, Any]:
     return outcome(RunFolder(str(home / ".evertrain/runs"), "undisturbed"))
 
 
-@pytest.mark.parametrize("workers", ["1", "2", "4"])
+@pytest.mark.parametrize(
+    "workers",
+    [pytest.param("1", marks=pytest.mark.slow), "2", pytest.param("4", marks=pytest.mark.slow)],
+)
 def test_killed_pipeline_ends_as_if_undisturbed(
     workers: str,
     undisturbed: dict[str, Any],

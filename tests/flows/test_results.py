@@ -22,6 +22,7 @@ from train_core.errors import (
     RunConflictError,
     StageError,
     StorageError,
+    UserCodeError,
 )
 from train_core.results import (
     CheckpointSummary,
@@ -105,6 +106,7 @@ def test_failures_of_the_infrastructure_are_tried_again(error: Exception) -> Non
 @pytest.mark.parametrize(
     "error",
     [
+        UserCodeError("train", "ValueError: x"),
         ConfigError("no"),
         ResourceError("no"),
         RunConflictError("r", {}),

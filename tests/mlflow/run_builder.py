@@ -96,6 +96,7 @@ class RunBuilder:
             checkpoint=checkpoint.name,
             checkpoint_digest="0" * 64,
             split=split,
+            max_batches=0,
             num_samples=10,
             metrics=metrics,
         )

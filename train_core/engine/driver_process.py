@@ -83,11 +83,13 @@ class DriverProcess:
         from train_core.engine.launcher import launch
 
         begin = time.monotonic()
-        restarts, newest = 0, self._newest()
-        while not _is_finished(newest, self.config):
+        newest = self._newest()
+        restarts, is_done = 0, _is_finished(newest, self.config)
+        while not is_done:
             assert self._lease is not None
             try:
                 launch(self.folder, self.config, self._lease.attempt)
+                is_done = True
             except ConnectionError as error:
                 restarts = restarts + 1 if self._newest() == newest else 1
                 if restarts > MAX_RESTARTS:
@@ -95,7 +97,7 @@ class DriverProcess:
                 _log.warning("%s; begins again from the newest checkpoint", error)
                 self._take_run()
             newest = self._newest()
-        assert newest is not None
+        assert newest is not None, "a training ends with a checkpoint"
         return self._train_result(newest, time.monotonic() - begin).model_dump()
 
     def evaluate(self, checkpoints: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
@@ -312,6 +314,9 @@ def _end() -> None:
 
 
 def _describe(stage: str, error: Exception) -> dict[str, Any]:
+    # Ray wraps what a task raised.
+    cause = getattr(error, "cause", None)
+    error = cause if isinstance(cause, Exception) else error
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, EvertrainError):
         reduced = error.__reduce__()

@@ -56,7 +56,7 @@ def evaluate(
 
     workload = load_workload(config.workload, config.settings)
     committed_ones = [committed(folder, summary) for summary in checkpoints]
-    earlier = [_find(folder, checkpoint, split) for checkpoint in committed_ones]
+    earlier = [_find(folder, checkpoint, split, max_batches) for checkpoint in committed_ones]
     measure = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=config.gpus_per_worker)(
         _measure_task
     )
@@ -73,7 +73,9 @@ def evaluate(
     for summary, checkpoint, found, tasks in zip(
         checkpoints, committed_ones, earlier, running, strict=True
     ):
-        key, manifest = found or _commit(folder, workload, checkpoint, split, ray.get(tasks))
+        key, manifest = found or _commit(
+            folder, workload, checkpoint, split, max_batches, ray.get(tasks)
+        )
         results.append(
             EvaluationResult(
                 checkpoint=summary,
@@ -95,7 +97,7 @@ def committed(folder: RunFolder, summary: CheckpointSummary) -> Checkpoint:
 
 
 def _find(
-    folder: RunFolder, checkpoint: Checkpoint, split: str
+    folder: RunFolder, checkpoint: Checkpoint, split: str, max_batches: int
 ) -> tuple[str, EvaluationManifest] | None:
     """An evaluation that was committed earlier, of this very checkpoint."""
     above = f"{EVALUATIONS}/{checkpoint.name}"
@@ -105,7 +107,8 @@ def _find(
             manifest, _ = read_manifest(folder.store, EvaluationManifest, f"{key}/{MANIFEST_JSON}")
         except FileNotFoundError:
             continue
-        if manifest.split == split and manifest.checkpoint_digest == checkpoint.digest:
+        asked = (split, checkpoint.digest, max_batches)
+        if (manifest.split, manifest.checkpoint_digest, manifest.max_batches) == asked:
             return key, manifest
     return None
 
@@ -115,6 +118,7 @@ def _commit(
     workload: Workload[Any],
     checkpoint: Checkpoint,
     split: str,
+    max_batches: int,
     measured: list[tuple[int, MetricStates]],
 ) -> tuple[str, EvaluationManifest]:
     """Merge the shards' metrics, store them, and commit."""
@@ -140,6 +144,7 @@ def _commit(
         checkpoint_digest=checkpoint.digest,
         split=split,
         num_samples=sum(count for count, _ in measured),
+        max_batches=max_batches,
         metrics=values,
     )
     folder.store.create(f"{key}/{MANIFEST_JSON}", manifest.to_json())

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from train_core.config import TrainConfig
-from train_core.errors import EvertrainError, ResourceError, StageError
+from train_core.errors import EvertrainError, ResourceError, UserCodeError
 from train_core.storage.run_folder import RunFolder
 
 LOCAL = "local"
@@ -104,7 +104,7 @@ def stop_ray() -> None:
 def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
     """Run one attempt at the training on Ray Train's workers; returns when it is done.
 
-    Raises what the first failing rank raised if that is an EvertrainError, StageError with that
+    Raises what the first failing rank raised if that is an EvertrainError, UserCodeError with that
     rank's traceback if it is the user's, and ConnectionError if a worker or Ray itself died.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
@@ -193,7 +193,7 @@ def _first_failure(failures: dict[int, Exception]) -> Exception:
     if isinstance(found, ray.exceptions.RayError) or is_consequence(found):
         return ConnectionError(f"rank {rank} died: {type(found).__name__}: {found}")
     trace = getattr(error, "_traceback_str", "")
-    return StageError("train", f"rank {rank}: {type(found).__name__}: {found}", trace)
+    return UserCodeError("train", f"rank {rank}: {type(found).__name__}: {found}", trace)
 
 
 def _compare(config: TrainConfig, where: str, there: dict[str, float]) -> None:

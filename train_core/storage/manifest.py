@@ -86,6 +86,7 @@ class EvaluationManifest(Manifest):
     checkpoint_digest: str
     split: str
     num_samples: int = Field(ge=0)
+    max_batches: int = Field(ge=0, description="A dry run measures a part; 0: the whole split.")
     metrics: dict[str, float | None]
 
 
