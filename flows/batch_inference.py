@@ -41,7 +41,7 @@ def batch_inference(
         storage=folder.url.removesuffix(f"/{run}"),
         run=run,
         config=record.config,
-        pipeline=record.pipeline,
+        pipeline={**record.pipeline, "infer_input": infer_input},
     )
     with open_session(request) as session:
         session.listen(get_run_logger().info)

@@ -15,9 +15,11 @@ from train_core.results import Report
 
 
 def run_name() -> str:
-    """The run's name: the one asked for, else the flow run's, which a retry keeps."""
+    """The run's name: the one asked for, else one of the flow run's own, which a retry keeps."""
     asked = RetrainParameters.model_validate(runtime.flow_run.parameters["parameters"])
-    return asked.run or str(runtime.flow_run.name)
+    # Prefect's names of two words come again; its ids do not.
+    name, unique = str(runtime.flow_run.name), str(runtime.flow_run.id)[:8]
+    return asked.run or (name if name.endswith(unique) else f"{name}-{unique}")
 
 
 @flow(

@@ -46,8 +46,11 @@ def show_report(report: Report, request: DriverRequest) -> None:
         key=artifact_key("checkpoints", report.run),
         description=f"Checkpoints of {report.run}",
     )
-    best_effort(
-        create_markdown_artifact,
+    best_effort(_create_report, report, folder)
+
+
+def _create_report(report: Report, folder: RunFolder) -> None:
+    create_markdown_artifact(
         markdown=report_markdown(report, folder),
         key=artifact_key("report", report.run),
         description=f"Outcome of {report.run}",

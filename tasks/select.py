@@ -13,14 +13,13 @@ from train_core.results import EvaluationResult, Selection
 @task(name="select", task_run_name="select by {metric}", **OPTIONS)
 def select(evaluations: list[EvaluationResult], metric: str, order: Order) -> Selection:
     """The best checkpoint by `metric`, ties to the later step, and all in their order."""
-    checkpoints = {one.checkpoint.name: one.checkpoint for one in evaluations}
-    candidates = [
-        Candidate(
-            name=one.checkpoint.name,
-            step=one.checkpoint.step,
-            metrics={**one.checkpoint.metrics, **full_metrics(one)},
+    # What was measured of this very checkpoint, not the newest validation before it.
+    checkpoints = {
+        one.checkpoint.name: one.checkpoint.model_copy(
+            update={"metrics": {**one.checkpoint.metrics, **full_metrics(one)}}
         )
         for one in evaluations
-    ]
+    }
+    candidates = [Candidate(c.name, c.step, c.metrics) for c in checkpoints.values()]
     ranking = [checkpoints[candidate.name] for candidate in ranked(candidates, metric, order)]
     return Selection(best=ranking[0], metric=metric, order=order, ranking=ranking)

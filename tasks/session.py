@@ -91,8 +91,12 @@ class Session:
         line = _COLOURS.sub("", line)
         with self._log_lock:
             self._lines.append(line)
-            for listener in self._listeners:
-                listener(line)
+            for listener in list(self._listeners):
+                try:
+                    listener(line)
+                except Exception:  # noqa: BLE001 (a full disk, a logger of Prefect's)
+                    # Whoever cannot listen must not keep the driver from being heard.
+                    self._listeners.remove(listener)
 
 
 def open_session(request: DriverRequest) -> Session:

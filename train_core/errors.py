@@ -83,20 +83,23 @@ class CheckpointError(EvertrainError, ValueError):
 
 
 class NotFiniteError(EvertrainError, FloatingPointError):
-    """The loss became NaN or infinite."""
+    """The loss became NaN or infinite, or weights became NaN although the loss was a number."""
 
-    def __init__(self, step: int, loss: float, last_good: str | None) -> None:
+    def __init__(
+        self, step: int, loss: float, last_good: str | None, what: str = "the loss"
+    ) -> None:
         self.step = step
         self.loss = loss
         self.last_good = last_good
+        self.what = what
         kept = f"the last good checkpoint is {last_good}" if last_good else "nothing was saved yet"
         super().__init__(
-            f"the loss is {loss} at step {step}; {kept}. "
+            f"{what} became {loss} at step {step}; {kept}. "
             "Lower the learning rate, clip gradients, or look at that step's samples."
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.step, self.loss, self.last_good)
+        return type(self), (self.step, self.loss, self.last_good, self.what)
 
 
 class TrackingError(ConfigError):

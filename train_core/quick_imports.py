@@ -22,4 +22,5 @@ if _SIGNAL not in sys.modules and "torchmetrics" not in sys.modules:
         import_module("torchmetrics")
     finally:
         del sys.modules[_SIGNAL]
-        vars(sys.modules["scipy"]).pop("signal", None)
+        if "scipy" in sys.modules:
+            vars(sys.modules["scipy"]).pop("signal", None)

@@ -68,7 +68,7 @@ def _new_demo(storage: str, run: str) -> RetrainParameters:
         storage=storage,
         epochs=8,
         batch_size=64,
-        num_workers=2 if (os.cpu_count() or 1) >= 2 else 1,
+        num_workers=min(2, len(os.sched_getaffinity(0))),
         keep_last=3,
         keep_best=3,
     )

@@ -227,3 +227,9 @@ def rewrite(folder: RunFolder, file: str, change: Callable[[bytes], bytes]) -> N
     folder.store.write(f"{only.key}/{file}", data)
     manifest = only.manifest.model_copy(update={"files": files})
     folder.store.write(f"{only.key}/manifest.json", manifest.to_json())
+
+
+def test_weights_that_are_no_numbers_are_never_committed(folder: RunFolder) -> None:
+    with pytest.raises(NotFiniteError, match="a weight of the model"):
+        run(folder, workload="tests.engine.tiny:Poisoned", checkpoint_every_steps=1)
+    assert max(c.manifest.step for c in folder.checkpoints()) == 2

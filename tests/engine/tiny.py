@@ -159,3 +159,20 @@ class StreamingTiny(Tiny):
     def dataset(self, split: Split) -> Dataset | Stream:
         data = super().dataset(split)
         return TinyStream(cast("ArrayDataset", data)) if split == "train" else data
+
+
+class Buggy(Tiny):
+    """Has a bug in its loss."""
+
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        return super().loss(outputs, batch) / (1 // 0)
+
+
+class Poisoned(Tiny):
+    """The weights become NaN after step 3, although the loss was a number."""
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        super().after_step(model, step)
+        if step == 3:
+            with torch.no_grad():
+                next(model.parameters()).fill_(float("nan"))

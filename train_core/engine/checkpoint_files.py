@@ -49,6 +49,14 @@ class Snapshot:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
+    def has_nan(self) -> bool:
+        """Whether a weight or a buffer of the model is not a number."""
+        return any(
+            bool(torch.isnan(tensor).any())
+            for path, tensor in self._buffers.items()
+            if path.startswith("model/") and tensor.is_floating_point()
+        )
+
     def files(self) -> dict[str, bytes]:
         """The files' bytes by name."""
         parts: dict[str, dict[str, Tensor]] = {}

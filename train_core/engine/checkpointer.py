@@ -8,6 +8,7 @@ before leaves nothing that counts.
 from __future__ import annotations
 
 import logging
+import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +17,7 @@ from train_core.config import TrainConfig
 from train_core.engine.checkpoint_files import Snapshot
 from train_core.engine.progress import Progress
 from train_core.engine.recorder import Recorder
-from train_core.errors import EvertrainError
+from train_core.errors import EvertrainError, NotFiniteError
 from train_core.policy.retention import checkpoints_to_delete
 from train_core.policy.selection import Candidate
 from train_core.storage.journal import Entry, finite, write_segment
@@ -93,6 +94,9 @@ class Checkpointer:
         self._thread.shutdown()
 
     def _write(self, facts: dict[str, Any], entries: list[Entry]) -> Checkpoint:
+        if self._snapshot.has_nan():
+            last_good = str(self.newest.name) if self.newest else None
+            raise NotFiniteError(facts["step"], math.nan, last_good, "a weight of the model")
         name = CheckpointName(facts["step"], self._attempt)
         store = self._folder.store
         files = []

@@ -47,6 +47,8 @@ class DriverProcess:
     def __init__(self) -> None:
         self.mirror: Mirror | None = None
         self._lease: Lease | None = None
+        self._lease_lock = threading.Lock()
+        self._has_launched = False
         self._closed = threading.Event()
 
     def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -86,6 +88,10 @@ class DriverProcess:
         newest = self._newest()
         restarts, is_done = 0, _is_finished(newest, self.config)
         while not is_done:
+            # Also when a stage is tried again: steps of an attempt are never written twice.
+            if self._has_launched:
+                self._take_run()
+            self._has_launched = True
             assert self._lease is not None
             try:
                 launch(self.folder, self.config, self._lease.attempt)
@@ -95,7 +101,6 @@ class DriverProcess:
                 if restarts > MAX_RESTARTS:
                     raise StageError("train", f"gave up after {restarts} tries: {error}") from error
                 _log.warning("%s; begins again from the newest checkpoint", error)
-                self._take_run()
             newest = self._newest()
         assert newest is not None, "a training ends with a checkpoint"
         return self._train_result(newest, time.monotonic() - begin).model_dump()
@@ -184,15 +189,18 @@ class DriverProcess:
 
     def _take_run(self) -> None:
         """A new attempt: whatever an earlier one still does no longer counts."""
-        if self._lease:
-            self._lease.release()
-        self._lease = self.folder.begin_attempt()
+        with self._lease_lock:
+            if self._lease:
+                self._lease.release()
+                self._lease = None
+            self._lease = self.folder.begin_attempt()
 
     def _beat(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
             try:
-                if self._lease:
-                    self._lease.beat()
+                with self._lease_lock:
+                    if self._lease and not self._closed.is_set():
+                        self._lease.beat()
             except StorageError as error:
                 _log.warning("the heartbeat was not written: %s", error)
 

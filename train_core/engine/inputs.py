@@ -10,7 +10,7 @@ import bisect
 import io
 import posixpath
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ from PIL import Image
 
 from train_core.errors import DataError
 from train_core.storage.store import Store
-from train_core.workload import SPLITS, Columns, Workload, fetch, indexed
+from train_core.workload import SPLITS, Columns, Dataset, Split, Workload, fetch, indexed
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 ID = "id"
@@ -60,7 +60,7 @@ def open_input(source: str, workload: Workload[Any]) -> Input:
 def read_input(found: Input, workload: Workload[Any], samples: range) -> tuple[list[str], Columns]:
     """The ids and the raw columns of some consecutive rows."""
     if found.kind == "split":
-        columns = fetch(indexed(workload, found.source), np.arange(samples.start, samples.stop))  # type: ignore[arg-type]  # the source of a split is a split
+        columns = fetch(_split(workload, found.source), np.arange(samples.start, samples.stop))
         return [f"{found.source}/{row}" for row in samples], columns
     parts = [_read_file(found, file, rows) for file, rows in _locate(found, samples)]
     ids = [name for part_ids, _ in parts for name in part_ids]
@@ -75,6 +75,9 @@ def _open_files(source: str) -> Input:
     for kind, matches in _KINDS.items():
         files = tuple(name for name in names if matches(name.lower()))
         if files:
+            if kind == "idx":
+                # Either spelling of a file is found by its plain name.
+                files = tuple(dict.fromkeys(name.removesuffix(".gz") for name in files))
             rows = tuple(1 if kind == "images" else _count(kind, store, name) for name in files)
             return Input(kind, store.url, files, rows)
     raise DataError(
@@ -118,8 +121,8 @@ def _locate(found: Input, samples: range) -> list[tuple[str, range]]:
 
 def _count(kind: Kind, store: Store, name: str) -> int:
     if kind == "idx":
-        return len(_idx(store, name))
-    return int(_parquet(store, name).metadata.num_rows)
+        return len(_idx(store.url, name))
+    return int(_parquet(store.url, name).metadata.num_rows)
 
 
 def _read_file(found: Input, file: str, rows: range) -> tuple[list[str], Columns]:
@@ -127,9 +130,9 @@ def _read_file(found: Input, file: str, rows: range) -> tuple[list[str], Columns
     if found.kind == "images":
         return [file], {"image": _image(store, file)[None]}
     if found.kind == "idx":
-        images = _idx(store, file)[rows.start : rows.stop]
+        images = _idx(found.source, file)[rows.start : rows.stop]
         return [f"{file}#{row}" for row in rows], {"image": images}
-    table = _parquet_rows(_parquet(store, file), rows)
+    table = _parquet_rows(_parquet(found.source, file), rows)
     ids = (
         [str(value) for value in table[ID].to_pylist()]
         if ID in table.column_names
@@ -146,15 +149,22 @@ def _image(store: Store, name: str) -> np.ndarray[Any, Any]:
         raise DataError(f"{store.uri(name)} is not a readable image: {error}") from error
 
 
-@cache
-def _idx(store: Store, name: str) -> np.ndarray[Any, Any]:
+# The last few files stay open for the next batch; keys are plain, so that they are found again.
+@lru_cache(maxsize=2)
+def _split(workload: Workload[Any], split: Split) -> Dataset:
+    return indexed(workload, split)
+
+
+@lru_cache(maxsize=4)
+def _idx(url: str, name: str) -> np.ndarray[Any, Any]:
     from train_core.workloads.idx import read_idx
 
-    return read_idx(store.url, name)
+    return read_idx(url, name)
 
 
-@cache
-def _parquet(store: Store, name: str) -> pq.ParquetFile:
+@lru_cache(maxsize=4)
+def _parquet(url: str, name: str) -> pq.ParquetFile:
+    store = Store(url)
     try:
         return pq.ParquetFile(io.BytesIO(store.read(name)))
     except (OSError, ValueError) as error:

@@ -107,7 +107,14 @@ def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
     Raises what the first failing rank raised if that is an EvertrainError, UserCodeError with that
     rank's traceback if it is the user's, and ConnectionError if a worker or Ray itself died.
     """
-    from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
+    from ray.exceptions import RayError
+    from ray.train import (
+        ControllerError,
+        FailureConfig,
+        RunConfig,
+        ScalingConfig,
+        WorkerGroupError,
+    )
     from ray.train.torch import TorchConfig, TorchTrainer
 
     from train_core.engine.ray_storage import ray_filesystem
@@ -142,6 +149,8 @@ def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
         trainer.fit()
     except WorkerGroupError as error:
         raise _first_failure(error.worker_failures) from error
+    except (ControllerError, RayError) as error:
+        raise ConnectionError(f"Ray Train ended: {type(error).__name__}: {error}") from error
 
 
 def _train_worker(task: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -283,14 +284,15 @@ def _artifact_location(tracking_uri: str) -> str | None:
 
 
 def _batches(entries: Iterable[Entry]) -> Iterator[tuple[list[Metric], int | None]]:
-    """Metrics of as many whole entries as one request takes, and the step they go to.
+    """Metrics of as many whole steps as one request takes, and the step they go to.
 
-    The step is None where a single entry is cut because it is larger than a request.
+    The step is None where a single step is cut because it is larger than a request.
     """
     batch: list[Metric] = []
     step: int | None = None
-    for entry in entries:
-        metrics = _metrics_of(entry)
+    for number, of_step in groupby(entries, key=lambda entry: entry.step):
+        # All entries of a step together: the position is a step.
+        metrics = [metric for entry in of_step for metric in _metrics_of(entry)]
         if batch and len(batch) + len(metrics) > _MAX_METRICS:
             yield batch, step
             batch = []
@@ -298,7 +300,7 @@ def _batches(entries: Iterable[Entry]) -> Iterator[tuple[list[Metric], int | Non
             yield metrics[:_MAX_METRICS], None
             metrics = metrics[_MAX_METRICS:]
         batch += metrics
-        step = entry.step
+        step = number
     if batch:
         yield batch, step
 

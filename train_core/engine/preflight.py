@@ -18,7 +18,7 @@ from train_core.driver import DriverRequest, Prepared
 from train_core.engine.inputs import open_input
 from train_core.engine.launcher import LOCAL, check_local_resources
 from train_core.engine.measure import check_split, split_metrics
-from train_core.errors import ConfigError, RunBusyError
+from train_core.errors import ConfigError, DataError, RunBusyError
 from train_core.policy.steps import StepPlan
 from train_core.storage import lease
 from train_core.storage.run_folder import RunFolder, RunRecord
@@ -63,8 +63,9 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
         open_input(source, workload)
     resumed = folder.exists()
     if resumed:
-        _check_continuation(folder, config)
         record = folder.record()
+        _check_continuation(folder, config)
+        _check_data(record, datasets, config)
     else:
         Store(request.storage).probe()
         record = _record(request, datasets)
@@ -114,6 +115,24 @@ def _check_continuation(folder: RunFolder, config: TrainConfig) -> None:
     _log.warning("the surroundings changed, so the bits of the numbers may: %s", shown)
 
 
+def _check_data(
+    record: RunRecord, datasets: Mapping[str, Dataset | Stream], config: TrainConfig
+) -> None:
+    """Raise DataError if the data is not what the run was begun with."""
+    for split, found in _describe_data(datasets).items():
+        was = record.datasets.get(split, found)
+        if was["samples"] != found["samples"]:
+            raise DataError(
+                f"the {split} split has {found['samples']} samples, run {record.name!r} was begun "
+                f"with {was['samples']}: bring the data back, or start a run under another name"
+            )
+        if was["digest"] != found["digest"]:
+            changed = f"the {split} split of run {record.name!r} is not the data it was begun with"
+            if config.strict:
+                raise DataError(f"{changed}, and strict is set: bring it back, or start a new run")
+            _log.warning("%s: the numbers will differ", changed)
+
+
 def _is_ending(holder: lease.Holder) -> bool:
     """Whether the holder ends within the grace of a driver whose program was killed."""
     deadline = time.monotonic() + lease.DYING_GRACE_S
@@ -140,11 +159,15 @@ def _record(request: DriverRequest, datasets: Mapping[str, Dataset | Stream]) ->
         config=request.config.fixed(),
         pipeline=request.pipeline,
         fingerprint=fingerprint(request.config),
-        datasets={
-            split: {
-                "samples": len(dataset),
-                "digest": dataset.digest() if hasattr(dataset, "digest") else None,
-            }
-            for split, dataset in datasets.items()
-        },
+        datasets=_describe_data(datasets),
     )
+
+
+def _describe_data(datasets: Mapping[str, Dataset | Stream]) -> dict[str, dict[str, Any]]:
+    return {
+        split: {
+            "samples": len(dataset),
+            "digest": dataset.digest() if hasattr(dataset, "digest") else None,
+        }
+        for split, dataset in datasets.items()
+    }

@@ -1,0 +1,114 @@
+"""The driver process with a real Ray: new data of every kind, and errors as what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from train_core import TrainConfig, fit
+from train_core.driver import Driver, DriverRequest
+from train_core.errors import DataError, NotFiniteError, UserCodeError
+from train_core.results import CheckpointSummary
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.store import Store
+from train_core.workloads.idx import format_idx
+
+pytestmark = pytest.mark.timeout(240)
+
+IMAGES = load_digits().images[:50].astype(np.uint8)
+
+
+class Trained:
+    """A driver whose training is done."""
+
+    def __init__(self, driver: Driver, best: CheckpointSummary) -> None:
+        self.driver, self.best = driver, best
+
+    def rows(self, source: str) -> list[dict[str, object]]:
+        result = self.driver.infer(self.best, source)
+        table = pq.read_table(result.files)
+        assert table.num_rows == result.num_rows
+        rows: list[dict[str, object]] = table.sort_by("id").to_pylist()
+        return rows
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    request = DriverRequest(
+        storage=str(tmp_path_factory.mktemp("runs")),
+        run="digits",
+        config=TrainConfig(batch_size=64, eval_batch_size=16, num_shards=2, epochs=2),
+    )
+    with Driver(request) as driver:
+        assert not driver.prepared().resumed
+        result = driver.train()
+        assert (result.epoch, result.stopped_by) == (2, "epochs")
+        yield Trained(driver, result.checkpoints[-1])
+
+
+def test_new_data_of_every_kind_gets_the_same_predictions(trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "parquet").mkdir()
+    for part, images in enumerate(np.array_split(IMAGES, 3)):
+        names = [f"{part}-{row:03d}" for row in range(len(images))]
+        table = pa.table({"id": names, "image": images.tolist()})
+        pq.write_table(table, tmp_path / f"parquet/{part}.parquet", row_group_size=7)
+    (tmp_path / "images").mkdir()
+    for row, image in enumerate(IMAGES):
+        Image.fromarray(image).save(tmp_path / f"images/{row:03d}.png")
+    Store(str(tmp_path / "idx")).write("new-images-idx3-ubyte", format_idx(IMAGES))
+
+    kinds = {kind: trained.rows(str(tmp_path / kind)) for kind in ("parquet", "images", "idx")}
+
+    assert [row["id"] for row in kinds["images"]] == [f"{row:03d}.png" for row in range(50)]
+    by_kind = [sorted(row["prediction"] for row in rows) for rows in kinds.values()]
+    assert by_kind[0] == by_kind[1] == by_kind[2]
+    assert kinds["parquet"][0]["model_step"] == trained.best.step
+    probabilities = [row["probabilities"] for row in kinds["images"]]
+    assert probabilities == [row["probabilities"] for row in kinds["parquet"]]
+
+
+def test_data_that_a_worker_refuses_is_an_error_of_one_line(
+    trained: Trained, tmp_path: Path
+) -> None:
+    Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / "large.png")
+    with pytest.raises(DataError) as raised:
+        trained.driver.infer(trained.best, str(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+def test_evaluation_measures_what_the_training_measured(trained: Trained) -> None:
+    (found,) = trained.driver.evaluate([trained.best], "validation")
+    validated = {
+        name.removeprefix("validation/"): value
+        for name, value in trained.best.metrics.items()
+        if name.startswith("validation/")
+    }
+    assert found.metrics == validated
+    assert found.num_samples == 180
+    assert trained.driver.evaluate([trained.best], "validation") == [found]
+
+
+def test_users_bug_comes_with_the_traceback_of_its_rank(tmp_path: Path) -> None:
+    config = TrainConfig(workload="tests.engine.tiny:Buggy", num_workers=2, cpus_per_worker=0.5)
+    with pytest.raises(UserCodeError, match="ZeroDivisionError") as raised:
+        fit(config, storage=str(tmp_path), run="buggy", on_log=None)
+    assert "in loss" in raised.value.traceback
+
+
+def test_loss_that_is_no_number_ends_the_training_and_keeps_what_was_good(tmp_path: Path) -> None:
+    config = TrainConfig(
+        workload="tests.engine.tiny:Tiny",
+        settings={"nan_from_step": 3},
+        batch_size=32,
+        checkpoint_every_steps=1,
+    )
+    with pytest.raises(NotFiniteError, match="step-00000003-a0001"):
+        fit(config, storage=str(tmp_path), run="nan", on_log=None)
+    assert max(c.manifest.step for c in RunFolder(str(tmp_path), "nan").checkpoints()) == 3
