@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from train_core.config import TrainConfig
-    from train_core.fit import fit
+    from train_core.fitting import fit
     from train_core.workload import ArrayDataset, Batch, Columns, Settings, Workload
 
 _HOMES = {
@@ -20,7 +20,7 @@ _HOMES = {
     "Settings": "train_core.workload",
     "TrainConfig": "train_core.config",
     "Workload": "train_core.workload",
-    "fit": "train_core.fit",
+    "fit": "train_core.fitting",
 }
 
 __all__ = ["ArrayDataset", "Batch", "Columns", "Settings", "TrainConfig", "Workload", "fit"]

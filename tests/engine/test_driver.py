@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,6 +24,11 @@ from train_core.workloads.idx import format_idx
 pytestmark = pytest.mark.timeout(240)
 
 IMAGES = load_digits().images[:50].astype(np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """Ray starts workers while a test runs; what is left is looked at when the driver ended."""
 
 
 class Trained:
@@ -51,6 +57,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         result = driver.train()
         assert (result.epoch, result.stopped_by) == (2, "epochs")
         yield Trained(driver, result.checkpoints[-1])
+    assert not psutil.Process().children(recursive=True)
 
 
 def test_new_data_of_every_kind_gets_the_same_predictions(trained: Trained, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import IO, Any
 
+import psutil
+
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
 from train_core.engine.mirror import EndStatus, Mirror
@@ -305,20 +307,15 @@ def serve(commands: IO[str], replies: IO[str]) -> None:
 
 
 def _end() -> None:
-    """End with all that was started. Stages that still run belong to a program that is gone."""
-    with suppress(OSError):
-        sys.stdout.flush()
-    # Nobody reads the log any more, and Ray has words to say on its way out.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    try:
-        if "ray" in sys.modules:
-            from train_core.engine.launcher import stop_ray
+    """End at once, with all that was started: the program that wanted it is gone.
 
-            stop_ray()
-    finally:
-        os._exit(0)
+    Ray is not shut down in order: a stage may be waiting for it in another thread, and Ray ends
+    such a process before its last agents are gone.
+    """
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    os._exit(0)
 
 
 def _describe(stage: str, error: Exception) -> dict[str, Any]:

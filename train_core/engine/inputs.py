@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
@@ -185,11 +186,8 @@ def _parquet_rows(file: pq.ParquetFile, rows: range) -> Any:
     return file.read_row_groups(groups).slice(rows.start - start, len(rows))
 
 
-def _column(column: Any) -> np.ndarray[Any, Any]:
+def _column(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     """A column as an array; nested lists of one shape become further dimensions."""
-    values = (
-        column.to_numpy(zero_copy_only=False)
-        if column.num_chunks != 1
-        else column.chunk(0).to_numpy(zero_copy_only=False)
-    )
-    return np.asarray(values.tolist()) if values.dtype == object else values
+    if pa.types.is_nested(column.type):
+        return np.asarray(column.to_pylist())
+    return np.asarray(column.to_numpy())

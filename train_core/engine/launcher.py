@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -177,32 +178,32 @@ def _train_worker(task: dict[str, Any]) -> None:
         )
 
     config = TrainConfig.model_validate(task["config"])
-    Trainer(RunFolder.at(task["url"]), config, task["attempt"], group, tell_ray).run()
+    try:
+        Trainer(RunFolder.at(task["url"]), config, task["attempt"], group, tell_ray).run()
+    except EvertrainError:
+        raise
+    except Exception as error:
+        if _is_broken_connection(error):
+            raise
+        # Ray hands on the exception without its traceback.
+        summary = f"rank {group.rank}: {type(error).__name__}: {error}"
+        raise UserCodeError("train", summary, traceback.format_exc()) from error
 
 
 def _first_failure(failures: dict[int, Exception]) -> Exception:
     """The error that the others followed from: not one of a connection that broke."""
-    import ray.exceptions
-    from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
-
-    def cause(error: Exception) -> BaseException:
-        if isinstance(error, UserExceptionWithTraceback):
-            return error._base_exc  # noqa: SLF001 (Ray has no public name for it)
+    rank, error = min(
+        failures.items(), key=lambda item: (not isinstance(item[1], EvertrainError), item[0])
+    )
+    if isinstance(error, EvertrainError):
         return error
+    return ConnectionError(f"rank {rank} died: {type(error).__name__}: {error}")
 
-    def is_consequence(error: BaseException) -> bool:
-        text = str(error).lower()
-        return "connection" in text or "gloo" in text or "nccl" in text
 
-    ranked = sorted(failures.items(), key=lambda item: (is_consequence(cause(item[1])), item[0]))
-    rank, error = ranked[0]
-    found = cause(error)
-    if isinstance(found, EvertrainError):
-        return found
-    if isinstance(found, ray.exceptions.RayError) or is_consequence(found):
-        return ConnectionError(f"rank {rank} died: {type(found).__name__}: {found}")
-    trace = getattr(error, "_traceback_str", "")
-    return UserCodeError("train", f"rank {rank}: {type(found).__name__}: {found}", trace)
+def _is_broken_connection(error: Exception) -> bool:
+    """Whether another rank's end is what broke this one."""
+    text = str(error).lower()
+    return "connection" in text or "gloo" in text or "nccl" in text
 
 
 def _compare(config: TrainConfig, where: str, there: dict[str, float]) -> None:
