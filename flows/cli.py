@@ -81,8 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse(_one_line(error))
     except SettingsError as error:
         return _refuse(str(error).partition("\n")[0].removeprefix("error parsing CLI: "))
-    except EvertrainError as error:
-        return _refuse(" ".join(str(error).split()))
+    except (EvertrainError, OSError, EOFError) as error:
+        return _refuse(" ".join(str(error).split()) or type(error).__name__)
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0

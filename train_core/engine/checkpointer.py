@@ -68,6 +68,7 @@ class Checkpointer:
             "metrics": finite(progress.metrics),
             "validated": progress.validated_step == progress.step,
             "stopped_by": progress.stopped_by,
+            "elapsed_s": progress.elapsed_s,
         }
         self._writing = self._thread.submit(self._write, facts, entries), entries
 

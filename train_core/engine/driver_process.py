@@ -22,6 +22,7 @@ import psutil
 
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
+from train_core.engine.launcher import LOCAL
 from train_core.engine.mirror import EndStatus, Mirror
 from train_core.errors import ConfigError, EvertrainError, StageError, StorageError
 from train_core.results import (
@@ -65,6 +66,9 @@ class DriverProcess:
             mirror = Mirror(self.folder, self.request.tracking_uri, self.request.experiment)
             mirror.connect()
         checked = check(self.folder, self.request.model_copy(update={"config": self.config}))
+        if self.config.ray_address != LOCAL:
+            # What a cluster can give is only known there; nothing has been written yet.
+            self.start_ray()
         if mirror is not None:
             mirror.check()
         if not checked.prepared.resumed:
@@ -263,7 +267,7 @@ def _is_finished(newest: Checkpoint | None, config: TrainConfig) -> bool:
         reason == "early_stopping"
         or (reason == "epochs" and manifest.epoch >= config.epochs)
         or (reason == "max_steps" and 0 < config.max_steps <= manifest.step)
-        or (reason == "max_duration" and config.max_duration_s > 0)
+        or (reason == "max_duration" and 0 < config.max_duration_s <= manifest.elapsed_s)
     )
 
 

@@ -177,7 +177,7 @@ def load_model(
     workload = load_workload(config.workload, config.settings)
     name = CheckpointName.parse(checkpoint)
     assert name is not None
-    device = Group.current().device if config.gpus_per_worker else torch.device("cpu")
+    device = Group.current(uses_gpu=config.gpus_per_worker > 0).device
     model = workload.model()
     model.load_state_dict(load_weights(folder.store, folder.checkpoint(name)))
     model = model_to_device(model, device, channels_last=config.channels_last)

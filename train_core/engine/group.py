@@ -20,13 +20,15 @@ class Group:
     device: torch.device
 
     @classmethod
-    def current(cls) -> Group:
-        """The group that Ray Train or torchrun has set up, or this process alone."""
+    def current(cls, *, uses_gpu: bool = False) -> Group:
+        """The group that Ray Train or torchrun has set up, or this process alone.
+
+        The device is decided by what was asked, never by how many ranks there are.
+        """
         rank, world_size = 0, 1
         if dist.is_available() and dist.is_initialized():
             rank, world_size = dist.get_rank(), dist.get_world_size()
-        uses_cuda = world_size > 1 and dist.get_backend() == "nccl"
-        if uses_cuda or (world_size == 1 and torch.cuda.is_available()):
+        if uses_gpu:
             return cls(rank, world_size, torch.device("cuda", torch.cuda.current_device()))
         return cls(rank, world_size, torch.device("cpu"))
 

@@ -45,7 +45,8 @@ def check_local_resources(config: TrainConfig) -> None:
     """Raise ResourceError if this machine cannot give what the workers need."""
     import torch
 
-    _compare(config, "this machine", {"CPU": available_cpus(), "GPU": torch.cuda.device_count()})
+    here = {"CPU": float(available_cpus()), "GPU": float(torch.cuda.device_count())}
+    _compare(config, "this machine", [here])
 
 
 def start_ray(config: TrainConfig) -> None:
@@ -61,6 +62,8 @@ def start_ray(config: TrainConfig) -> None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
+    if ray.is_initialized():
+        return
     if config.ray_address == LOCAL:
         ray.init(
             address="local",
@@ -81,7 +84,8 @@ def start_ray(config: TrainConfig) -> None:
             f"no Ray cluster answers at ray_address {config.ray_address!r}: {error}. Is it "
             "running, and is its token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token?"
         ) from error
-    _compare(config, f"the cluster at {config.ray_address}", ray.cluster_resources())
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    _compare(config, f"the cluster at {config.ray_address}", nodes)
 
 
 def _has_token() -> bool:
@@ -163,7 +167,8 @@ def _train_worker(task: dict[str, Any]) -> None:
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     storage = ray.train.get_context().get_storage()
-    group = Group.current()
+    config = TrainConfig.model_validate(task["config"])
+    group = Group.current(uses_gpu=config.gpus_per_worker > 0)
 
     def tell_ray(metrics: dict[str, float], newest: str | None) -> None:
         checkpoint = None
@@ -177,7 +182,6 @@ def _train_worker(task: dict[str, Any]) -> None:
             checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD,
         )
 
-    config = TrainConfig.model_validate(task["config"])
     try:
         Trainer(RunFolder.at(task["url"]), config, task["attempt"], group, tell_ray).run()
     except EvertrainError:
@@ -206,13 +210,21 @@ def _is_broken_connection(error: Exception) -> bool:
     return "connection" in text or "gloo" in text or "nccl" in text
 
 
-def _compare(config: TrainConfig, where: str, there: dict[str, float]) -> None:
-    wanted = {"CPU": config.cpus_per_worker, "GPU": config.gpus_per_worker}
-    for name, each in wanted.items():
-        total = each * config.num_workers
-        if total > there.get(name, 0):
-            raise ResourceError(
-                f"{config.num_workers} workers with {each:g} {name} each need {total:g} {name}, "
-                f"{where} has {there.get(name, 0):g}: ask for fewer workers (num_workers) or less "
-                f"for each ({name.lower()}s_per_worker)"
-            )
+def _compare(config: TrainConfig, where: str, nodes: list[dict[str, float]]) -> None:
+    """Raise ResourceError if the workers can never be placed on nodes of these resources."""
+    each = {"CPU": config.cpus_per_worker, "GPU": config.gpus_per_worker}
+    wanted = {name: amount for name, amount in each.items() if amount}
+    fits = [
+        int(min(node.get(name, 0) / amount for name, amount in wanted.items())) for node in nodes
+    ]
+    can_place = {"STRICT_SPREAD": sum(fit > 0 for fit in fits), "STRICT_PACK": max(fits, default=0)}
+    most = can_place.get(config.placement_strategy, sum(fits))
+    if config.num_workers > most:
+        needs = " and ".join(f"{amount:g} {name}" for name, amount in wanted.items())
+        has = ", ".join(f"{sum(node.get(name, 0) for node in nodes):g} {name}" for name in wanted)
+        raise ResourceError(
+            f"{config.num_workers} workers of {needs} each cannot be placed by "
+            f"{config.placement_strategy}: {where} has {len(nodes)} node(s) with {has}, enough for "
+            f"{most}. Ask for fewer workers (num_workers) or less for each (cpus_per_worker, "
+            "gpus_per_worker)"
+        )

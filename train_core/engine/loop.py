@@ -297,9 +297,9 @@ class Trainer:
         if not math.isfinite(told.loss):
             self.checkpointer.wait()
             newest = self.checkpointer.newest
-            raise NotFiniteError(
-                self.progress.step, told.loss, str(newest.name) if newest else None
-            )
+            # No rank ends before the checkpoint under way is committed.
+            last_good = self.group.from_first(str(newest.name) if newest else None)
+            raise NotFiniteError(self.progress.step, told.loss, last_good)
         self.progress.add_loss(told.loss, num_samples)
         self._wants_checkpoint |= told.wants_checkpoint
         self._wants_stop |= told.wants_stop

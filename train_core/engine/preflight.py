@@ -88,9 +88,16 @@ def fingerprint(config: TrainConfig) -> dict[str, str]:
         "numpy": np.__version__,
         "machine": platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "device": torch.cuda.get_device_name() if config.gpus_per_worker else "cpu",
+        "device": _device_name(config),
         "threads_per_worker": str(config.threads_per_worker),
     }
+
+
+def _device_name(config: TrainConfig) -> str:
+    if not config.gpus_per_worker:
+        return "cpu"
+    # The driver of a cluster need not have the GPU that its workers have.
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cuda"
 
 
 def _check_continuation(folder: RunFolder, config: TrainConfig) -> None:

@@ -73,6 +73,7 @@ class CheckpointManifest(Manifest):
     )
     validated: bool = Field(description="Whether the validation metrics are of this very step.")
     stopped_by: str = Field(description="Why the training ended with this step; empty: it did not.")
+    elapsed_s: float = Field(default=0, ge=0, description="Seconds of training until here.")
     journal: tuple[FileEntry, ...] = Field(
         description="The segments in ../../journal that this commit covers, oldest first."
     )
