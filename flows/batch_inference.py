@@ -66,11 +66,4 @@ def find_checkpoint(folder: RunFolder, name: str) -> CheckpointSummary:
         raise ConfigError(
             f"run {folder.name!r} has no checkpoint {name!r}; it has {', '.join(found) or 'none'}"
         )
-    manifest = found[name].manifest
-    return CheckpointSummary(
-        name=name,
-        uri=folder.store.uri(found[name].key),
-        step=manifest.step,
-        epoch=manifest.epoch,
-        metrics=manifest.metrics,
-    )
+    return folder.summary(found[name])

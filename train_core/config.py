@@ -191,8 +191,13 @@ class TrainConfig(BaseModel):
         return self.num_shards or self.num_workers
 
     def fixed(self) -> Self:
-        """The same configuration with what is derived written out, as `run.json` records it."""
+        """The same configuration with what is derived written out."""
         return self.model_copy(update={"num_shards": self.shards})
+
+    def recorded(self) -> Self:
+        """What `run.json` says of it: without the workers' environment, which may hold secrets."""
+        shown = {name: value for name, value in self.runtime_env.items() if name != "env_vars"}
+        return self.fixed().model_copy(update={"runtime_env": shown})
 
     def differences(self, asked: TrainConfig) -> dict[str, tuple[object, object]]:
         """Fields that `asked` gives another value though they may not change, as (was, now)."""

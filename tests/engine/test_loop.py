@@ -233,3 +233,11 @@ def test_weights_that_are_no_numbers_are_never_committed(folder: RunFolder) -> N
     with pytest.raises(NotFiniteError, match="a weight of the model"):
         run(folder, workload="tests.engine.tiny:Poisoned", checkpoint_every_steps=1)
     assert max(c.manifest.step for c in folder.checkpoints()) == 2
+
+
+def test_summary_of_a_checkpoint_has_no_other_steps_validation(folder: RunFolder) -> None:
+    run(folder, epochs=2, checkpoint_every_steps=3, keep_last=9)
+    summaries = {c.step: c for c in map(folder.summary, folder.checkpoints())}
+    assert "validation/loss" in summaries[5].metrics
+    assert "validation/loss" not in summaries[6].metrics
+    assert "train/loss" in summaries[6].metrics

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.storage.samples import manifest
-from train_core.errors import CheckpointError
+from train_core.errors import CheckpointError, ConfigError
 from train_core.storage.manifest import (
     MAX_MANIFEST_BYTES,
     CheckpointManifest,
@@ -58,7 +58,7 @@ def test_a_file_outside_the_folder_is_refused(store: Store, field: str, name: st
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
-        ({"format": 2}, "format"),
+        ({"format": 0}, "format"),
         ({"format": None}, "format"),
         ({"kind": "evaluation"}, "kind"),
         ({"digest_algorithm": "crc32"}, "digest_algorithm"),
@@ -104,4 +104,10 @@ def test_an_oversized_manifest_is_refused_before_it_is_read(store: Store, tmp_pa
     with (tmp_path / "manifest.json").open("wb") as file:
         file.truncate(2**40)  # sparse: reading it whole would fail
     with pytest.raises(CheckpointError, match=f"at most {MAX_MANIFEST_BYTES}"):
+        read_manifest(store, CheckpointManifest)
+
+
+def test_a_newer_format_is_not_taken_for_damage(store: Store) -> None:
+    store.write("manifest.json", altered(format=2, added_later=1))
+    with pytest.raises(ConfigError, match="has format 2, this evertrain reads up to 1"):
         read_manifest(store, CheckpointManifest)

@@ -19,11 +19,11 @@ from torch import Tensor
 from train_core.engine.state import pack, unpack
 from train_core.errors import CheckpointError
 from train_core.storage.manifest import FileEntry, digest_of
+from train_core.storage.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint
 from train_core.storage.store import Store
 
 STATE_JSON = "state.json"
-MODEL_FILE = "model.safetensors"
 
 
 class Snapshot:

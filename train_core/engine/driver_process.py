@@ -226,16 +226,7 @@ class DriverProcess:
             metrics=newest.manifest.metrics,
             samples_per_s=live.get("samples_per_s") or 0.0,
             seconds=seconds,
-            checkpoints=[
-                CheckpointSummary(
-                    name=str(c.name),
-                    uri=self.folder.store.uri(c.key),
-                    step=c.manifest.step,
-                    epoch=c.manifest.epoch,
-                    metrics=c.manifest.metrics,
-                )
-                for c in self.folder.checkpoints()
-            ],
+            checkpoints=[self.folder.summary(c) for c in self.folder.checkpoints()],
         )
 
 

@@ -32,12 +32,11 @@ from train_core.engine.measure import (
 )
 from train_core.results import CheckpointSummary, EvaluationResult
 from train_core.storage.journal import finite
-from train_core.storage.manifest import EvaluationManifest, FileEntry, read_manifest
-from train_core.storage.names import EVALUATIONS, MANIFEST_JSON, CheckpointName
+from train_core.storage.manifest import EvaluationManifest, FileEntry
+from train_core.storage.names import CONFUSION_MATRIX_JSON, EVALUATIONS, MANIFEST_JSON
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.workload import Dataset, Split, Workload, indexed, load_workload
 
-CONFUSION_JSON = "confusion_matrix.json"
 METRICS_JSON = "metrics.json"
 
 
@@ -55,7 +54,7 @@ def evaluate(
     import ray
 
     workload = load_workload(config.workload, config.settings)
-    committed_ones = [committed(folder, summary) for summary in checkpoints]
+    committed_ones = [folder.find(summary.name) for summary in checkpoints]
     earlier = [_find(folder, checkpoint, split, max_batches) for checkpoint in committed_ones]
     measure = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=config.gpus_per_worker)(
         _measure_task
@@ -88,26 +87,12 @@ def evaluate(
     return results
 
 
-def committed(folder: RunFolder, summary: CheckpointSummary) -> Checkpoint:
-    """The checkpoint that a summary names. Raises FileNotFoundError if it was deleted."""
-    name = CheckpointName.parse(summary.name)
-    if name is None:
-        raise ValueError(f"{summary.name!r} is not the name of a checkpoint")
-    return folder.checkpoint(name)
-
-
 def _find(
     folder: RunFolder, checkpoint: Checkpoint, split: str, max_batches: int
 ) -> tuple[str, EvaluationManifest] | None:
     """An evaluation that was committed earlier, of this very checkpoint."""
-    above = f"{EVALUATIONS}/{checkpoint.name}"
-    for name in folder.store.names(above):
-        key = f"{above}/{name}"
-        try:
-            manifest, _ = read_manifest(folder.store, EvaluationManifest, f"{key}/{MANIFEST_JSON}")
-        except FileNotFoundError:
-            continue
-        asked = (split, checkpoint.digest, max_batches)
+    asked = (split, checkpoint.digest, max_batches)
+    for key, manifest in folder.results(f"{EVALUATIONS}/{checkpoint.name}", EvaluationManifest):
         if (manifest.split, manifest.checkpoint_digest, manifest.max_batches) == asked:
             return key, manifest
     return None
@@ -127,7 +112,7 @@ def _commit(
     files: dict[str, Any] = {METRICS_JSON: values}
     if workload.class_names:
         matrix = merge_states(_confusion(workload), [shard[CONFUSION] for shard in states])
-        files[CONFUSION_JSON] = {
+        files[CONFUSION_MATRIX_JSON] = {
             "labels": list(workload.class_names),
             "counts": torch.as_tensor(matrix.metric_state["confmat"]).tolist(),
         }
@@ -175,11 +160,9 @@ def load_model(
     torch.set_num_threads(config.threads_per_worker)
     folder = RunFolder.at(url)
     workload = load_workload(config.workload, config.settings)
-    name = CheckpointName.parse(checkpoint)
-    assert name is not None
     device = Group.current(uses_gpu=config.gpus_per_worker > 0).device
     model = workload.model()
-    model.load_state_dict(load_weights(folder.store, folder.checkpoint(name)))
+    model.load_state_dict(load_weights(folder.store, folder.find(checkpoint)))
     model = model_to_device(model, device, channels_last=config.channels_last)
     return workload, model.eval(), device
 

@@ -11,12 +11,9 @@ from train_core.errors import CheckpointError
 from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult
 from train_core.storage.journal import read_segments
 from train_core.storage.manifest import EvaluationManifest, PredictionsManifest, read_manifest
-from train_core.storage.names import CheckpointName, SegmentName
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.names import CONFUSION_MATRIX_JSON, SegmentName
 from train_core.storage.store import Store
 from train_core.workload import workload_class
-
-CONFUSION_MATRIX_JSON = "confusion_matrix.json"
 
 
 def show_training(runs: MlflowRuns) -> bool:
@@ -31,7 +28,7 @@ def show_training(runs: MlflowRuns) -> bool:
     position = runs.mirrored_step()
     segments = [file for file in newest.journal if _last_step(file.name) > position]
     runs.log_entries(e for e in read_segments(store, segments) if e.step > position)
-    listed = [_summary(runs.folder, checkpoint) for checkpoint in checkpoints]
+    listed = [runs.folder.summary(checkpoint).model_dump(mode="json") for checkpoint in checkpoints]
     runs.client.log_dict(runs.run_id("train"), {"checkpoints": listed}, "checkpoints.json")
     if is_finished and runs.status("train") != "FINISHED":
         figure = figures.curves(read_segments(store, newest.journal))
@@ -75,7 +72,7 @@ def show_outcome(
     runs: MlflowRuns, best: CheckpointSummary, test_metrics: dict[str, float | None]
 ) -> None:
     """The headline on the parent run, so that a table of runs says which is best."""
-    checkpoint = find_checkpoint(runs.folder, best)
+    checkpoint = runs.folder.find(best.name)
     runs.log_metrics(
         "pipeline",
         headline(runs, best, test_metrics),
@@ -98,28 +95,9 @@ def headline(
     return chosen | below("test", test_metrics)
 
 
-def find_checkpoint(folder: RunFolder, summary: CheckpointSummary) -> Checkpoint:
-    """The committed checkpoint that a summary speaks of."""
-    name = CheckpointName.parse(summary.name)
-    if name is None:
-        raise CheckpointError(f"{summary.name!r} is not the name of a checkpoint")
-    return folder.checkpoint(name)
-
-
 def below(split: str, metrics: dict[str, float | None]) -> dict[str, float | None]:
     """The metrics, each named `<split>/<name>`."""
     return {f"{split}/{key.removeprefix(f'{split}/')}": value for key, value in metrics.items()}
-
-
-def _summary(folder: RunFolder, checkpoint: Checkpoint) -> dict[str, object]:
-    manifest = checkpoint.manifest
-    return CheckpointSummary(
-        name=str(checkpoint.name),
-        uri=folder.store.uri(checkpoint.key),
-        step=manifest.step,
-        epoch=manifest.epoch,
-        metrics=manifest.metrics,
-    ).model_dump(mode="json")
 
 
 def _last_step(segment: str) -> int:

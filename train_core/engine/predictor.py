@@ -21,12 +21,12 @@ from torch import Tensor
 
 from train_core.config import TrainConfig
 from train_core.engine.batches import to_device
-from train_core.engine.evaluator import committed, load_model
+from train_core.engine.evaluator import load_model
 from train_core.engine.inputs import Input, open_input, read_input
 from train_core.engine.measure import batches_of_shard
 from train_core.errors import WorkloadError
 from train_core.results import CheckpointSummary, PredictionsResult
-from train_core.storage.manifest import FileEntry, PredictionsManifest, read_manifest
+from train_core.storage.manifest import FileEntry, PredictionsManifest
 from train_core.storage.names import MANIFEST_JSON, PREDICTIONS, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.workload import load_workload
@@ -46,7 +46,7 @@ def infer(
     What was committed earlier for the same checkpoint and input is given again. `max_batches`
     scores a part of the rows, for a dry run; 0: all of them.
     """
-    checkpoint = committed(folder, summary)
+    checkpoint = folder.find(summary.name)
     found = open_input(source, load_workload(config.workload, config.settings))
     key, manifest = _find(folder, checkpoint, found) or _run(
         folder, config, checkpoint, found, max_batches
@@ -107,12 +107,7 @@ def _find(
     """
     if found.kind != "split":
         return None
-    for name in folder.store.names(PREDICTIONS):
-        key = f"{PREDICTIONS}/{name}"
-        try:
-            manifest, _ = read_manifest(folder.store, PredictionsManifest, f"{key}/{MANIFEST_JSON}")
-        except FileNotFoundError:
-            continue
+    for key, manifest in folder.results(PREDICTIONS, PredictionsManifest):
         if (
             manifest.checkpoint_digest == checkpoint.digest
             and manifest.input == found.describe()

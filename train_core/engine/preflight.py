@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import platform
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,9 +17,9 @@ from train_core.driver import DriverRequest, Prepared
 from train_core.engine.inputs import open_input
 from train_core.engine.launcher import LOCAL, check_local_resources
 from train_core.engine.measure import check_split, split_metrics
-from train_core.errors import ConfigError, DataError, RunBusyError
+from train_core.engine.progress import Progress
+from train_core.errors import ConfigError, DataError
 from train_core.policy.steps import StepPlan
-from train_core.storage import lease
 from train_core.storage.run_folder import RunFolder, RunRecord
 from train_core.storage.store import Store
 from train_core.workload import SPLITS, Dataset, Stream, Workload, indexed, load_workload
@@ -40,7 +39,7 @@ class Checked:
 def check(folder: RunFolder, request: DriverRequest) -> Checked:
     """Check all that can be checked without compute; writes nothing that stays.
 
-    Raises ConfigError for what is wrong, RunBusyError if another process drives the run.
+    Raises ConfigError for what is wrong.
     """
     config = request.config
     workload = load_workload(config.workload, config.settings)
@@ -69,13 +68,12 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     else:
         Store(request.storage).probe()
         record = _record(request, datasets)
-    planned = config.epochs * plan.steps_per_epoch
     prepared = Prepared(
         run=folder.name,
         url=folder.url,
         resumed=resumed,
         num_samples=num_samples,
-        total_steps=min(planned, config.max_steps) if config.max_steps else planned,
+        total_steps=Progress().total_steps(config, plan),
     )
     return Checked(prepared, record)
 
@@ -102,9 +100,6 @@ def _device_name(config: TrainConfig) -> str:
 
 def _check_continuation(folder: RunFolder, config: TrainConfig) -> None:
     folder.check_continuation(config)
-    holder = lease.holder_of(folder.store)
-    if holder is not None and holder.is_local and not _is_ending(holder):
-        raise RunBusyError(folder.name, str(holder))
     was = folder.record().fingerprint
     differences = {
         name: (was.get(name), now)
@@ -140,16 +135,6 @@ def _check_data(
             _log.warning("%s: the numbers will differ", changed)
 
 
-def _is_ending(holder: lease.Holder) -> bool:
-    """Whether the holder ends within the grace of a driver whose program was killed."""
-    deadline = time.monotonic() + lease.DYING_GRACE_S
-    while holder.is_alive:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
 def _check_monitor(workload: Workload[Any], monitor: str) -> None:
     names = [f"validation/{name}" for name in split_metrics(workload)]
     if monitor not in names:
@@ -163,7 +148,7 @@ def _record(request: DriverRequest, datasets: Mapping[str, Dataset | Stream]) ->
     return RunRecord(
         name=request.run,
         created_at=datetime.now(UTC).isoformat(),
-        config=request.config.fixed(),
+        config=request.config.recorded(),
         pipeline=request.pipeline,
         fingerprint=fingerprint(request.config),
         datasets=_describe_data(datasets),

@@ -19,9 +19,10 @@ from mlflow.models import Model, infer_signature
 from train_core.engine import serving
 from train_core.engine.checkpoint_files import read_verified
 from train_core.engine.mlflow_runs import MlflowRuns, seconds
-from train_core.engine.mlflow_stages import find_checkpoint, headline
+from train_core.engine.mlflow_stages import headline
 from train_core.errors import CheckpointError
 from train_core.results import CheckpointSummary
+from train_core.storage.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint
 from train_core.workload import load_workload
 
@@ -46,7 +47,7 @@ def log_checkpoint_model(
     A checkpoint is logged once: a model that is there is used again, one half there completed.
     Raises CheckpointError if the weights are not what was committed.
     """
-    checkpoint = find_checkpoint(runs.folder, best)
+    checkpoint = runs.folder.find(best.name)
     model = _find(runs, checkpoint) or _create(runs, checkpoint)
     if model.status != LoggedModelStatus.READY:
         with tempfile.TemporaryDirectory() as folder:
@@ -89,11 +90,11 @@ def _create(runs: MlflowRuns, checkpoint: Checkpoint) -> LoggedModel:
 def _save(runs: MlflowRuns, checkpoint: Checkpoint, model: LoggedModel, folder: Path) -> None:
     data = folder / "data"
     data.mkdir()
-    entries = tuple(e for e in checkpoint.manifest.files if e.name == serving.MODEL_FILE)
+    entries = tuple(e for e in checkpoint.manifest.files if e.name == MODEL_FILE)
     if not entries:
-        raise CheckpointError(f"{checkpoint.key} has no {serving.MODEL_FILE}")
+        raise CheckpointError(f"{checkpoint.key} has no {MODEL_FILE}")
     files = read_verified(runs.folder.store, checkpoint.key, entries)
-    (data / serving.MODEL_FILE).write_bytes(files[serving.MODEL_FILE])
+    (data / MODEL_FILE).write_bytes(files[MODEL_FILE])
     config = runs.record.config.model_copy(update={"runtime_env": {}})
     columns = load_workload(config.workload, config.settings).example()
     dtypes = {name: array.dtype.str for name, array in columns.items()}

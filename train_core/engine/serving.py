@@ -19,9 +19,9 @@ from pydantic import BaseModel
 from safetensors.torch import load_file
 
 from train_core.config import TrainConfig
+from train_core.storage.names import MODEL_FILE
 from train_core.workload import Columns, Workload, load_workload
 
-MODEL_FILE = "model.safetensors"
 SERVED_FILE = "served.json"
 
 

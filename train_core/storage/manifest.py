@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from train_core.errors import CheckpointError
+from train_core.errors import CheckpointError, ConfigError
 from train_core.storage.names import MANIFEST_JSON
 from train_core.storage.store import Store
 
@@ -110,7 +111,8 @@ def read_manifest(store: Store, model: type[M], key: str = MANIFEST_JSON) -> tup
     """The manifest at `key` and its digest.
 
     Raises FileNotFoundError if there is none, and CheckpointError if it is too large, not JSON,
-    of another format or kind, or names files outside its own folder.
+    of another kind, or names files outside its own folder; ConfigError if a newer evertrain wrote
+    it: such a one is not damaged.
     """
     size = store.size_bytes(key)
     if size > MAX_MANIFEST_BYTES:
@@ -118,6 +120,7 @@ def read_manifest(store: Store, model: type[M], key: str = MANIFEST_JSON) -> tup
             f"{store.uri(key)}: {size} bytes, a manifest has at most {MAX_MANIFEST_BYTES}"
         )
     data = store.read(key)
+    _check_format(store.uri(key), data)
     try:
         return model.model_validate_json(data), digest_of(data)
     except ValidationError as error:
@@ -126,3 +129,15 @@ def read_manifest(store: Store, model: type[M], key: str = MANIFEST_JSON) -> tup
         raise CheckpointError(
             f"{store.uri(key)}: not a manifest of format {FORMAT}: {place}: {first['msg']}"
         ) from error
+
+
+def _check_format(uri: str, data: bytes) -> None:
+    try:
+        found = json.loads(data).get("format")
+    except (ValueError, AttributeError):
+        return
+    if isinstance(found, int) and found > FORMAT:
+        raise ConfigError(
+            f"{uri} has format {found}, this evertrain reads up to {FORMAT}: use the one that "
+            "wrote it, or a newer one"
+        )

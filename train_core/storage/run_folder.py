@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,8 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, ConfigError, RunConflictError
+from train_core.results import CheckpointSummary
 from train_core.storage import lease
-from train_core.storage.manifest import CheckpointManifest, read_manifest
+from train_core.storage.manifest import CheckpointManifest, M, read_manifest
 from train_core.storage.names import (
     CHECKPOINTS,
     LIVE_JSON,
@@ -141,6 +143,37 @@ class RunFolder:
             self.store, CheckpointManifest, f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}"
         )
         return Checkpoint(name, manifest, digest)
+
+    def find(self, name: str) -> Checkpoint:
+        """The checkpoint called `name`. Raises FileNotFoundError if it was deleted."""
+        parsed = CheckpointName.parse(name)
+        if parsed is None:
+            raise ValueError(f"{name!r} is not the name of a checkpoint")
+        return self.checkpoint(parsed)
+
+    def summary(self, checkpoint: Checkpoint) -> CheckpointSummary:
+        """The checkpoint in short; validation metrics only if they are of its very step."""
+        manifest = checkpoint.manifest
+        return CheckpointSummary(
+            name=str(checkpoint.name),
+            uri=self.store.uri(checkpoint.key),
+            step=manifest.step,
+            epoch=manifest.epoch,
+            metrics={
+                name: value
+                for name, value in manifest.metrics.items()
+                if manifest.validated or not name.startswith("validation/")
+            },
+        )
+
+    def results(self, above: str, model: type[M]) -> Iterator[tuple[str, M]]:
+        """The committed results directly below the key `above`: each one's key and manifest."""
+        for name in self.store.names(above):
+            key = f"{above}/{name}"
+            try:
+                yield key, read_manifest(self.store, model, f"{key}/{MANIFEST_JSON}")[0]
+            except FileNotFoundError:
+                continue
 
     def commit(self, name: CheckpointName, manifest: CheckpointManifest) -> None:
         """Create the manifest: from here on the checkpoint exists.
