@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import threading
+
+import psutil
 
 
 def configure(*, verbose: bool) -> None:
@@ -40,3 +43,16 @@ def _start_prefect() -> None:
 
         with get_client(sync_client=True) as client:
             client.api_healthcheck()
+        for child in psutil.Process().children():
+            if any("prefect.server" in argument for argument in child.cmdline()):
+                _end_with_us(child.pid)
+
+
+def _end_with_us(pid: int) -> None:
+    """See to it that the process ends when this one does, also when this one is killed."""
+    subprocess.Popen(
+        ["sh", "-c", 'read -r _; kill "$0"', str(pid)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )

@@ -135,7 +135,7 @@ class Driver:
         ).result()
         return Report.model_validate(found)
 
-    def close(self, status: str = "FINISHED", timeout_s: float = 30) -> None:
+    def close(self, status: str = "FINISHED", timeout_s: float = 60) -> None:
         """End the driver, with what MLflow shall say of the run: FINISHED, FAILED or KILLED."""
         if self._process.poll() is None:
             closing = self._call("close", status=status)

@@ -1,16 +1,27 @@
-"""Starting real process groups of ranks, and what became of them."""
+"""Starting real process groups of ranks, and what became of them.
+
+Ranks are forked from a server that has imported torch once; each is a process of its own.
+"""
 
 from __future__ import annotations
 
 import json
-import os
+import multiprocessing
+import signal
 import socket
-import subprocess
-import sys
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.engine import rank as program
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["__main__", program.__name__])
+
+
+def start_server() -> None:
+    """Start the server that ranks are forked from; it ends with this process."""
+    forkserver.ensure_running()
 
 
 def train(
@@ -31,41 +42,38 @@ def train(
     """
     task = {"storage": storage, "run": run, "attempt": attempt, "config": config}
     port = _free_port()
+    log = Path(storage, f"{run}-{attempt}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    outcome = Path(storage, f"{run}-{attempt}.json")
     processes = []
     for number in range(workers):
         mine = task | ({"point": point, "step": step} if number == rank else {})
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        environment = {}
         if workers > 1:
-            environment |= {
+            environment = {
                 "RANK": str(number),
                 "WORLD_SIZE": str(workers),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
             }
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.engine.rank", json.dumps(mine)],
-                cwd=ROOT,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        process = _PROCESSES.Process(target=program.main, args=(mine, environment, log, outcome))
+        process.start()
+        processes.append(process)
     try:
         if point:
-            processes[rank].wait(timeout_s)
-            assert processes[rank].returncode == -9, processes[rank].communicate()[1]
+            processes[rank].join(timeout_s)
+            assert processes[rank].exitcode == -signal.SIGKILL, log.read_text()
             return None
-        outputs = [process.communicate(timeout=timeout_s) for process in processes]
-        for process, (_, error) in zip(processes, outputs, strict=True):
-            assert process.returncode == 0, error
-        found: dict[str, Any] = json.loads(outputs[0][0].splitlines()[-1])
+        for process in processes:
+            process.join(timeout_s)
+            assert process.exitcode == 0, log.read_text()
+        found: dict[str, Any] = json.loads(outcome.read_text())
         return found
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
+            process.join()
+            process.close()
 
 
 def _free_port() -> int:

@@ -1,15 +1,14 @@
-"""One rank of a real process group: trains a run, and dies where it is told to.
-
-Run as `python -m tests.engine.rank TASK`, TASK being JSON; with RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT in the environment it joins a gloo group, else it trains alone.
-"""
+"""One rank of a real process group: trains a run, and dies where it is told to."""
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
 import sys
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -69,9 +68,16 @@ class MortalTrainer(Trainer):
             die()
 
 
-def main() -> None:
-    task = json.loads(sys.argv[1])
-    if "RANK" in os.environ:
+def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: Path) -> None:
+    """Be a rank: with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in a gloo group, else alone.
+
+    Rank 0 writes the digest of its training to `outcome`; stderr goes to the end of `log`.
+    """
+    with log.open("ab") as shown:
+        os.dup2(shown.fileno(), sys.stderr.fileno())
+    faulthandler.enable()
+    os.environ.update(environment)
+    if "RANK" in environment:
         dist.init_process_group("gloo")
     folder = MortalFolder(task["storage"], task["run"])
     config = TrainConfig.model_validate(task["config"])
@@ -79,10 +85,6 @@ def main() -> None:
     trainer.schedule_death(task.get("point", ""), task.get("step", -1))
     trainer.run()
     if trainer.group.is_first:
-        sys.stdout.write(json.dumps({"digest": digest_of_training(folder)}) + "\n")
+        outcome.write_text(json.dumps({"digest": digest_of_training(folder)}))
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from tests.leaks import Belongings
 from train_core import TrainConfig, fit
 from train_core.driver import Driver, DriverRequest
 from train_core.errors import DataError, NotFiniteError, UserCodeError
@@ -52,12 +52,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         run="digits",
         config=TrainConfig(batch_size=64, eval_batch_size=16, num_shards=2, epochs=2),
     )
+    before = Belongings.now()
     with Driver(request) as driver:
         assert not driver.prepared().resumed
         result = driver.train()
         assert (result.epoch, result.stopped_by) == (2, "epochs")
         yield Trained(driver, result.checkpoints[-1])
-    assert not psutil.Process().children(recursive=True)
+    assert not before.added(within_s=0)
 
 
 def test_new_data_of_every_kind_gets_the_same_predictions(trained: Trained, tmp_path: Path) -> None:

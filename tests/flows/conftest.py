@@ -12,14 +12,21 @@ ROOT = Path(__file__).parents[2]
 
 Evertrain = Callable[..., subprocess.CompletedProcess[str]]
 
+# 1257 samples make 20 steps an epoch; checkpoints at 7, 14, 20, 21, 28, 35, 40, …
+RETRAIN = (
+    *("retrain", "--workload", "tests.flows.held:HeldDigits", "--epochs", "3"),
+    *("--batch-size", "64", "--num-shards", "4", "--checkpoint-every-steps", "7"),
+    *("--cpus-per-worker", "0.5"),
+)
 
-@pytest.fixture(scope="module")
+
+@pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of its own for everything that a user's commands leave behind."""
     return tmp_path_factory.mktemp("home")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def environment(home: Path) -> dict[str, str]:
     """An environment in which Prefect, MLflow and evertrain know of nothing but `home`."""
     inherited = {
@@ -36,7 +43,7 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def evertrain(home: Path, environment: dict[str, str]) -> Evertrain:
     """Runs the command line in `home`, as a user would."""
 
@@ -51,3 +58,11 @@ def evertrain(home: Path, environment: dict[str, str]) -> Evertrain:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def undisturbed(evertrain: Evertrain) -> str:
+    """What the command printed of a pipeline that nobody disturbed: the run `undisturbed`."""
+    done = evertrain(*RETRAIN, "--run", "undisturbed", "--num-workers", "1")
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -52,6 +52,7 @@ class DriverProcess:
         self._lease: Lease | None = None
         self._lease_lock = threading.Lock()
         self._has_launched = False
+        self._joined_cluster = False
         self._closed = threading.Event()
 
     def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -69,6 +70,7 @@ class DriverProcess:
         if self.config.ray_address != LOCAL:
             # What a cluster can give is only known there; nothing has been written yet.
             self.start_ray()
+            self._joined_cluster = True
         if mirror is not None:
             mirror.check()
         if not checked.prepared.resumed:
@@ -175,7 +177,7 @@ class DriverProcess:
         return report.model_dump()
 
     def close(self, status: EndStatus) -> None:
-        """End the mirror, free the run and stop Ray."""
+        """End the mirror, free the run and leave the cluster; `_end` ends a Ray of our own."""
         self._closed.set()
         if self.mirror:
             self.mirror.close(status)
@@ -184,10 +186,10 @@ class DriverProcess:
                 self._lease.release()
             except StorageError as error:
                 _log.warning("the lease was not released: %s", error)
-        if "ray" in sys.modules:
-            from train_core.engine.launcher import stop_ray
+        if self._joined_cluster:
+            from train_core.engine.launcher import leave_ray
 
-            stop_ray()
+            leave_ray()
 
     @property
     def _max_batches(self) -> int:
@@ -263,7 +265,7 @@ def _is_finished(newest: Checkpoint | None, config: TrainConfig) -> bool:
 
 
 def serve(commands: IO[str], replies: IO[str]) -> None:
-    """Run commands until they end. `prepare` and starting Ray happen on this thread.
+    """Run commands until `close` or their end. `prepare` and starting Ray happen on this thread.
 
     A Ray that is started from a thread dies with it.
     """
@@ -288,8 +290,11 @@ def serve(commands: IO[str], replies: IO[str]) -> None:
     for line in commands:
         command = json.loads(line)
         call, stage, arguments = command["call"], command["stage"], command["arguments"]
-        if stage in ("prepare", "close"):
-            if run(call, stage, arguments) and stage == "prepare":
+        if stage == "close":
+            run(call, stage, arguments)
+            break
+        if stage == "prepare":
+            if run(call, stage, arguments):
                 try:
                     driver.start_ray()
                 except Exception as error:  # noqa: BLE001 (told by the next stage)
@@ -302,10 +307,10 @@ def serve(commands: IO[str], replies: IO[str]) -> None:
 
 
 def _end() -> None:
-    """End at once, with all that was started: the program that wanted it is gone.
+    """End at once, with all that was started.
 
-    Ray is not shut down in order: a stage may be waiting for it in another thread, and Ray ends
-    such a process before its last agents are gone.
+    Ray is not shut down in order: a stage may be waiting for it in another thread, Ray ends such
+    a process at any moment of the shutdown, and two of its agents then live on for a minute.
     """
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):

@@ -11,11 +11,8 @@ import logging
 import os
 import sys
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from train_core.config import TrainConfig
 from train_core.errors import EvertrainError, ResourceError, UserCodeError
@@ -93,17 +90,11 @@ def _has_token() -> bool:
     return bool(named) or Path("~/.ray/auth_token").expanduser().exists()
 
 
-def stop_ray() -> None:
-    """End the local Ray with all of its processes, or leave the cluster."""
+def leave_ray() -> None:
+    """Leave the cluster that `start_ray` connected to."""
     import ray
 
-    started = psutil.Process().children(recursive=True)
     ray.shutdown()
-    # Two of Ray's agents outlive a raylet that was killed, by a minute and more.
-    _, alive = psutil.wait_procs(started, timeout=1)
-    for process in alive:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
 
 
 def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:

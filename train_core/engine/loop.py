@@ -134,7 +134,7 @@ class Trainer:
         self._first_step = self.progress.step
         self._elapsed_before = self.progress.elapsed_s
         self._saved_at = self._began_at = self._settled_at = time.monotonic()
-        self._begin_epoch()
+        self._fetch_from_here()
 
     def step(self) -> None:
         """One optimizer step: every shard's gradients, summed, applied."""
@@ -180,7 +180,8 @@ class Trainer:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
             _log.info("epoch %d, step %d: %s", self.progress.epoch, self.progress.step, shown)
         self._tell(metrics)
-        self._begin_epoch()
+        if self.streams is not None:
+            self._fetch_from_here()
 
     def stop_if_due(self) -> None:
         """Note why the training ends after this step, if it does."""
@@ -234,28 +235,30 @@ class Trainer:
         self.state.add("workload", self.workload.state_dict, self.workload.load_state_dict)
         self.state.add("progress", self.progress.capture, self.progress.restore)
 
-    def _begin_epoch(self) -> None:
-        """Start to fetch the epoch's batches, from where the training stands."""
-        progress = self.progress
-        steps = range(progress.step_in_epoch, self.plan.steps_per_epoch)
+    def _fetch_from_here(self) -> None:
+        """Start to fetch batches from where the training stands: to its end, or a stream's epoch.
+
+        Processes that fetch ahead so go on during validation, and start once.
+        """
+        progress, plan = self.progress, self.plan
+        last_epoch = self.config.epochs if self.streams is None else progress.epoch + 1
+        steps = range(progress.step, last_epoch * plan.steps_per_epoch)
         keys: Iterator[MicroBatch] = (
             micro
-            for step in steps
-            for micro_batches in self.plan.micro_batches(progress.epoch, step, self.shards)
+            for epoch, step in (divmod(step, plan.steps_per_epoch) for step in steps)
+            for micro_batches in plan.micro_batches(epoch, step, self.shards)
             for micro in micro_batches
         )
-        if progress.stopped_by or progress.epoch >= self.config.epochs:
-            keys = iter(())
         if self.streams is not None:
             self.batches = self.streams.batches(progress.epoch, self.shards, keys)
-            return
-        assert not is_stream(self.train_set)
-        self.batches = load_ahead(
-            TrainBatches(self.workload, self.train_set, self.config.seed),
-            keys,
-            num_processes=self.config.data_workers,
-            device=self.group.device,
-        )
+        elif not progress.stopped_by:
+            assert not is_stream(self.train_set)
+            self.batches = load_ahead(
+                TrainBatches(self.workload, self.train_set, self.config.seed),
+                keys,
+                num_processes=self.config.data_workers,
+                device=self.group.device,
+            )
 
     def _capture_streams(self) -> dict[str, Any]:
         """Where every shard's stream stands, on every rank."""

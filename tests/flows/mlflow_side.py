@@ -1,0 +1,49 @@
+"""What MLflow's pages show of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+
+@contextmanager
+def _client(home: Path) -> Iterator[MlflowClient]:
+    yield MlflowClient(f"sqlite:///{home}/.evertrain/mlflow.db")
+    # MLflow keeps the database open for the process.
+    for engine in SqlAlchemyStore._engine_map.values():
+        engine.dispose()
+
+
+def runs_in_mlflow(home: Path, url: str) -> list[Run]:
+    """All runs of the pipeline whose run folder is at `url`, those of its stages included."""
+    with _client(home) as client:
+        experiments = [e.experiment_id for e in client.search_experiments()]
+        return list(client.search_runs(experiments, f"tags.`evertrain.run` = '{url}'"))
+
+
+def shown_in_mlflow(home: Path, url: str) -> dict[str, Any]:
+    """Each stage's status and metrics, those aside that tell of the machine."""
+    shown: dict[str, Any] = {}
+    runs = runs_in_mlflow(home, url)
+    with _client(home) as client:
+        for run in runs:
+            stage = run.data.tags["evertrain.stage"]
+            assert stage not in shown, f"two runs of the stage {stage}"
+            history = {
+                key: client.get_metric_history(run.info.run_id, key)
+                for key in run.data.metrics
+                if not key.startswith("system/") and "_per_s" not in key
+            }
+            shown[stage] = {
+                "status": run.info.status,
+                "metrics": {
+                    k: [(p.step, p.value) for p in points] for k, points in history.items()
+                },
+            }
+    return shown
