@@ -77,12 +77,17 @@ def mlflow_server(folder: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def ray_cluster(folder: Path) -> Iterator[str]:
-    """The address of a Ray cluster of this machine."""
+def ray_cluster(folder: Path, *options: str) -> Iterator[str]:
+    """The address of a Ray cluster of this machine, started with `options` of `ray start`."""
     port = free_port()
     command = [
         *(str(BIN / "ray"), "start", "--head", "--block", f"--port={port}"),
-        *("--include-dashboard=false", f"--temp-dir={folder}/ray", "--disable-usage-stats"),
+        *(
+            "--include-dashboard=false",
+            f"--temp-dir={folder}/ray",
+            "--disable-usage-stats",
+            *options,
+        ),
     ]
     with (folder / "ray.log").open("w") as output:
         process = subprocess.Popen(

@@ -23,7 +23,11 @@ BEST = "best"
     result_serializer="json",
 )
 def batch_inference(
-    run: str, checkpoint: str = BEST, infer_input: str = "test", storage: str = ""
+    run: str,
+    checkpoint: str = BEST,
+    infer_input: str = "test",
+    storage: str = "",
+    ray_address: str = "",
 ) -> PredictionsResult:
     """Score `infer_input` with a checkpoint of `run`.
 
@@ -32,16 +36,20 @@ def batch_inference(
         checkpoint: A checkpoint's name, or `best`: the one that the run's report names.
         infer_input: A split's name, or the path or URL of Parquet, a folder of images or IDX.
         storage: The folder of the runs; empty: EVERTRAIN_STORAGE, or .evertrain/runs.
+        ray_address: `local` or a running cluster; empty: where the run was trained.
     """
     folder = RunFolder(absolute(storage) if storage else default_storage(), run)
     summary = find_checkpoint(folder, checkpoint)
-    record = folder.record()
+    config = folder.record().config
+    if ray_address:
+        config = config.model_copy(update={"ray_address": ray_address})
     # No tracking URI: this is no part of the training, whose MLflow run has ended.
     request = DriverRequest(
         storage=folder.url.removesuffix(f"/{run}"),
         run=run,
-        config=record.config,
-        pipeline={**record.pipeline, "infer_input": infer_input},
+        config=config,
+        pipeline={"infer_input": infer_input},
+        scores_only=True,
     )
     with open_session(request) as session:
         session.listen(get_run_logger().info)

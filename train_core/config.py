@@ -128,10 +128,11 @@ class TrainConfig(BaseModel):
     cpus_per_worker: float = Field(
         default=1, gt=0, description="CPUs that Ray reserves.", json_schema_extra=MAY_CHANGE
     )
-    gpus_per_worker: float = Field(
-        default=0,
+    gpus_per_worker: float | None = Field(
+        default=None,
         ge=0,
-        description="GPUs that Ray reserves; above 0 trains on CUDA with nccl.",
+        description="GPUs that Ray reserves; above 0 trains on CUDA with nccl. Unset: as the run "
+        "began; a new one gets a GPU for each worker, if there are enough.",
         json_schema_extra=MAY_CHANGE,
     )
     threads_per_worker: int = Field(
@@ -189,6 +190,11 @@ class TrainConfig(BaseModel):
     def shards(self) -> int:
         """The number of shards of every batch."""
         return self.num_shards or self.num_workers
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether workers compute on a GPU."""
+        return bool(self.gpus_per_worker)
 
     def fixed(self) -> Self:
         """The same configuration with what is derived written out."""

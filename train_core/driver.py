@@ -41,6 +41,8 @@ class DriverRequest(Result):
     """Where MLflow is; empty: no mirror."""
     experiment: str = "evertrain"
     dry_run: bool = False
+    scores_only: bool = False
+    """Only `infer` will be called, for a run that exists: nobody has to have the run for it."""
 
 
 class Prepared(Result):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -76,6 +77,8 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
     with log.open("ab") as shown:
         os.dup2(shown.fileno(), sys.stderr.fileno())
     faulthandler.enable()
+    # As in a program of its own: the processes that fetch data see when this one is killed.
+    multiprocessing.set_start_method("fork", force=True)
     os.environ.update(environment)
     if "RANK" in environment:
         dist.init_process_group("gloo")

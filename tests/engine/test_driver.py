@@ -103,6 +103,15 @@ def test_evaluation_measures_what_the_training_measured(trained: Trained) -> Non
     assert trained.driver.evaluate([trained.best], "validation") == [found]
 
 
+def test_scoring_needs_nobody_to_have_the_run(trained: Trained) -> None:
+    scoring = trained.driver.request.model_copy(
+        update={"scores_only": True, "pipeline": {"infer_input": "test"}}
+    )
+    with Driver(scoring) as driver:
+        assert driver.prepared().num_samples == {"infer": 360}
+        assert driver.infer(trained.best, "test").num_rows == 360
+
+
 def test_users_bug_comes_with_the_traceback_of_its_rank(tmp_path: Path) -> None:
     config = TrainConfig(workload="tests.engine.tiny:Buggy", num_workers=2, cpus_per_worker=0.5)
     with pytest.raises(UserCodeError, match="ZeroDivisionError") as raised:

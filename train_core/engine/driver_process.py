@@ -22,7 +22,7 @@ import psutil
 
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
-from train_core.engine.launcher import LOCAL
+from train_core.engine.launcher import LOCAL, check_resources, with_gpus
 from train_core.engine.mirror import EndStatus, Mirror
 from train_core.errors import ConfigError, EvertrainError, StageError, StorageError
 from train_core.results import (
@@ -57,24 +57,27 @@ class DriverProcess:
 
     def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Check the request and create the run if it is new."""
-        from train_core.engine.preflight import check
+        from train_core.engine.preflight import check, check_scoring, new_record
 
         self.request = DriverRequest.model_validate(request)
         self.folder = RunFolder(self.request.storage, self.request.run)
         self.config = _effective(self.request)
+        if self.request.scores_only:
+            prepared = check_scoring(self.folder, self.request)
+            self._join_cluster()
+            return prepared.model_dump()
         mirror = None
         if self.request.tracking_uri:
             mirror = Mirror(self.folder, self.request.tracking_uri, self.request.experiment)
             mirror.connect()
         checked = check(self.folder, self.request.model_copy(update={"config": self.config}))
-        if self.config.ray_address != LOCAL:
-            # What a cluster can give is only known there; nothing has been written yet.
-            self.start_ray()
-            self._joined_cluster = True
+        # What a cluster can give is only known there; nothing has been written yet.
+        self._join_cluster()
+        self.config = with_gpus(self.config)
         if mirror is not None:
             mirror.check()
         if not checked.prepared.resumed:
-            self.folder.create(checked.record)
+            self.folder.create(new_record(self.request, self.config, checked.datasets))
         self._take_run()
         if mirror is not None:
             mirror.start()
@@ -195,6 +198,13 @@ class DriverProcess:
     def _max_batches(self) -> int:
         return 1 if self.request.dry_run else 0
 
+    def _join_cluster(self) -> None:
+        if self.config.ray_address == LOCAL:
+            return
+        self.start_ray()
+        self._joined_cluster = True
+        check_resources(self.config)
+
     def _take_run(self) -> None:
         """A new attempt: whatever an earlier one still does no longer counts."""
         with self._lease_lock:
@@ -233,21 +243,24 @@ class DriverProcess:
 
 
 def _effective(request: DriverRequest) -> TrainConfig:
-    """The configuration with the shards that the run was begun with; one step in a dry run."""
+    """The configuration with the shards and GPUs that the run began with; a dry run's one step."""
     config = request.config
     folder = RunFolder(request.storage, request.run)
     try:
         exists = folder.exists()
     except StorageError as error:
         raise ConfigError(str(error)) from error
-    if exists and not config.num_shards:
-        shards = folder.record().config.num_shards
-        if config.num_workers > shards:
-            raise ConfigError(
-                f"run {request.run!r} has {shards} shards, so at most {shards} workers can share "
-                f"them: num_workers is {config.num_workers}"
-            )
-        config = config.model_copy(update={"num_shards": shards})
+    if exists:
+        begun = folder.record().config
+        if not config.num_shards:
+            if config.num_workers > begun.shards:
+                raise ConfigError(
+                    f"run {request.run!r} has {begun.shards} shards, so at most {begun.shards} "
+                    f"workers can share them: num_workers is {config.num_workers}"
+                )
+            config = config.model_copy(update={"num_shards": begun.shards})
+        if config.gpus_per_worker is None:
+            config = config.model_copy(update={"gpus_per_worker": begun.gpus_per_worker})
     return config.model_copy(update={"max_steps": 1}) if request.dry_run else config.fixed()
 
 

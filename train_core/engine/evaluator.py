@@ -56,7 +56,7 @@ def evaluate(
     workload = load_workload(config.workload, config.settings)
     committed_ones = [folder.find(summary.name) for summary in checkpoints]
     earlier = [_find(folder, checkpoint, split, max_batches) for checkpoint in committed_ones]
-    measure = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=config.gpus_per_worker)(
+    measure = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=config.gpus_per_worker or 0)(
         _measure_task
     )
     running = [
@@ -160,7 +160,7 @@ def load_model(
     torch.set_num_threads(config.threads_per_worker)
     folder = RunFolder.at(url)
     workload = load_workload(config.workload, config.settings)
-    device = Group.current(uses_gpu=config.gpus_per_worker > 0).device
+    device = Group.current(uses_gpu=config.uses_gpu).device
     model = workload.model()
     model.load_state_dict(load_weights(folder.store, folder.find(checkpoint)))
     model = model_to_device(model, device, channels_last=config.channels_last)

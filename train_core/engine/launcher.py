@@ -38,18 +38,36 @@ def available_cpus() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def check_local_resources(config: TrainConfig) -> None:
-    """Raise ResourceError if this machine cannot give what the workers need."""
-    import torch
+def check_resources(config: TrainConfig) -> None:
+    """Raise ResourceError if this machine, or the cluster, can never give what workers need."""
+    if config.ray_address == LOCAL:
+        import torch
 
-    here = {"CPU": float(available_cpus()), "GPU": float(torch.cuda.device_count())}
-    _compare(config, "this machine", [here])
+        here = {"CPU": float(available_cpus()), "GPU": float(torch.cuda.device_count())}
+        _compare(config, "this machine", [here])
+        return
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    _compare(config, f"the cluster at {config.ray_address}", nodes)
+
+
+def with_gpus(config: TrainConfig) -> TrainConfig:
+    """The configuration with `gpus_per_worker` decided: 1 if all workers can have one, else 0."""
+    if config.gpus_per_worker is not None:
+        return config
+    with_one = config.model_copy(update={"gpus_per_worker": 1.0})
+    try:
+        check_resources(with_one)
+    except ResourceError:
+        return config.model_copy(update={"gpus_per_worker": 0.0})
+    return with_one
 
 
 def start_ray(config: TrainConfig) -> None:
     """Start Ray for this process, or connect to the cluster at `ray_address`.
 
-    Raises ResourceError if the cluster cannot be reached or never gives what the workers need.
+    Raises ResourceError if the cluster cannot be reached.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -81,8 +99,6 @@ def start_ray(config: TrainConfig) -> None:
             f"no Ray cluster answers at ray_address {config.ray_address!r}: {error}. Is it "
             "running, and is its token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token?"
         ) from error
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    _compare(config, f"the cluster at {config.ray_address}", nodes)
 
 
 def _has_token() -> bool:
@@ -115,10 +131,7 @@ def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
 
     from train_core.engine.ray_storage import ray_filesystem
 
-    uses_gpu = config.gpus_per_worker > 0
-    resources = {"CPU": config.cpus_per_worker}
-    if uses_gpu:
-        resources["GPU"] = config.gpus_per_worker
+    resources = {"CPU": config.cpus_per_worker, "GPU": config.gpus_per_worker or 0}
     trainer = TorchTrainer(
         _train_worker,
         train_loop_config={
@@ -126,10 +139,10 @@ def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
             "config": config.model_dump(mode="json"),
             "attempt": attempt,
         },
-        torch_config=TorchConfig(backend="nccl" if uses_gpu else "gloo"),
+        torch_config=TorchConfig(backend="nccl" if config.uses_gpu else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=config.num_workers,
-            use_gpu=uses_gpu,
+            use_gpu=config.uses_gpu,
             resources_per_worker=resources,
             placement_strategy=config.placement_strategy,
         ),
@@ -159,7 +172,7 @@ def _train_worker(task: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     storage = ray.train.get_context().get_storage()
     config = TrainConfig.model_validate(task["config"])
-    group = Group.current(uses_gpu=config.gpus_per_worker > 0)
+    group = Group.current(uses_gpu=config.uses_gpu)
 
     def tell_ray(metrics: dict[str, float], newest: str | None) -> None:
         checkpoint = None
@@ -203,7 +216,7 @@ def _is_broken_connection(error: Exception) -> bool:
 
 def _compare(config: TrainConfig, where: str, nodes: list[dict[str, float]]) -> None:
     """Raise ResourceError if the workers can never be placed on nodes of these resources."""
-    each = {"CPU": config.cpus_per_worker, "GPU": config.gpus_per_worker}
+    each = {"CPU": config.cpus_per_worker, "GPU": config.gpus_per_worker or 0}
     wanted = {name: amount for name, amount in each.items() if amount}
     fits = [
         int(min(node.get(name, 0) / amount for name, amount in wanted.items())) for node in nodes

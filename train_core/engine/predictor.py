@@ -68,7 +68,7 @@ def _run(
     if max_batches:
         num_rows = min(num_rows, max_batches * config.eval_batch_size)
     key = f"{PREDICTIONS}/{checkpoint.name}-{uuid.uuid4().hex[:8]}"
-    score = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=config.gpus_per_worker)(
+    score = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=config.gpus_per_worker or 0)(
         _score_task
     )
     tasks = [

@@ -15,7 +15,7 @@ import torch
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest, Prepared
 from train_core.engine.inputs import open_input
-from train_core.engine.launcher import LOCAL, check_local_resources
+from train_core.engine.launcher import LOCAL, check_resources
 from train_core.engine.measure import check_split, split_metrics
 from train_core.engine.progress import Progress
 from train_core.errors import ConfigError, DataError
@@ -32,8 +32,7 @@ class Checked:
     """A request that can be carried out."""
 
     prepared: Prepared
-    record: RunRecord
-    """What `run.json` says of the run, or will say."""
+    datasets: Mapping[str, Dataset | Stream]
 
 
 def check(folder: RunFolder, request: DriverRequest) -> Checked:
@@ -45,7 +44,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     workload = load_workload(config.workload, config.settings)
     _check_monitor(workload, config.monitor)
     if config.ray_address == LOCAL:
-        check_local_resources(config)
+        check_resources(config)
     datasets: dict[str, Dataset | Stream] = {
         split: workload.dataset(split) if split == "train" else indexed(workload, split)
         for split in SPLITS
@@ -62,12 +61,10 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
         open_input(source, workload)
     resumed = folder.exists()
     if resumed:
-        record = folder.record()
         _check_continuation(folder, config)
-        _check_data(record, datasets, config)
+        _check_data(folder.record(), datasets, config)
     else:
         Store(request.storage).probe()
-        record = _record(request, datasets)
     prepared = Prepared(
         run=folder.name,
         url=folder.url,
@@ -75,7 +72,24 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
         num_samples=num_samples,
         total_steps=Progress().total_steps(config, plan),
     )
-    return Checked(prepared, record)
+    return Checked(prepared, datasets)
+
+
+def check_scoring(folder: RunFolder, request: DriverRequest) -> Prepared:
+    """Check what batch inference of a run that exists needs. Raises ConfigError."""
+    config = request.config
+    source = open_input(
+        request.pipeline["infer_input"], load_workload(config.workload, config.settings)
+    )
+    if config.ray_address == LOCAL:
+        check_resources(config)
+    return Prepared(
+        run=folder.name,
+        url=folder.url,
+        resumed=True,
+        num_samples={"infer": source.num_rows},
+        total_steps=0,
+    )
 
 
 def fingerprint(config: TrainConfig) -> dict[str, str]:
@@ -92,7 +106,7 @@ def fingerprint(config: TrainConfig) -> dict[str, str]:
 
 
 def _device_name(config: TrainConfig) -> str:
-    if not config.gpus_per_worker:
+    if not config.uses_gpu:
         return "cpu"
     # The driver of a cluster need not have the GPU that its workers have.
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cuda"
@@ -144,13 +158,16 @@ def _check_monitor(workload: Workload[Any], monitor: str) -> None:
         )
 
 
-def _record(request: DriverRequest, datasets: Mapping[str, Dataset | Stream]) -> RunRecord:
+def new_record(
+    request: DriverRequest, config: TrainConfig, datasets: Mapping[str, Dataset | Stream]
+) -> RunRecord:
+    """What `run.json` will say of a run that begins."""
     return RunRecord(
         name=request.run,
         created_at=datetime.now(UTC).isoformat(),
-        config=request.config.recorded(),
+        config=config.recorded(),
         pipeline=request.pipeline,
-        fingerprint=fingerprint(request.config),
+        fingerprint=fingerprint(config),
         datasets=_describe_data(datasets),
     )
 

@@ -1,0 +1,83 @@
+"""What is checked before any compute: a run that is continued elsewhere, or on other data."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from train_core.config import TrainConfig
+from train_core.driver import DriverRequest
+from train_core.engine.preflight import check, new_record
+from train_core.errors import ConfigError, DataError, RunConflictError
+from train_core.storage.run_folder import RunFolder
+
+TINY = {"workload": "tests.engine.tiny:Tiny", "batch_size": 32, "gpus_per_worker": 0}
+
+
+def begin(tmp_path: Path, **changes: dict[str, Any]) -> None:
+    """Create a run whose record says `changes` instead of what is true here."""
+    request = asked(tmp_path)
+    checked = check(RunFolder(str(tmp_path), "run"), request)
+    record = new_record(request, request.config, checked.datasets)
+    changed = {name: getattr(record, name) | change for name, change in changes.items()}
+    RunFolder(str(tmp_path), "run").create(record.model_copy(update=changed))
+
+
+def asked(tmp_path: Path, **config: Any) -> DriverRequest:
+    return DriverRequest(storage=str(tmp_path), run="run", config=TrainConfig(**TINY | config))
+
+
+def continued(tmp_path: Path, **config: Any) -> None:
+    checked = check(RunFolder(str(tmp_path), "run"), asked(tmp_path, **config))
+    assert checked.prepared.resumed
+
+
+def test_an_unchanged_run_is_continued_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin(tmp_path)
+    continued(tmp_path, strict=True)
+    assert caplog.messages == []
+
+
+def test_other_surroundings_are_warned_about_or_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin(tmp_path, fingerprint={"torch": "1.0"})
+    with caplog.at_level(logging.WARNING):
+        continued(tmp_path)
+    changed = f"torch was 1.0, is {torch.__version__}"
+    assert f"may: {changed}" in caplog.text
+    with pytest.raises(ConfigError, match=re.escape(f"({changed}) and strict is set")):
+        continued(tmp_path, strict=True)
+
+
+def test_another_number_of_samples_is_refused(tmp_path: Path) -> None:
+    begin(tmp_path, datasets={"train": {"samples": 149, "digest": None}})
+    with pytest.raises(
+        DataError, match="train split has 150 samples, run 'run' was begun with 149"
+    ):
+        continued(tmp_path)
+
+
+def test_other_data_is_warned_about_or_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin(tmp_path, datasets={"test": {"samples": 40, "digest": "0" * 64}})
+    with caplog.at_level(logging.WARNING):
+        continued(tmp_path)
+    assert "the test split of run 'run' is not the data it was begun with" in caplog.text
+    with pytest.raises(DataError, match="strict is set"):
+        continued(tmp_path, strict=True)
+
+
+def test_what_may_not_change_is_refused(tmp_path: Path) -> None:
+    begin(tmp_path)
+    continued(tmp_path, epochs=7, checkpoint_every_steps=3)
+    with pytest.raises(RunConflictError, match="seed"):
+        continued(tmp_path, seed=1)
