@@ -24,7 +24,7 @@ ui: $(STAMP) ## Show runs in the browser: Prefect and MLflow
 	$(BIN)/evertrain ui
 
 test: $(STAMP) ## Run all tests but the slow ones
-	$(BIN)/pytest -m 'not slow' --durations=12
+	$(BIN)/pytest -m 'not slow' -n 2 --durations=12
 
 test-s3: $(STAMP) ## Run the tests that need a real S3 server
 	$(BIN)/pytest -m s3

@@ -1,4 +1,4 @@
-"""Where a training is right now: what its rank 0 writes into live.json about once a second."""
+"""Where a training is right now: what its rank 0 writes into live.json about twice a second."""
 
 from __future__ import annotations
 

@@ -10,14 +10,31 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import s3fs
+from xdist.remote import Producer
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests.leaks import Belongings
 
 SCRIPT = Path(__file__).parent / "object-store.sh"
 BUCKET = "evertrain-tests"
+# The tests share two cores: how long an example takes says nothing.
+hypothesis.settings.register_profile("shared", deadline=None)
+hypothesis.settings.load_profile("shared")
 STORAGES = ["local", pytest.param("s3", marks=pytest.mark.s3)]
+
+
+class PipelinesBesideTheRest(LoadScopeScheduling):
+    """Two processes run the tests side by side: whole pipelines, which share one, and the rest."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "pipelines" if nodeid.startswith("tests/flows/") else "rest"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> PipelinesBesideTheRest:
+    return PipelinesBesideTheRest(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -119,6 +119,7 @@ def test_users_bug_comes_with_the_traceback_of_its_rank(tmp_path: Path) -> None:
     assert "in loss" in raised.value.traceback
 
 
+@pytest.mark.slow
 def test_loss_that_is_no_number_ends_the_training_and_keeps_what_was_good(tmp_path: Path) -> None:
     config = TrainConfig(
         workload="tests.engine.tiny:Tiny",

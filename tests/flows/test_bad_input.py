@@ -58,7 +58,7 @@ def empty(file: Path) -> None:
     [
         (missing, f"{IMAGES} is missing"),
         (truncated, f"{IMAGES} is truncated: expected 31376 bytes for 40 x 28 x 28 values, found"),
-        (empty, "the test split is empty"),
+        (empty, "has no t10k images: expected at least one"),
     ],
 )
 def test_bad_data_is_named(
@@ -70,7 +70,7 @@ def test_bad_data_is_named(
         store.write(f"{part}-labels-idx1-ubyte", format_idx(np.zeros(40, np.uint8)))
     damage(tmp_path / IMAGES)
     workload = "train_core.workloads.mnist:MnistResNet18"
-    settings = json.dumps({"data": str(tmp_path)})
+    settings = json.dumps({"data": str(tmp_path), "validation_samples": 10})
     done = evertrain("retrain", "--run", "refused", "--workload", workload, "--settings", settings)
     assert (done.returncode, done.stdout) == (2, "")
     assert told in done.stderr

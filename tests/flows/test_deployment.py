@@ -10,8 +10,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,14 +55,23 @@ def wait_until_healthy(url: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def prefect(home: Path, environment: dict[str, str]) -> Iterator[Prefect]:
-    """Runs `prefect …` against a server of its own, with a worker that waits for runs."""
+def api(home: Path, environment: dict[str, str]) -> Iterator[str]:
+    """The API's URL of a Prefect server."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    url = f"http://127.0.0.1:{port}/api"
+    server = ("server", "start", "--port", port)
+    with running(*server, environment=environment, log=home / "server.log"):
+        url = f"http://127.0.0.1:{port}/api"
+        wait_until_healthy(url)
+        yield url
+
+
+@pytest.fixture(scope="module")
+def prefect(api: str, home: Path, environment: dict[str, str]) -> Iterator[Prefect]:
+    """Runs `prefect …` against the server, with a worker that waits for runs."""
     there = {
         **environment,
-        "PREFECT_API_URL": url,
+        "PREFECT_API_URL": api,
         "EVERTRAIN_STORAGE": str(home / "runs"),
         "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
     }
@@ -78,15 +88,30 @@ def prefect(home: Path, environment: dict[str, str]) -> Iterator[Prefect]:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    with ExitStack() as stack:
-        server = ("server", "start", "--port", port)
-        stack.enter_context(running(*server, environment=environment, log=home / "server.log"))
-        wait_until_healthy(url)
-        run("work-pool", "create", "evertrain", "--type", "process")
-        run("deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
-        worker = ("worker", "start", "--pool", "evertrain")
-        stack.enter_context(running(*worker, environment=there, log=home / "worker.log"))
+    run("work-pool", "create", "evertrain", "--type", "process")
+    run("deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
+    worker = ("worker", "start", "--pool", "evertrain")
+    with running(*worker, environment=there, log=home / "worker.log"):
         yield run
+
+
+def found(api: str, kind: str, flow_run: str) -> list[dict[str, Any]]:
+    """What the server has of a kind (`artifacts`, `logs`) for the flow run of that name."""
+
+    def filtered(kind: str, **asked: Any) -> list[dict[str, Any]]:
+        request = urllib.request.Request(
+            f"{api}/{kind}/filter",
+            json.dumps(asked).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            listed: list[dict[str, Any]] = json.load(answer)
+            return listed
+
+    (run,) = filtered("flow_runs", flow_runs={"name": {"any_": [flow_run]}})
+    if kind == "logs":
+        return filtered(kind, logs={"flow_run_id": {"any_": [run["id"]]}})
+    return filtered(kind, flow_runs={"id": {"any_": [run["id"]]}})
 
 
 def test_both_flows_are_deployed_and_the_schedule_sleeps(prefect: Prefect) -> None:
@@ -106,6 +131,17 @@ def test_a_workers_run_is_named_after_its_flow_run(prefect: Prefect, home: Path)
     report = RunFolder(str(home / "runs"), "nightly-1").report()
     assert report is not None, (home / "worker.log").read_text()
     assert report["run"] == "nightly-1"
+
+
+def test_the_flow_runs_page_has_the_artifacts_and_the_workers_log(
+    prefect: Prefect, api: str
+) -> None:
+    artifacts = {one["key"]: str(one["data"]) for one in found(api, "artifacts", "nightly-1")}
+    assert set(artifacts) >= {"progress-nightly-1", "checkpoints-nightly-1", "report-nightly-1"}
+    assert "step-00000020-a0001" in artifacts["checkpoints-nightly-1"]
+    assert "data:image/png;base64," in artifacts["report-nightly-1"]
+    messages = [one["message"] for one in found(api, "logs", "nightly-1")]
+    assert any("epoch 1, step 20: " in message for message in messages)
 
 
 def test_the_best_checkpoint_scores_data_in_a_flow_of_its_own(prefect: Prefect) -> None:

@@ -56,6 +56,8 @@ def test_runs_and_checkpoints_can_be_looked_at(undisturbed: str, evertrain: Ever
 @pytest.fixture(scope="module")
 def stopped(evertrain: Evertrain, home: Path, environment: dict[str, str]) -> str:
     """The run `stopped`, which a Ctrl-C ended and then, continued, a SIGTERM."""
+    # Where this process ignores SIGINT, as jobs in the background do, its children would too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         with subprocess.Popen(
             [sys.executable, "-m", "flows.cli", "retrain", "--run", "stopped", "--epochs", "500"],

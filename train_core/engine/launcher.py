@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -89,16 +90,24 @@ def start_ray(config: TrainConfig) -> None:
         )
         return
     try:
+        _knock(config.ray_address)
         ray.init(
             address=config.ray_address,
             runtime_env=config.runtime_env or None,
             logging_level=logging.WARNING,
         )
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ResourceError(
             f"no Ray cluster answers at ray_address {config.ray_address!r}: {error}. Is it "
             "running, and is its token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token?"
         ) from error
+
+
+def _knock(address: str) -> None:
+    """Raise OSError if nobody listens at `host:port`: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
 
 
 def _has_token() -> bool:

@@ -78,7 +78,7 @@ class MnistResNet18(ImageClassifier[MnistSettings]):
         images = read_idx(folder, f"{prefix}-images-idx3-ubyte")
         labels = read_idx(folder, f"{prefix}-labels-idx1-ubyte")
         num_classes = len(self.class_names)
-        if images.shape[1:] != self.image_shape or images.dtype != np.uint8 or not len(images):
+        if images.shape[1:] != self.image_shape or images.dtype != np.uint8:
             raise DataError(
                 f"{prefix} images in {folder} are {images.dtype} of shape {images.shape}, "
                 "expected uint8 of shape (N, 28, 28)"
@@ -88,6 +88,8 @@ class MnistResNet18(ImageClassifier[MnistSettings]):
                 f"{prefix} labels in {folder} have shape {labels.shape}, "
                 f"expected ({len(images)},), one for each image"
             )
+        if not len(images):
+            raise DataError(f"{folder} has no {prefix} images: expected at least one")
         if labels.min() < 0 or labels.max() >= num_classes:
             raise DataError(
                 f"{prefix} labels in {folder} are {labels.min()} to {labels.max()}, "
