@@ -21,9 +21,11 @@ from train_core.storage.run_folder import RunFolder
 
 LOCAL = "local"
 
-# Ray's defaults poll every 2 s, so each report would block about as long.
 _ENVIRONMENT = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
+    # Ray's default polls every 2 s, so each report would block about as long.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
+    # Ray's default gives way to every other process, also to those that only watch the training.
+    "RAY_worker_niceness": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from train_core.engine.group import Group
 from train_core.policy.sharding import Node, shards_of_rank, siblings, tree_cover, tree_sum
 
-BUCKET_BYTES = 25 * 2**20
+# What is left to send when backward ends is at most one bucket, so a bucket is small.
+BUCKET_BYTES = 4 * 2**20
 
 
 class Reducer:
