@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from tests.engine.digests import digest_of_training
 from tests.leaks import Belongings
 from train_core import TrainConfig, fit
 from train_core.driver import Driver, DriverRequest
@@ -117,6 +118,26 @@ def test_users_bug_comes_with_the_traceback_of_its_rank(tmp_path: Path) -> None:
     with pytest.raises(UserCodeError, match="ZeroDivisionError") as raised:
         fit(config, storage=str(tmp_path), run="buggy", on_log=None)
     assert "in loss" in raised.value.traceback
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_leaves_no_trace_in_the_numbers(tmp_path: Path) -> None:
+    def trained(run: str, workload: str) -> tuple[str, int]:
+        config = TrainConfig(
+            workload=f"tests.engine.tiny:{workload}",
+            settings={"scratch": str(tmp_path)},
+            batch_size=32,
+            epochs=3,
+            checkpoint_every_steps=2,
+            num_workers=2,
+            cpus_per_worker=0.5,
+        )
+        result = fit(config, storage=str(tmp_path), run=run, on_log=None)
+        return digest_of_training(RunFolder(str(tmp_path), run)), result.attempt
+
+    killed, attempt = trained("killed", "Mortal")
+    undisturbed, _ = trained("undisturbed", "Tiny")
+    assert (killed, attempt) == (undisturbed, 2)
 
 
 @pytest.mark.slow

@@ -101,8 +101,10 @@ def test_any_division_of_shards_among_workers(
         {"settings": {"sample_by_sample": True}, "data_workers": 2},
         {"drop_last": True, "checkpoint_every_steps": 3},
         {"workload": "tests.engine.tiny:StreamingTiny"},
+        {"workload": "train_core.workloads.digits:Digits", "channels_last": True, "batch_size": 256},
+        pytest.param({"compile": True}, marks=SLOW),
     ],
-    ids=["momentum", "bf16", "data-workers", "drop-last", "stream"],
+    ids=["momentum", "bf16", "data-workers", "drop-last", "stream", "channels-last", "compile"],
 )
 def test_each_feature_resumes_exactly(change: dict[str, Any], tmp_path: Path) -> None:
     config = CONFIG | change

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torchmetrics
 from pydantic import Field
 from torch import Tensor, nn
@@ -22,6 +26,7 @@ class TinySettings(Settings):
     momentum: float = 0
     nan_from_step: int = -1
     sample_by_sample: bool = False
+    scratch: str = ""
 
 
 class PlainDataset(torch.utils.data.Dataset[dict[str, Any]]):
@@ -166,6 +171,17 @@ class Buggy(Tiny):
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         return super().loss(outputs, batch) / (1 // 0)
+
+
+class Mortal(Tiny):
+    """Rank 1 of the first attempt kills itself after step 4."""
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        super().after_step(model, step)
+        died = Path(self.settings.scratch, "died")
+        if step == 4 and dist.is_initialized() and dist.get_rank() == 1 and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Poisoned(Tiny):

@@ -53,6 +53,16 @@ def test_runs_and_checkpoints_can_be_looked_at(undisturbed: str, evertrain: Ever
     assert "model.safetensors" in [file["name"] for file in manifest["files"]]
 
 
+@pytest.mark.slow
+def test_a_dry_run_takes_one_step_through_every_stage(evertrain: Evertrain, home: Path) -> None:
+    done = evertrain("retrain", "--run", "dry", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    report = Report.model_validate_json((home / ".evertrain/runs/dry/report.json").read_text())
+    assert report.train.step == 1
+    assert {one.split for one in report.evaluations} == {"validation", "test"}
+    assert 0 < report.predictions.num_rows < 360
+
+
 @pytest.fixture(scope="module")
 def stopped(evertrain: Evertrain, home: Path, environment: dict[str, str]) -> str:
     """The run `stopped`, which a Ctrl-C ended and then, continued, a SIGTERM."""

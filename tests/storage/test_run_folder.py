@@ -104,9 +104,14 @@ def test_a_quarantined_checkpoint_is_kept_and_left_out(folder: RunFolder) -> Non
     assert "model.safetensors" in folder.store.names(f"checkpoints/{bad}")
 
 
-def test_a_checkpoint_with_a_damaged_manifest_is_quarantined(folder: RunFolder) -> None:
+def test_a_damaged_manifest_is_left_out_and_quarantined_by_the_next_attempt(
+    folder: RunFolder,
+) -> None:
     good, bad = commit(folder, 1, 1), commit(folder, 2, 1)
     folder.store.write(f"checkpoints/{bad}/manifest.json", manifest(2, 1).to_json()[:-10])
+    assert names(folder) == [good]
+    assert folder.quarantined() == {}
+    folder.begin_attempt().release()
     assert names(folder) == [good]
     assert "not a manifest" in folder.quarantined()[str(bad)]
 

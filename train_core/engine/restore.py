@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from train_core.engine.checkpoint_files import parse, read_verified
 from train_core.engine.group import Group
 from train_core.errors import CheckpointError, EvertrainError
 from train_core.storage.run_folder import Checkpoint, RunFolder
-
-_log = logging.getLogger(__name__)
 
 
 def newest_good(folder: RunFolder, group: Group) -> tuple[Checkpoint, dict[str, Any]] | None:
@@ -36,12 +33,12 @@ def newest_good(folder: RunFolder, group: Group) -> tuple[Checkpoint, dict[str, 
 
 
 def _choose(folder: RunFolder) -> tuple[Checkpoint, dict[str, Any]] | None:
+    folder.quarantine_damaged()
     for checkpoint in reversed(folder.checkpoints()):
         try:
             files = read_verified(folder.store, checkpoint.key, checkpoint.manifest.files)
             return checkpoint, parse(files)
         except CheckpointError as error:
-            _log.warning("checkpoint %s is quarantined: %s", checkpoint.name, error)
             folder.quarantine(checkpoint.name, str(error))
     wrong = folder.quarantined()
     if wrong:

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,6 +36,8 @@ from train_core.storage.names import (
     check_run_name,
 )
 from train_core.storage.store import Store
+
+_log = logging.getLogger(__name__)
 
 
 class RunRecord(BaseModel):
@@ -109,20 +112,30 @@ class RunFolder:
             raise RunConflictError(self.name, differences)
 
     def begin_attempt(self) -> lease.Lease:
-        """Take the lease and seal what earlier attempts have committed.
+        """Take the lease, quarantine what is damaged, seal what earlier attempts committed.
 
         Raises RunBusyError if another process drives the run.
         """
         held = lease.acquire(self.store, self.name)
         held.beat()
+        self.quarantine_damaged()
         earlier = [c.name for c in self.checkpoints() if c.name.attempt < held.attempt]
         lease.seal(self.store, held.attempt, earlier)
         return held
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The committed checkpoints, oldest first; quarantined ones are left out."""
+        """The committed checkpoints, oldest first; damaged and quarantined ones are left out."""
+        return self._scan()[0]
+
+    def quarantine_damaged(self) -> None:
+        """Mark the checkpoints whose manifests cannot be read; looking alone writes nothing."""
+        for name, reason in self._scan()[1].items():
+            self.quarantine(name, reason)
+
+    def _scan(self) -> tuple[list[Checkpoint], dict[CheckpointName, str]]:
+        """The committed checkpoints, oldest first, and what is wrong with damaged manifests."""
         sealed_by, sealed = lease.read_seal(self.store)
-        found = []
+        found, damaged = [], {}
         for text in self.store.names(CHECKPOINTS):
             name = CheckpointName.parse(text)
             if name is None or (name.attempt < sealed_by and text not in sealed):
@@ -134,8 +147,8 @@ class RunFolder:
             except FileNotFoundError:
                 continue
             except CheckpointError as error:
-                self.quarantine(name, str(error))
-        return sorted(found, key=lambda c: c.name)
+                damaged[name] = str(error)
+        return sorted(found, key=lambda c: c.name), damaged
 
     def checkpoint(self, name: CheckpointName) -> Checkpoint:
         """One checkpoint. Raises FileNotFoundError if it was never committed."""
@@ -194,6 +207,7 @@ class RunFolder:
 
     def quarantine(self, name: CheckpointName, reason: str) -> None:
         """Mark a checkpoint that failed to verify; it is kept, and used no more."""
+        _log.warning("checkpoint %s of run %r is quarantined: %s", name, self.name, reason)
         mark = json.dumps({"reason": reason}).encode()
         try:
             self.store.create(f"{CHECKPOINTS}/{name}/{QUARANTINED_JSON}", mark)
