@@ -7,12 +7,13 @@ import secrets
 import string
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, field_validator
 
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
+from train_core.storage.run_folder import RunFolder
 
 HOME = ".evertrain"
 SQLITE = "sqlite:///"
@@ -82,6 +83,18 @@ class RetrainParameters(TrainConfig):
     def named(self, run: str) -> Self:
         """The same parameters under the run's name `run`, unless they have a name already."""
         return self if self.run else self.model_copy(update={"run": run})
+
+    @classmethod
+    def of_run(cls, folder: RunFolder, **changes: Any) -> Self:
+        """What the run was asked, as its folder records it, with `changes`."""
+        record = folder.record()
+        asked = {
+            **record.config.model_dump(),
+            "infer_input": record.pipeline["infer_input"],
+            "run": folder.name,
+            "storage": folder.storage,
+        }
+        return cls(**asked | changes)
 
     def train_config(self) -> TrainConfig:
         """The training's part."""

@@ -52,13 +52,7 @@ def demo_parameters(storage: str) -> RetrainParameters:
     if last and folder.report() is None:
         if not folder.exists():
             return _new_demo(storage, folder.name)
-        record = folder.record()
-        return RetrainParameters(
-            run=folder.name,
-            storage=storage,
-            infer_input=record.pipeline["infer_input"],
-            **record.config.model_dump(),
-        )
+        return RetrainParameters.of_run(folder)
     return _new_demo(storage, f"demo-{last + 1:03d}")
 
 

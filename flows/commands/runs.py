@@ -9,7 +9,12 @@ from pydantic import BaseModel, Field
 from pydantic_settings import CliApp, CliPositionalArg, CliSubCommand
 
 from flows.commands.output import Row, print_mapping, print_rows, say
-from flows.parameters import absolute, default_storage, default_tracking_uri
+from flows.parameters import (
+    RetrainParameters,
+    absolute,
+    default_storage,
+    default_tracking_uri,
+)
 from train_core.config import TrainConfig
 from train_core.errands import delete_tracking
 from train_core.errors import ConfigError, RunBusyError
@@ -78,11 +83,71 @@ class DeleteCommand(InStorage):
         say(f"deleted {folder.url}")
 
 
+class ResumeCommand(InStorage):
+    """Go on with a run, as it was asked, from its last commit."""
+
+    run: CliPositionalArg[str] = Field(description="The run's name.")
+    verbose: bool = Field(default=False, description="Show Prefect's, Ray's and the workers' log.")
+
+    def cli_cmd(self) -> None:
+        """Run the pipeline to its end."""
+        from flows.pipeline import run_pipeline
+
+        folder = existing(absolute(self.storage), self.run)
+        run_pipeline(RetrainParameters.of_run(folder), verbose=self.verbose)
+
+
+class ExtendCommand(InStorage):
+    """Train a run for more epochs. A learning-rate schedule is not stretched: it holds its end."""
+
+    run: CliPositionalArg[str] = Field(description="The run's name.")
+    epochs: str = Field(
+        description="Epochs in all, as `20`, or more than it has, as `+5`.",
+        pattern=r"^\+?[1-9]\d*$",
+    )
+    verbose: bool = Field(default=False, description="Show Prefect's, Ray's and the workers' log.")
+
+    def cli_cmd(self) -> None:
+        """Run the pipeline to the new end."""
+        from flows.pipeline import run_pipeline
+
+        folder = existing(absolute(self.storage), self.run)
+        epochs = int(self.epochs)
+        if self.epochs.startswith("+"):
+            trained = [checkpoint.manifest.epoch for checkpoint in folder.checkpoints()]
+            epochs += max(folder.record().config.epochs, *trained, 0)
+        run_pipeline(RetrainParameters.of_run(folder, epochs=epochs), verbose=self.verbose)
+
+
+class ForkCommand(InStorage):
+    """Begin a new run with a checkpoint of another; it goes on exactly as that one did."""
+
+    run: CliPositionalArg[str] = Field(description="The run's name.")
+    at: int = Field(ge=0, description="The step of the checkpoint to begin with.")
+    to: str = Field(default="", description="The new run's name; empty: RUN-at-STEP.")
+
+    def cli_cmd(self) -> None:
+        """Copy the checkpoint and its journal."""
+        folder = existing(absolute(self.storage), self.run)
+        found = {one.manifest.step: one for one in folder.checkpoints()}
+        if self.at not in found:
+            steps = ", ".join(map(str, found)) or "none"
+            raise ConfigError(f"run {self.run!r} has no checkpoint of step {self.at}; it has {steps}")
+        try:
+            fork = folder.fork(found[self.at], self.to or f"{self.run}-at-{self.at}")
+        except FileExistsError as error:
+            raise ConfigError(f"{error}: choose another name with --to") from error
+        say(f"{fork.url} begins after step {self.at}; `evertrain runs resume {fork.name}` goes on")
+
+
 class RunsCommand(BaseModel):
-    """List, look at and delete runs."""
+    """List, look at, resume, extend, fork and delete runs."""
 
     list: CliSubCommand[ListCommand] = Field(description="List the runs of a storage.")
     status: CliSubCommand[StatusCommand] = Field(description="Tell where a run is.")
+    resume: CliSubCommand[ResumeCommand] = Field(description="Go on with a run.")
+    extend: CliSubCommand[ExtendCommand] = Field(description="Train a run for more epochs.")
+    fork: CliSubCommand[ForkCommand] = Field(description="Begin a run with another's checkpoint.")
     delete: CliSubCommand[DeleteCommand] = Field(description="Delete a run.")
 
     def cli_cmd(self) -> None:
@@ -134,7 +199,11 @@ def state(folder: RunFolder) -> str:
     """`running`, `finished` or `interrupted`."""
     if lease.holder_of(folder.store):
         return "running"
-    return "finished" if folder.report() else "interrupted"
+    report = folder.report()
+    newest = folder.checkpoints()[-1:]
+    # A run that was extended has the report of its first end.
+    is_whole = report and all(report["train"]["step"] >= one.manifest.step for one in newest)
+    return "finished" if is_whole else "interrupted"
 
 
 def best_value(checkpoints: list[Checkpoint], config: TrainConfig) -> float | None:

@@ -241,3 +241,15 @@ def test_summary_of_a_checkpoint_has_no_other_steps_validation(folder: RunFolder
     assert "validation/loss" in summaries[5].metrics
     assert "validation/loss" not in summaries[6].metrics
     assert "train/loss" in summaries[6].metrics
+
+
+def test_a_fork_goes_on_as_its_origin_did(storage_url: str) -> None:
+    origin = RunFolder(storage_url, "origin")
+    run(origin, epochs=2, checkpoint_every_steps=3, keep_last=9)
+    (middle,) = [c for c in origin.checkpoints() if c.manifest.step == 3]
+    fork = origin.fork(middle, "fork")
+    assert fork.record().forked_from == origin.store.uri(middle.key)
+    assert run(fork, attempt=2, epochs=2, checkpoint_every_steps=3, keep_last=9).step == 10
+    assert digest_of_training(fork) == digest_of_training(origin)
+    with pytest.raises(FileExistsError):
+        origin.fork(middle, "fork")

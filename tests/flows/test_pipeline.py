@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.engine.digests import digest_of_training
 from tests.flows.conftest import Evertrain
 from tests.flows.mlflow_side import runs_in_mlflow, shown_in_mlflow
 from train_core.results import Report
@@ -51,6 +52,30 @@ def test_runs_and_checkpoints_can_be_looked_at(undisturbed: str, evertrain: Ever
     name = checkpoints[-1]["checkpoint"]
     manifest = json.loads(evertrain("show", f"undisturbed/{name}", "--json").stdout)
     assert "model.safetensors" in [file["name"] for file in manifest["files"]]
+
+
+def test_a_fork_of_a_step_that_was_not_kept_is_refused(
+    undisturbed: str, evertrain: Evertrain
+) -> None:
+    done = evertrain("runs", "fork", "undisturbed", "--at", "1")
+    assert done.returncode == 2
+    assert "has no checkpoint of step 1; it has" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_fork_is_resumed_and_extended(
+    undisturbed: str, evertrain: Evertrain, home: Path
+) -> None:
+    forked = evertrain("runs", "fork", "undisturbed", "--at", "56", "--to", "forked")
+    assert forked.returncode == 0, forked.stderr
+    assert json.loads(evertrain("runs", "status", "forked", "--json").stdout)["step"] == 56
+    done = evertrain("runs", "resume", "forked")
+    assert done.returncode == 0, done.stderr
+    folders = [RunFolder(str(home / ".evertrain/runs"), run) for run in ("undisturbed", "forked")]
+    assert len({digest_of_training(folder) for folder in folders}) == 1
+    done = evertrain("runs", "extend", "forked", "--epochs", "+1")
+    assert done.returncode == 0, done.stderr
+    assert folders[1].checkpoints()[-1].manifest.step == 80
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -27,6 +28,7 @@ from train_core.storage import lease
 from train_core.storage.manifest import CheckpointManifest, M, read_manifest
 from train_core.storage.names import (
     CHECKPOINTS,
+    JOURNAL,
     LIVE_JSON,
     MANIFEST_JSON,
     QUARANTINED_JSON,
@@ -54,6 +56,7 @@ class RunRecord(BaseModel):
         description="Library versions, instruction set, threads: other values, other bits."
     )
     datasets: dict[str, dict[str, Any]] = Field(description="Samples and digest of each split.")
+    forked_from: str = Field(default="", description="The checkpoint that the run began with.")
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class RunFolder:
 
     def __init__(self, storage: str, name: str) -> None:
         self.name = check_run_name(name)
+        self.storage = storage
         self.store = Store(storage).child(name)
 
     @classmethod
@@ -204,6 +208,26 @@ class RunFolder:
         lease.check(self.store, attempt)
         self.store.delete(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")
         self.store.delete(f"{CHECKPOINTS}/{name}")
+
+    def fork(self, checkpoint: Checkpoint, name: str) -> RunFolder:
+        """A new run beside this one that goes on from `checkpoint`, with the journal up to it.
+
+        The new run exists when all of it is copied. Raises FileExistsError if there is one.
+        """
+        fork = RunFolder(self.storage, name)
+        if fork.exists():
+            raise FileExistsError(f"{fork.url} exists")
+        keys = [f"{JOURNAL}/{segment.name}" for segment in checkpoint.manifest.journal]
+        keys += [f"{checkpoint.key}/{file.name}" for file in checkpoint.manifest.files]
+        for key in [*keys, f"{checkpoint.key}/{MANIFEST_JSON}"]:
+            self.store.copy(key, fork.store, key)
+        changed = {
+            "name": name,
+            "created_at": datetime.now(UTC).isoformat(),
+            "forked_from": self.store.uri(checkpoint.key),
+        }
+        fork.create(self.record().model_copy(update=changed))
+        return fork
 
     def quarantine(self, name: CheckpointName, reason: str) -> None:
         """Mark a checkpoint that failed to verify; it is kept, and used no more."""

@@ -137,6 +137,20 @@ class Store:
         with _storage_errors("download", self.uri(key)):
             self._fs.get_file(self.path(key), str(local))
 
+    def copy(self, key: str, target: Store, target_key: str) -> None:
+        """Copy the object to another folder of the same storage, on the server's side.
+
+        The copy is durable when this returns.
+        """
+        path = target.path(target_key)
+        with _storage_errors("copy", target.uri(target_key), writing=True):
+            if self.is_local:
+                _make_folder(os.path.dirname(path))
+            self._fs.cp_file(self.path(key), path)
+            if self.is_local:
+                _sync(path)
+                _sync(os.path.dirname(path))
+
     def exists(self, key: str) -> bool:
         """Whether the object is there."""
         with _storage_errors("stat", self.uri(key)):
