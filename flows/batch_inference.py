@@ -68,7 +68,7 @@ def find_checkpoint(folder: RunFolder, name: str) -> CheckpointSummary:
                 f"run {folder.name!r} has no report.json, so no best checkpoint yet: "
                 "let it finish, or name a checkpoint"
             )
-        return Report.model_validate(report).best
+        name = Report.model_validate(report).best.name
     found = {str(one.name): one for one in folder.checkpoints()}
     if CheckpointName.parse(name) is None or name not in found:
         raise ConfigError(

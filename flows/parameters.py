@@ -8,6 +8,7 @@ import string
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
@@ -59,10 +60,10 @@ class RetrainParameters(TrainConfig):
         description="Folder of the runs, a path or any fsspec URL; EVERTRAIN_STORAGE, or "
         ".evertrain/runs.",
     )
-    tracking_uri: str = Field(
-        default_factory=default_tracking_uri,
-        description="MLflow's address; MLFLOW_TRACKING_URI, or .evertrain/mlflow.db. Empty: no "
-        "MLflow.",
+    tracking_uri: str | None = Field(
+        default=None,
+        description="MLflow's address. Unset: MLFLOW_TRACKING_URI, or .evertrain/mlflow.db; empty: "
+        "no MLflow.",
     )
     experiment: str = Field(default="evertrain", min_length=1, description="MLflow's experiment.")
     infer_input: str = Field(
@@ -80,6 +81,20 @@ class RetrainParameters(TrainConfig):
             raise ValueError("give a folder or a URL, or leave storage out")
         return absolute(storage)
 
+    @field_validator("tracking_uri")
+    @classmethod
+    def _refuse_login(cls, tracking_uri: str | None) -> str | None:
+        if tracking_uri and urlsplit(tracking_uri).password:
+            raise ValueError(
+                "an address with a password would be shown with the parameters: leave it out here "
+                "and set MLFLOW_TRACKING_URI"
+            )
+        return tracking_uri
+
+    def tracked_at(self) -> str:
+        """MLflow's address, the environment's where none was asked for; empty: no MLflow."""
+        return default_tracking_uri() if self.tracking_uri is None else self.tracking_uri
+
     def named(self, run: str) -> Self:
         """The same parameters under the run's name `run`, unless they have a name already."""
         return self if self.run else self.model_copy(update={"run": run})
@@ -90,7 +105,7 @@ class RetrainParameters(TrainConfig):
         record = folder.record()
         asked = {
             **record.config.model_dump(),
-            "infer_input": record.pipeline["infer_input"],
+            **{name: value for name, value in record.pipeline.items() if name in cls.model_fields},
             "run": folder.name,
             "storage": folder.storage,
         }
@@ -107,7 +122,7 @@ class RetrainParameters(TrainConfig):
             run=self.run,
             config=self.train_config(),
             pipeline={"infer_input": self.infer_input},
-            tracking_uri=self.tracking_uri,
+            tracking_uri=self.tracked_at(),
             experiment=self.experiment,
             dry_run=self.dry_run,
         )

@@ -23,7 +23,7 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
     parameters = parameters.named(new_run_name(parameters.workload))
     check_run_name(parameters.run)
     embedded.configure(verbose=verbose)
-    make_tracking_folder(parameters.tracking_uri)
+    make_tracking_folder(parameters.tracked_at())
     log = Path(HOME, "logs", f"{parameters.run}.log").absolute()
     with _naming_log(log), open_session(parameters.request()) as session:
         warming = embedded.warm_up()

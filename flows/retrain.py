@@ -31,7 +31,7 @@ def run_name() -> str:
 def retrain(parameters: RetrainParameters) -> Report:
     """Train, choose the best checkpoint on validation, report it on test, infer with it."""
     parameters = parameters.named(run_name())
-    make_tracking_folder(parameters.tracking_uri)
+    make_tracking_folder(parameters.tracked_at())
     request = parameters.request()
     with open_session(request) as session:
         session.listen(get_run_logger().info)

@@ -135,6 +135,10 @@ class TrainConfig(BaseModel):
         "began; a new one gets a GPU for each worker, if there are enough.",
         json_schema_extra=MAY_CHANGE,
     )
+    deterministic: bool = Field(
+        default=True,
+        description="On GPUs, use deterministic algorithms only: what makes a resume exact.",
+    )
     threads_per_worker: int = Field(
         default=1, ge=1, description="torch's threads in each worker; other counts, other bits."
     )
@@ -150,7 +154,8 @@ class TrainConfig(BaseModel):
     )
     runtime_env: dict[str, Any] = Field(
         default_factory=dict,
-        description="Ray's runtime environment of the workers, a JSON object.",
+        description="Ray's runtime environment of the workers, a JSON object. Prefect shows it: "
+        "secrets belong into the environment.",
         json_schema_extra=MAY_CHANGE,
     )
     strict: bool = Field(

@@ -6,6 +6,10 @@ kin are the user's to mend and are never retried; `StorageError` may pass by its
 
 from __future__ import annotations
 
+import traceback as tracebacks
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class EvertrainError(Exception):
     """Base of all errors that evertrain raises on purpose."""
@@ -121,3 +125,16 @@ class StageError(EvertrainError, RuntimeError):
 
 class UserCodeError(StageError):
     """The workload's own code raised; carries the first failing rank's traceback. Never retried."""
+
+
+@contextmanager
+def users_code(stage: str, where: str) -> Iterator[None]:
+    """Raise what the user's own code raises inside as UserCodeError, with its traceback."""
+    try:
+        yield
+    except EvertrainError:
+        raise
+    except Exception as error:
+        # Ray hands on an exception without its traceback.
+        summary = f"{where}: {type(error).__name__}: {error}"
+        raise UserCodeError(stage, summary, tracebacks.format_exc()) from error

@@ -85,7 +85,7 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 class Workload(Generic[SettingsT]):
     """What to train: the model, its optimizer, its data, its loss and its metrics.
 
-    Subclass it, set `Settings`, and write the six methods that raise NotImplementedError.
+    Subclass it, set `Settings`, and write the seven methods that raise NotImplementedError.
     The same `prepare` turns raw columns into a batch in training, evaluation, inference and
     serving, so that no two of them can differ.
     """

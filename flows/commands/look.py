@@ -30,7 +30,7 @@ class LsCommand(BaseModel):
         if folder is None:
             list_runs(url, as_json=self.as_json)
         else:
-            rows = [checkpoint_row(one) for one in folder.checkpoints()]
+            rows = [checkpoint_row(folder, one) for one in folder.checkpoints()]
             print_rows(rows, as_json=self.as_json, empty=f"no checkpoints in {folder.url}")
 
 
@@ -80,7 +80,7 @@ def find(what: str, storage: str) -> tuple[RunFolder, CheckpointName | None]:
     raise ConfigError(f"there is no run {run!r}, neither as an address nor in {storage}")
 
 
-def checkpoint_row(checkpoint: Checkpoint) -> Row:
+def checkpoint_row(folder: RunFolder, checkpoint: Checkpoint) -> Row:
     """A checkpoint in a list."""
     manifest = checkpoint.manifest
     return {
@@ -88,7 +88,7 @@ def checkpoint_row(checkpoint: Checkpoint) -> Row:
         "step": manifest.step,
         "epoch": manifest.epoch,
         "MB": round(sum(file.size_bytes for file in manifest.files) / 1e6, 3),
-        **manifest.metrics,
+        **folder.summary(checkpoint).metrics,
     }
 
 
@@ -101,6 +101,7 @@ def show_checkpoint(folder: RunFolder, checkpoint: Checkpoint, *, as_json: bool)
         return
     files = manifest.pop("files")
     manifest["journal"] = f"{len(manifest['journal'])} segments"
-    metrics = manifest.pop("metrics")
+    del manifest["metrics"]
+    metrics = folder.summary(checkpoint).metrics
     print_mapping(manifest | metrics, as_json=False)
     print_rows(files, as_json=False, empty="no files")

@@ -17,7 +17,7 @@ from flows.parameters import (
 )
 from train_core.config import TrainConfig
 from train_core.errands import delete_tracking
-from train_core.errors import ConfigError, RunBusyError
+from train_core.errors import ConfigError
 from train_core.policy.selection import Candidate, ranked
 from train_core.storage import lease
 from train_core.storage.names import RUN_JSON
@@ -70,11 +70,10 @@ class DeleteCommand(InStorage):
     def cli_cmd(self) -> None:
         """Delete the run, MLflow's side first: what fails can be tried again."""
         folder = existing(absolute(self.storage), self.run)
-        holder = lease.holder_of(folder.store)
-        if holder:
-            raise RunBusyError(folder.name, str(holder))
         if not self.yes and input(f"Delete {folder.url}? [y/N] ").lower() not in ("y", "yes"):
             raise ConfigError("nothing was deleted")
+        # Also a run whose driver died elsewhere can be had, once its heart stood still.
+        lease.acquire(folder.store, folder.name)
         if self.tracking_uri:
             delete_tracking(folder.url, self.tracking_uri)
         # run.json first: without it the run is no more.
@@ -132,7 +131,9 @@ class ForkCommand(InStorage):
         found = {one.manifest.step: one for one in folder.checkpoints()}
         if self.at not in found:
             steps = ", ".join(map(str, found)) or "none"
-            raise ConfigError(f"run {self.run!r} has no checkpoint of step {self.at}; it has {steps}")
+            raise ConfigError(
+                f"run {self.run!r} has no checkpoint of step {self.at}; it has {steps}"
+            )
         try:
             fork = folder.fork(found[self.at], self.to or f"{self.run}-at-{self.at}")
         except FileExistsError as error:

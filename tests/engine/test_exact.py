@@ -93,6 +93,13 @@ def test_any_division_of_shards_among_workers(
     assert alone == together
 
 
+def test_noise_in_evaluation_and_in_the_hook_does_not_depend_on_workers(tmp_path: Path) -> None:
+    config = CONFIG | {"workload": "tests.engine.tiny:Noisy"}
+    alone = train(str(tmp_path), "alone", attempt=1, workers=1, config=config)
+    together = train(str(tmp_path), "together", attempt=1, workers=3, config=config)
+    assert alone == together
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -101,7 +108,11 @@ def test_any_division_of_shards_among_workers(
         {"settings": {"sample_by_sample": True}, "data_workers": 2},
         {"drop_last": True, "checkpoint_every_steps": 3},
         {"workload": "tests.engine.tiny:StreamingTiny"},
-        {"workload": "train_core.workloads.digits:Digits", "channels_last": True, "batch_size": 256},
+        {
+            "workload": "train_core.workloads.digits:Digits",
+            "channels_last": True,
+            "batch_size": 256,
+        },
         pytest.param({"compile": True}, marks=SLOW),
     ],
     ids=["momentum", "bf16", "data-workers", "drop-last", "stream", "channels-last", "compile"],

@@ -12,10 +12,13 @@ import pytest
 
 from tests.engine.digests import digest_of_training, journal_of
 from train_core.config import TrainConfig
+from train_core.engine.checkpointer import delete_superseded
+from train_core.engine.evaluator import load_model
 from train_core.engine.group import Group
 from train_core.engine.loop import Trainer
 from train_core.engine.progress import Progress
 from train_core.errors import CheckpointError, DataError, NotFiniteError
+from train_core.storage.names import MODEL_FILE
 from train_core.storage.run_folder import RunFolder, RunRecord
 
 
@@ -253,3 +256,36 @@ def test_a_fork_goes_on_as_its_origin_did(storage_url: str) -> None:
     assert digest_of_training(fork) == digest_of_training(origin)
     with pytest.raises(FileExistsError):
         origin.fork(middle, "fork")
+
+
+def test_what_a_dead_process_did_not_delete_is_deleted_later(folder: RunFolder) -> None:
+    every = {"epochs": 3, "checkpoint_every_steps": 2, "keep_best": 1}
+    run(folder, **every, keep_last=99)
+    pruned = RunFolder(folder.storage, "pruned")
+    run(pruned, **every, keep_last=1)
+    assert len(folder.checkpoints()) > len(pruned.checkpoints())
+    delete_superseded(folder, pruned.record().config, 1)
+    assert [c.name for c in folder.checkpoints()] == [c.name for c in pruned.checkpoints()]
+
+
+def test_the_reports_best_checkpoint_is_never_deleted(folder: RunFolder) -> None:
+    run(folder, epochs=2, checkpoint_every_steps=2, keep_last=9)
+    oldest = folder.checkpoints()[0]
+    folder.store.write("report.json", json.dumps({"best": {"name": str(oldest.name)}}).encode())
+    config = folder.record().config.model_copy(update={"keep_last": 1, "keep_best": 1})
+    delete_superseded(folder, config, 1)
+    assert oldest.name in [c.name for c in folder.checkpoints()]
+
+
+def test_weights_that_fail_to_verify_are_quarantined_when_they_are_evaluated(
+    folder: RunFolder,
+) -> None:
+    run(folder)
+    (found,) = folder.checkpoints()
+    sizes = {entry.name: entry.size_bytes for entry in found.manifest.files}
+    folder.store.write(f"{found.key}/{MODEL_FILE}", b"x" * sizes[MODEL_FILE])
+    config = folder.record().config.model_copy(update={"gpus_per_worker": 0})
+    with pytest.raises(CheckpointError, match="Start the same run again"):
+        load_model(folder.url, config.model_dump_json(), str(found.name))
+    assert folder.checkpoints() == []
+    assert list(folder.quarantined()) == [str(found.name)]

@@ -81,3 +81,10 @@ def test_what_may_not_change_is_refused(tmp_path: Path) -> None:
     continued(tmp_path, epochs=7, checkpoint_every_steps=3)
     with pytest.raises(RunConflictError, match="seed"):
         continued(tmp_path, seed=1)
+
+
+def test_a_dry_run_is_no_part_of_a_real_one(tmp_path: Path) -> None:
+    begin(tmp_path)
+    dry = asked(tmp_path).model_copy(update={"dry_run": True})
+    with pytest.raises(RunConflictError, match="dry_run: was False, asked for True"):
+        check(RunFolder(str(tmp_path), "run"), dry)

@@ -173,6 +173,20 @@ class Buggy(Tiny):
         return super().loss(outputs, batch) / (1 // 0)
 
 
+class Noisy(Tiny):
+    """Draws where it is evaluated, too, and in its hook."""
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        outputs = super().forward(model, batch)
+        return outputs + torch.randn_like(outputs)
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        super().after_step(model, step)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1e-3 * torch.randn_like(parameter))
+
+
 class Mortal(Tiny):
     """Rank 1 of the first attempt kills itself after step 4."""
 

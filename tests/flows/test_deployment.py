@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -122,15 +123,22 @@ def test_both_flows_are_deployed_and_the_schedule_sleeps(prefect: Prefect) -> No
     assert "batch-inference/batch-inference" in prefect("deployment", "ls")
 
 
-def test_a_workers_run_is_named_after_its_flow_run(prefect: Prefect, home: Path) -> None:
-    parameters = json.dumps({"epochs": 1, "batch_size": 64})
-    prefect(
-        "deployment", "run", "retrain/retrain", "--flow-run-name", "nightly-1",
-        "--param", f"parameters={parameters}", "--watch",
-    )  # fmt: skip
-    report = RunFolder(str(home / "runs"), "nightly-1").report()
-    assert report is not None, (home / "worker.log").read_text()
-    assert report["run"] == "nightly-1"
+def test_a_workers_run_is_named_as_asked_or_after_its_flow_run(
+    prefect: Prefect, home: Path
+) -> None:
+    asked = {"run": "nightly-1", "epochs": 1, "batch_size": 64}
+    for parameters in (asked, {**asked, "run": ""}):
+        prefect(
+            "deployment", "run", "retrain/retrain", "--flow-run-name", "by-hand",
+            "--param", f"parameters={json.dumps(parameters)}", "--watch",
+        )  # fmt: skip
+    first, second = sorted(one.name for one in (home / "runs").iterdir())
+    assert re.fullmatch("by-hand-[0-9a-f]{8}", first)
+    assert second == "nightly-1"
+    for run in (first, second):
+        report = RunFolder(str(home / "runs"), run).report()
+        assert report is not None, (home / "worker.log").read_text()
+        assert report["run"] == run
 
 
 def test_the_flow_runs_page_has_the_artifacts_and_the_workers_log(

@@ -56,3 +56,18 @@ def test_new_names_are_usable_and_differ() -> None:
     names = {check_run_name(new_run_name("package.module:MyModel")) for _ in range(20)}
     assert len(names) > 15
     assert all(name.startswith("mymodel-") for name in names)
+
+
+def test_the_environments_mlflow_is_used_and_is_no_parameter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:secret@host/mlflow")
+    parameters = RetrainParameters(run="r")
+    assert "secret" not in parameters.model_dump_json()
+    assert parameters.request().tracking_uri == "postgresql://me:secret@host/mlflow"
+    assert RetrainParameters(run="r", tracking_uri="").request().tracking_uri == ""
+
+
+def test_an_address_with_a_password_is_refused() -> None:
+    with pytest.raises(ValidationError, match="set MLFLOW_TRACKING_URI"):
+        RetrainParameters(tracking_uri="http://me:secret@host")

@@ -63,9 +63,7 @@ def test_a_fork_of_a_step_that_was_not_kept_is_refused(
 
 
 @pytest.mark.slow
-def test_a_fork_is_resumed_and_extended(
-    undisturbed: str, evertrain: Evertrain, home: Path
-) -> None:
+def test_a_fork_is_resumed_and_extended(undisturbed: str, evertrain: Evertrain, home: Path) -> None:
     forked = evertrain("runs", "fork", "undisturbed", "--at", "56", "--to", "forked")
     assert forked.returncode == 0, forked.stderr
     assert json.loads(evertrain("runs", "status", "forked", "--json").stdout)["step"] == 56

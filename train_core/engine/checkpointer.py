@@ -115,31 +115,35 @@ class Checkpointer:
             **facts,
         )
         self._folder.commit(name, manifest)
-        self._delete_superseded()
+        delete_superseded(self._folder, self._config, self._attempt)
         return self._folder.checkpoint(name)
 
-    def _delete_superseded(self) -> None:
-        """Apply the retention rules; a failure leaves a checkpoint more, never one less.
 
-        A newer commit stands, so nobody resumes from what is deleted here; and nothing depends
-        on where this attempt began, or an interrupted run would keep other checkpoints.
-        """
+def delete_superseded(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
+    """Apply the retention rules; a failure leaves a checkpoint more, never one less.
+
+    A newer commit stands, so nobody resumes from what is deleted here; and nothing depends on
+    where this attempt began, or an interrupted run would keep other checkpoints. The best one of
+    a run that has ended and was extended stays: its report names it.
+    """
+    try:
+        report = folder.report()
         candidates = [
             Candidate(
                 str(c.name), c.manifest.step, c.manifest.metrics if c.manifest.validated else {}
             )
-            for c in self._folder.checkpoints()
+            for c in folder.checkpoints()
         ]
         for candidate in checkpoints_to_delete(
             candidates,
-            keep_last=self._config.keep_last,
-            keep_best=self._config.keep_best,
-            metric=self._config.monitor,
-            order=self._config.monitor_order,
+            keep_last=config.keep_last,
+            keep_best=config.keep_best,
+            metric=config.monitor,
+            order=config.monitor_order,
+            protected=[report["best"]["name"]] if report else [],
         ):
             name = CheckpointName.parse(candidate.name)
             assert name is not None
-            try:
-                self._folder.delete_checkpoint(name, attempt=self._attempt)
-            except OSError as error:
-                _log.warning("checkpoint %s could not be deleted: %s", name, error)
+            folder.delete_checkpoint(name, attempt=attempt)
+    except OSError as error:
+        _log.warning("a superseded checkpoint could not be deleted: %s", error)

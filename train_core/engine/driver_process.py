@@ -33,6 +33,7 @@ from train_core.results import (
     Tracking,
     TrainResult,
 )
+from train_core.storage import lease
 from train_core.storage.journal import read_segments
 from train_core.storage.lease import HEARTBEAT_S, Lease
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
@@ -61,11 +62,15 @@ class DriverProcess:
 
         self.request = DriverRequest.model_validate(request)
         self.folder = RunFolder(self.request.storage, self.request.run)
-        self.config = _effective(self.request)
         if self.request.scores_only:
+            # One worker is enough: the shards queue. It need not be where the training was.
+            fewer = {"num_workers": 1, "gpus_per_worker": None}
+            self.config = self.request.config.model_copy(update=fewer)
             prepared = check_scoring(self.folder, self.request)
             self._join_cluster()
+            self.config = with_gpus(self.config)
             return prepared.model_dump()
+        self.config = _effective(self.request)
         mirror = None
         if self.request.tracking_uri:
             mirror = Mirror(self.folder, self.request.tracking_uri, self.request.experiment)
@@ -77,7 +82,9 @@ class DriverProcess:
         if mirror is not None:
             mirror.check()
         if not checked.prepared.resumed:
-            self.folder.create(new_record(self.request, self.config, checked.datasets))
+            # Of two that begin the run at once, one creates it and one gets the lease.
+            with suppress(FileExistsError):
+                self.folder.create(new_record(self.request, self.config, checked.datasets))
         self._take_run()
         if mirror is not None:
             mirror.start()
@@ -93,6 +100,7 @@ class DriverProcess:
 
     def train(self) -> dict[str, Any]:
         """Train to the end; where workers die, begin again from the newest commit."""
+        from train_core.engine.checkpointer import delete_superseded
         from train_core.engine.launcher import launch
 
         begin = time.monotonic()
@@ -114,12 +122,16 @@ class DriverProcess:
                 _log.warning("%s; begins again from the newest checkpoint", error)
             newest = self._newest()
         assert newest is not None, "a training ends with a checkpoint"
+        assert self._lease is not None
+        # A process that died after its last commit has not done it.
+        delete_superseded(self.folder, self.config, self._lease.attempt)
         return self._train_result(newest, time.monotonic() - begin).model_dump()
 
     def evaluate(self, checkpoints: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
         """Measure checkpoints on a split."""
         from train_core.engine.evaluator import evaluate
 
+        self._check_lease()
         if self.mirror:
             self.mirror.begin("evaluate")
         summaries = [CheckpointSummary.model_validate(one) for one in checkpoints]
@@ -132,6 +144,7 @@ class DriverProcess:
         """Score new data with a checkpoint."""
         from train_core.engine.predictor import infer
 
+        self._check_lease()
         if self.mirror:
             self.mirror.begin("infer")
         summary = CheckpointSummary.model_validate(checkpoint)
@@ -154,6 +167,7 @@ class DriverProcess:
         newest = self._newest()
         assert newest is not None
         entries = read_segments(self.folder.store, newest.manifest.journal)
+        self._check_lease()
         self.folder.store.write(CURVES_PNG, png(curves(entries)))
         measured = [EvaluationResult.model_validate(one) for one in evaluations]
         chosen = CheckpointSummary.model_validate(best)
@@ -176,6 +190,7 @@ class DriverProcess:
             tracking=tracking,
             seconds=seconds,
         )
+        self._check_lease()
         self.folder.store.write(REPORT_JSON, (report.model_dump_json(indent=1) + "\n").encode())
         return report.model_dump()
 
@@ -212,6 +227,11 @@ class DriverProcess:
                 self._lease.release()
                 self._lease = None
             self._lease = self.folder.begin_attempt()
+
+    def _check_lease(self) -> None:
+        """Raise FencedError if a newer attempt has the run; scoring alone needs no lease."""
+        if self._lease:
+            lease.check(self.folder.store, self._lease.attempt)
 
     def _beat(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):

@@ -30,6 +30,7 @@ from train_core.engine.measure import (
     merge_states,
     split_metrics,
 )
+from train_core.errors import CheckpointError, users_code
 from train_core.results import CheckpointSummary, EvaluationResult
 from train_core.storage.journal import finite
 from train_core.storage.manifest import EvaluationManifest, FileEntry
@@ -140,15 +141,16 @@ def _measure_task(
     url: str, config: TrainConfig, checkpoint: str, split: Split, shard: int, max_batches: int
 ) -> tuple[int, MetricStates]:
     """One shard of one evaluation: how many samples, and the metrics' states."""
-    workload, model, device = load_model(url, config.model_dump_json(), checkpoint)
-    dataset: Dataset = _dataset(config.workload, config.model_dump_json(), split)
-    if max_batches:
-        dataset = _First(dataset, max_batches * config.eval_batch_size)
-    metrics = split_metrics(workload)
-    if workload.class_names:
-        metrics[CONFUSION] = _confusion(workload)
-    states = measure_shard(workload, model, dataset, config, shard, device, metrics)
-    return (len(dataset) if shard == 0 else 0), states
+    with users_code("evaluate", f"shard {shard} of the {split} split"):
+        workload, model, device = load_model(url, config.model_dump_json(), checkpoint)
+        dataset: Dataset = _dataset(config.workload, config.model_dump_json(), split)
+        if max_batches:
+            dataset = _First(dataset, max_batches * config.eval_batch_size)
+        metrics = split_metrics(workload)
+        if workload.class_names:
+            metrics[CONFUSION] = _confusion(workload)
+        states = measure_shard(workload, model, dataset, config, shard, device, metrics)
+        return (len(dataset) if shard == 0 else 0), states
 
 
 @lru_cache(maxsize=2)
@@ -162,7 +164,15 @@ def load_model(
     workload = load_workload(config.workload, config.settings)
     device = Group.current(uses_gpu=config.uses_gpu).device
     model = workload.model()
-    model.load_state_dict(load_weights(folder.store, folder.find(checkpoint)))
+    found = folder.find(checkpoint)
+    try:
+        model.load_state_dict(load_weights(folder.store, found))
+    except CheckpointError as error:
+        folder.quarantine(found.name, str(error))
+        raise CheckpointError(
+            f"checkpoint {checkpoint} is quarantined: {error}. Start the same run again: it goes "
+            "on from what is good"
+        ) from error
     model = model_to_device(model, device, channels_last=config.channels_last)
     return workload, model.eval(), device
 

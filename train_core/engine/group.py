@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -9,6 +10,14 @@ import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
+
+
+def use_deterministic_algorithms(*, wanted: bool) -> None:
+    """Let CUDA compute the same bits every time; an operation that cannot raises RuntimeError."""
+    # cuBLAS asks for it, before its first call.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted)
+    torch.backends.cudnn.benchmark = not wanted
 
 
 @dataclass(frozen=True)

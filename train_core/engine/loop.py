@@ -29,7 +29,7 @@ from train_core.engine.batches import (
 from train_core.engine.buffers import Buffers
 from train_core.engine.checkpointer import Checkpointer
 from train_core.engine.control import ControlWord
-from train_core.engine.group import Group
+from train_core.engine.group import Group, use_deterministic_algorithms
 from train_core.engine.measure import check_split, forward
 from train_core.engine.progress import Progress
 from train_core.engine.recorder import Recorder
@@ -38,7 +38,7 @@ from train_core.engine.restore import newest_good
 from train_core.engine.state import TrainingState, load_optimizer_state, optimizer_state
 from train_core.engine.validation import validate
 from train_core.errors import NotFiniteError
-from train_core.policy.randomness import FORWARD, INIT, derive_seed
+from train_core.policy.randomness import FORWARD, INIT, UPDATE, derive_seed
 from train_core.policy.sharding import shards_of_rank
 from train_core.policy.steps import MicroBatch, StepPlan, due
 from train_core.storage.run_folder import RunFolder
@@ -62,6 +62,8 @@ class Trainer:
         on_epoch: OnEpoch | None = None,
     ) -> None:
         torch.set_num_threads(config.threads_per_worker)
+        if group.device.type == "cuda":
+            use_deterministic_algorithms(wanted=config.deterministic)
         self.config = config
         self.group = group
         self.folder = folder
@@ -158,6 +160,8 @@ class Trainer:
         self.reducer.finish()
         self.buffers.finish()
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        # For an optimizer or a hook that draws: the same on every rank, whatever its last shard.
+        seed_generators(derive_seed(self.config.seed, UPDATE, step))
         self._apply_gradients()
         num_samples = len(self.plan.step_samples(progress.step_in_epoch))
         progress.count_step(num_samples)

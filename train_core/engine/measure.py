@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 
 from train_core.config import TrainConfig
-from train_core.engine.batches import to_device
+from train_core.engine.batches import seed_generators, to_device
 from train_core.errors import DataError, WorkloadError
+from train_core.policy.randomness import EVALUATE, derive_seed
 from train_core.policy.sharding import split_evenly
 from train_core.workload import Batch, Dataset, Stream, Workload, fetch
 
@@ -54,6 +55,8 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """The batches of the given samples, not augmented, on the device."""
     for samples in ranges:
+        # For a model that draws when it is evaluated too: the same on any number of workers.
+        seed_generators(derive_seed(config.seed, EVALUATE, samples.start))
         columns = fetch(dataset, np.arange(samples.start, samples.stop))
         batch = workload.prepare(columns, None)
         yield to_device(batch, device, channels_last=config.channels_last)

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from train_core.config import TrainConfig
-from train_core.engine.batches import to_device
+from train_core.engine.batches import seed_generators, to_device
 from train_core.engine.evaluator import load_model
 from train_core.engine.inputs import Input, open_input, read_input
 from train_core.engine.measure import batches_of_shard
-from train_core.errors import WorkloadError
+from train_core.errors import WorkloadError, users_code
+from train_core.policy.randomness import EVALUATE, derive_seed
 from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.storage.manifest import FileEntry, PredictionsManifest
 from train_core.storage.names import MANIFEST_JSON, PREDICTIONS, CheckpointName
@@ -121,21 +122,23 @@ def _score_task(
     url: str, config: TrainConfig, checkpoint: str, found: Input, ranges: list[range], key: str
 ) -> tuple[FileEntry, int]:
     """Score the batches of one output file and store it: its entry, and its rows."""
-    workload, model, device = load_model(url, config.model_dump_json(), checkpoint)
     folder = RunFolder.at(url)
     name = CheckpointName.parse(checkpoint)
     assert name is not None
     num_rows = 0
-    with tempfile.TemporaryDirectory() as scratch, torch.inference_mode():
+    with (
+        users_code("infer", f"{key} from {found.source}"),
+        tempfile.TemporaryDirectory() as scratch,
+        torch.inference_mode(),
+    ):
+        workload, model, device = load_model(url, config.model_dump_json(), checkpoint)
         path = Path(scratch) / key.rpartition("/")[2]
         writer = None
         for samples in ranges:
+            seed_generators(derive_seed(config.seed, EVALUATE, samples.start))
             ids, columns = read_input(found, workload, samples)
-            batch = {
-                name: tensor
-                for name, tensor in workload.prepare(columns, None).items()
-                if name != "targets"
-            }
+            known = {k: v for k, v in columns.items() if k not in workload.target_columns}
+            batch = workload.prepare(known, None)
             batch = to_device(batch, device, channels_last=config.channels_last)
             with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
                 outputs = workload.forward(model, batch)

@@ -18,7 +18,7 @@ from train_core.engine.inputs import open_input
 from train_core.engine.launcher import LOCAL, check_resources
 from train_core.engine.measure import check_split, split_metrics
 from train_core.engine.progress import Progress
-from train_core.errors import ConfigError, DataError
+from train_core.errors import ConfigError, DataError, RunConflictError
 from train_core.policy.steps import StepPlan
 from train_core.storage.run_folder import RunFolder, RunRecord
 from train_core.storage.store import Store
@@ -61,7 +61,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
         open_input(source, workload)
     resumed = folder.exists()
     if resumed:
-        _check_continuation(folder, config)
+        _check_continuation(folder, request)
         _check_data(folder.record(), datasets, config)
     else:
         Store(request.storage).probe()
@@ -76,13 +76,9 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
 
 
 def check_scoring(folder: RunFolder, request: DriverRequest) -> Prepared:
-    """Check what batch inference of a run that exists needs. Raises ConfigError."""
-    config = request.config
-    source = open_input(
-        request.pipeline["infer_input"], load_workload(config.workload, config.settings)
-    )
-    if config.ray_address == LOCAL:
-        check_resources(config)
+    """Check the input of a batch inference of a run that exists. Raises ConfigError."""
+    workload = load_workload(request.config.workload, request.config.settings)
+    source = open_input(request.pipeline["infer_input"], workload)
     return Prepared(
         run=folder.name,
         url=folder.url,
@@ -112,9 +108,19 @@ def _device_name(config: TrainConfig) -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cuda"
 
 
-def _check_continuation(folder: RunFolder, config: TrainConfig) -> None:
+def _check_continuation(folder: RunFolder, request: DriverRequest) -> None:
+    config, record = request.config, folder.record()
     folder.check_continuation(config)
-    was = folder.record().fingerprint
+    asked = _pipeline(request)
+    # What is scored may be another thing every time; where MLflow shows the run may not.
+    changed = {
+        name: (record.pipeline[name], asked[name])
+        for name in ("experiment", "dry_run")
+        if record.pipeline.get(name, asked[name]) != asked[name]
+    }
+    if changed:
+        raise RunConflictError(folder.name, changed)
+    was = record.fingerprint
     differences = {
         name: (was.get(name), now)
         for name, now in fingerprint(config).items()
@@ -166,10 +172,14 @@ def new_record(
         name=request.run,
         created_at=datetime.now(UTC).isoformat(),
         config=config.recorded(),
-        pipeline=request.pipeline,
+        pipeline=_pipeline(request),
         fingerprint=fingerprint(config),
         datasets=_describe_data(datasets),
     )
+
+
+def _pipeline(request: DriverRequest) -> dict[str, Any]:
+    return request.pipeline | {"experiment": request.experiment, "dry_run": request.dry_run}
 
 
 def _describe_data(datasets: Mapping[str, Dataset | Stream]) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
-FORWARD, ORDER, AUGMENT, INIT = range(4)
+FORWARD, ORDER, AUGMENT, INIT, UPDATE, EVALUATE = range(6)
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

@@ -120,7 +120,7 @@ def read_manifest(store: Store, model: type[M], key: str = MANIFEST_JSON) -> tup
             f"{store.uri(key)}: {size} bytes, a manifest has at most {MAX_MANIFEST_BYTES}"
         )
     data = store.read(key)
-    _check_format(store.uri(key), data)
+    check_format(store.uri(key), data)
     try:
         return model.model_validate_json(data), digest_of(data)
     except ValidationError as error:
@@ -131,7 +131,8 @@ def read_manifest(store: Store, model: type[M], key: str = MANIFEST_JSON) -> tup
         ) from error
 
 
-def _check_format(uri: str, data: bytes) -> None:
+def check_format(uri: str, data: bytes) -> None:
+    """Raise ConfigError if a newer evertrain wrote the file."""
     try:
         found = json.loads(data).get("format")
     except (ValueError, AttributeError):

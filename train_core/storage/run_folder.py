@@ -25,7 +25,7 @@ from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, ConfigError, RunConflictError
 from train_core.results import CheckpointSummary
 from train_core.storage import lease
-from train_core.storage.manifest import CheckpointManifest, M, read_manifest
+from train_core.storage.manifest import CheckpointManifest, M, check_format, read_manifest
 from train_core.storage.names import (
     CHECKPOINTS,
     JOURNAL,
@@ -100,8 +100,10 @@ class RunFolder:
 
     def record(self) -> RunRecord:
         """What was asked. Raises FileNotFoundError if there is no such run."""
+        data = self.store.read(RUN_JSON)
+        check_format(self.store.uri(RUN_JSON), data)
         try:
-            return RunRecord.model_validate_json(self.store.read(RUN_JSON))
+            return RunRecord.model_validate_json(data)
         except ValidationError as error:
             raise CheckpointError(f"{self.store.uri(RUN_JSON)} is not readable: {error}") from error
 
@@ -191,6 +193,8 @@ class RunFolder:
                 yield key, read_manifest(self.store, model, f"{key}/{MANIFEST_JSON}")[0]
             except FileNotFoundError:
                 continue
+            except CheckpointError as error:
+                _log.warning("a damaged result is left out: %s", error)
 
     def commit(self, name: CheckpointName, manifest: CheckpointManifest) -> None:
         """Create the manifest: from here on the checkpoint exists.
