@@ -22,7 +22,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from flows.commands.look import LsCommand, ShowCommand
+from flows.commands.look import LsCommand, ShowCommand, VerifyCommand
 from flows.commands.retrain import DemoCommand, RetrainCommand
 from flows.commands.runs import RunsCommand
 from flows.commands.ui import UiCommand
@@ -50,6 +50,7 @@ class Evertrain(BaseSettings):
     workloads: CliSubCommand[WorkloadsCommand] = Field(description="What can be trained.")
     ls: CliSubCommand[LsCommand] = Field(description="List a storage's runs, a run's checkpoints.")
     show: CliSubCommand[ShowCommand] = Field(description="Show a run or a checkpoint.")
+    verify: CliSubCommand[VerifyCommand] = Field(description="Check stored bytes by digest.")
     ui: CliSubCommand[UiCommand] = Field(description="Open MLflow's and Prefect's pages.")
 
     @classmethod

@@ -1,4 +1,4 @@
-"""`evertrain ls` and `evertrain show`: what is in a storage, a run, a checkpoint."""
+"""`evertrain ls`, `show` and `verify`: what is in a storage, a run, a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 from pydantic_settings import CliPositionalArg
+from rich.console import Console
+from rich.progress import track
 
 from flows.commands.output import Row, print_mapping, print_rows
 from flows.commands.runs import InStorage, list_runs, status
 from flows.parameters import absolute, default_storage
-from train_core.errors import ConfigError
+from train_core.errors import CheckpointError, ConfigError
 from train_core.storage.names import CHECKPOINTS, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
@@ -57,6 +59,42 @@ class ShowCommand(InStorage):
                 f"run {folder.name!r} has no checkpoint {name}: see `evertrain ls {folder.url}`"
             ) from error
         show_checkpoint(folder, checkpoint, as_json=self.as_json)
+
+
+class VerifyCommand(InStorage):
+    """Read every file of a run's checkpoints, or of one, and compare it with what was committed."""
+
+    what: CliPositionalArg[str] = Field(
+        description="A run's name, RUN/CHECKPOINT, or the path or URL of either."
+    )
+    as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+    def cli_cmd(self) -> None:
+        """Print the verdicts. Raises CheckpointError if one is bad."""
+        folder, name = find(self.what, absolute(self.storage))
+        rows: list[Row] = []
+        bad = 0
+        for checkpoint in track(folder.checkpoints(), "verifying", console=Console(stderr=True)):
+            if name in (None, checkpoint.name):
+                faults = folder.faults(checkpoint)
+                bad += bool(faults)
+                rows.append(
+                    {
+                        "checkpoint": str(checkpoint.name),
+                        "files": len(checkpoint.manifest.files),
+                        "journal": len(checkpoint.manifest.journal),
+                        "verdict": "; ".join(faults) or "good",
+                    }
+                )
+        for quarantined, reason in folder.quarantined().items():
+            if name is None or quarantined == str(name):
+                rows.append({"checkpoint": quarantined, "verdict": f"quarantined: {reason}"})
+        print_rows(rows, as_json=self.as_json, empty=f"no checkpoints in {folder.url}")
+        if bad:
+            raise CheckpointError(
+                f"{bad} of {len(rows)} checkpoints of {folder.url} are not what was committed: a "
+                "run that resumes passes over them"
+            )
 
 
 def run_at(url: str) -> RunFolder | None:

@@ -92,6 +92,13 @@ def test_data_that_a_worker_refuses_is_an_error_of_one_line(
     assert "\n" not in str(raised.value)
 
 
+def test_predictions_are_made_once_unless_a_file_of_them_is_gone(trained: Trained) -> None:
+    first = trained.driver.infer(trained.best, "validation")
+    assert trained.driver.infer(trained.best, "validation") == first
+    Path(first.files[0].removeprefix("file://")).unlink()
+    assert trained.driver.infer(trained.best, "validation").uri != first.uri
+
+
 def test_evaluation_measures_what_the_training_measured(trained: Trained) -> None:
     (found,) = trained.driver.evaluate([trained.best], "validation")
     validated = {

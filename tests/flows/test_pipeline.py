@@ -52,6 +52,9 @@ def test_runs_and_checkpoints_can_be_looked_at(undisturbed: str, evertrain: Ever
     name = checkpoints[-1]["checkpoint"]
     manifest = json.loads(evertrain("show", f"undisturbed/{name}", "--json").stdout)
     assert "model.safetensors" in [file["name"] for file in manifest["files"]]
+    verified = json.loads(evertrain("verify", "undisturbed", "--json").stdout)
+    assert [row["checkpoint"] for row in verified] == [row["checkpoint"] for row in checkpoints]
+    assert {row["verdict"] for row in verified} == {"good"}
 
 
 def test_a_fork_of_a_step_that_was_not_kept_is_refused(

@@ -154,3 +154,24 @@ def test_a_run_without_outcome_has_none(folder: RunFolder) -> None:
     assert folder.live() is None
     folder.store.write("report.json", b'{"run": "run"}')
     assert folder.report() == {"run": "run"}
+
+
+def test_every_byte_of_a_checkpoint_and_its_journal_is_verified(folder: RunFolder) -> None:
+    name = commit(folder, 1, 1)
+    segment = "journal/steps-00000001-00000001-a0001.jsonl"
+    folder.store.write(segment, b"{}\n")
+    checkpoint = folder.checkpoint(name)
+    assert folder.faults(checkpoint) == []
+    model = f"{checkpoint.key}/model.safetensors"
+    for key in (model, segment):
+        whole = folder.store.read(key)
+        for damaged, told in (
+            (bytes([whole[0] ^ 1]) + whole[1:], f"{key}: its SHA-256 is another"),
+            (whole[:-1], f"{key} has {len(whole) - 1} bytes, {len(whole)} were committed"),
+        ):
+            folder.store.write(key, damaged)
+            assert folder.faults(checkpoint) == [told]
+        folder.store.delete(key)
+        assert folder.faults(checkpoint) == [f"{key} is missing"]
+        folder.store.write(key, whole)
+    assert folder.faults(checkpoint) == []

@@ -34,6 +34,15 @@ def store(storage_url: str) -> Store:
     return Store(storage_url)
 
 
+def test_an_object_is_read_piece_by_piece(store: Store) -> None:
+    store.write("object", bytes(range(10)))
+    assert list(store.chunks("object", 4)) == [b"\0\1\2\3", b"\4\5\6\7", b"\x08\x09"]
+    store.write("empty", b"")
+    assert list(store.chunks("empty")) == []
+    with pytest.raises(FileNotFoundError):
+        list(store.chunks("nothing"))
+
+
 def test_what_is_written_is_read_back(store: Store) -> None:
     store.write("folder/object", b"bytes")
     assert store.read("folder/object") == b"bytes"

@@ -30,6 +30,7 @@ from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.storage.manifest import FileEntry, PredictionsManifest
 from train_core.storage.names import MANIFEST_JSON, PREDICTIONS, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.store import Store
 from train_core.workload import load_workload
 
 _RESERVED = ("id", "model_step")
@@ -113,9 +114,17 @@ def _find(
             manifest.checkpoint_digest == checkpoint.digest
             and manifest.input == found.describe()
             and manifest.num_rows == found.num_rows
+            and all(_is_there(folder.store, key, entry) for entry in manifest.files)
         ):
             return key, manifest
     return None
+
+
+def _is_there(store: Store, key: str, entry: FileEntry) -> bool:
+    try:
+        return store.size_bytes(f"{key}/{entry.name}") == entry.size_bytes
+    except FileNotFoundError:
+        return False
 
 
 def _score_task(

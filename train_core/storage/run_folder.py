@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterator
@@ -25,7 +26,13 @@ from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, ConfigError, RunConflictError
 from train_core.results import CheckpointSummary
 from train_core.storage import lease
-from train_core.storage.manifest import CheckpointManifest, M, check_format, read_manifest
+from train_core.storage.manifest import (
+    CheckpointManifest,
+    FileEntry,
+    M,
+    check_format,
+    read_manifest,
+)
 from train_core.storage.names import (
     CHECKPOINTS,
     JOURNAL,
@@ -184,6 +191,25 @@ class RunFolder:
                 if manifest.validated or not name.startswith("validation/")
             },
         )
+
+    def faults(self, checkpoint: Checkpoint) -> list[str]:
+        """What of the checkpoint's files and its journal is missing or not what was committed."""
+        manifest = checkpoint.manifest
+        listed = [(f"{checkpoint.key}/{entry.name}", entry) for entry in manifest.files]
+        listed += [(f"{JOURNAL}/{entry.name}", entry) for entry in manifest.journal]
+        return [fault for key, entry in listed if (fault := self._fault(key, entry))]
+
+    def _fault(self, key: str, entry: FileEntry) -> str:
+        try:
+            size = self.store.size_bytes(key)
+            if size != entry.size_bytes:
+                return f"{key} has {size} bytes, {entry.size_bytes} were committed"
+            sha = hashlib.sha256()
+            for chunk in self.store.chunks(key):
+                sha.update(chunk)
+        except FileNotFoundError:
+            return f"{key} is missing"
+        return "" if sha.hexdigest() == entry.digest else f"{key}: its SHA-256 is another"
 
     def results(self, above: str, model: type[M]) -> Iterator[tuple[str, M]]:
         """The committed results directly below the key `above`: each one's key and manifest."""

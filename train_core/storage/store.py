@@ -74,6 +74,13 @@ class Store:
         with _storage_errors("read", self.uri(key)):
             return bytes(self._fs.cat_file(self.path(key)))
 
+    def chunks(self, key: str, size_bytes: int = 16 * 2**20) -> Iterator[bytes]:
+        """The object piece by piece, in bounded memory."""
+        with _storage_errors("read", self.uri(key)):
+            end = int(self._fs.info(self.path(key))["size"])
+            for start in range(0, end, size_bytes):
+                yield bytes(self._fs.cat_file(self.path(key), start, min(start + size_bytes, end)))
+
     def size_bytes(self, key: str) -> int:
         """The object's size."""
         with _storage_errors("stat", self.uri(key)):
