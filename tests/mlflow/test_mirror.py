@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from tests.mlflow.run_builder import RunBuilder, entry
-from train_core.engine.mirror import EndStatus, Mirror
+from train_core.engine.mirror import POLL_S, EndStatus, Mirror
 from train_core.storage.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 
@@ -232,3 +232,25 @@ def test_a_result_that_cannot_be_shown_hides_no_other(
     assert mirror.close("FINISHED")
     assert set(points(tracking_uri, "evaluate")) == {("test/accuracy", 9), ("test/loss", 9)}
     assert "not shown in MLflow" in caplog.text
+
+
+def test_a_commit_after_the_end_does_not_begin_the_training_again(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    class CommittingLate(Mirror):
+        """A training that has not stopped yet commits once more before the mirror is closed."""
+
+        def flush(self, timeout_s: float = 60) -> bool:
+            is_sent = super().flush(timeout_s)
+            run.commit(range(5, 10))
+            self._thread.join(3 * POLL_S)
+            return is_sent
+
+    run.commit(range(1, 5))
+    mirror = CommittingLate(run.folder, tracking_uri, "tests")
+    mirror.start()
+    mirror.close("KILLED")
+    assert {name: one.info.status for name, one in stages(tracking_uri).items()} == {
+        "pipeline": "KILLED",
+        "train": "KILLED",
+    }

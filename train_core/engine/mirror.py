@@ -62,7 +62,7 @@ class Mirror:
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         self._refusal: TrackingError | None = None
-        self._contacted = self._started = self._closed = False
+        self._contacted = self._started = self._closed = self._is_over = False
         self._asked = self._done = 0
         self._failures = 0
         self._failed_since: float | None = None
@@ -142,7 +142,7 @@ class Mirror:
         """Send what is left, end the MLflow runs with `status`, and stop; whether all was sent."""
         is_sent = True
         if self._started:
-            self._add(lambda runs: runs.end(status))
+            self._add(partial(self._end, status=status))
             is_sent = self.flush(timeout_s)
             if not is_sent:
                 _log.warning(
@@ -171,7 +171,7 @@ class Mirror:
             self._contacted = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._started or self._closed)
-        while not self._closed:
+        while not (self._closed or self._is_over):
             asked = self._asked
             self._sample_system()
             if asked > self._done or self._is_due():
@@ -283,6 +283,11 @@ class Mirror:
         from train_core.engine.mlflow_runs import without_login
 
         return without_login(str(error), self._uri)
+
+    def _end(self, runs: MlflowRuns, status: EndStatus) -> None:
+        runs.end(status)
+        # A training that was stopped may commit once more; that would show it as running.
+        self._is_over = True
 
     def _sample_system(self) -> None:
         if self._is_trained or time.monotonic() < self._sample_at:
