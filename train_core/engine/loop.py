@@ -220,7 +220,9 @@ class Trainer:
         self.model.train()
         self.forward_model = self.model
         if config.compile:
-            self.forward_model = cast("nn.Module", torch.compile(self.model))
+            # A kernel for each shape: one for any shape would be made of the shapes met so far,
+            # which are others after a resume, and so would be its bits.
+            self.forward_model = cast("nn.Module", torch.compile(self.model, dynamic=False))
         self.optimizer = self.workload.optimizer(self.model)
         self.schedule = self.workload.schedule(self.optimizer, self.schedule_steps)
         self.reducer = Reducer(self.model.parameters(), config.shards, self.group)
