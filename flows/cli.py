@@ -95,7 +95,9 @@ def read_configuration(path: str) -> dict[str, Any]:
         found = yaml.safe_load(Path(path).read_text())
     except (OSError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"configuration {path!r} cannot be read: {reason}") from error
+        raise ConfigError(
+            f"configuration {path!r} cannot be read: {reason}. Give a YAML or JSON file"
+        ) from error
     if not isinstance(found, dict):
         raise ConfigError(f"configuration {path!r} is not a mapping of parameters to values")
     return found

@@ -15,6 +15,7 @@ from flows.parameters import absolute, default_storage
 from train_core.errors import CheckpointError, ConfigError
 from train_core.storage.names import CHECKPOINTS, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.store import Store
 
 
 class LsCommand(BaseModel):
@@ -30,6 +31,8 @@ class LsCommand(BaseModel):
         url = absolute(self.url).rstrip("/")
         folder = run_at(url)
         if folder is None:
+            if url != default_storage() and not Store(url).names():
+                raise ConfigError(f"there is nothing at {url}: give a storage's or a run's address")
             list_runs(url, as_json=self.as_json)
         else:
             rows = [checkpoint_row(folder, one) for one in folder.checkpoints()]
@@ -74,7 +77,8 @@ class VerifyCommand(InStorage):
         folder, name = find(self.what, absolute(self.storage))
         rows: list[Row] = []
         bad = 0
-        for checkpoint in track(folder.checkpoints(), "verifying", console=Console(stderr=True)):
+        console = Console(stderr=True, quiet=self.as_json)
+        for checkpoint in track(folder.checkpoints(), "verifying", console=console):
             if name in (None, checkpoint.name):
                 faults = folder.faults(checkpoint)
                 bad += bool(faults)
@@ -115,7 +119,10 @@ def find(what: str, storage: str) -> tuple[RunFolder, CheckpointName | None]:
         folder = run_at(url)
         if folder:
             return folder, name
-    raise ConfigError(f"there is no run {run!r}, neither as an address nor in {storage}")
+    raise ConfigError(
+        f"there is no run {run!r}, neither as an address nor in {storage}: "
+        "see `evertrain runs list`"
+    )
 
 
 def checkpoint_row(folder: RunFolder, checkpoint: Checkpoint) -> Row:

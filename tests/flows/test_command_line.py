@@ -61,6 +61,7 @@ def test_a_json_file_is_as_good(tmp_path: Path) -> None:
         (["retrain", "--workload", "nonsense"], "workload: String should match pattern"),
         (["retrain", "--run", "../up"], "run name '../up' is not usable"),
         (["retrain", "--config", "/nowhere.yaml"], "'/nowhere.yaml' cannot be read"),
+        (["ls", "/nowhere"], "there is nothing at /nowhere: give a storage's or a run's address"),
         (["runs", "status", "none", "--storage", "/nowhere"], "there is no run 'none'"),
         (["show", "none", "--storage", "/nowhere"], "there is no run 'none'"),
         (["dance"], "invalid choice: 'dance'"),
