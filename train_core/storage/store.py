@@ -79,7 +79,8 @@ class Store:
         with _storage_errors("read", self.uri(key)):
             end = int(self._fs.info(self.path(key))["size"])
             for start in range(0, end, size_bytes):
-                yield bytes(self._fs.cat_file(self.path(key), start, min(start + size_bytes, end)))
+                stop = min(start + size_bytes, end)
+                yield bytes(self._fs.cat_file(self.path(key), start=start, end=stop))
 
     def size_bytes(self, key: str) -> int:
         """The object's size."""
