@@ -68,3 +68,11 @@ def no_leaks() -> Iterator[None]:
     yield
     left = before.added(within_s=5)
     assert not left, f"left behind: {', '.join(left)}"
+
+
+@pytest.fixture
+def real_data() -> Path:
+    folder = os.environ.get("EVERTRAIN_DATA")
+    if not folder:
+        pytest.skip("EVERTRAIN_DATA is not set: the folder that has mnist and fashion-mnist")
+    return Path(folder)

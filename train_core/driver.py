@@ -30,6 +30,12 @@ from train_core.results import (
 )
 
 
+def available_cpus() -> int:
+    """The CPUs that a local Ray has."""
+    # macOS has no affinity.
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
 class DriverRequest(Result):
     """What the driver is started with."""
 

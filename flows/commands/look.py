@@ -39,13 +39,17 @@ class LsCommand(BaseModel):
             print_rows(rows, as_json=self.as_json, empty=f"no checkpoints in {folder.url}")
 
 
-class ShowCommand(InStorage):
-    """Show a run's request and state, or a checkpoint's manifest, files and metrics."""
+class LookAt(InStorage):
+    """Arguments of the commands that look at a run or at one of its checkpoints."""
 
     what: CliPositionalArg[str] = Field(
         description="A run's name, RUN/CHECKPOINT, or the path or URL of either."
     )
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+
+class ShowCommand(LookAt):
+    """Show a run's request and state, or a checkpoint's manifest, files and metrics."""
 
     def cli_cmd(self) -> None:
         """Print what was found."""
@@ -64,13 +68,8 @@ class ShowCommand(InStorage):
         show_checkpoint(folder, checkpoint, as_json=self.as_json)
 
 
-class VerifyCommand(InStorage):
+class VerifyCommand(LookAt):
     """Read every file of a run's checkpoints, or of one, and compare it with what was committed."""
-
-    what: CliPositionalArg[str] = Field(
-        description="A run's name, RUN/CHECKPOINT, or the path or URL of either."
-    )
-    as_json: bool = Field(default=False, alias="json", description="Print JSON.")
 
     def cli_cmd(self) -> None:
         """Print the verdicts. Raises CheckpointError if one is bad."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 
 from pydantic import BaseModel, Field
 
 from flows.parameters import RetrainParameters, default_storage
+from train_core.driver import available_cpus
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.store import Store
 
@@ -63,12 +62,7 @@ def _new_demo(storage: str, run: str) -> RetrainParameters:
         storage=storage,
         epochs=8,
         batch_size=64,
-        num_workers=min(2, _num_cpus()),
+        num_workers=min(2, available_cpus()),
         keep_last=3,
         keep_best=3,
     )
-
-
-def _num_cpus() -> int:
-    # macOS has no affinity.
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -69,8 +68,7 @@ def test_a_new_run_uses_the_gpus_if_every_worker_can_have_one(
     assert folder.record().config.gpus_per_worker == gpus
 
 
+@pytest.mark.timeout(60)
 def test_nothing_answers_at_the_address(tmp_path: Path) -> None:
-    begin = time.monotonic()
     with pytest.raises(ResourceError, match="no Ray cluster answers at"):
         prepare(tmp_path, ray_address="127.0.0.1:1")
-    assert time.monotonic() - begin < 60

@@ -12,12 +12,14 @@ import pytest
 
 from tests.engine.digests import digest_of_training, journal_of
 from train_core.config import TrainConfig
+from train_core.driver import DriverRequest
 from train_core.engine.checkpointer import delete_superseded
+from train_core.engine.driver_process import DriverProcess
 from train_core.engine.evaluator import load_model
 from train_core.engine.group import Group
 from train_core.engine.loop import Trainer
 from train_core.engine.progress import Progress
-from train_core.errors import CheckpointError, DataError, NotFiniteError
+from train_core.errors import CheckpointError, DataError, FencedError, NotFiniteError
 from train_core.storage.names import MODEL_FILE
 from train_core.storage.run_folder import RunFolder, RunRecord
 
@@ -289,3 +291,23 @@ def test_weights_that_fail_to_verify_are_quarantined_when_they_are_evaluated(
         load_model(folder.url, config.model_dump_json(), str(found.name))
     assert folder.checkpoints() == []
     assert list(folder.quarantined()) == [str(found.name)]
+
+
+def test_a_replaced_driver_evaluates_infers_and_publishes_nothing(folder: RunFolder) -> None:
+    run(folder)
+    driver = DriverProcess()
+    driver.request = DriverRequest(
+        storage=folder.storage, run=folder.name, config=folder.record().config
+    )
+    driver.folder, driver.config = folder, driver.request.config
+    driver._take_run()
+    folder.store.create("lease/0002.json", folder.store.read("lease/0001.json"))
+    before = folder.store.names()
+    for stage in (
+        lambda: driver.evaluate([], "test"),
+        lambda: driver.infer({}, "test"),
+        lambda: driver.publish({}, [], {}, {}, {}),
+    ):
+        with pytest.raises(FencedError):
+            stage()
+    assert folder.store.names() == before

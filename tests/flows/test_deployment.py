@@ -158,3 +158,20 @@ def test_the_best_checkpoint_scores_data_in_a_flow_of_its_own(prefect: Prefect) 
         "--param", 'run="nightly-1"', "--param", 'infer_input="validation"', "--watch",
     )  # fmt: skip
     assert "finished" in shown.lower()
+
+
+def test_mnist_reaches_its_accuracy(prefect: Prefect, home: Path, real_data: Path) -> None:
+    parameters = {
+        "run": "mnist",
+        "workload": "train_core.workloads.mnist:MnistResNet18",
+        "settings": {"data": str(real_data / "mnist")},
+        "num_workers": 2,
+    }
+    prefect(
+        "deployment", "run", "retrain/retrain",
+        "--param", f"parameters={json.dumps(parameters)}", "--watch",
+    )  # fmt: skip
+    report = RunFolder(str(home / "runs"), "mnist").report()
+    assert report is not None, (home / "worker.log").read_text()
+    assert report["train"]["epoch"] == 1
+    assert report["test_metrics"]["accuracy"] >= 0.985

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +14,3 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def real_data() -> Path:
-    folder = os.environ.get("EVERTRAIN_DATA")
-    if not folder:
-        pytest.skip("EVERTRAIN_DATA is not set: the folder that has mnist and fashion-mnist")
-    return Path(folder)

@@ -20,7 +20,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from train_core.config import TrainConfig
 from train_core.engine.batches import model_to_device
 from train_core.engine.checkpoint_files import load_weights
-from train_core.engine.group import Group
+from train_core.engine.group import Group, use_deterministic_algorithms
 from train_core.engine.measure import (
     CONFUSION,
     MetricStates,
@@ -163,6 +163,8 @@ def load_model(
     folder = RunFolder.at(url)
     workload = load_workload(config.workload, config.settings)
     device = Group.current(uses_gpu=config.uses_gpu).device
+    if config.uses_gpu:
+        use_deterministic_algorithms(wanted=config.deterministic)
     model = workload.model()
     found = folder.find(checkpoint)
     try:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
 from train_core.config import TrainConfig
+from train_core.driver import available_cpus
 from train_core.errors import EvertrainError, ResourceError, UserCodeError
 from train_core.storage.run_folder import RunFolder
 
@@ -34,11 +34,6 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _log = logging.getLogger(__name__)
-
-
-def available_cpus() -> int:
-    """The CPUs that a local Ray has."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def check_resources(config: TrainConfig) -> None:

@@ -33,8 +33,7 @@ def newest_good(folder: RunFolder, group: Group) -> tuple[Checkpoint, dict[str, 
 
 
 def _choose(folder: RunFolder) -> tuple[Checkpoint, dict[str, Any]] | None:
-    folder.quarantine_damaged()
-    for checkpoint in reversed(folder.checkpoints()):
+    for checkpoint in reversed(folder.quarantine_damaged()):
         try:
             files = read_verified(folder.store, checkpoint.key, checkpoint.manifest.files)
             return checkpoint, parse(files)

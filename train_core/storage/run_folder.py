@@ -131,8 +131,8 @@ class RunFolder:
         """
         held = lease.acquire(self.store, self.name)
         held.beat()
-        self.quarantine_damaged()
-        earlier = [c.name for c in self.checkpoints() if c.name.attempt < held.attempt]
+        good = self.quarantine_damaged()
+        earlier = [c.name for c in good if c.name.attempt < held.attempt]
         lease.seal(self.store, held.attempt, earlier)
         return held
 
@@ -140,10 +140,12 @@ class RunFolder:
         """The committed checkpoints, oldest first; damaged and quarantined ones are left out."""
         return self._scan()[0]
 
-    def quarantine_damaged(self) -> None:
-        """Mark the checkpoints whose manifests cannot be read; looking alone writes nothing."""
-        for name, reason in self._scan()[1].items():
+    def quarantine_damaged(self) -> list[Checkpoint]:
+        """As `checkpoints`, which writes nothing; marks those whose manifests cannot be read."""
+        good, damaged = self._scan()
+        for name, reason in damaged.items():
             self.quarantine(name, reason)
+        return good
 
     def _scan(self) -> tuple[list[Checkpoint], dict[CheckpointName, str]]:
         """The committed checkpoints, oldest first, and what is wrong with damaged manifests."""
