@@ -104,6 +104,12 @@ class TrainConfig(BaseModel):
         description="Checkpoint every so many seconds; 0: not by seconds.",
         json_schema_extra=MAY_CHANGE,
     )
+    checkpoint_backpressure: Literal["skip", "wait"] = Field(
+        default="skip",
+        description="When a checkpoint is due while the last one is still being stored: leave it "
+        "out, or wait. One with a validation, and the last one, always wait.",
+        json_schema_extra=MAY_CHANGE,
+    )
     keep_last: int = Field(
         default=2,
         ge=1,

@@ -6,23 +6,26 @@ import hashlib
 import json
 from typing import Any
 
-from train_core.engine.checkpoint_files import read_verified
+import torch
+
+from train_core.engine.checkpoint_files import load_state
+from train_core.engine.state import pack
 from train_core.storage.journal import read_segments
 from train_core.storage.run_folder import RunFolder
 
 
 def digest_of_training(folder: RunFolder) -> str:
-    """Of the last checkpoint's every file and of every metric of every step.
+    """Of all of the last checkpoint's state and of every metric of every step.
 
     Times and rates aside: they belong to the machine and the hour.
     """
     newest = max(folder.checkpoints(), key=lambda c: c.name)
-    files = read_verified(folder.store, newest.key, newest.manifest.files)
-    state = json.loads(files.pop("state.json"))
-    state["progress"].pop("elapsed_s")
-    sha = hashlib.sha256(json.dumps(state, sort_keys=True).encode())
-    for name, data in sorted(files.items()):
-        sha.update(name.encode() + data)
+    plain, tensors = pack(load_state(folder.store, newest))
+    plain["progress"].pop("elapsed_s")
+    sha = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    for path, tensor in sorted(tensors.items()):
+        sha.update(f"{path} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        sha.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
     sha.update(json.dumps(journal_of(folder)).encode())
     return sha.hexdigest()
 

@@ -21,7 +21,7 @@ from train_core.engine.loop import Trainer
 from train_core.policy.steps import MicroBatch
 from train_core.storage.manifest import CheckpointManifest
 from train_core.storage.names import CheckpointName
-from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_folder import Checkpoint, RunFolder
 
 
 def die() -> None:
@@ -33,10 +33,10 @@ class MortalFolder(RunFolder):
 
     dies_before_manifest_of = -1
 
-    def commit(self, name: CheckpointName, manifest: CheckpointManifest) -> None:
+    def commit(self, name: CheckpointName, manifest: CheckpointManifest) -> Checkpoint:
         if name.step == self.dies_before_manifest_of:
             die()
-        super().commit(name, manifest)
+        return super().commit(name, manifest)
 
 
 class MortalTrainer(Trainer):

@@ -136,6 +136,7 @@ def test_a_worker_that_dies_leaves_no_trace_in_the_numbers(tmp_path: Path) -> No
             batch_size=32,
             epochs=3,
             checkpoint_every_steps=2,
+            checkpoint_backpressure="wait",
             num_workers=2,
             cpus_per_worker=0.5,
         )
@@ -154,6 +155,7 @@ def test_loss_that_is_no_number_ends_the_training_and_keeps_what_was_good(tmp_pa
         settings={"nan_from_step": 3},
         batch_size=32,
         checkpoint_every_steps=1,
+        checkpoint_backpressure="wait",
     )
     with pytest.raises(NotFiniteError, match="step-00000003-a0001"):
         fit(config, storage=str(tmp_path), run="nan", on_log=None)

@@ -22,6 +22,7 @@ CONFIG: dict[str, Any] = {
     "clip_norm": 1.0,
     "eval_batch_size": 16,
     "checkpoint_every_steps": 2,
+    "checkpoint_backpressure": "wait",
     "monitor": "validation/loss",
     "monitor_order": "min",
     "early_stopping_patience": 5,

@@ -10,7 +10,7 @@ from torch import nn
 
 from train_core.config import TrainConfig
 from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult
-from train_core.storage.journal import Entry, write_segment
+from train_core.storage.journal import Entry, append
 from train_core.storage.lease import Lease
 from train_core.storage.manifest import (
     CheckpointManifest,
@@ -62,7 +62,7 @@ class RunBuilder:
         """Commit a checkpoint after the last of `steps`, whose journal is a new segment."""
         entries = [entry(step, time_s) for step in steps]
         store, attempt = self.folder.store, self.lease.attempt
-        self.segments += (write_segment(store, entries, attempt),)
+        self.segments = append(store, self.segments, entries, attempt)
         name = CheckpointName(steps[-1], attempt)
         state = {} if model is None else model.state_dict()
         weights = safetensors.torch.save(dict(state))

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from train_core.errors import CheckpointError
-from train_core.storage.journal import Entry, finite, read_segments, write_segment
+from train_core.storage.journal import Entry, append, finite, read_segments
 from train_core.storage.manifest import FileEntry
 from train_core.storage.store import Store
 
@@ -25,10 +27,7 @@ def store(storage_url: str) -> Store:
 
 
 def test_what_is_written_is_read_back_in_order(store: Store) -> None:
-    segments = [
-        write_segment(store, ENTRIES[:2], attempt=4),
-        write_segment(store, ENTRIES[2:], attempt=5),
-    ]
+    segments = append(store, append(store, (), ENTRIES[:2], attempt=4), ENTRIES[2:], attempt=5)
     assert [segment.name for segment in segments] == [
         "steps-00000001-00000002-a0004.jsonl",
         "steps-00000003-00000003-a0005.jsonl",
@@ -48,14 +47,14 @@ def test_metrics_keep_every_bit(metrics: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"{}\n", b"\n"])
 def test_an_altered_segment_is_refused(store: Store, damage: bytes) -> None:
-    segment = write_segment(store, ENTRIES[:2], attempt=4)
+    (segment,) = append(store, (), ENTRIES[:2], attempt=4)
     store.write(KEY, damage)
     with pytest.raises(CheckpointError, match=f"{KEY}: not what was committed"):
         list(read_segments(store, [segment]))
 
 
 def test_one_flipped_bit_is_refused(store: Store) -> None:
-    segment = write_segment(store, ENTRIES[:2], attempt=4)
+    (segment,) = append(store, (), ENTRIES[:2], attempt=4)
     data = bytearray(store.read(KEY))
     data[len(data) // 2] ^= 1
     store.write(KEY, bytes(data))
@@ -67,3 +66,28 @@ def test_a_missing_segment_is_refused(store: Store) -> None:
     segment = FileEntry.of("steps-00000001-00000002-a0004.jsonl", b"")
     with pytest.raises(CheckpointError, match=f"{KEY} does not exist"):
         list(read_segments(store, [segment]))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=60))
+def test_a_journal_of_any_length_has_few_segments(commits: list[int]) -> None:
+    with TemporaryDirectory() as folder:
+        store, journal, written = Store(folder), tuple[FileEntry, ...](), []
+        for count in commits:
+            new = [Entry(step=len(written) + i, time=0, metrics={}) for i in range(count)]
+            written += new
+            journal = append(store, journal, new, attempt=1)
+        assert list(read_segments(store, journal)) == written
+        sizes = [segment.size_bytes for segment in journal]
+        assert all(size > 2 * after for size, after in pairwise(sizes))
+
+
+def test_a_segment_that_is_gone_is_not_merged(store: Store) -> None:
+    (segment,) = append(store, (), ENTRIES[:1], attempt=4)
+    store.delete(f"journal/{segment.name}")
+    journal = append(store, (segment,), ENTRIES[1:], attempt=4)
+    assert journal[0] == segment
+    assert list(read_segments(store, journal[1:])) == ENTRIES[1:]
+
+
+def test_no_entries_no_segment(store: Store) -> None:
+    assert append(store, (), [], attempt=1) == ()

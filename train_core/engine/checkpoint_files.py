@@ -1,125 +1,147 @@
-"""A checkpoint's files: one safetensors file a part, and state.json for all that is no tensor.
+"""Reading a checkpoint's files: verified, put together, without a copy where it can be.
 
 model.safetensors       parameters and buffers; loads with safetensors alone
 optimizer.safetensors   `state/<parameter>/<name>`: moments and steps
 …                       one for every further part that has tensors
 state.json              the whole nested state, each tensor replaced by {"$tensor": path}
+
+A part may be several files, `<part>-00001-of-00002.safetensors` …, and some of them may have some
+rows of a tensor only (`engine.rows`).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
-from train_core.engine.state import pack, unpack
+from train_core.engine.group import Group
+from train_core.engine.rows import Pieces, read_rows, rows_here
+from train_core.engine.snapshot import bytes_of, tensors_in
+from train_core.engine.state import unpack
 from train_core.errors import CheckpointError
-from train_core.storage.manifest import FileEntry, digest_of
-from train_core.storage.names import MODEL_FILE
+from train_core.policy.layout import MODEL, OPTIMIZER, part_of
+from train_core.storage import bulk
+from train_core.storage.manifest import FileEntry
+from train_core.storage.names import STATE_JSON
 from train_core.storage.run_folder import Checkpoint
 from train_core.storage.store import Store
+from train_core.storage.tensor_file import read_layout
 
-STATE_JSON = "state.json"
 
+class Assembly:
+    """Puts the tensors of a checkpoint's files together, whole or this rank's rows of them.
 
-class Snapshot:
-    """Copies of tensors in buffers of its own, which are used again for the next snapshot."""
+    With a `mesh`, tensors that files have in rows, and those of which `is_cut(path, shape)` says
+    so, become DTensors of this rank's rows; all others are whole.
+    """
 
-    def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
-        self.plain: Any = None
+    def __init__(
+        self,
+        group: Group | None = None,
+        mesh: DeviceMesh | None = None,
+        is_cut: Callable[[str, torch.Size], bool] | None = None,
+    ) -> None:
+        self._group = group
+        self._mesh = mesh
+        self._is_cut = is_cut
+        self._whole: dict[str, Tensor] = {}
+        self._pieces: dict[str, tuple[Pieces, torch.Size]] = {}
+        self._plain: Any = None
 
-    def take(self, state: dict[str, Any]) -> None:
-        """Copy the state; when this returns the live tensors may change."""
-        self.plain, tensors = pack(state)
-        for name in self._buffers.keys() - tensors.keys():
-            del self._buffers[name]
-        for name, tensor in tensors.items():
-            buffer = self._buffers.get(name)
-            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-                buffer = torch.empty(
-                    tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda"
-                )
-                self._buffers[name] = buffer
-            buffer.copy_(tensor.detach(), non_blocking=True)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+    def add(self, file: str, buffer: Tensor) -> None:
+        """Take what a file has. Raises CheckpointError if it is malformed."""
+        data = bytes_of(buffer)
+        if file == STATE_JSON:
+            self._plain = _parse_json(data, file)
+        part = part_of(file)
+        if part is None:
+            return
+        layout = read_layout(data, file)
+        rows = read_rows(layout.metadata, file)
+        for name, tensor in tensors_in(buffer, layout).items():
+            path = f"{part}/{name}"
+            start, shape = rows.get(name, (0, tensor.shape))
+            if name in rows or (self._is_cut and self._is_cut(path, tensor.shape)):
+                self._piece(path, torch.Size(shape), tensor).add(start, tensor)
+            else:
+                # The model and the optimizer copy what they are given; others may keep it.
+                self._whole[path] = tensor if part in (MODEL, OPTIMIZER) else tensor.clone()
 
-    def has_nan(self) -> bool:
-        """Whether a weight or a buffer of the model is not a number."""
-        return any(
-            bool(torch.isnan(tensor).any())
-            for path, tensor in self._buffers.items()
-            if path.startswith("model/") and tensor.is_floating_point()
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by path, `<part>/<name>`. Raises CheckpointError if rows are missing."""
+        found = dict(self._whole)
+        for path, (pieces, shape) in self._pieces.items():
+            rows = pieces.whole(path)
+            found[path] = rows if self._mesh is None else self._distributed(rows, shape)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """The whole nested state. Raises CheckpointError if the files do not fit together."""
+        if not isinstance(self._plain, dict):
+            raise CheckpointError(f"the checkpoint has no {STATE_JSON}")
+        state: dict[str, Any] = unpack(self._plain, self.tensors())
+        return state
+
+    def _piece(self, path: str, shape: torch.Size, like: Tensor) -> Pieces:
+        if path not in self._pieces:
+            wanted = range(shape[0])
+            if self._mesh is not None and self._group is not None:
+                wanted = rows_here(shape[0], self._group)
+            self._pieces[path] = Pieces(shape, like.dtype, wanted), shape
+        return self._pieces[path][0]
+
+    def _distributed(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        assert self._mesh is not None
+        whole = torch.empty(shape, device="meta")
+        return DTensor.from_local(
+            rows.to(self._mesh.device_type),
+            self._mesh,
+            [Shard(0)],
+            shape=shape,
+            stride=whole.stride(),
         )
 
-    def files(self) -> dict[str, bytes]:
-        """The files' bytes by name."""
-        parts: dict[str, dict[str, Tensor]] = {}
-        for path, tensor in self._buffers.items():
-            part, _, name = path.partition("/")
-            parts.setdefault(part, {})[name] = tensor
-        files = {
-            f"{part}.safetensors": safetensors.torch.save(tensors)
-            for part, tensors in sorted(parts.items())
-        }
-        files[STATE_JSON] = json.dumps(self.plain, indent=1, allow_nan=True).encode()
-        return files
 
-
-def read_verified(store: Store, folder: str, entries: tuple[FileEntry, ...]) -> dict[str, bytes]:
-    """The files that a manifest lists, by name.
-
-    Raises CheckpointError, naming the file, if one is missing or not what was committed.
-    """
-    files: dict[str, bytes] = {}
-    for entry in entries:
-        key = f"{folder}/{entry.name}"
-        try:
-            # The size first: a file that lies about it is not read into memory.
-            size = store.size_bytes(key)
-            data = store.read(key) if size == entry.size_bytes else b""
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{store.uri(key)} is missing") from error
-        if size != entry.size_bytes:
-            raise CheckpointError(
-                f"{store.uri(key)} has {size} bytes, {entry.size_bytes} were committed"
-            )
-        if digest_of(data) != entry.digest:
-            raise CheckpointError(f"{store.uri(key)}: its SHA-256 is not the committed one")
-        files[entry.name] = data
-    return files
-
-
-def parse(files: dict[str, bytes]) -> dict[str, Any]:
-    """The state that the files hold. Raises CheckpointError if they do not fit together."""
-    tensors = {
-        f"{name.removesuffix('.safetensors')}/{key}": tensor
-        for name, data in files.items()
-        if name.endswith(".safetensors")
-        for key, tensor in load_tensors(data, name).items()
-    }
-    if STATE_JSON not in files:
-        raise CheckpointError(f"the checkpoint has no {STATE_JSON}")
-    state: dict[str, Any] = unpack(json.loads(files[STATE_JSON]), tensors)
-    return state
-
-
-def load_tensors(data: bytes, name: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises CheckpointError if it is malformed."""
+def read_file(store: Store, folder: str, entry: FileEntry) -> Tensor:
+    """A file's bytes, verified. Raises CheckpointError, naming it, if it is damaged or missing."""
+    key = f"{folder}/{entry.name}"
     try:
-        return safetensors.torch.load(data)
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{name} is not a safetensors file: {error}") from error
+        buffer = torch.empty(entry.size_bytes, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise CheckpointError(f"{store.uri(key)}: {entry.size_bytes} bytes are too many") from error
+    bulk.read(store, key, entry, bytes_of(buffer))
+    return buffer
 
 
 def load_weights(store: Store, checkpoint: Checkpoint) -> dict[str, Tensor]:
     """A checkpoint's parameters and buffers, verified. Raises CheckpointError."""
-    entries = tuple(e for e in checkpoint.manifest.files if e.name == MODEL_FILE)
+    entries = [e for e in checkpoint.manifest.files if part_of(e.name) == MODEL]
     if not entries:
-        raise CheckpointError(f"{store.uri(checkpoint.key)} has no {MODEL_FILE}")
-    return load_tensors(read_verified(store, checkpoint.key, entries)[MODEL_FILE], MODEL_FILE)
+        raise CheckpointError(f"{store.uri(checkpoint.key)} has no weights")
+    found = _assemble(store, checkpoint, entries).tensors()
+    return {path.removeprefix(f"{MODEL}/"): tensor for path, tensor in found.items()}
+
+
+def load_state(store: Store, checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint's whole state, verified, by part. Raises CheckpointError."""
+    return _assemble(store, checkpoint, checkpoint.manifest.files).state()
+
+
+def _assemble(store: Store, checkpoint: Checkpoint, entries: Iterable[FileEntry]) -> Assembly:
+    assembly = Assembly()
+    for entry in entries:
+        assembly.add(entry.name, read_file(store, checkpoint.key, entry))
+    return assembly
+
+
+def _parse_json(data: memoryview, file: str) -> Any:
+    try:
+        return json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not JSON: {error}") from error

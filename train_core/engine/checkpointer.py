@@ -1,35 +1,43 @@
 """The checkpointer: copies the state, then writes and commits it behind the loop's back.
 
-The loop waits for the copy alone. One checkpoint is under way at most; when the next one comes
-too early, it waits. The manifest is created when every file is stored: a process that dies
-before leaves nothing that counts.
+The loop waits for the copy alone. Every rank's background thread stores its share of the files
+and tells rank 0's, which creates the manifest when all are stored: a process that dies before
+leaves nothing that counts. One checkpoint is under way at most.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
+import time
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
 from train_core.config import TrainConfig
-from train_core.engine.checkpoint_files import Snapshot
+from train_core.engine.group import Group
+from train_core.engine.posts import Posts
 from train_core.engine.progress import Progress
 from train_core.engine.recorder import Recorder
-from train_core.errors import EvertrainError, NotFiniteError
-from train_core.policy.retention import checkpoints_to_delete
-from train_core.policy.selection import Candidate
-from train_core.storage.journal import Entry, finite, write_segment
-from train_core.storage.manifest import CheckpointManifest, FileEntry
-from train_core.storage.names import CheckpointName
+from train_core.engine.retention import delete_superseded
+from train_core.engine.snapshot import Snapshot, SnapshotFile
+from train_core.errors import EvertrainError, NotFiniteError, StorageError
+from train_core.storage import bulk
+from train_core.storage.journal import Entry, append, finite
+from train_core.storage.manifest import CheckpointManifest, FileEntry, digest_of
+from train_core.storage.names import CHECKPOINTS, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
+
+COMMIT_TIMEOUT_S = 600.0
+"""How long rank 0 waits for the other ranks' files when its own are stored."""
 
 _log = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Saves checkpoints of one attempt. Rank 0 has one that works; the others' do nothing."""
+    """Saves checkpoints of one attempt: this rank's files, and on rank 0 the commit."""
 
     def __init__(
         self,
@@ -37,29 +45,46 @@ class Checkpointer:
         config: TrainConfig,
         attempt: int,
         recorder: Recorder,
-        *,
-        is_enabled: bool,
+        group: Group,
     ) -> None:
         self.newest: Checkpoint | None = None
+        """The newest commit. Known to rank 0, and to all after a resume."""
         self._folder = folder
         self._config = config
         self._attempt = attempt
         self._recorder = recorder
-        self._is_enabled = is_enabled
-        self._snapshot = Snapshot()
+        self._group = group
+        self._snapshot = Snapshot(config.shards, group)
+        self._posts = Posts(group, attempt)
+        self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(1, "checkpointer")
-        self._writing: tuple[Future[Checkpoint], list[Entry]] | None = None
+        self._writing: tuple[Future[Checkpoint | None], list[Entry]] | None = None
+        self._stored: dict[str, str] = {}
+        """Keys of files that are stored already, by digest: those of the last checkpoint."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is under way on this rank."""
+        return self._writing is not None and not self._writing[0].done()
 
     def continue_from(self, checkpoint: Checkpoint) -> None:
         """Go on after this checkpoint, with its journal."""
         self.newest = checkpoint
+        files = checkpoint.manifest.files
+        self._stored = {entry.digest: f"{checkpoint.key}/{entry.name}" for entry in files}
 
-    def save(self, state: dict[str, Any], progress: Progress) -> None:
-        """Copy the state and start to write it. Raises EvertrainError if we were fenced."""
-        if not self._is_enabled:
-            return
+    def save(self, state: dict[str, Any], frozen: Collection[str], progress: Progress) -> None:
+        """Copy the state and start to store it; waits for the checkpoint under way, if any is.
+
+        `frozen` are the paths of the weights that are not trained. Raises EvertrainError if we
+        were fenced.
+        """
+        begin = time.monotonic()
+        if self.is_busy:
+            self.wait()
+            self._recorder.rate("checkpoint/waited_s", time.monotonic() - begin)
         self.wait()
-        self._snapshot.take(state)
+        self._snapshot.take(state, frozen)
         entries = list(self._recorder.pending)
         facts = {
             "step": progress.step,
@@ -71,6 +96,15 @@ class Checkpointer:
             "elapsed_s": progress.elapsed_s,
         }
         self._writing = self._thread.submit(self._write, facts, entries), entries
+        self._recorder.rate("checkpoint/blocked_s", time.monotonic() - begin)
+
+    def poll(self) -> None:
+        """See whether the checkpoint under way has ended, and warn if it failed.
+
+        Raises EvertrainError if we were fenced, or if a weight was not a number.
+        """
+        if self._writing is not None and self._writing[0].done():
+            self.wait()
 
     def wait(self, *, must_succeed: bool = False) -> None:
         """Wait for the checkpoint under way.
@@ -83,67 +117,84 @@ class Checkpointer:
         future, entries = self._writing
         self._writing = None
         try:
-            self.newest = future.result()
+            self.newest = future.result() or self.newest
             self._recorder.forget(entries)
         except (EvertrainError, OSError) as error:
             if must_succeed or not isinstance(error, OSError):
                 raise
+            self._recorder.rate("checkpoint/failed", 1)
             _log.warning("a checkpoint was not saved, training goes on: %s", error)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread; a checkpoint that other ranks have not stored yet is given up soon."""
+        self._closing.set()
         self._thread.shutdown()
 
-    def _write(self, facts: dict[str, Any], entries: list[Entry]) -> Checkpoint:
+    def _write(self, facts: dict[str, Any], entries: list[Entry]) -> Checkpoint | None:
+        """Store this rank's files; rank 0 commits when all ranks have."""
+        step = facts["step"]
+        name = CheckpointName(step, self._attempt)
+        try:
+            self._check_weights(step)
+            files = self._store_files(f"{CHECKPOINTS}/{name}")
+        except BaseException as error:
+            if not self._group.is_first:
+                self._posts.send(step, {"error": f"{type(error).__name__}: {error}"})
+            raise
+        if not self._group.is_first:
+            self._posts.send(step, {"files": [file.model_dump() for file in files]})
+            return None
+        for post in self._posts.collect(step, timeout_s=COMMIT_TIMEOUT_S, give_up=self._closing):
+            if "error" in post:
+                raise StorageError(f"another rank did not store its files: {post['error']}")
+            files += [FileEntry.model_validate(file) for file in post["files"]]
+        return self._commit(name, files, facts, entries)
+
+    def _check_weights(self, step: int) -> None:
         if self._snapshot.has_nan():
             last_good = str(self.newest.name) if self.newest else None
-            raise NotFiniteError(facts["step"], math.nan, last_good, "a weight of the model")
-        name = CheckpointName(facts["step"], self._attempt)
-        store = self._folder.store
-        files = []
-        for file, data in self._snapshot.files().items():
-            store.write(f"checkpoints/{name}/{file}", data, durable=True)
-            files.append(FileEntry.of(file, data))
+            raise NotFiniteError(step, math.nan, last_good, "a weight of the model")
+
+    def _store_files(self, folder: str) -> list[FileEntry]:
+        stored = [self._store_file(folder, file) for file in self._snapshot.files]
+        self._stored = {entry.digest: f"{folder}/{entry.name}" for entry in stored}
+        if self._group.is_first:
+            for name, data in self._snapshot.small_files().items():
+                stored.append(bulk.write(self._folder.store, f"{folder}/{name}", memoryview(data)))
+        return stored
+
+    def _store_file(self, folder: str, file: SnapshotFile) -> FileEntry:
+        """Store a file; one that has not changed since the last checkpoint is not sent again."""
+        store, key = self._folder.store, f"{folder}/{file.planned.name}"
+        if file.planned.is_frozen:
+            digest = digest_of(file.data)
+            if digest in self._stored:
+                try:
+                    store.copy(self._stored[digest], store, key)
+                except FileNotFoundError:
+                    # It was deleted with its checkpoint.
+                    del self._stored[digest]
+                else:
+                    return FileEntry(
+                        name=file.planned.name, size_bytes=len(file.data), digest=digest
+                    )
+        return bulk.write(store, key, file.data)
+
+    def _commit(
+        self,
+        name: CheckpointName,
+        files: list[FileEntry],
+        facts: dict[str, Any],
+        entries: list[Entry],
+    ) -> Checkpoint:
         journal = self.newest.manifest.journal if self.newest else ()
-        if entries:
-            journal = (*journal, write_segment(store, entries, self._attempt))
         manifest = CheckpointManifest(
             created_at=datetime.now(UTC).isoformat(),
             attempt=self._attempt,
             files=tuple(files),
-            journal=journal,
+            journal=append(self._folder.store, journal, entries, self._attempt),
             **facts,
         )
-        self._folder.commit(name, manifest)
+        committed = self._folder.commit(name, manifest)
         delete_superseded(self._folder, self._config, self._attempt)
-        return self._folder.checkpoint(name)
-
-
-def delete_superseded(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
-    """Apply the retention rules; a failure leaves a checkpoint more, never one less.
-
-    A newer commit stands, so nobody resumes from what is deleted here; and nothing depends on
-    where this attempt began, or an interrupted run would keep other checkpoints. The best one of
-    a run that has ended and was extended stays: its report names it.
-    """
-    try:
-        report = folder.report()
-        candidates = [
-            Candidate(
-                str(c.name), c.manifest.step, c.manifest.metrics if c.manifest.validated else {}
-            )
-            for c in folder.checkpoints()
-        ]
-        for candidate in checkpoints_to_delete(
-            candidates,
-            keep_last=config.keep_last,
-            keep_best=config.keep_best,
-            metric=config.monitor,
-            order=config.monitor_order,
-            protected=[report["best"]["name"]] if report else [],
-        ):
-            name = CheckpointName.parse(candidate.name)
-            assert name is not None
-            folder.delete_checkpoint(name, attempt=attempt)
-    except OSError as error:
-        _log.warning("a superseded checkpoint could not be deleted: %s", error)
+        return committed

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from train_core.engine.group import Group
 
-_NUM_WISHES = 2
+_NUM_WISHES = 3
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Word:
     """The step's mean loss over its samples."""
     wants_checkpoint: bool
     wants_stop: bool
+    is_busy: bool
+    """Whether a rank still stores the last checkpoint."""
 
 
 class ControlWord:
@@ -41,12 +43,10 @@ class ControlWord:
         """Add a micro-batch's loss times its weight; it stays on the device."""
         self._word[shard] += weighted_loss.detach()
 
-    def send(self, *, wants_checkpoint: bool, wants_stop: bool) -> None:
+    def send(self, *, wants_checkpoint: bool, wants_stop: bool, is_busy: bool) -> None:
         """Send the word with this rank's wishes."""
-        if wants_checkpoint:
-            self._word[self._num_shards] = 1
-        if wants_stop:
-            self._word[self._num_shards + 1] = 1
+        wishes = [wants_checkpoint, wants_stop, is_busy]
+        self._word[self._num_shards :] = torch.tensor(wishes, dtype=self._word.dtype)
         if self._group.world_size > 1:
             self._work = dist.all_reduce(self._word, async_op=True)
 
@@ -54,5 +54,5 @@ class ControlWord:
         """Wait for all ranks' words."""
         if self._work is not None:
             self._work.wait()
-        *losses, checkpoint, stop = self._word.tolist()
-        return Word(sum(losses), checkpoint > 0, stop > 0)
+        *losses, checkpoint, stop, busy = self._word.tolist()
+        return Word(sum(losses), checkpoint > 0, stop > 0, busy > 0)

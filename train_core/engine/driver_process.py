@@ -100,8 +100,8 @@ class DriverProcess:
 
     def train(self) -> dict[str, Any]:
         """Train to the end; where workers die, begin again from the newest commit."""
-        from train_core.engine.checkpointer import delete_superseded
         from train_core.engine.launcher import launch
+        from train_core.engine.retention import delete_superseded
 
         begin = time.monotonic()
         newest = self._newest()

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+
+from train_core.errors import EvertrainError
+
+_PIECE_BYTES = 64 * 2**20
 
 T = TypeVar("T")
 
@@ -53,6 +59,45 @@ class Group:
         values: list[T | None] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values  # type: ignore[return-value]  # all are filled
+
+    def from_first_of(self, call: Callable[[], T]) -> T:
+        """What rank 0's `call()` gives, on every rank; what it raises is raised on every rank."""
+        found: T | None = None
+        error: EvertrainError | OSError | None = None
+        if self.is_first:
+            try:
+                found = call()
+            except (EvertrainError, OSError) as raised:
+                error = raised
+        found, error = self.from_first((found, error))
+        if error is not None:
+            raise error
+        return found  # type: ignore[return-value]  # it is what rank 0's call gave
+
+    def all_succeed(self, call: Callable[[], T]) -> T:
+        """What this rank's `call()` gives, if those of all ranks succeed.
+
+        The first error of any rank is raised on every rank.
+        """
+        found: T | None = None
+        error: EvertrainError | OSError | None = None
+        try:
+            found = call()
+        except (EvertrainError, OSError) as raised:
+            error = raised
+        for first in self.gather(error):
+            if first is not None:
+                raise first
+        return found  # type: ignore[return-value]  # this rank's call did not raise
+
+    def broadcast_bytes(self, buffer: Tensor, *, source: int) -> None:
+        """Fill `buffer`, bytes in main memory, with those of rank `source`."""
+        if self.world_size == 1:
+            return
+        for piece in buffer.split(_PIECE_BYTES):
+            sent = piece.to(self.device)
+            dist.broadcast(sent, src=source)
+            piece.copy_(sent)
 
     def from_first(self, value: T) -> T:
         """Rank 0's value, on every rank."""

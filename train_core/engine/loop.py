@@ -27,6 +27,7 @@ from train_core.engine.batches import (
     to_device,
 )
 from train_core.engine.buffers import Buffers
+from train_core.engine.checkpoint_files import Assembly
 from train_core.engine.checkpointer import Checkpointer
 from train_core.engine.control import ControlWord
 from train_core.engine.group import Group, use_deterministic_algorithms
@@ -92,14 +93,14 @@ class Trainer:
         )
         self._build_model()
         self.recorder = Recorder(folder.store, is_enabled=group.is_first)
-        self.checkpointer = Checkpointer(
-            folder, config, attempt, self.recorder, is_enabled=group.is_first
-        )
+        self.checkpointer = Checkpointer(folder, config, attempt, self.recorder, group)
         self.batches: Iterator[Batch] = iter(())
         self._unsettled: tuple[ControlWord, dict[str, float], int] | None = None
         self._grad_norm: torch.Tensor | None = None
         self._wants_checkpoint = False
         self._wants_stop = False
+        self._skips = config.checkpoint_backpressure == "skip"
+        self._is_busy = False
         self._saved_step = -1
 
     def run(self) -> Progress:
@@ -122,7 +123,7 @@ class Trainer:
 
     def restore(self) -> None:
         """Go on from the newest good checkpoint, if there is one."""
-        found = newest_good(self.folder, self.group)
+        found = newest_good(self.folder, self.group, Assembly)
         if found:
             checkpoint, state = found
             self.state.restore(state)
@@ -141,6 +142,7 @@ class Trainer:
     def step(self) -> None:
         """One optimizer step: every shard's gradients, summed, applied."""
         self._settle()
+        self.checkpointer.poll()
         progress, step = self.progress, self.progress.step
         word = ControlWord(self.config.shards, self.group)
         work = self.plan.micro_batches(progress.epoch, progress.step_in_epoch, self.shards)
@@ -155,7 +157,11 @@ class Trainer:
                 loss.backward()
             self.reducer.end_shard()
             self.buffers.end_shard(shard)
-        word.send(wants_checkpoint=self._checkpoint_is_due(), wants_stop=self._time_is_up())
+        word.send(
+            wants_checkpoint=self._checkpoint_is_due(),
+            wants_stop=self._time_is_up(),
+            is_busy=self.checkpointer.is_busy,
+        )
         self.buffers.send()
         self.reducer.finish()
         self.buffers.finish()
@@ -205,11 +211,35 @@ class Trainer:
         if not is_due or self._saved_step == progress.step:
             return
         self._settle()
+        self._wants_checkpoint = False
+        if self._is_too_early():
+            self.recorder.rate("checkpoint/skipped", 1)
+            return
         progress.elapsed_s = self._elapsed_s()
-        self.checkpointer.save(self.state.capture(), progress)
+        self.checkpointer.save(self.state.capture(), self._frozen(), progress)
         self._saved_step = progress.step
         self._saved_at = time.monotonic()
-        self._wants_checkpoint = False
+
+    def _is_too_early(self) -> bool:
+        """Whether all ranks leave out this checkpoint because one still stores the last.
+
+        Never one with a validation: the choice of the best must not depend on the storage.
+        """
+        progress = self.progress
+        return (
+            self._skips
+            and self._is_busy
+            and not progress.stopped_by
+            and progress.validated_step != progress.step
+        )
+
+    def _frozen(self) -> set[str]:
+        """The paths of the weights that are not trained."""
+        return {
+            f"model/{name}"
+            for name, parameter in self.model.named_parameters()
+            if not parameter.requires_grad
+        }
 
     def _build_model(self) -> None:
         config, device = self.config, self.group.device
@@ -312,6 +342,7 @@ class Trainer:
         self.progress.add_loss(told.loss, num_samples)
         self._wants_checkpoint |= told.wants_checkpoint
         self._wants_stop |= told.wants_stop
+        self._is_busy = told.is_busy
         metrics = {"train/loss": told.loss, **metrics}
         if self._grad_norm is not None:
             metrics["train/grad_norm"] = float(self._grad_norm)
@@ -351,7 +382,9 @@ class Trainer:
 
     def _checkpoint_is_due(self) -> bool:
         every = self.config.checkpoint_every_s
-        return self.group.is_first and 0 < every <= time.monotonic() - self._saved_at
+        is_due = 0 < every <= time.monotonic() - self._saved_at
+        is_too_early = self._skips and self.checkpointer.is_busy
+        return self.group.is_first and is_due and not is_too_early
 
     def _time_is_up(self) -> bool:
         limit = self.config.max_duration_s

@@ -25,6 +25,7 @@ class Recorder:
         self.pending: list[Entry] = []
         self._is_enabled = is_enabled
         self._store = store
+        self._rates: dict[str, float] = {}
         self._live: dict[str, Any] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._write_live, name="live", daemon=True)
@@ -36,9 +37,14 @@ class Recorder:
     ) -> None:
         """Record what was measured at `step`."""
         if self._is_enabled:
+            rates, self._rates = {**self._rates, **(rates or {})}, {}
             self.pending.append(
-                Entry(step=step, time=time.time(), metrics=finite(metrics), rates=dict(rates or {}))
+                Entry(step=step, time=time.time(), metrics=finite(metrics), rates=rates)
             )
+
+    def rate(self, name: str, value: float) -> None:
+        """Add to what the next entry says of the machine, not of the training."""
+        self._rates[name] = self._rates.get(name, 0) + value
 
     def show(self, **live: Any) -> None:
         """Tell where the training is; written from the background, about twice a second."""

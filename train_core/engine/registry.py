@@ -13,14 +13,14 @@ import mlflow.pyfunc
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import safetensors.torch
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus
 from mlflow.models import Model, infer_signature
 
 from train_core.engine import serving
-from train_core.engine.checkpoint_files import read_verified
+from train_core.engine.checkpoint_files import load_weights
 from train_core.engine.mlflow_runs import MlflowRuns, seconds
 from train_core.engine.mlflow_stages import headline
-from train_core.errors import CheckpointError
 from train_core.results import CheckpointSummary
 from train_core.storage.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint
@@ -90,11 +90,10 @@ def _create(runs: MlflowRuns, checkpoint: Checkpoint) -> LoggedModel:
 def _save(runs: MlflowRuns, checkpoint: Checkpoint, model: LoggedModel, folder: Path) -> None:
     data = folder / "data"
     data.mkdir()
-    entries = tuple(e for e in checkpoint.manifest.files if e.name == MODEL_FILE)
-    if not entries:
-        raise CheckpointError(f"{checkpoint.key} has no {MODEL_FILE}")
-    files = read_verified(runs.folder.store, checkpoint.key, entries)
-    (data / MODEL_FILE).write_bytes(files[MODEL_FILE])
+    weights = load_weights(runs.folder.store, checkpoint)
+    # The library writes no tensors that lie in one piece of memory.
+    own = {name: tensor.clone() for name, tensor in weights.items()}
+    safetensors.torch.save_file(own, data / MODEL_FILE, {"format": "pt"})
     config = runs.record.config.model_copy(update={"runtime_env": {}})
     columns = load_workload(config.workload, config.settings).example()
     dtypes = {name: array.dtype.str for name, array in columns.items()}

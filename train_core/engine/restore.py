@@ -2,47 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from train_core.engine.checkpoint_files import parse, read_verified
+import torch
+from torch import Tensor
+
+from train_core.engine.checkpoint_files import Assembly, read_file
 from train_core.engine.group import Group
-from train_core.errors import CheckpointError, EvertrainError
+from train_core.errors import CheckpointError
+from train_core.policy.layout import share_out
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 
-def newest_good(folder: RunFolder, group: Group) -> tuple[Checkpoint, dict[str, Any]] | None:
+def newest_good(
+    folder: RunFolder, group: Group, assembly: Callable[[], Assembly]
+) -> tuple[Checkpoint, dict[str, Any]] | None:
     """The newest checkpoint whose files verify, and its state; None if none was committed.
 
-    Rank 0 chooses and tells the others, who load the very same one. A checkpoint that does not
-    verify is quarantined. Raises CheckpointError if there are checkpoints and none is good.
+    Rank 0 chooses. Each rank reads and verifies some of the files and sends them to the others,
+    who put them together in an `assembly()`. A checkpoint that does not verify is quarantined.
+    Raises CheckpointError if there are checkpoints and none is good.
     """
-    chosen, error = None, None
-    if group.is_first:
+    for checkpoint in reversed(group.from_first_of(folder.quarantine_damaged)):
         try:
-            chosen = _choose(folder)
-        except EvertrainError as raised:
-            error = raised
-    told = group.from_first((chosen[0] if chosen else None, error))
-    if told[1] is not None:
-        raise told[1]
-    if told[0] is None:
-        return None
-    if chosen is None:
-        chosen = told[0], parse(read_verified(folder.store, told[0].key, told[0].manifest.files))
-    return chosen
-
-
-def _choose(folder: RunFolder) -> tuple[Checkpoint, dict[str, Any]] | None:
-    for checkpoint in reversed(folder.quarantine_damaged()):
-        try:
-            files = read_verified(folder.store, checkpoint.key, checkpoint.manifest.files)
-            return checkpoint, parse(files)
+            return checkpoint, _load(folder, checkpoint, group, assembly())
         except CheckpointError as error:
-            folder.quarantine(checkpoint.name, str(error))
+            if group.is_first:
+                folder.quarantine(checkpoint.name, str(error))
+    group.from_first_of(lambda: _refuse_if_none_is_good(folder))
+    return None
+
+
+def _refuse_if_none_is_good(folder: RunFolder) -> None:
     wrong = folder.quarantined()
     if wrong:
         raise CheckpointError(
             f"no checkpoint of {folder.url} is good: {'; '.join(wrong.values())}. "
             "Delete the run to start it again from nothing."
         )
-    return None
+
+
+def _load(
+    folder: RunFolder, checkpoint: Checkpoint, group: Group, assembly: Assembly
+) -> dict[str, Any]:
+    """The checkpoint's state. Raises CheckpointError, on every rank, for what any of them met."""
+    files = checkpoint.manifest.files
+    reader = share_out([file.size_bytes for file in files], [0] * group.world_size)
+    buffers: dict[str, Tensor] = {}
+
+    def read_mine() -> None:
+        for file, rank in zip(files, reader, strict=True):
+            if rank == group.rank:
+                buffers[file.name] = read_file(folder.store, checkpoint.key, file)
+
+    def put_together() -> dict[str, Any]:
+        for name, buffer in buffers.items():
+            assembly.add(name, buffer)
+        return assembly.state()
+
+    group.all_succeed(read_mine)
+    for file, rank in zip(files, reader, strict=True):
+        if rank != group.rank:
+            buffers[file.name] = torch.empty(file.size_bytes, dtype=torch.uint8)
+        group.broadcast_bytes(buffers[file.name], source=rank)
+    return group.all_succeed(put_together)

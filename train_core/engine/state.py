@@ -112,9 +112,14 @@ def load_optimizer_state(
     )
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
-            # Kernels walk a parameter and its state side by side: they need the same strides.
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            if not isinstance(value, Tensor):
+                continue
+            # Kernels walk a parameter and its state side by side: they need the same strides. And
+            # what was loaded lies in the memory of a whole file.
+            own = torch.empty_like(
+                parameter if value.shape == parameter.shape else value, dtype=value.dtype
+            )
+            values[name] = own.copy_(value)
 
 
 def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, str]:

@@ -34,6 +34,12 @@ def shards_of_rank(num_shards: int, world_size: int, rank: int) -> range:
     return split_evenly(range(num_shards), world_size)[rank]
 
 
+def rows_of_rank(num_rows: int, world_size: int, rank: int) -> range:
+    """The rows of a tensor that `rank` has when FSDP2 cuts it, as `torch.chunk` would."""
+    each = -(-num_rows // world_size)
+    return range(min(rank * each, num_rows), min((rank + 1) * each, num_rows))
+
+
 @dataclass(frozen=True, order=True)
 class Node:
     """A node of the summation tree: the sum over shards `start` to `stop - 1`."""

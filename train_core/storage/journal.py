@@ -6,15 +6,19 @@ run; `rates` (samples/s and the like) and `time` belong to the machine and the h
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
 from train_core.errors import CheckpointError
+from train_core.policy.segments import segments_to_merge
 from train_core.storage.manifest import FileEntry, digest_of
 from train_core.storage.names import JOURNAL, SegmentName
 from train_core.storage.store import Store
+
+_log = logging.getLogger(__name__)
 
 
 class Entry(BaseModel):
@@ -33,23 +37,43 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
-def write_segment(store: Store, entries: Iterable[Entry], attempt: int) -> FileEntry:
-    """Store the entries, oldest first, as a new segment and say what it is."""
-    listed = list(entries)
-    name = str(SegmentName(listed[0].step, listed[-1].step, attempt))
-    data = "".join(entry.model_dump_json() + "\n" for entry in listed).encode()
+def append(
+    store: Store, journal: tuple[FileEntry, ...], entries: Sequence[Entry], attempt: int
+) -> tuple[FileEntry, ...]:
+    """Store the entries, oldest first, and give the segments of the journal with them.
+
+    The newest segments become one with them if they are no larger, so that a journal of any
+    length has few segments. Those that it consisted of until now are left to be deleted.
+    """
+    if not entries:
+        return journal
+    first_step, last_step = entries[0].step, entries[-1].step
+    data = "".join(entry.model_dump_json() + "\n" for entry in entries).encode()
+    count = segments_to_merge([segment.size_bytes for segment in journal], len(data))
+    kept, merged = journal[: len(journal) - count], journal[len(journal) - count :]
+    try:
+        data = b"".join([*(_read(store, segment) for segment in merged), data])
+    except CheckpointError as error:
+        _log.warning("the journal has a gap that is kept as it is: %s", error)
+        kept, merged = journal, ()
+    oldest = SegmentName.parse(merged[0].name) if merged else None
+    name = str(SegmentName(oldest.first_step if oldest else first_step, last_step, attempt))
     store.write(f"{JOURNAL}/{name}", data, durable=True)
-    return FileEntry.of(name, data)
+    return (*kept, FileEntry.of(name, data))
 
 
 def read_segments(store: Store, segments: Iterable[FileEntry]) -> Iterator[Entry]:
     """The entries of the segments. Raises CheckpointError for one that is gone or altered."""
     for segment in segments:
-        try:
-            data = store.read(f"{JOURNAL}/{segment.name}")
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{error}: a commit covers this segment") from error
-        if len(data) != segment.size_bytes or digest_of(data) != segment.digest:
-            raise CheckpointError(f"{store.uri(JOURNAL)}/{segment.name}: not what was committed")
-        for line in data.splitlines():
+        for line in _read(store, segment).splitlines():
             yield Entry.model_validate_json(line)
+
+
+def _read(store: Store, segment: FileEntry) -> bytes:
+    try:
+        data = store.read(f"{JOURNAL}/{segment.name}")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error}: a commit covers this segment") from error
+    if len(data) != segment.size_bytes or digest_of(data) != segment.digest:
+        raise CheckpointError(f"{store.uri(JOURNAL)}/{segment.name}: not what was committed")
+    return data

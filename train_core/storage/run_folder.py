@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Iterator
@@ -25,12 +24,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, ConfigError, RunConflictError
 from train_core.results import CheckpointSummary
-from train_core.storage import lease
+from train_core.storage import bulk, lease
 from train_core.storage.manifest import (
     CheckpointManifest,
-    FileEntry,
     M,
     check_format,
+    digest_of,
     read_manifest,
 )
 from train_core.storage.names import (
@@ -199,19 +198,7 @@ class RunFolder:
         manifest = checkpoint.manifest
         listed = [(f"{checkpoint.key}/{entry.name}", entry) for entry in manifest.files]
         listed += [(f"{JOURNAL}/{entry.name}", entry) for entry in manifest.journal]
-        return [fault for key, entry in listed if (fault := self._fault(key, entry))]
-
-    def _fault(self, key: str, entry: FileEntry) -> str:
-        try:
-            size = self.store.size_bytes(key)
-            if size != entry.size_bytes:
-                return f"{key} has {size} bytes, {entry.size_bytes} were committed"
-            sha = hashlib.sha256()
-            for chunk in self.store.chunks(key):
-                sha.update(chunk)
-        except FileNotFoundError:
-            return f"{key} is missing"
-        return "" if sha.hexdigest() == entry.digest else f"{key}: its SHA-256 is another"
+        return [fault for key, entry in listed if (fault := bulk.check(self.store, key, entry))]
 
     def results(self, above: str, model: type[M]) -> Iterator[tuple[str, M]]:
         """The committed results directly below the key `above`: each one's key and manifest."""
@@ -224,13 +211,15 @@ class RunFolder:
             except CheckpointError as error:
                 _log.warning("a damaged result is left out: %s", error)
 
-    def commit(self, name: CheckpointName, manifest: CheckpointManifest) -> None:
+    def commit(self, name: CheckpointName, manifest: CheckpointManifest) -> Checkpoint:
         """Create the manifest: from here on the checkpoint exists.
 
         Raises FencedError if a newer attempt has the run.
         """
         lease.check(self.store, name.attempt)
-        self.store.create(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}", manifest.to_json())
+        data = manifest.to_json()
+        self.store.create(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}", data)
+        return Checkpoint(name, manifest, digest_of(data))
 
     def delete_checkpoint(self, name: CheckpointName, *, attempt: int) -> None:
         """Delete a checkpoint on behalf of `attempt`: its manifest first, so never half.

@@ -33,6 +33,7 @@ class Store:
     def __init__(self, url: str) -> None:
         protocol = get_protocol(stringify_path(url))
         self.is_local = protocol in ("file", "local")
+        self.is_s3 = protocol in ("s3", "s3a")
         try:
             # A listing must show what other processes wrote a moment ago.
             self._fs = fsspec.filesystem(protocol, **({} if self.is_local else _FRESH))
@@ -71,12 +72,12 @@ class Store:
 
     def read(self, key: str) -> bytes:
         """The whole object."""
-        with _storage_errors("read", self.uri(key)):
+        with storage_errors("read", self.uri(key)):
             return bytes(self._fs.cat_file(self.path(key)))
 
     def chunks(self, key: str, size_bytes: int = 16 * 2**20) -> Iterator[bytes]:
         """The object piece by piece, in bounded memory."""
-        with _storage_errors("read", self.uri(key)):
+        with storage_errors("read", self.uri(key)):
             end = int(self._fs.info(self.path(key))["size"])
             for start in range(0, end, size_bytes):
                 stop = min(start + size_bytes, end)
@@ -84,7 +85,7 @@ class Store:
 
     def size_bytes(self, key: str) -> int:
         """The object's size."""
-        with _storage_errors("stat", self.uri(key)):
+        with storage_errors("stat", self.uri(key)):
             return int(self._fs.info(self.path(key))["size"])
 
     def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
@@ -92,12 +93,12 @@ class Store:
 
         `durable` waits until a local disk has it; an object store always does.
         """
-        with _storage_errors("write", self.uri(key), writing=True):
+        with storage_errors("write", self.uri(key), writing=True):
             if self.is_local:
                 with _new_local_file(self.path(key), data, durable=durable) as temporary:
                     os.replace(temporary, self.path(key))
                 if durable:
-                    _sync(os.path.dirname(self.path(key)))
+                    sync_path(os.path.dirname(self.path(key)))
             else:
                 self._fs.pipe_file(self.path(key), data)
 
@@ -112,12 +113,12 @@ class Store:
         if len(data) >= _SINGLE_PUT_BYTES:
             raise ValueError(f"{self.uri(key)}: {len(data)} bytes are too many to create")
         path = self.path(key)
-        with _storage_errors("create", self.uri(key), writing=True):
+        with storage_errors("create", self.uri(key), writing=True):
             try:
                 if self.is_local:
                     with _new_local_file(path, data, durable=True) as temporary:
                         os.link(temporary, path)
-                    _sync(os.path.dirname(path))
+                    sync_path(os.path.dirname(path))
                 else:
                     self._fs.pipe_file(path, data, mode="create")
             except OSError as error:
@@ -132,17 +133,17 @@ class Store:
         The copy is durable when this returns.
         """
         path = self.path(key)
-        with _storage_errors("upload", self.uri(key), writing=True):
+        with storage_errors("upload", self.uri(key), writing=True):
             if self.is_local:
-                _make_folder(os.path.dirname(path))
+                make_folder(os.path.dirname(path))
             self._fs.put_file(str(local), path)
             if self.is_local:
-                _sync(path)
-                _sync(os.path.dirname(path))
+                sync_path(path)
+                sync_path(os.path.dirname(path))
 
     def download(self, key: str, local: str | Path) -> None:
         """Copy the object into a local file, in parallel parts where the storage has them."""
-        with _storage_errors("download", self.uri(key)):
+        with storage_errors("download", self.uri(key)):
             self._fs.get_file(self.path(key), str(local))
 
     def copy(self, key: str, target: Store, target_key: str) -> None:
@@ -151,23 +152,23 @@ class Store:
         The copy is durable when this returns.
         """
         path = target.path(target_key)
-        with _storage_errors("copy", target.uri(target_key), writing=True):
+        with storage_errors("copy", target.uri(target_key), writing=True):
             if self.is_local:
-                _make_folder(os.path.dirname(path))
+                make_folder(os.path.dirname(path))
             self._fs.cp_file(self.path(key), path)
             if self.is_local:
-                _sync(path)
-                _sync(os.path.dirname(path))
+                sync_path(path)
+                sync_path(os.path.dirname(path))
 
     def exists(self, key: str) -> bool:
         """Whether the object is there."""
-        with _storage_errors("stat", self.uri(key)):
+        with storage_errors("stat", self.uri(key)):
             return bool(self._fs.exists(self.path(key)))
 
     def names(self, key: str = "") -> list[str]:
         """The names directly below `key`, sorted; empty if nothing is there."""
         folder = self.path(key).rstrip("/")
-        with _storage_errors("list", self.uri(key)):
+        with storage_errors("list", self.uri(key)):
             try:
                 found = {path.rstrip("/") for path in self._fs.ls(folder, detail=False)}
             except (FileNotFoundError, NotADirectoryError):
@@ -178,7 +179,7 @@ class Store:
 
     def delete(self, key: str) -> None:
         """Delete the object, or the folder with all that is in it; fine if it is gone."""
-        with _storage_errors("delete", self.uri(key)):
+        with storage_errors("delete", self.uri(key)):
             try:
                 self._fs.rm(self.path(key), recursive=True)
             except FileNotFoundError:
@@ -211,7 +212,7 @@ _SINGLE_PUT_BYTES = 64 * 2**20
 
 
 @contextmanager
-def _storage_errors(action: str, uri: str, *, writing: bool = False) -> Iterator[None]:
+def storage_errors(action: str, uri: str, *, writing: bool = False) -> Iterator[None]:
     """Raise what went wrong as one of the errors that Store promises, naming the object."""
     try:
         yield
@@ -230,7 +231,7 @@ def _storage_errors(action: str, uri: str, *, writing: bool = False) -> Iterator
 def _new_local_file(path: str, data: bytes, *, durable: bool = False) -> Iterator[str]:
     """A complete file beside `path`, deleted at the end unless it was moved away."""
     folder = os.path.dirname(path)
-    _make_folder(folder)
+    make_folder(folder)
     temporary = os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex}")
     try:
         with open(temporary, "xb") as file:
@@ -243,21 +244,21 @@ def _new_local_file(path: str, data: bytes, *, durable: bool = False) -> Iterato
         Path(temporary).unlink(missing_ok=True)
 
 
-def _make_folder(folder: str) -> None:
+def make_folder(folder: str) -> None:
     """Make the folder and those above it, each durable in the one above."""
     if os.path.isdir(folder):
         return
     above = os.path.dirname(folder)
-    _make_folder(above)
+    make_folder(above)
     try:
         os.mkdir(folder)
     except FileExistsError as error:
         if not os.path.isdir(folder):
             raise NotADirectoryError(f"{folder} is a file, not a folder") from error
-    _sync(above)
+    sync_path(above)
 
 
-def _sync(path: str) -> None:
+def sync_path(path: str) -> None:
     """Wait until the disk has the file's bytes, or the folder's names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

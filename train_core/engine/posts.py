@@ -1,0 +1,62 @@
+"""What the ranks' writers tell rank 0's, behind the back of the training.
+
+Over a connection of its own to the group's store: a background thread takes part in no
+collective, which could meet one of the training's.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # the stub lacks it
+from torch.distributed.distributed_c10d import _get_default_store
+
+from train_core.engine.group import Group
+from train_core.errors import StorageError
+
+_POLL_S = 0.02
+
+
+class Posts:
+    """Messages of one attempt, by the step of the checkpoint that they are about."""
+
+    def __init__(self, group: Group, attempt: int) -> None:
+        self._group = group
+        self._store: PrefixStore | None = None
+        if group.world_size > 1:
+            own = _get_default_store().clone()  # type: ignore[attr-defined]  # the stub lacks it
+            own.set_timeout(timedelta(seconds=30))
+            self._store = PrefixStore(f"evertrain/checkpoints/{attempt}", own)
+
+    def send(self, step: int, message: dict[str, Any]) -> None:
+        """Tell rank 0 how this rank's part of a checkpoint went."""
+        if self._store is not None:
+            self._store.set(f"{step}/{self._group.rank}", json.dumps(message))
+
+    def collect(
+        self, step: int, *, timeout_s: float, give_up: threading.Event
+    ) -> list[dict[str, Any]]:
+        """What the other ranks told, in the order of ranks.
+
+        Raises StorageError if not all have within `timeout_s`, or within some moments of `give_up`.
+        """
+        if self._store is None:
+            return []
+        keys = {rank: f"{step}/{rank}" for rank in range(1, self._group.world_size)}
+        begin = time.monotonic()
+        while missing := [rank for rank, key in keys.items() if not self._store.check([key])]:
+            if time.monotonic() - begin > timeout_s:
+                raise StorageError(
+                    f"ranks {missing} did not store their files within {timeout_s:g} s"
+                )
+            if give_up.wait(_POLL_S):
+                timeout_s = min(timeout_s, time.monotonic() - begin + 1)
+                time.sleep(_POLL_S)
+        found = [json.loads(self._store.get(key)) for key in keys.values()]
+        for key in keys.values():
+            self._store.delete_key(key)
+        return found

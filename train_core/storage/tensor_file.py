@@ -1,0 +1,115 @@
+"""The safetensors format: where each tensor lies in a file, written and read without a copy.
+
+A file is the header's length (8 bytes, little-endian), the header (JSON, padded with blanks),
+and the tensors' bytes one after another. Source: the format's own description in the safetensors
+project. The library itself copies every tensor when it writes or reads bytes; here a file is
+laid out once, and the state is copied straight to where it will lie.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from train_core.errors import CheckpointError
+
+DTYPE_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+"""Bytes of an element, by the format's name of the type."""
+
+MAX_HEADER_BYTES = 100 * 2**20
+_LENGTH_BYTES = 8
+_METADATA = "__metadata__"
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """A tensor of a file: its type by the format's name, its shape, and its bytes' range."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    """In bytes from the beginning of the file."""
+    stop: int
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """The layout of a file: its beginning, its tensors' places, its length, what it says."""
+
+    head: bytes
+    places: dict[str, TensorPlace]
+    size_bytes: int
+    metadata: dict[str, str]
+
+
+def lay_out(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> TensorFile:
+    """A file of tensors with these types and shapes, by name."""
+    ordered = sorted(tensors, key=lambda name: (-DTYPE_BYTES[tensors[name][0]], name))
+    header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    end = 0
+    for name in ordered:
+        dtype, shape = tensors[name]
+        start, end = end, end + DTYPE_BYTES[dtype] * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    # The largest types come first, so that each tensor is aligned if the data is.
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    head = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    places = {
+        name: TensorPlace(
+            header[name]["dtype"],
+            tuple(header[name]["shape"]),
+            *(len(head) + offset for offset in header[name]["data_offsets"]),
+        )
+        for name in ordered
+    }
+    return TensorFile(head, places, len(head) + end, dict(metadata))
+
+
+def read_layout(data: memoryview, file: str) -> TensorFile:
+    """The layout of a file that is in memory.
+
+    Raises CheckpointError, naming `file`, if any of it lies about types, shapes or sizes.
+    """
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    begin = _LENGTH_BYTES + length
+    if len(data) < _LENGTH_BYTES or length > MAX_HEADER_BYTES or begin > len(data):
+        raise CheckpointError(f"{file} is not a safetensors file: its header does not fit in it")
+    try:
+        header = json.loads(bytes(data[_LENGTH_BYTES:begin]))
+        metadata = {str(key): str(value) for key, value in header.pop(_METADATA, {}).items()}
+        places = {name: _place(entry, begin) for name, entry in header.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not a safetensors file: {error!r}") from error
+    end = begin
+    for name, place in sorted(places.items(), key=lambda item: (item[1].start, item[1].stop)):
+        expected = DTYPE_BYTES[place.dtype] * math.prod(place.shape)
+        if place.start != end or place.stop - place.start != expected:
+            raise CheckpointError(
+                f"{file} is not a safetensors file: tensor {name!r} is said to lie at bytes "
+                f"{place.start} to {place.stop}, where {expected} bytes from {end} on are expected"
+            )
+        end = place.stop
+    if end != len(data):
+        raise CheckpointError(
+            f"{file} is not a safetensors file: its tensors end at byte {end} of {len(data)}"
+        )
+    return TensorFile(bytes(data[:begin]), places, len(data), metadata)
+
+
+def _place(entry: Any, begin: int) -> TensorPlace:
+    dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    numbers = [start, stop, *shape]
+    if dtype not in DTYPE_BYTES or not all(type(n) is int and n >= 0 for n in numbers):
+        raise ValueError(f"type {dtype!r}, shape {shape!r}, data_offsets {[start, stop]!r}")
+    return TensorPlace(dtype, tuple(shape), begin + start, begin + stop)
