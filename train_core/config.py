@@ -57,6 +57,13 @@ class TrainConfig(BaseModel):
     clip_norm: float = Field(
         default=0, ge=0, description="Clip the gradient's norm to this; 0: no clipping."
     )
+    strategy: Literal["ddp", "fsdp"] = Field(
+        default="ddp",
+        description="ddp: every worker keeps the whole model, and any number of workers ends with "
+        "the same bits. fsdp shards weights, gradients and optimizer state over the workers: for "
+        "a model whose training state does not fit into one; slower, and another number of "
+        "workers gives other last bits.",
+    )
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="bf16 computes the forward pass under autocast."
     )
@@ -188,6 +195,11 @@ class TrainConfig(BaseModel):
                 f"{self.accumulation_steps} accumulation_steps x "
                 f"{max(self.num_shards, self.num_workers)} shards: raise batch_size"
             )
+        for name in ("compile", "channels_last"):
+            if self.strategy == "fsdp" and getattr(self, name):
+                raise ValueError(
+                    f"{name} cannot be combined with strategy fsdp: leave it out, or use ddp"
+                )
         if not (
             self.checkpoint_every_epochs or self.checkpoint_every_steps or self.checkpoint_every_s
         ):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
@@ -150,6 +150,14 @@ class Workload(Generic[SettingsT]):
         """Add a batch to one metric. Default: `metric.update(outputs, batch["targets"])`."""
         metric.update(outputs, batch["targets"])
 
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        """The parts of the model that strategy `fsdp` gathers and frees one by one.
+
+        None may lie in another, and each computes in its `forward`. Default: the children of the
+        outermost `nn.Sequential` and `nn.ModuleList`; what is in none is gathered as a whole.
+        """
+        return _children_of_containers(model)
+
     def after_step(self, model: nn.Module, step: int) -> None:
         """Called after each optimizer step, e.g. to move an average of the weights."""
 
@@ -164,6 +172,16 @@ class Workload(Generic[SettingsT]):
         """Two raw samples without targets, for the model's signature."""
         columns = fetch(indexed(self, "validation"), np.arange(2))
         return {name: array for name, array in columns.items() if name not in self.target_columns}
+
+
+def _children_of_containers(module: nn.Module) -> Iterator[nn.Module]:
+    is_container = isinstance(module, nn.Sequential | nn.ModuleList)
+    for child in module.children():
+        # A list or dict of modules has no forward pass of its own.
+        if is_container and not isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield child
+        else:
+            yield from _children_of_containers(child)
 
 
 class ArrayDataset:

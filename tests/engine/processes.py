@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import signal
 import socket
+from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,11 @@ def train(
     step: int = -1,
     rank: int = 0,
     timeout_s: float = 90,
-) -> dict[str, Any] | None:
+    main: Callable[..., None] = program.main,
+) -> Any:
     """Train with so many real ranks; None if the scheduled death ended it.
 
-    `point` and `step` say where rank `rank` kills itself.
+    `point` and `step` say where rank `rank` kills itself; `main` is what each rank runs.
     """
     task = {"storage": storage, "run": run, "attempt": attempt, "config": config}
     port = _free_port()
@@ -56,7 +58,7 @@ def train(
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
             }
-        process = _PROCESSES.Process(target=program.main, args=(mine, environment, log, outcome))
+        process = _PROCESSES.Process(target=main, args=(mine, environment, log, outcome))
         process.start()
         processes.append(process)
     try:
@@ -67,8 +69,7 @@ def train(
         for process in processes:
             process.join(timeout_s)
             assert process.exitcode == 0, log.read_text()
-        found: dict[str, Any] = json.loads(outcome.read_text())
-        return found
+        return json.loads(outcome.read_text())
     finally:
         for process in processes:
             process.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from train_core.storage.run_folder import RunFolder
 TINY = {"workload": "tests.engine.tiny:Tiny", "batch_size": 32, "gpus_per_worker": 0}
 
 
-def begin(tmp_path: Path, **changes: dict[str, Any]) -> None:
+def begin(
+    tmp_path: Path, config: Mapping[str, Any] | None = None, **changes: dict[str, Any]
+) -> None:
     """Create a run whose record says `changes` instead of what is true here."""
-    request = asked(tmp_path)
+    request = asked(tmp_path, **config or {})
     checked = check(RunFolder(str(tmp_path), "run"), request)
     record = new_record(request, request.config, checked.datasets)
     changed = {name: getattr(record, name) | change for name, change in changes.items()}
@@ -55,6 +58,27 @@ def test_other_surroundings_are_warned_about_or_refused(
     assert f"may: {changed}" in caplog.text
     with pytest.raises(ConfigError, match=re.escape(f"({changed}) and strict is set")):
         continued(tmp_path, strict=True)
+
+
+def test_fsdp_on_another_number_of_workers_is_warned_about_or_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sharded = {"strategy": "fsdp", "num_shards": 2, "cpus_per_worker": 0.5}
+    begin(tmp_path, sharded | {"num_workers": 2})
+    continued(tmp_path, **sharded, num_workers=2, strict=True)
+    assert caplog.messages == []
+    with caplog.at_level(logging.WARNING):
+        continued(tmp_path, **sharded)
+    assert "num_workers was 2, is 1" in caplog.text
+    with pytest.raises(ConfigError, match="num_workers was 2, is 1"):
+        continued(tmp_path, **sharded, strict=True)
+
+
+def test_fsdp_on_a_stream_that_workers_cannot_share_evenly_is_refused(tmp_path: Path) -> None:
+    stream = {"workload": "tests.engine.tiny:StreamingTiny", "num_shards": 3, "num_workers": 2}
+    request = asked(tmp_path, **stream, strategy="fsdp", cpus_per_worker=0.5)
+    with pytest.raises(ConfigError, match="2 workers would not compute equally many"):
+        check(RunFolder(str(tmp_path), "run"), request)
 
 
 def test_another_number_of_samples_is_refused(tmp_path: Path) -> None:

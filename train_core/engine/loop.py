@@ -3,7 +3,8 @@
 It knows torch.distributed and nothing of Ray: the same loop runs under Ray Train, under torchrun
 and alone. Its ranks compute *shards*, all randomness is derived, and whatever one rank wants
 (a checkpoint, an end) all ranks do at the same step; so the number of workers and the moments
-at which a run was interrupted leave no trace in its numbers.
+at which a run was interrupted leave no trace in its numbers. Strategy fsdp (`engine.fsdp`) alone
+rounds differently on other numbers of workers.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from train_core.config import TrainConfig
+from train_core.engine import fsdp
 from train_core.engine.batches import (
     StreamBatches,
     TrainBatches,
@@ -91,6 +94,10 @@ class Trainer:
             if is_stream(self.train_set)
             else None
         )
+        # A rank alone has nothing to share, and trains the whole model.
+        self.is_sharded = config.strategy == "fsdp" and group.world_size > 1
+        if self.is_sharded:
+            fsdp.check_passes(self.plan, self.train_set, group.world_size)
         self._build_model()
         self.recorder = Recorder(folder.store, is_enabled=group.is_first)
         self.checkpointer = Checkpointer(folder, config, attempt, self.recorder, group)
@@ -133,7 +140,7 @@ class Trainer:
             if self.group.is_first:
                 _log.info("resuming after step %d from %s", self.progress.step, checkpoint.name)
         else:
-            self.workload.initialize(self.model)
+            self._initialize()
         self._first_step = self.progress.step
         self._elapsed_before = self.progress.elapsed_s
         self._saved_at = self._began_at = self._settled_at = time.monotonic()
@@ -145,7 +152,7 @@ class Trainer:
         self.checkpointer.poll()
         progress, step = self.progress, self.progress.step
         word = ControlWord(self.config.shards, self.group)
-        work = self.plan.micro_batches(progress.epoch, progress.step_in_epoch, self.shards)
+        work = self._micro_batches(progress.epoch, progress.step_in_epoch)
         for shard, micro_batches in zip(self.shards, work, strict=True):
             self.reducer.begin_shard(shard)
             self.buffers.begin_shard(shard, is_first_here=shard == self.shards.start)
@@ -178,9 +185,10 @@ class Trainer:
         """Validate, remember the epoch's metrics, and tell Ray."""
         self._settle()
         metrics = self.progress.end_epoch()
-        metrics |= validate(
-            self.workload, self.forward_model, self.validation_set, self.config, self.group
-        )
+        with fsdp.gathered(self.model) if self.is_sharded else nullcontext():
+            metrics |= validate(
+                self.workload, self.forward_model, self.validation_set, self.config, self.group
+            )
         self.progress.metrics |= metrics
         self.progress.validated_step = self.progress.step
         self.progress.judge(self.config)
@@ -242,12 +250,10 @@ class Trainer:
         }
 
     def _build_model(self) -> None:
-        config, device = self.config, self.group.device
-        seed_generators(derive_seed(config.seed, INIT))
-        self.model = model_to_device(
-            self.workload.model(), device, channels_last=config.channels_last
-        )
-        self.model.train()
+        config = self.config
+        self.model = self._new_model()
+        if self.is_sharded:
+            fsdp.shard(self.model, self.workload, self.group)
         self.forward_model = self.model
         if config.compile:
             # A kernel for each shape: one for any shape would be made of the shapes met so far,
@@ -255,7 +261,11 @@ class Trainer:
             self.forward_model = cast("nn.Module", torch.compile(self.model, dynamic=False))
         self.optimizer = self.workload.optimizer(self.model)
         self.schedule = self.workload.schedule(self.optimizer, self.schedule_steps)
-        self.reducer = Reducer(self.model.parameters(), config.shards, self.group)
+        self.reducer = (
+            fsdp.ShardedReducer(self.model.parameters())
+            if self.is_sharded
+            else Reducer(self.model.parameters(), config.shards, self.group)
+        )
         self.buffers = Buffers(self.model, len(self.shards), self.group)
         self.state = TrainingState()
         self.state.add("model", self.model.state_dict, self.model.load_state_dict)
@@ -271,6 +281,30 @@ class Trainer:
         self.state.add("workload", self.workload.state_dict, self.workload.load_state_dict)
         self.state.add("progress", self.progress.capture, self.progress.restore)
 
+    def _new_model(self) -> nn.Module:
+        """A whole model with its initial weights, the same on every rank."""
+        seed_generators(derive_seed(self.config.seed, INIT))
+        return model_to_device(
+            self.workload.model(), self.group.device, channels_last=self.config.channels_last
+        ).train()
+
+    def _initialize(self) -> None:
+        """Let the workload load the first weights, always into a whole model."""
+        if not self.is_sharded:
+            self.workload.initialize(self.model)
+        elif type(self.workload).initialize is not Workload.initialize:
+            whole = self._new_model()
+            self.workload.initialize(whole)
+            fsdp.load_whole(self.model, whole)
+
+    def _micro_batches(self, epoch: int, step_in_epoch: int) -> Iterable[list[MicroBatch]]:
+        """For each of this rank's shards, the micro-batches of a step."""
+        if not self.is_sharded:
+            return self.plan.micro_batches(epoch, step_in_epoch, self.shards)
+        # Each pass gathers the weights from all ranks, so all have to do equally many.
+        group = self.group
+        return self.plan.equal_passes(epoch, step_in_epoch, group.world_size, group.rank)
+
     def _fetch_from_here(self) -> None:
         """Start to fetch batches from where the training stands: to its end, or a stream's epoch.
 
@@ -282,7 +316,7 @@ class Trainer:
         keys: Iterator[MicroBatch] = (
             micro
             for epoch, step in (divmod(step, plan.steps_per_epoch) for step in steps)
-            for micro_batches in plan.micro_batches(epoch, step, self.shards)
+            for micro_batches in self._micro_batches(epoch, step)
             for micro in micro_batches
         )
         if self.streams is not None:
@@ -316,9 +350,8 @@ class Trainer:
 
     def _apply_gradients(self) -> None:
         if self.config.clip_norm:
-            self._grad_norm = torch.nn.utils.clip_grad_norm_(
-                self.model.parameters(), self.config.clip_norm
-            )
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+            self._grad_norm = fsdp.whole_tensor(norm) if self.is_sharded else norm
         self.optimizer.step()
         if self.schedule is not None and self.progress.step < self.schedule_steps:
             self.schedule.step()

@@ -14,6 +14,7 @@ import torch
 
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest, Prepared
+from train_core.engine.fsdp import check_passes
 from train_core.engine.inputs import open_input
 from train_core.engine.launcher import LOCAL, check_resources
 from train_core.engine.measure import check_split, split_metrics
@@ -57,6 +58,8 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
         config.shards,
         config.drop_last,
     )
+    if config.strategy == "fsdp":
+        check_passes(plan, datasets["train"], config.num_workers)
     if source := request.pipeline.get("infer_input"):
         open_input(source, workload)
     resumed = folder.exists()
@@ -90,7 +93,7 @@ def check_scoring(folder: RunFolder, request: DriverRequest) -> Prepared:
 
 def fingerprint(config: TrainConfig) -> dict[str, str]:
     """What the bits of the numbers depend on beside the configuration."""
-    return {
+    found = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -99,6 +102,10 @@ def fingerprint(config: TrainConfig) -> dict[str, str]:
         "device": _device_name(config),
         "threads_per_worker": str(config.threads_per_worker),
     }
+    if config.strategy == "fsdp":
+        # Gradients are added up over ranks, not in the tree of shards.
+        found["num_workers"] = str(config.num_workers)
+    return found
 
 
 def _device_name(config: TrainConfig) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from train_core.errors import DataError
-from train_core.policy.sharding import split_evenly
+from train_core.policy.sharding import shards_of_rank, split_evenly
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class MicroBatch:
     shard: int
     places: range
     weight: float
-    """This micro-batch's share of the step's samples."""
+    """This micro-batch's share of the step's samples; 0: a pass for the other ranks' sake."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,38 @@ class StepPlan:
                 for index, places in enumerate(cut)
                 if places[shard]
             ]
+
+    def equal_passes(
+        self, epoch: int, step_in_epoch: int, world_size: int, rank: int
+    ) -> list[list[MicroBatch]]:
+        """A rank's micro-batches as `micro_batches` gives them, as many on every rank.
+
+        A rank that has fewer repeats the step's first one with weight 0 after its last shard.
+        Rank 0, which has the longest parts of every cut, has the most and never repeats any.
+        """
+        of_first, mine = (
+            list(
+                self.micro_batches(
+                    epoch, step_in_epoch, shards_of_rank(self.num_shards, world_size, number)
+                )
+            )
+            for number in (0, rank)
+        )
+        missing = sum(map(len, of_first)) - sum(map(len, mine))
+        # Pass, shard and seed are those of the real one: what is finite there is finite here.
+        mine[-1] += [replace(of_first[0][0], weight=0.0) for _ in range(missing)]
+        return mine
+
+    def needs_padding(self, world_size: int) -> bool:
+        """Whether a rank has fewer micro-batches than another in any step."""
+        # All steps are alike but the last.
+        return any(
+            micro.weight == 0
+            for step_in_epoch in {0, self.steps_per_epoch - 1}
+            for rank in range(world_size)
+            for micro_batches in self.equal_passes(0, step_in_epoch, world_size, rank)
+            for micro in micro_batches
+        )
 
 
 def due(every: int, count: int) -> bool:
