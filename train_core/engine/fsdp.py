@@ -12,11 +12,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from train_core.engine.checkpoint_files import Assembly
 from train_core.engine.group import Group
 from train_core.errors import ConfigError, WorkloadError
+from train_core.policy.layout import MODEL, OPTIMIZER
 from train_core.policy.steps import StepPlan
 from train_core.workload import Dataset, Stream, Workload, is_stream
 
@@ -68,6 +71,24 @@ def load_whole(model: nn.Module, whole: nn.Module) -> None:
 
     options = StateDictOptions(full_state_dict=True)
     set_model_state_dict(model, whole.state_dict(), options=options)
+
+
+def assembly(model: nn.Module, group: Group) -> Assembly:
+    """What puts a checkpoint's files together for a sharded model: this rank's rows of them."""
+    from torch.distributed.tensor import DTensor
+
+    weights = {
+        name: value for name, value in model.state_dict().items() if isinstance(value, DTensor)
+    }
+
+    def is_cut(path: str, shape: torch.Size) -> bool:
+        part, *names = path.split("/")
+        if part == MODEL:
+            return names[-1] in weights
+        # optimizer/state/<parameter>/<name>: moments are cut as their parameters are.
+        return part == OPTIMIZER and names[1] in weights and weights[names[1]].shape == shape
+
+    return Assembly(group, next(iter(weights.values())).device_mesh, is_cut)
 
 
 @contextmanager

@@ -130,7 +130,7 @@ class Trainer:
 
     def restore(self) -> None:
         """Go on from the newest good checkpoint, if there is one."""
-        found = newest_good(self.folder, self.group, Assembly)
+        found = newest_good(self.folder, self.group, self._assembly)
         if found:
             checkpoint, state = found
             self.state.restore(state)
@@ -287,6 +287,10 @@ class Trainer:
         return model_to_device(
             self.workload.model(), self.group.device, channels_last=self.config.channels_last
         ).train()
+
+    def _assembly(self) -> Assembly:
+        """What puts a checkpoint's files together for this rank."""
+        return fsdp.assembly(self.model, self.group) if self.is_sharded else Assembly()
 
     def _initialize(self) -> None:
         """Let the workload load the first weights, always into a whole model."""

@@ -1,0 +1,69 @@
+"""Checkpoints of strategy `fsdp`: each rank stores its rows, and any number of ranks reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.processes import train
+from tests.engine.test_exact import CONFIG
+from train_core.engine.checkpoint_files import load_state, load_weights
+from train_core.engine.state import pack
+from train_core.policy.layout import part_of
+from train_core.storage.run_folder import RunFolder
+
+CONFIG = CONFIG | {"workload": "tests.engine.fsdp_rank:Averaging", "strategy": "fsdp"}
+
+
+def tensors(folder: RunFolder) -> dict[str, torch.Tensor]:
+    newest = max(folder.checkpoints(), key=lambda c: c.name)
+    return pack(load_state(folder.store, newest))[1]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Any]:
+    """The run on three workers that nobody touched, and its digest."""
+    storage = str(tmp_path_factory.mktemp("undisturbed"))
+    return RunFolder(storage, "run"), train(storage, "run", attempt=1, workers=3, config=CONFIG)
+
+
+def test_resumed_on_as_many_workers_it_ends_with_the_same_bits(
+    undisturbed: tuple[RunFolder, Any], tmp_path: Path
+) -> None:
+    storage = str(tmp_path)
+    train(storage, "run", attempt=1, workers=3, config=CONFIG, point="in_step", step=4, rank=1)
+    assert train(storage, "run", attempt=2, workers=3, config=CONFIG) == undisturbed[1]
+
+
+def test_resumed_on_other_numbers_of_workers_it_ends_the_same_to_rounding(
+    undisturbed: tuple[RunFolder, Any], tmp_path: Path
+) -> None:
+    storage = str(tmp_path)
+    train(storage, "run", attempt=1, workers=2, config=CONFIG, point="in_step", step=3)
+    train(storage, "run", attempt=2, workers=1, config=CONFIG, point="in_step", step=5)
+    train(storage, "run", attempt=3, workers=4, config=CONFIG)
+    found, expected = tensors(RunFolder(storage, "run")), tensors(undisturbed[0])
+    assert found.keys() == expected.keys()
+    for path, tensor in expected.items():
+        torch.testing.assert_close(
+            found[path], tensor, msg=lambda text, path=path: f"{path}: {text}"
+        )
+
+
+def test_each_rank_writes_its_rows_and_they_make_whole_tensors(
+    undisturbed: tuple[RunFolder, Any],
+) -> None:
+    folder, _ = undisturbed
+    newest = max(folder.checkpoints(), key=lambda c: c.name)
+    sizes = {file.name: file.size_bytes for file in newest.manifest.files}
+    # The average is frozen, and so in files of its own.
+    assert [name for name in sorted(sizes) if part_of(name) == "model"] == [
+        f"model-0000{number}-of-00006.safetensors" for number in range(1, 7)
+    ]
+    weights = load_weights(folder.store, newest)
+    assert weights["live.0.weight"].shape == (16, 8)
+    assert weights["live.4.weight"].shape == (3, 16)
+    assert weights["average.1.num_batches_tracked"].shape == ()
