@@ -9,7 +9,8 @@ import json
 import multiprocessing
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -43,25 +44,9 @@ def train(
     `point` and `step` say where rank `rank` kills itself; `main` is what each rank runs.
     """
     task = {"storage": storage, "run": run, "attempt": attempt, "config": config}
-    port = _free_port()
-    log = Path(storage, f"{run}-{attempt}.log")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    outcome = Path(storage, f"{run}-{attempt}.json")
-    processes = []
-    for number in range(workers):
-        mine = task | ({"point": point, "step": step} if number == rank else {})
-        environment = {}
-        if workers > 1:
-            environment = {
-                "RANK": str(number),
-                "WORLD_SIZE": str(workers),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            }
-        process = _PROCESSES.Process(target=main, args=(mine, environment, log, outcome))
-        process.start()
-        processes.append(process)
-    try:
+    fault = {"point": point, "step": step, "rank": rank}
+    with ranks(task, workers, fault, main=main) as processes:
+        log, outcome = files(task)
         if point:
             processes[rank].join(timeout_s)
             assert processes[rank].exitcode == -signal.SIGKILL, log.read_text()
@@ -70,6 +55,48 @@ def train(
             process.join(timeout_s)
             assert process.exitcode == 0, log.read_text()
         return json.loads(outcome.read_text())
+
+
+def files(task: dict[str, Any]) -> tuple[Path, Path]:
+    """What the ranks print, and what rank 0 says at the end."""
+    stem = Path(task.get("home", task["storage"]), f"{task['run']}-{task['attempt']}")
+    return stem.with_suffix(".log"), stem.with_suffix(".json")
+
+
+@contextmanager
+def ranks(
+    task: dict[str, Any],
+    workers: int,
+    fault: dict[str, Any] | None = None,
+    *,
+    main: Callable[..., None] = program.main,
+) -> Iterator[list[Any]]:
+    """So many real ranks at `task`; those that still run are killed at the end.
+
+    `fault` has the `rank` that it is for, and what that rank's task says more. With `home` in the
+    task the ranks' own files lie there, else in its storage.
+    """
+    fault = dict(fault or {"rank": -1})
+    faulty = fault.pop("rank")
+    port = _free_port()
+    log, outcome = files(task)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    processes = []
+    try:
+        for number in range(workers):
+            mine = task | (fault if number == faulty else {})
+            environment = {}
+            if workers > 1:
+                environment = {
+                    "RANK": str(number),
+                    "WORLD_SIZE": str(workers),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                }
+            process = _PROCESSES.Process(target=main, args=(mine, environment, log, outcome))
+            process.start()
+            processes.append(process)
+        yield processes
     finally:
         for process in processes:
             process.kill()

@@ -28,15 +28,25 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class MortalFolder(RunFolder):
-    """Dies at the end of the given step's checkpoint: all is stored but the manifest."""
+def stop() -> None:
+    """Stand still, with all threads, until somebody sends SIGCONT."""
+    os.kill(os.getpid(), signal.SIGSTOP)
 
-    dies_before_manifest_of = -1
+
+class MortalFolder(RunFolder):
+    """Dies, or stands still, when all of the given step's checkpoint is stored but the manifest."""
+
+    point, step = "", -1
 
     def commit(self, name: CheckpointName, manifest: CheckpointManifest) -> Checkpoint:
-        if name.step == self.dies_before_manifest_of:
-            die()
+        if name.step == self.step:
+            {"before_manifest": die, "stop_before_manifest": stop}.get(self.point, bool)()
         return super().commit(name, manifest)
+
+    def delete_checkpoint(self, name: CheckpointName, *, attempt: int) -> None:
+        if self.point == "stop_before_delete" and name.step == self.step:
+            stop()
+        super().delete_checkpoint(name, attempt=attempt)
 
 
 class MortalTrainer(Trainer):
@@ -45,9 +55,8 @@ class MortalTrainer(Trainer):
 
     def schedule_death(self, point: str, step: int) -> None:
         self.point, self.death_step = point, step
-        if point == "before_manifest":
-            assert isinstance(self.folder, MortalFolder)
-            self.folder.dies_before_manifest_of = step
+        assert isinstance(self.folder, MortalFolder)
+        self.folder.point, self.folder.step = point, step
 
     def step(self) -> None:
         self._die_at("before_step")
