@@ -13,12 +13,12 @@ import pytest
 from tests.engine.digests import digest_of_training, journal_of
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
-from train_core.engine.checkpointer import delete_superseded
 from train_core.engine.driver_process import DriverProcess
 from train_core.engine.evaluator import load_model
 from train_core.engine.group import Group
 from train_core.engine.loop import Trainer
 from train_core.engine.progress import Progress
+from train_core.engine.retention import delete_superseded
 from train_core.errors import CheckpointError, DataError, FencedError, NotFiniteError
 from train_core.storage.names import MODEL_FILE
 from train_core.storage.run_folder import RunFolder, RunRecord

@@ -1,0 +1,39 @@
+"""Retention while a run is driven: after each commit, and when an attempt begins."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+
+from train_core.config import TrainConfig
+from train_core.errors import CheckpointError
+from train_core.storage.orphans import collect_orphans
+from train_core.storage.retention import delete_unless_pinned, verdicts
+from train_core.storage.run_folder import RunFolder
+
+_log = logging.getLogger(__name__)
+
+
+def delete_superseded(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
+    """Apply the retention rules; a failure leaves a checkpoint more, never one less.
+
+    A newer commit stands, so nobody resumes from what is deleted here; and nothing depends on
+    where this attempt began, or an interrupted run would keep other checkpoints. The best one of
+    a run that has ended and was extended stays: its report names it.
+    """
+    try:
+        found = verdicts(folder, folder.checkpoints(), config.retention, now=datetime.now(UTC))
+        for verdict in found:
+            if not verdict.is_kept:
+                delete_unless_pinned(folder, verdict.candidate.name, attempt=attempt)
+    except (OSError, CheckpointError) as error:
+        _log.warning("a superseded checkpoint could not be deleted: %s", error)
+
+
+def delete_orphans_of_the_dead(folder: RunFolder, attempt: int) -> None:
+    """Delete what earlier attempts left without a commit; a failure leaves it to the next."""
+    try:
+        for orphan in collect_orphans(folder, attempt):
+            _log.info("deleted %s of run %r: %s", orphan.key, folder.name, orphan.why)
+    except (OSError, CheckpointError) as error:
+        _log.warning("what an earlier attempt left could not be deleted: %s", error)
