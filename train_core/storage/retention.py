@@ -77,7 +77,7 @@ def _parse_time(text: str) -> datetime | None:
 def _best_of_report(folder: RunFolder) -> str:
     try:
         report = folder.report()
-        return str(report["best"]["name"]) if report else ""
+        return "" if report is None else str(report["best"]["name"])
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{folder.store.uri(REPORT_JSON)} does not say which checkpoint is best "
