@@ -23,6 +23,7 @@ from pydantic_settings import (
 )
 
 from flows.commands.look import LsCommand, ShowCommand, VerifyCommand
+from flows.commands.prune import PruneCommand
 from flows.commands.retrain import DemoCommand, RetrainCommand
 from flows.commands.runs import RunsCommand
 from flows.commands.ui import UiCommand
@@ -51,6 +52,7 @@ class Evertrain(BaseSettings):
     ls: CliSubCommand[LsCommand] = Field(description="List a storage's runs, a run's checkpoints.")
     show: CliSubCommand[ShowCommand] = Field(description="Show a run or a checkpoint.")
     verify: CliSubCommand[VerifyCommand] = Field(description="Check stored bytes by digest.")
+    prune: CliSubCommand[PruneCommand] = Field(description="Delete what nothing keeps of a run.")
     ui: CliSubCommand[UiCommand] = Field(description="Open MLflow's and Prefect's pages.")
 
     @classmethod

@@ -12,6 +12,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from train_core.policy.retention import RetentionRules
+
 MAY_CHANGE: dict[str, JsonValue] = {"may_change": True}
 
 
@@ -129,6 +131,18 @@ class TrainConfig(BaseModel):
         description="Checkpoints to keep, counted from the best.",
         json_schema_extra=MAY_CHANGE,
     )
+    keep_every_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Keep checkpoints whose step is a multiple of this; 0: no such rule.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    keep_newer_than_s: float = Field(
+        default=0,
+        ge=0,
+        description="Keep checkpoints younger than so many seconds; 0: no such rule.",
+        json_schema_extra=MAY_CHANGE,
+    )
     num_workers: int = Field(
         default=1, ge=1, description="Ray Train workers (ranks).", json_schema_extra=MAY_CHANGE
     )
@@ -218,6 +232,18 @@ class TrainConfig(BaseModel):
     def uses_gpu(self) -> bool:
         """Whether workers compute on a GPU."""
         return bool(self.gpus_per_worker)
+
+    @property
+    def retention(self) -> RetentionRules:
+        """Which checkpoints to keep."""
+        return RetentionRules(
+            metric=self.monitor,
+            order=self.monitor_order,
+            keep_last=self.keep_last,
+            keep_best=self.keep_best,
+            keep_every_steps=self.keep_every_steps,
+            keep_newer_than_s=self.keep_newer_than_s,
+        )
 
     def fixed(self) -> Self:
         """The same configuration with what is derived written out."""

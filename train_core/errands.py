@@ -24,6 +24,15 @@ def delete_tracking(run_url: str, tracking_uri: str) -> None:
     _run("delete_tracking", run_url, tracking_uri)
 
 
+def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
+    """The run's checkpoints whose model MLflow has and no registered version points to.
+
+    Raises ConfigError if MLflow cannot be asked.
+    """
+    found: list[str] = json.loads(_run("unregistered_checkpoints", run_url, tracking_uri))
+    return found
+
+
 def _run(errand: str, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "train_core.engine.errands", errand, *arguments],

@@ -21,6 +21,7 @@ from train_core.errors import ConfigError
 from train_core.policy.selection import Candidate, ranked
 from train_core.storage import lease
 from train_core.storage.names import RUN_JSON
+from train_core.storage.pins import pinned
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.store import Store
 
@@ -134,8 +135,10 @@ class ForkCommand(InStorage):
             raise ConfigError(
                 f"run {self.run!r} has no checkpoint of step {self.at}; it has {steps}"
             )
+        origin = found[self.at]
         try:
-            fork = folder.fork(found[self.at], self.to or f"{self.run}-at-{self.at}")
+            with pinned(folder.store, [origin.name], "fork"):
+                fork = folder.fork(origin, self.to or f"{self.run}-at-{self.at}")
         except FileExistsError as error:
             raise ConfigError(f"{error}: choose another name with --to") from error
         say(f"{fork.url} begins after step {self.at}; `evertrain runs resume {fork.name}` goes on")

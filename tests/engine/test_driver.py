@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from train_core import TrainConfig, fit
 from train_core.driver import Driver, DriverRequest
 from train_core.errors import DataError, NotFiniteError, UserCodeError
 from train_core.results import CheckpointSummary
+from train_core.storage.pins import valid_pins
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.store import Store
 from train_core.workloads.idx import format_idx
@@ -117,7 +119,33 @@ def test_scoring_needs_nobody_to_have_the_run(trained: Trained) -> None:
     )
     with Driver(scoring) as driver:
         assert driver.prepared().num_samples == {"infer": 360}
+        assert pins_during(trained, lambda: driver.infer(trained.best, "test")) == {("infer", 0)}
         assert driver.infer(trained.best, "test").num_rows == 360
+
+
+def pins_during(trained: Trained, call: Callable[[], object]) -> set[tuple[str, int]]:
+    """What was being done with the best checkpoint while `call` ran, and by which attempt."""
+    request = trained.driver.request
+    store = RunFolder(request.storage, request.run).store
+    seen: set[tuple[str, int]] = set()
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(call)
+        while not running.done():
+            seen |= {
+                (found.pin.why, found.pin.attempt)
+                for found in valid_pins(store)
+                if found.pin and found.checkpoint == trained.best.name
+            }
+        running.result()
+    assert valid_pins(store) == []
+    return seen
+
+
+def test_what_is_evaluated_is_pinned_meanwhile(trained: Trained) -> None:
+    def evaluate() -> object:
+        return trained.driver.evaluate([trained.best], "test")
+
+    assert pins_during(trained, evaluate) == {("evaluate", 1)}
 
 
 def test_users_bug_comes_with_the_traceback_of_its_rank(tmp_path: Path) -> None:

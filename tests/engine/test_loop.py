@@ -316,3 +316,17 @@ def test_a_replaced_driver_evaluates_infers_and_publishes_nothing(folder: RunFol
         with pytest.raises(FencedError):
             stage()
     assert folder.store.names() == before
+
+
+def test_a_driver_that_begins_collects_what_a_dead_one_left(folder: RunFolder) -> None:
+    folder.begin_attempt().release()
+    run(folder)
+    (committed,) = folder.checkpoints()
+    folder.store.write(f"checkpoints/step-00000099-a0001/{MODEL_FILE}", b"half a checkpoint")
+    folder.store.write("journal/steps-00000006-00000099-a0001.jsonl", b"{}")
+    segments = [entry.name for entry in committed.manifest.journal]
+    driver = DriverProcess()
+    driver.folder = folder
+    driver._take_run()
+    assert folder.store.names("checkpoints") == [str(committed.name)]
+    assert folder.store.names("journal") == segments

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as RegistryStore
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from tests.leaks import Belongings
@@ -30,11 +31,12 @@ from train_core.storage.run_folder import RunFolder
 
 @pytest.fixture(autouse=True)
 def no_leaks(fonts: None) -> Iterator[None]:
-    """As everywhere, once MLflow has closed the database that it keeps open for the process."""
+    """As everywhere, once MLflow has closed the databases that it keeps open for the process."""
     before = Belongings.now()
     yield
-    for engine in SqlAlchemyStore._engine_map.values():
-        engine.dispose()
+    for store in (SqlAlchemyStore, RegistryStore):
+        for engine in store._engine_map.values():
+            engine.dispose()
     # MLflow's pools of threads for artifacts end when they are collected.
     gc.collect()
     left = before.added(within_s=5)

@@ -18,7 +18,11 @@ from mlflow.pyfunc.scoring_server import infer_and_parse_data
 from tests.mlflow.run_builder import RunBuilder
 from train_core.config import TrainConfig
 from train_core.engine.mirror import Mirror
+from train_core.engine.mlflow_runs import MlflowRuns
+from train_core.engine.registry import log_checkpoint_model, unregistered_checkpoints
+from train_core.errors import TrackingError
 from train_core.results import CheckpointSummary
+from train_core.storage.pins import MLFLOW_MODEL, valid_pins
 from train_core.storage.run_folder import RunFolder
 from train_core.workload import load_workload
 
@@ -121,6 +125,87 @@ def test_altered_weights_are_not_logged(
     run.folder.store.write(key, bytes(data))
     assert log_best(run, tracking_uri, best) == ""
     assert "SHA-256" in caplog.text
+
+
+def test_a_checkpoint_is_pinned_lastingly_before_its_model_is_there(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    best, _ = commit_digits(run)
+    seen: list[list[str]] = []
+
+    class Watching(MlflowRuns):
+        @property
+        def client(self) -> MlflowClient:
+            # Whatever is asked of MLflow, the pin is there once a model may be.
+            seen.append([found.checkpoint for found in valid_pins(run.folder.store)])
+            return self._client
+
+        @client.setter
+        def client(self, client: MlflowClient) -> None:
+            self._client = client
+
+    runs = Watching(run.folder, tracking_uri, "tests")
+    assert best.name not in seen[-1]
+    begin = len(seen)
+    log_checkpoint_model(runs, best, {})
+    assert all(pinned == [best.name] for pinned in seen[begin:])
+    assert len(seen) > begin
+    log_checkpoint_model(runs, best, {})
+    (found,) = valid_pins(run.folder.store)
+    assert found.pin is not None
+    assert (found.who, found.pin.holder) == (MLFLOW_MODEL, None)
+
+
+def register(uri: str, model_uri: str) -> None:
+    mlflow.set_tracking_uri(uri)
+    try:
+        mlflow.register_model(model_uri, "digits")
+    finally:
+        mlflow.set_tracking_uri(None)
+
+
+def test_only_models_without_a_registered_version_are_let_go(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    best, model = commit_digits(run)
+    later = run.commit(range(12, 14), finished=True, model=model)
+    aliased = run.commit(range(14, 16), finished=True, model=model)
+    never_logged = run.commit(range(16, 18), finished=True, model=model)
+    model_uris = [log_best(run, tracking_uri, one) for one in (best, later, aliased)]
+    url = run.folder.url
+    unregistered = unregistered_checkpoints(url, tracking_uri)
+    assert unregistered == [best.name, later.name, aliased.name]
+    assert never_logged.name not in unregistered
+    client = MlflowClient(tracking_uri, tracking_uri)
+    ids = [uri.removeprefix("models:/") for uri in model_uris]
+    # By its address, and by the folder of its files.
+    register(tracking_uri, model_uris[1])
+    location = client.get_logged_model(ids[2]).artifact_location
+    version = client.create_model_version("digits", location)
+    client.set_registered_model_alias("digits", "champion", version.version)
+    assert unregistered_checkpoints(url, tracking_uri) == [best.name]
+    client.delete_model_version("digits", version.version)
+    assert unregistered_checkpoints(url, tracking_uri) == [best.name, aliased.name]
+    client.delete_logged_model(ids[0])
+    # Of a model that is gone nothing is known: what was registered from it may be elsewhere.
+    assert unregistered_checkpoints(url, tracking_uri) == [aliased.name]
+
+
+def test_another_mlflow_lets_nothing_go(
+    run: RunBuilder, tracking_uri: str, empty_database: Path
+) -> None:
+    best, _ = commit_digits(run)
+    log_best(run, tracking_uri, best)
+    assert unregistered_checkpoints(run.folder.url, f"sqlite:///{empty_database}") == []
+
+
+def test_an_mlflow_that_cannot_be_asked_is_an_error_that_shows_no_password(
+    run: RunBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(TrackingError, match="cannot tell which models are registered") as raised:
+        unregistered_checkpoints(run.folder.url, "http://me:secret@127.0.0.1:9")
+    assert "secret" not in str(raised.value)
 
 
 PLAIN_WORKLOAD = """

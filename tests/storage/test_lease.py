@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.storage.samples import commit, manifest, save
-from train_core.errors import FencedError, RunBusyError
+from train_core.errors import FencedError, RunBusyError, StorageError
 from train_core.storage import lease
 from train_core.storage.lease import DYING_GRACE_S, STANDSTILL_S, Holder, Lease
 from train_core.storage.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.store import Store
 
 DRIVER = """
 import sys
@@ -234,3 +235,78 @@ def test_the_newest_seal_counts_also_when_a_later_attempt_died_before_its_own(
     folder.store.create(f"checkpoints/{late}/manifest.json", manifest(6, 1).to_json())
     folder.begin_attempt()
     assert [found.name for found in folder.checkpoints()] == [kept]
+
+
+def test_an_attempt_is_over_when_it_was_released_or_its_process_is_dead(
+    local_folder: RunFolder,
+) -> None:
+    store = local_folder.store
+    with driver_of(local_folder) as driver:
+        assert said_by(driver) == "1"
+        assert not lease.is_over(store, 1)
+        driver.kill()
+        driver.wait()
+    assert lease.is_over(store, 1)
+    held = local_folder.begin_attempt()
+    assert not lease.is_over(store, 2)
+    held.release()
+    assert lease.is_over(store, 2)
+
+
+def test_an_attempt_elsewhere_is_over_when_another_follows(local_folder: RunFolder) -> None:
+    held = lease_elsewhere(local_folder)
+    held.beat()
+    assert not lease.is_over(local_folder.store, 1)
+    local_folder.store.create("lease/0002.json", holder_elsewhere().model_dump_json().encode())
+    assert lease.is_over(local_folder.store, 1)
+    assert not lease.is_over(local_folder.store, 2)
+
+
+def test_an_attempt_that_nobody_made_is_over(local_folder: RunFolder) -> None:
+    assert lease.is_over(local_folder.store, 7)
+
+
+def test_the_heart_beats_while_a_block_runs_and_the_run_is_free_after_it(
+    local_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "HEARTBEAT_S", 0.01)
+    held = local_folder.begin_attempt()
+    has_beaten = threading.Event()
+
+    class Listening(Store):
+        def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
+            super().write(key, data, durable=durable)
+            has_beaten.set()
+
+    def work() -> None:
+        with lease.beating(held):
+            assert has_beaten.wait(30)
+            assert lease.holder_of(local_folder.store) is not None
+            raise InterruptedError
+
+    held.store = Listening(local_folder.url)
+    with pytest.raises(InterruptedError):
+        work()
+    assert lease.holder_of(local_folder.store) is None
+
+
+def test_a_heartbeat_that_is_not_written_does_not_end_the_next_ones(
+    local_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "HEARTBEAT_S", 0.01)
+    held = local_folder.begin_attempt()
+    second = threading.Event()
+
+    class FailsOnce(Store):
+        failures = 0
+
+        def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
+            if not self.failures:
+                self.failures = 1
+                raise StorageError("503")
+            super().write(key, data, durable=durable)
+            second.set()
+
+    held.store = FailsOnce(local_folder.url)
+    with lease.beating(held):
+        assert second.wait(30)

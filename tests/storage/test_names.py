@@ -5,26 +5,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train_core.errors import ConfigError
-from train_core.storage.names import CheckpointName, LeaseName, SegmentName, check_run_name
+from train_core.storage.names import (
+    CheckpointName,
+    LeaseName,
+    PinName,
+    SegmentName,
+    check_run_name,
+)
 
 NUMBERS = st.integers(0, 10**12)
-KINDS = [CheckpointName, LeaseName, SegmentName]
+KINDS = [CheckpointName, LeaseName, PinName, SegmentName]
+WHO = st.from_regex(r"[a-z][a-z0-9-]{0,99}", fullmatch=True)
 
 NAMES = st.one_of(
     st.builds(CheckpointName, NUMBERS, NUMBERS),
     st.builds(SegmentName, NUMBERS, NUMBERS, NUMBERS),
     st.builds(LeaseName, NUMBERS),
+    st.builds(PinName, st.builds(CheckpointName, NUMBERS, NUMBERS), WHO),
 )
 ITS_ONLY_SPELLINGS = [
     "step-00001200-a0007",
     "steps-00000001-00000100-a0001.jsonl",
     "0007.json",
+    "step-00001200-a0007/infer-0a1b2c3d.json",
 ]
 
 
 @given(NAMES)
 def test_a_name_is_parsed_back_from_its_spelling(
-    name: CheckpointName | SegmentName | LeaseName,
+    name: CheckpointName | SegmentName | LeaseName | PinName,
 ) -> None:
     assert type(name).parse(str(name)) == name
     assert [kind.parse(str(name)) for kind in KINDS].count(None) == len(KINDS) - 1
@@ -37,7 +46,7 @@ def test_spellings_sort_as_their_numbers_do(names: list[CheckpointName]) -> None
 
 @given(st.sampled_from(KINDS), st.text())
 def test_any_text_is_a_name_in_its_only_spelling_or_none(
-    kind: type[CheckpointName | SegmentName | LeaseName], text: str
+    kind: type[CheckpointName | SegmentName | LeaseName | PinName], text: str
 ) -> None:
     parsed = kind.parse(text)
     assert parsed is None or str(parsed) == text
@@ -83,3 +92,13 @@ def test_a_hostile_run_name_is_refused_and_shown(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_run_name(name)
     assert repr(name) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "who", ["", "7", "-a", "A", "a_b", "a.b", "a/b", "..", "a\n", "ü", "a" * 101]
+)
+def test_a_hostile_name_of_somebody_who_pins_is_refused_and_shown(who: str) -> None:
+    with pytest.raises(ValueError, match="cannot pin a checkpoint") as caught:
+        PinName(CheckpointName(1, 1), who)
+    assert repr(who) in str(caught.value)
+    assert PinName.parse(f"step-00000001-a0001/{who}.json") is None

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import IO, Any
 
 import psutil
@@ -24,6 +24,7 @@ from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
 from train_core.engine.launcher import LOCAL, check_resources, with_gpus
 from train_core.engine.mirror import EndStatus, Mirror
+from train_core.engine.retention import delete_orphans_of_the_dead, delete_superseded
 from train_core.errors import ConfigError, EvertrainError, StageError, StorageError
 from train_core.results import (
     CheckpointSummary,
@@ -37,6 +38,7 @@ from train_core.storage import lease
 from train_core.storage.journal import read_segments
 from train_core.storage.lease import HEARTBEAT_S, Lease
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
+from train_core.storage.pins import pinned
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 # A worker or Ray itself may die; the training is begun again so often without new progress.
@@ -101,7 +103,6 @@ class DriverProcess:
     def train(self) -> dict[str, Any]:
         """Train to the end; where workers die, begin again from the newest commit."""
         from train_core.engine.launcher import launch
-        from train_core.engine.retention import delete_superseded
 
         begin = time.monotonic()
         newest = self._newest()
@@ -135,7 +136,8 @@ class DriverProcess:
         if self.mirror:
             self.mirror.begin("evaluate")
         summaries = [CheckpointSummary.model_validate(one) for one in checkpoints]
-        results = evaluate(self.folder, self.config, summaries, split, self._max_batches)  # type: ignore[arg-type]  # checked by the evaluator
+        with self._pinned(summaries, "evaluate"):
+            results = evaluate(self.folder, self.config, summaries, split, self._max_batches)  # type: ignore[arg-type]  # checked by the evaluator
         if self.mirror:
             self.mirror.log_evaluations(results)
         return [result.model_dump() for result in results]
@@ -148,7 +150,8 @@ class DriverProcess:
         if self.mirror:
             self.mirror.begin("infer")
         summary = CheckpointSummary.model_validate(checkpoint)
-        result = infer(self.folder, self.config, summary, source, self._max_batches)
+        with self._pinned([summary], "infer"):
+            result = infer(self.folder, self.config, summary, source, self._max_batches)
         if self.mirror:
             self.mirror.log_predictions(result)
         return result.model_dump()
@@ -227,11 +230,20 @@ class DriverProcess:
                 self._lease.release()
                 self._lease = None
             self._lease = self.folder.begin_attempt()
+        delete_orphans_of_the_dead(self.folder, self._lease.attempt)
 
     def _check_lease(self) -> None:
         """Raise FencedError if a newer attempt has the run; scoring alone needs no lease."""
         if self._lease:
             lease.check(self.folder.store, self._lease.attempt)
+
+    def _pinned(
+        self, summaries: list[CheckpointSummary], activity: str
+    ) -> AbstractContextManager[None]:
+        """Keep the checkpoints while they are read, also from one who has the run's lease."""
+        names = [self.folder.find(summary.name).name for summary in summaries]
+        attempt = self._lease.attempt if self._lease else 0
+        return pinned(self.folder.store, names, activity, attempt=attempt)
 
     def _beat(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):

@@ -6,6 +6,7 @@ The result goes to stdout; an error's message is the last line of stderr.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 
@@ -26,9 +27,19 @@ def delete_tracking(run_url: str, tracking_uri: str) -> None:
     delete_runs(run_url, tracking_uri)
 
 
+def unregistered_checkpoints(run_url: str, tracking_uri: str) -> None:
+    """Print the checkpoints whose models in MLflow no registered version points to."""
+    # MLflow's own patience with a server that is down is minutes.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    from train_core.engine.registry import unregistered_checkpoints
+
+    sys.stdout.write(json.dumps(unregistered_checkpoints(run_url, tracking_uri)))
+
+
 ERRANDS: dict[str, Callable[..., None]] = {
     "settings_schema": settings_schema,
     "delete_tracking": delete_tracking,
+    "unregistered_checkpoints": unregistered_checkpoints,
 }
 
 if __name__ == "__main__":

@@ -183,6 +183,16 @@ def delete_runs(run_url: str, tracking_uri: str) -> None:
         client.delete_run(run.info.run_id)
 
 
+def existing_client(tracking_uri: str) -> MlflowClient:
+    """A client of an MLflow that is there. Raises TrackingError for a database that is not."""
+    if urlsplit(tracking_uri).scheme == "sqlite" and not _database_path(tracking_uri).exists():
+        raise TrackingError(
+            f"there is no MLflow database {_database_path(tracking_uri)}: give the address that "
+            "the run was mirrored to"
+        )
+    return MlflowClient(tracking_uri, tracking_uri)
+
+
 def contact(tracking_uri: str, experiment: str) -> None:
     """Ask the server for the experiment; nothing is created.
 

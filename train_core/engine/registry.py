@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,24 @@ import numpy.typing as npt
 import pandas as pd
 import safetensors.torch
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus
+from mlflow.exceptions import MlflowException
 from mlflow.models import Model, infer_signature
 
 from train_core.engine import serving
 from train_core.engine.checkpoint_files import load_weights
-from train_core.engine.mlflow_runs import MlflowRuns, seconds
+from train_core.engine.mlflow_runs import (
+    MlflowRuns,
+    existing_client,
+    public_uri,
+    seconds,
+    without_login,
+)
 from train_core.engine.mlflow_stages import headline
+from train_core.errors import TrackingError
 from train_core.results import CheckpointSummary
 from train_core.storage.names import MODEL_FILE
-from train_core.storage.run_folder import Checkpoint
+from train_core.storage.pins import MLFLOW_MODEL, pin
+from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.workload import load_workload
 
 _DIGEST = "evertrain.checkpoint_digest"
@@ -48,6 +58,9 @@ def log_checkpoint_model(
     Raises CheckpointError if the weights are not what was committed.
     """
     checkpoint = runs.folder.find(best.name)
+    # Before there is a model that somebody could register and give an alias.
+    why = "its model is in MLflow"
+    pin(runs.folder.store, checkpoint.name, MLFLOW_MODEL, why, is_lasting=True)
     model = _find(runs, checkpoint) or _create(runs, checkpoint)
     if model.status != LoggedModelStatus.READY:
         with tempfile.TemporaryDirectory() as folder:
@@ -61,6 +74,45 @@ def log_checkpoint_model(
         model_id=model.model_id,
     )
     return f"models:/{model.model_id}"
+
+
+def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
+    """The run's checkpoints whose model MLflow has, and no registered version points to.
+
+    A checkpoint that MLflow knows nothing of is not among them. Raises TrackingError if MLflow
+    cannot be asked.
+    """
+    folder = RunFolder.at(run_url)
+    try:
+        client = existing_client(tracking_uri)
+        versions = _all_pages(client.search_model_versions)
+        registered = {version.model_id for version in versions}
+        sources = " ".join(str(version.source) for version in versions)
+        experiments = [one.experiment_id for one in _all_pages(client.search_experiments)]
+        found = []
+        for checkpoint in folder.checkpoints():
+            filter_string = f"tags.`{_DIGEST}` = '{checkpoint.digest}'"
+            search = partial(client.search_logged_models, experiments, filter_string)
+            models = [model.model_id for model in _all_pages(search)]
+            if models and not any(one in registered or one in sources for one in models):
+                found.append(str(checkpoint.name))
+    except (MlflowException, OSError) as error:
+        said = " ".join(str(error).split())[:500]
+        raise TrackingError(
+            f"MLflow at {public_uri(tracking_uri)!r} cannot tell which models are registered: "
+            f"{without_login(said, tracking_uri)}"
+        ) from error
+    return found
+
+
+def _all_pages(search: Callable[..., Any]) -> list[Any]:
+    found, token = [], None
+    while True:
+        page = search(page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
 
 
 def _find(runs: MlflowRuns, checkpoint: Checkpoint) -> LoggedModel | None:

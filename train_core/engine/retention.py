@@ -1,14 +1,17 @@
-"""Deleting the checkpoints that no rule keeps."""
+"""Retention while a run is driven: after each commit, and when an attempt begins."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
+from datetime import UTC, datetime
 
 from train_core.config import TrainConfig
-from train_core.policy.retention import checkpoints_to_delete
-from train_core.policy.selection import Candidate
-from train_core.storage.names import CheckpointName
-from train_core.storage.run_folder import RunFolder
+from train_core.errors import CheckpointError
+from train_core.storage.names import JOURNAL
+from train_core.storage.orphans import collect_orphans
+from train_core.storage.retention import delete_unless_pinned, verdicts
+from train_core.storage.run_folder import Checkpoint, RunFolder
 
 _log = logging.getLogger(__name__)
 
@@ -21,23 +24,34 @@ def delete_superseded(folder: RunFolder, config: TrainConfig, attempt: int) -> N
     a run that has ended and was extended stays: its report names it.
     """
     try:
-        report = folder.report()
-        candidates = [
-            Candidate(
-                str(c.name), c.manifest.step, c.manifest.metrics if c.manifest.validated else {}
-            )
-            for c in folder.checkpoints()
-        ]
-        for candidate in checkpoints_to_delete(
-            candidates,
-            keep_last=config.keep_last,
-            keep_best=config.keep_best,
-            metric=config.monitor,
-            order=config.monitor_order,
-            protected=[report["best"]["name"]] if report else [],
-        ):
-            name = CheckpointName.parse(candidate.name)
-            assert name is not None
-            folder.delete_checkpoint(name, attempt=attempt)
-    except OSError as error:
+        checkpoints = folder.checkpoints()
+        found = verdicts(folder, checkpoints, config.retention, now=datetime.now(UTC))
+        gone = {
+            verdict.candidate.name
+            for verdict in found
+            if not verdict.is_kept
+            and delete_unless_pinned(folder, verdict.candidate.name, attempt=attempt)
+        }
+        _delete_merged_segments(folder, checkpoints, gone)
+    except (OSError, CheckpointError) as error:
         _log.warning("a superseded checkpoint could not be deleted: %s", error)
+
+
+def _delete_merged_segments(
+    folder: RunFolder, checkpoints: Collection[Checkpoint], gone: Collection[str]
+) -> None:
+    """Delete the segments that only deleted checkpoints list: they are in larger ones now."""
+    listed: dict[bool, set[str]] = {True: set(), False: set()}
+    for checkpoint in checkpoints:
+        listed[str(checkpoint.name) in gone] |= {s.name for s in checkpoint.manifest.journal}
+    for name in sorted(listed[True] - listed[False]):
+        folder.store.delete(f"{JOURNAL}/{name}")
+
+
+def delete_orphans_of_the_dead(folder: RunFolder, attempt: int) -> None:
+    """Delete what earlier attempts left without a commit; a failure leaves it to the next."""
+    try:
+        for orphan in collect_orphans(folder, attempt):
+            _log.info("deleted %s of run %r: %s", orphan.key, folder.name, orphan.why)
+    except (OSError, CheckpointError) as error:
+        _log.warning("what an earlier attempt left could not be deleted: %s", error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 Order = Literal["max", "min"]
@@ -17,6 +18,8 @@ class Candidate:
     name: str
     step: int
     metrics: Mapping[str, float | None]
+    created_at: datetime | None = None
+    """When it was committed, if that matters and is known."""
 
 
 def score(value: float | None, order: Order) -> float:

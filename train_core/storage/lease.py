@@ -9,18 +9,23 @@ attempts that exist. One that a zombie commits after that is not on the list, an
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
+import threading
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 import psutil
 from pydantic import BaseModel, ConfigDict
 
-from train_core.errors import FencedError, RunBusyError
+from train_core.errors import FencedError, RunBusyError, StorageError
 from train_core.storage.names import LEASES, CheckpointName, LeaseName
 from train_core.storage.store import Store
 
@@ -28,6 +33,8 @@ HEARTBEAT_S = 2.0
 STANDSTILL_S = 10.0
 # The old driver of a killed program needs a moment to notice and to end.
 DYING_GRACE_S = 3.0
+
+_log = logging.getLogger(__name__)
 
 
 class Holder(BaseModel):
@@ -41,6 +48,17 @@ class Holder(BaseModel):
     process_started: float
     token: str
     """Tells two askings apart, also those of one process."""
+
+    @classmethod
+    def here(cls) -> Self:
+        """This process, under a token of its own."""
+        return cls(
+            host=socket.gethostname(),
+            machine=_machine(),
+            pid=os.getpid(),
+            process_started=psutil.Process().create_time(),
+            token=uuid.uuid4().hex,
+        )
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -90,13 +108,7 @@ def acquire(store: Store, run: str) -> Lease:
     A holder that released it, or that ran on this machine and is dead, is followed at once; one
     elsewhere is followed when its heartbeat stands still for STANDSTILL_S.
     """
-    me = Holder(
-        host=socket.gethostname(),
-        machine=_machine(),
-        pid=os.getpid(),
-        process_started=psutil.Process().create_time(),
-        token=uuid.uuid4().hex,
-    )
+    me = Holder.here()
     while True:
         newest = newest_attempt(store)
         if newest:
@@ -129,6 +141,43 @@ def holder_of(store: Store) -> Holder | None:
         return None
     holder = _holder(store, attempt)
     return None if holder.is_local and not holder.is_alive else holder
+
+
+def is_over(store: Store, attempt: int) -> bool:
+    """Whether nothing more of the attempt can count, and its process is gone as far as can be told.
+
+    A process elsewhere counts as gone once a newer attempt has the run: its heart stood still.
+    """
+    if _beat(store, attempt).get("released"):
+        return True
+    try:
+        holder = _holder(store, attempt)
+    except FileNotFoundError:
+        # Nobody ever drove under this number: the files were copied here by a fork.
+        return True
+    return not holder.is_alive if holder.is_local else attempt < newest_attempt(store)
+
+
+@contextmanager
+def beating(held: Lease) -> Iterator[None]:
+    """Keep the heart beating in a thread of its own while the block runs; then free the run."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(HEARTBEAT_S):
+            try:
+                held.beat()
+            except StorageError as error:
+                _log.warning("the heartbeat was not written: %s", error)
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        held.release()
 
 
 def seal(store: Store, attempt: int, checkpoints: list[CheckpointName]) -> None:

@@ -20,6 +20,7 @@ CONFUSION_MATRIX_JSON = "confusion_matrix.json"
 CHECKPOINTS = "checkpoints"
 JOURNAL = "journal"
 LEASES = "lease"
+PINS = "pins"
 EVALUATIONS = "evaluations"
 PREDICTIONS = "predictions"
 RAY = "ray"
@@ -28,6 +29,8 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CHECKPOINT = re.compile(r"step-(\d{8,})-a(\d{4,})")
 _SEGMENT = re.compile(r"steps-(\d{8,})-(\d{8,})-a(\d{4,})\.jsonl")
 _LEASE = re.compile(r"(\d{4,})\.json")
+_WHO = re.compile(r"[a-z][a-z0-9-]{0,99}")
+_PIN = re.compile(rf"([^/]+)/({_WHO.pattern})\.json")
 
 
 def check_run_name(name: str) -> str:
@@ -95,3 +98,32 @@ class LeaseName:
         match = _LEASE.fullmatch(text)
         name = cls(int(match[1])) if match else None
         return name if name is not None and str(name) == text else None
+
+
+@dataclass(frozen=True, order=True)
+class PinName:
+    """A pin's place below `pins/`: the checkpoint that it keeps, and who keeps it.
+
+    Raises ValueError for a `who` that is not small letters, digits and '-', at most 100 of them,
+    beginning with a letter.
+    """
+
+    checkpoint: CheckpointName
+    who: str
+
+    def __post_init__(self) -> None:
+        if not _WHO.fullmatch(self.who):
+            raise ValueError(
+                f"{self.who!r} cannot pin a checkpoint: take small letters, digits and '-', "
+                "beginning with a letter, at most 100 of them"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.checkpoint}/{self.who}.json"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """The name, or None if `text` is not one in its only spelling."""
+        match = _PIN.fullmatch(text)
+        checkpoint = CheckpointName.parse(match[1]) if match else None
+        return cls(checkpoint, match[2]) if match and checkpoint else None

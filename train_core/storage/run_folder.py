@@ -5,6 +5,7 @@
     lease/              who drives the run (see `lease`)
     checkpoints/step-00001200-a0007/    files, then manifest.json: the commit
     journal/            every metric of every step, in segments
+    pins/<checkpoint>/  who reads a checkpoint, which therefore stays (see `pins`)
     evaluations/  predictions/          results with manifests of their own
     report.json         the outcome
     live.json           where the training is right now: a hint, not truth
@@ -145,6 +146,10 @@ class RunFolder:
         for name, reason in damaged.items():
             self.quarantine(name, reason)
         return good
+
+    def damaged(self) -> dict[str, str]:
+        """What is wrong with manifests that cannot be read, by checkpoint; quarantined ones not."""
+        return {str(name): reason for name, reason in self._scan()[1].items()}
 
     def _scan(self) -> tuple[list[Checkpoint], dict[CheckpointName, str]]:
         """The committed checkpoints, oldest first, and what is wrong with damaged manifests."""

@@ -1,0 +1,93 @@
+"""Deletes by processes that are killed before their k-th change of the disk, for every k.
+
+`python -m tests.storage.killed ACTION TEMPLATE ABOVE` copies the run folder TEMPLATE to
+ABOVE/k/run, lets a process of its own do ACTION there, and kills it. The last one got through.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import count
+
+from train_core.engine.retention import delete_orphans_of_the_dead
+from train_core.policy.retention import RetentionRules
+from train_core.storage import lease
+from train_core.storage.prune import Pruning
+from train_core.storage.retention import delete_unless_pinned
+from train_core.storage.run_folder import RunFolder
+
+RULES = RetentionRules("validation/accuracy", "max", keep_last=1, keep_best=1)
+DELETED = "step-00000002-a0001"
+_CHANGES = {"os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link"}
+
+
+def delete(folder: RunFolder) -> None:
+    """One checkpoint, by the attempt that has the run."""
+    assert delete_unless_pinned(folder, DELETED, attempt=lease.newest_attempt(folder.store))
+
+
+def prune(folder: RunFolder) -> None:
+    """As `evertrain prune` does."""
+    held = folder.begin_attempt()
+    with lease.beating(held):
+        Pruning(folder, RULES, datetime(2026, 1, 2, tzinfo=UTC)).carry_out(held.attempt)
+
+
+def begin(folder: RunFolder) -> None:
+    """As the driver begins an attempt."""
+    held = folder.begin_attempt()
+    delete_orphans_of_the_dead(folder, held.attempt)
+    held.release()
+
+
+ACTIONS: dict[str, Callable[[RunFolder], None]] = {
+    "delete": delete,
+    "prune": prune,
+    "begin": begin,
+}
+
+
+def die_before(change: int) -> None:
+    """Kill this process as if the power failed, before its change of that number."""
+    done = 0
+
+    def look(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal done
+        if event == "open":
+            flags = arguments[2]
+            assert isinstance(flags, int)
+            is_change = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        else:
+            is_change = event in _CHANGES
+        done += is_change
+        if is_change and done == change:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(look)
+
+
+def main(action: str, template: str, above: str) -> None:
+    for change in count(1):
+        shutil.copytree(template, f"{above}/{change}/run")
+        child = os.fork()
+        if child == 0:
+            try:
+                die_before(change)
+                ACTIONS[action](RunFolder.at(f"{above}/{change}/run"))
+            except BaseException:  # noqa: BLE001 (told by the exit code)
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            sys.exit(os.WEXITSTATUS(status))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,221 @@
+"""Pins: whoever reads a checkpoint keeps it from being deleted meanwhile.
+
+`pins/<checkpoint>/<who>.json` is one pin. It holds for as long as its process runs, or lastingly.
+Whoever wants to delete the checkpoint writes a pin of his own kind there first and looks for others
+then; whoever reads writes his pin first and looks for a deletion then. So of the two at least one
+sees the other and steps back: a checkpoint that was pinned is not deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from train_core.errors import StorageError
+from train_core.storage import lease
+from train_core.storage.lease import Holder
+from train_core.storage.names import CHECKPOINTS, MANIFEST_JSON, PINS, CheckpointName, PinName
+from train_core.storage.store import Store
+
+MLFLOW_MODEL = "mlflow-model"
+"""Who keeps a checkpoint whose model is in MLflow, where an alias may point to it."""
+
+_DELETION = "deletion"
+_log = logging.getLogger(__name__)
+
+
+class Pin(BaseModel):
+    """Why a checkpoint is kept, and whose pin it is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    why: str
+    created_at: str = Field(description="UTC, ISO 8601.")
+    holder: Holder | None = Field(description="The process that it ends with; null: it lasts.")
+    attempt: int = Field(default=0, ge=0, description="The attempt it is of; 0: of none.")
+
+
+@dataclass(frozen=True)
+class Found:
+    """Something that lies in `pins/<checkpoint>/`."""
+
+    key: str
+    pin: Pin | None
+    """None for what cannot be read as a pin: it keeps the checkpoint, to be safe."""
+    is_valid: bool
+    """Whether it still keeps the checkpoint."""
+
+    @property
+    def checkpoint(self) -> str:
+        """The name of the checkpoint that it keeps."""
+        return self.key.split("/")[1]
+
+    @property
+    def who(self) -> str:
+        """Who pinned it, by the object's name."""
+        return self.key.rpartition("/")[2].removesuffix(".json")
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it ends with a process of another machine, which cannot be looked at."""
+        return bool(self.pin and self.pin.holder and not self.pin.holder.is_local)
+
+    @property
+    def is_deletion(self) -> bool:
+        """Whether it announces that the checkpoint is being deleted."""
+        return self.pin is not None and self.who.startswith(_DELETION)
+
+    def __str__(self) -> str:
+        holder = f", {self.pin.holder}" if self.pin and self.pin.holder else ""
+        return (
+            f"pinned: {self.pin.why if self.pin else 'by an unreadable pin'} ({self.key}{holder})"
+        )
+
+
+def pin(
+    store: Store,
+    checkpoint: CheckpointName,
+    who: str,
+    why: str,
+    *,
+    attempt: int = 0,
+    is_lasting: bool = False,
+) -> str:
+    """Pin a checkpoint and give the pin's key: delete that object to let the checkpoint go.
+
+    The pin ends with this process, and with `attempt` if a newer one takes the run, unless it is
+    lasting; a lasting one that is there already is left as it is. Raises FileNotFoundError if the
+    checkpoint is not there, or is just being deleted.
+    """
+    key = f"{PINS}/{PinName(checkpoint, who)}"
+    if is_lasting and store.exists(key):
+        return key
+    _write(store, key, why, attempt=attempt, is_lasting=is_lasting)
+    try:
+        _check_there(store, checkpoint)
+    except BaseException:
+        store.delete(key)
+        raise
+    return key
+
+
+@contextmanager
+def pinned(
+    store: Store, checkpoints: Iterable[CheckpointName], activity: str, *, attempt: int = 0
+) -> Iterator[None]:
+    """Keep the checkpoints while the block runs. Raises FileNotFoundError if one is not there.
+
+    `activity` is a word for what is done with them; it becomes part of the pins' names.
+    """
+    who = f"{activity}-{uuid.uuid4().hex[:8]}"
+    with ExitStack() as stack:
+        for name in checkpoints:
+            key = pin(store, name, who, activity, attempt=attempt)
+            stack.callback(_take_away, store, key)
+        yield
+
+
+def pins_of(store: Store, checkpoint: str, *, newest_attempt: int | None = None) -> list[Found]:
+    """What lies in the checkpoint's folder of pins, deletions too. `newest_attempt` spares asking.
+
+    Raises StorageError if that cannot be told.
+    """
+    names = store.names(f"{PINS}/{checkpoint}")
+    if names and newest_attempt is None:
+        newest_attempt = lease.newest_attempt(store)
+    keys = (f"{PINS}/{checkpoint}/{name}" for name in names)
+    found = (_find(store, key, newest_attempt or 0) for key in keys)
+    return [one for one in found if one]
+
+
+def valid_pins(store: Store) -> list[Found]:
+    """The pins that keep checkpoints now, deletions left out. Raises StorageError."""
+    newest = lease.newest_attempt(store)
+    found = (
+        one
+        for checkpoint in store.names(PINS)
+        for one in pins_of(store, checkpoint, newest_attempt=newest)
+    )
+    return [one for one in found if one.is_valid and not one.is_deletion]
+
+
+@contextmanager
+def deleting(
+    store: Store, checkpoint: CheckpointName, attempt: int, *, ignored: Collection[str] = ()
+) -> Iterator[list[Found]]:
+    """Announce a deletion, and give the valid pins: if there are any, step back.
+
+    `ignored` are the keys of pins that need not be respected.
+    """
+    key = f"{PINS}/{PinName(checkpoint, f'{_DELETION}-a{attempt:04d}')}"
+    _write(store, key, "deletion", attempt=attempt, is_lasting=False)
+    try:
+        yield [
+            found
+            for found in pins_of(store, str(checkpoint))
+            if found.is_valid and not found.is_deletion and found.key not in ignored
+        ]
+    finally:
+        store.delete(key)
+
+
+def sweep(store: Store, checkpoints: Collection[str]) -> None:
+    """Delete pins that hold no more, and all those of checkpoints that are not among the given."""
+    newest = lease.newest_attempt(store)
+    for name in store.names(PINS):
+        if CheckpointName.parse(name) and name not in checkpoints:
+            store.delete(f"{PINS}/{name}")
+            continue
+        for found in pins_of(store, name, newest_attempt=newest):
+            if not found.is_valid:
+                store.delete(found.key)
+
+
+def _check_there(store: Store, checkpoint: CheckpointName) -> None:
+    uri = store.uri(f"{CHECKPOINTS}/{checkpoint}")
+    if any(found.is_deletion and found.is_valid for found in pins_of(store, str(checkpoint))):
+        raise FileNotFoundError(f"{uri} is being deleted")
+    if not store.exists(f"{CHECKPOINTS}/{checkpoint}/{MANIFEST_JSON}"):
+        raise FileNotFoundError(f"{uri} does not exist")
+
+
+def _take_away(store: Store, key: str) -> None:
+    try:
+        store.delete(key)
+    except StorageError as error:
+        _log.warning("a pin was not taken away, it ends with this process: %s", error)
+
+
+def _write(store: Store, key: str, why: str, *, attempt: int, is_lasting: bool) -> None:
+    written = Pin(
+        why=why,
+        created_at=datetime.now(UTC).isoformat(),
+        holder=None if is_lasting else Holder.here(),
+        attempt=attempt,
+    )
+    store.write(key, (written.model_dump_json(indent=1) + "\n").encode(), durable=is_lasting)
+
+
+def _find(store: Store, key: str, newest_attempt: int) -> Found | None:
+    try:
+        found = Pin.model_validate_json(store.read(key))
+    except FileNotFoundError:
+        return None
+    except ValidationError:
+        return Found(key, None, is_valid=True)
+    return Found(key, found, is_valid=_is_valid(found, newest_attempt))
+
+
+def _is_valid(found: Pin, newest_attempt: int) -> bool:
+    if found.holder is None:
+        return True
+    if 0 < found.attempt < newest_attempt:
+        return False
+    # What runs elsewhere cannot be looked at: its pin holds until somebody says otherwise.
+    return found.holder.is_alive if found.holder.is_local else True
