@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def die() -> None:
 
 def stop() -> None:
     """Stand still, with all threads, until somebody sends SIGCONT."""
-    os.kill(os.getpid(), signal.SIGSTOP)
+    # To this very thread: another one would take it a moment later, while this one went on.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 class MortalFolder(RunFolder):
