@@ -250,11 +250,11 @@ class _Connection(socketserver.BaseRequestHandler):
     def hand_on(self, pieces: Iterator[memoryview | bytes], to: socket.socket) -> None:
         begin, moved, bytes_per_s = time.monotonic(), 0, self.server.bytes_per_s
         for piece in pieces:
-            to.sendall(piece)
             moved += len(piece)
             ahead_s = moved / bytes_per_s - (time.monotonic() - begin)
             if ahead_s > 0:
                 time.sleep(ahead_s)
+            to.sendall(piece)
 
     def end(self, kind: Kind) -> None:
         """End the connection as the fault says."""

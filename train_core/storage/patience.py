@@ -86,9 +86,8 @@ def retried(operation: Callable[[float], _T], title: str, budget_s: float) -> _T
         pause_s = random.uniform(limit_s / 2, limit_s)
         tried_s = time.monotonic() - begin
         if tried_s + pause_s >= budget_s:
-            raise StorageError(
-                f"{title}: {_described(cause)} (tried {attempt} times in {tried_s:.0f} s)"
-            ) from cause
+            tried = f"given up after {tried_s:.0f} s, in attempt {attempt}"
+            raise StorageError(f"{title}: {_described(cause)} ({tried})") from cause
         if attempt == 1:
             _log.warning("%s: %s; trying for %.0f s", title, _described(cause), budget_s)
         time.sleep(pause_s)

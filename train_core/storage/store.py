@@ -36,7 +36,7 @@ from train_core.storage.patience import (
 
 _DEFAULT_PATIENCE = Patience()
 # A wrong address is to be told in seconds, before anything is computed.
-_PROBE_BUDGET_S = 15.0
+_PROBE_BUDGET_S = 10.0
 # A condition holds for one small request only: completing a multipart upload ignores it on some
 # stores.
 _SINGLE_PUT_BYTES = 64 * 2**20
