@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.s3
 
 LARGE = 120 * 2**20  # several parts
 PATIENCE = Patience(budget_s=30, silence_s=1)
-IMPATIENCE = Patience(budget_s=2, silence_s=0.5)
+# Longer than the three seconds that the pauses between one request's attempts can last.
+IMPATIENCE = Patience(budget_s=4, silence_s=0.5)
 DELETED_NOTHING = b"""<?xml version="1.0" encoding="UTF-8"?>
 <DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Error><Key>object</Key>
 <Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error></DeleteResult>"""
@@ -124,13 +126,19 @@ def test_an_operation_survives_more_faults_than_a_request_has_attempts(
     far: Store, near: Store, proxy: FaultProxy, operation: str, tmp_path: Path
 ) -> None:
     act = operations(far, near, tmp_path)[operation]
-    proxy.schedule.add(Fault(Kind.RESET_REQUEST, times=4))
+    # Three by botocore, and aiohttp repeats some of those once on a new connection.
+    proxy.schedule.add(Fault(Kind.RESET_REQUEST, times=7))
     act()
-    assert len(proxy.schedule.hits) == 4
+    assert len(proxy.schedule.hits) == 7
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("kind", [Kind.REFUSE, Kind.STALL_REQUEST])
+@pytest.mark.parametrize(
+    ("kind", "operation"),
+    [
+        *product([Kind.REFUSE], OPERATIONS),
+        *product([Kind.STALL_REQUEST, Kind.RESET_ANSWER], ["read", "create"]),
+    ],
+)
 def test_a_server_that_goes_on_failing_is_named_within_the_budget(
     far: Store, near: Store, proxy: FaultProxy, kind: Kind, operation: str, tmp_path: Path
 ) -> None:
@@ -138,7 +146,7 @@ def test_a_server_that_goes_on_failing_is_named_within_the_budget(
     proxy.schedule.add(Fault(kind, times=math.inf))
     begin = time.monotonic()
     with pytest.raises(
-        StorageError, match=rf"^cannot \w+ {near.url}\S*: .+ \(given up after [0-2] s, in attempt"
+        StorageError, match=rf"^cannot \w+ {near.url}\S*: .+ \(given up after [0-4] s, in attempt"
     ) as raised:
         act()
     assert time.monotonic() - begin < IMPATIENCE.budget_s + 1.5  # fsspec looks once a second

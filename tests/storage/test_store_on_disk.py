@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,3 +102,20 @@ def test_a_probe_names_the_file_in_the_way(tmp_path: Path) -> None:
 def test_a_half_written_object_is_not_listed(tmp_path: Path) -> None:
     (tmp_path / ".tmp-0123").touch()
     assert Store(str(tmp_path)).names() == []
+
+
+def test_a_disk_needs_no_s3_client(tmp_path: Path) -> None:
+    code = """
+import sys
+from train_core.storage.store import Store
+store = Store(sys.argv[1])
+store.create("object", b"")
+for action in (lambda: store.create("object", b"other"), lambda: store.read("none")):
+    try:
+        action()
+    except (FileExistsError, FileNotFoundError):
+        pass
+print("botocore" in sys.modules)
+"""
+    said = subprocess.check_output([sys.executable, "-c", code, tmp_path], text=True)
+    assert said == "False\n"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import random
 import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,22 +97,27 @@ def retried(operation: Callable[[float], _T], title: str, budget_s: float) -> _T
 
 def may_pass(error: BaseException) -> bool:
     """Whether the same operation may succeed in a moment: the network, or a server in trouble."""
+    # s3fs turns the server's answer into an OSError and keeps it as the cause.
+    answer = getattr(error.__cause__, "response", None)
+    if isinstance(answer, dict):
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        code = answer.get("Error", {}).get("Code")
+        return status in _STATUSES_THAT_PASS or code in _CODES_THAT_PASS
+    if isinstance(error, (ConnectionError, TimeoutError, UnfinishedError)):
+        return True
+    # Nobody meets an error of what is not loaded, and a local disk need not wait for loading it.
+    return "botocore" in sys.modules and _was_lost_on_the_way(error)
+
+
+def _was_lost_on_the_way(error: BaseException) -> bool:
     from aiohttp import ClientError as BrokenAnswer
     from botocore import exceptions as boto
 
-    if isinstance(error, boto.SSLError):
-        return False
     lost = (
-        *(ConnectionError, TimeoutError, UnfinishedError, BrokenAnswer),
-        *(boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError),
-        *(boto.ChecksumError, boto.FlexibleChecksumError),
+        *(BrokenAnswer, boto.HTTPClientError, boto.ConnectionError),
+        *(boto.IncompleteReadError, boto.ChecksumError, boto.FlexibleChecksumError),
     )
-    # s3fs turns the server's answer into an OSError and keeps it as the cause.
-    answer = getattr(error.__cause__, "response", None)
-    if not isinstance(answer, dict):
-        return isinstance(error, lost)
-    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return status in _STATUSES_THAT_PASS or answer.get("Error", {}).get("Code") in _CODES_THAT_PASS
+    return isinstance(error, lost) and not isinstance(error, boto.SSLError)
 
 
 def s3_config(patience: Patience) -> dict[str, Any]:
@@ -133,6 +139,6 @@ def _socket(silence_s: float, address: tuple[Any, ...]) -> socket.socket:
     return made
 
 
-def _described(error: Exception | None) -> str:
-    said = f"{type(error).__name__}: {error}"
-    return said.removesuffix(": ")
+def _described(error: Exception) -> str:
+    said = str(error) or "no answer in time" * isinstance(error, TimeoutError)
+    return f"{type(error).__name__}: {said}"
