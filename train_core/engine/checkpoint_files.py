@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -26,7 +27,7 @@ from train_core.engine.snapshot import bytes_of, tensors_in
 from train_core.engine.state import unpack
 from train_core.errors import CheckpointError
 from train_core.policy.layout import MODEL, OPTIMIZER, part_of
-from train_core.storage import bulk
+from train_core.storage.files import check_size, read_file
 from train_core.storage.manifest import FileEntry
 from train_core.storage.names import STATE_JSON
 from train_core.storage.run_folder import Checkpoint
@@ -108,14 +109,15 @@ class Assembly:
         )
 
 
-def read_file(store: Store, folder: str, entry: FileEntry) -> Tensor:
+def read_buffer(store: Store, folder: str, entry: FileEntry) -> Tensor:
     """A file's bytes, verified. Raises CheckpointError, naming it, if it is damaged or missing."""
     key = f"{folder}/{entry.name}"
-    try:
-        buffer = torch.empty(entry.size_bytes, dtype=torch.uint8)
-    except RuntimeError as error:
-        raise CheckpointError(f"{store.uri(key)}: {entry.size_bytes} bytes are too many") from error
-    bulk.read(store, key, entry, bytes_of(buffer))
+    # The size first: a file that lies about it is not read into memory.
+    check_size(store, key, entry)
+    if entry.size_bytes > psutil.virtual_memory().total:
+        raise CheckpointError(f"{store.uri(key)}: {entry.size_bytes} bytes are more than there is")
+    buffer = torch.empty(entry.size_bytes, dtype=torch.uint8)
+    read_file(store, key, entry, bytes_of(buffer))
     return buffer
 
 
@@ -136,7 +138,7 @@ def load_state(store: Store, checkpoint: Checkpoint) -> dict[str, Any]:
 def _assemble(store: Store, checkpoint: Checkpoint, entries: Iterable[FileEntry]) -> Assembly:
     assembly = Assembly()
     for entry in entries:
-        assembly.add(entry.name, read_file(store, checkpoint.key, entry))
+        assembly.add(entry.name, read_buffer(store, checkpoint.key, entry))
     return assembly
 
 

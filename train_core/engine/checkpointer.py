@@ -24,7 +24,7 @@ from train_core.engine.recorder import Recorder
 from train_core.engine.retention import delete_superseded
 from train_core.engine.snapshot import Snapshot, SnapshotFile
 from train_core.errors import EvertrainError, NotFiniteError, StorageError
-from train_core.storage import bulk
+from train_core.storage.files import write_file
 from train_core.storage.journal import Entry, append, finite
 from train_core.storage.manifest import CheckpointManifest, FileEntry, digest_of
 from train_core.storage.names import CHECKPOINTS, CheckpointName
@@ -160,7 +160,7 @@ class Checkpointer:
         self._stored = {entry.digest: f"{folder}/{entry.name}" for entry in stored}
         if self._group.is_first:
             for name, data in self._snapshot.small_files().items():
-                stored.append(bulk.write(self._folder.store, f"{folder}/{name}", memoryview(data)))
+                stored.append(write_file(self._folder.store, f"{folder}/{name}", memoryview(data)))
         return stored
 
     def _store_file(self, folder: str, file: SnapshotFile) -> FileEntry:
@@ -170,7 +170,7 @@ class Checkpointer:
             digest = digest_of(file.data)
             if digest in self._stored:
                 try:
-                    store.copy(self._stored[digest], store, key)
+                    store.link_or_copy(self._stored[digest], store, key)
                 except FileNotFoundError:
                     # It was deleted with its checkpoint.
                     del self._stored[digest]
@@ -178,7 +178,7 @@ class Checkpointer:
                     return FileEntry(
                         name=file.planned.name, size_bytes=len(file.data), digest=digest
                     )
-        return bulk.write(store, key, file.data)
+        return write_file(store, key, file.data)
 
     def _commit(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train_core.engine.checkpoint_files import Assembly, read_file
+from train_core.engine.checkpoint_files import Assembly, read_buffer
 from train_core.engine.group import Group
 from train_core.errors import CheckpointError
 from train_core.policy.layout import share_out
@@ -54,7 +54,7 @@ def _load(
     def read_mine() -> None:
         for file, rank in zip(files, reader, strict=True):
             if rank == group.rank:
-                buffers[file.name] = read_file(folder.store, checkpoint.key, file)
+                buffers[file.name] = read_buffer(folder.store, checkpoint.key, file)
 
     def put_together() -> dict[str, Any]:
         for name, buffer in buffers.items():

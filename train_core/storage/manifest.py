@@ -114,6 +114,8 @@ def read_manifest(store: Store, model: type[M], key: str = MANIFEST_JSON) -> tup
     of another kind, or names files outside its own folder; ConfigError if a newer evertrain wrote
     it: such a one is not damaged.
     """
+    if link := store.link_on_the_way(key):
+        raise CheckpointError(f"{store.uri(key)} is reached by the link {link}, we make none")
     size = store.size_bytes(key)
     if size > MAX_MANIFEST_BYTES:
         raise CheckpointError(

@@ -25,7 +25,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, ConfigError, RunConflictError
 from train_core.results import CheckpointSummary
-from train_core.storage import bulk, lease
+from train_core.storage import lease
+from train_core.storage.files import fault_of
 from train_core.storage.manifest import (
     CheckpointManifest,
     M,
@@ -203,7 +204,7 @@ class RunFolder:
         manifest = checkpoint.manifest
         listed = [(f"{checkpoint.key}/{entry.name}", entry) for entry in manifest.files]
         listed += [(f"{JOURNAL}/{entry.name}", entry) for entry in manifest.journal]
-        return [fault for key, entry in listed if (fault := bulk.check(self.store, key, entry))]
+        return [fault for key, entry in listed if (fault := fault_of(self.store, key, entry))]
 
     def results(self, above: str, model: type[M]) -> Iterator[tuple[str, M]]:
         """The committed results directly below the key `above`: each one's key and manifest."""

@@ -3,23 +3,45 @@
 Small objects are read and written whole; bulk data goes through parallel parts (`pipe_file`,
 `cat_file`, `put_file`, `get_file`), never through `open()`, whose single stream is an order of
 magnitude slower on an object store. `create` writes an object that must not exist yet, in one
-step that has one winner: it is what every commit and every lease stands on.
+step that has one winner: it is what every commit and every lease stands on. Errors that pass by
+themselves are waited out (`patience.py`).
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import posixpath
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, Self, TypeVar
 
 import fsspec
 from fsspec.core import has_magic
 from fsspec.utils import get_protocol, stringify_path
 
 from train_core.errors import ConfigError, StorageError
+from train_core.storage import bulk, local_disk
+from train_core.storage.patience import (
+    Patience,
+    UnfinishedError,
+    may_pass,
+    retried,
+    s3_config,
+)
+
+_DEFAULT_PATIENCE = Patience()
+# A wrong address is to be told in seconds, before anything is computed.
+_PROBE_BUDGET_S = 10.0
+# A condition holds for one small request only: completing a multipart upload ignores it on some
+# stores.
+_SINGLE_PUT_BYTES = 64 * 2**20
+_T = TypeVar("_T")
+_Ask = Callable[..., Any]
 
 
 class Store:
@@ -27,28 +49,28 @@ class Store:
 
     Credentials and endpoints come from the environment, as the storage's own client reads them.
     Keys are relative to the folder, separated by `/`. Missing objects raise FileNotFoundError,
-    everything else that storage answers raises StorageError.
+    everything else that storage answers raises StorageError: at once if asking again is of no use,
+    else when `patience` is at its end.
     """
 
-    def __init__(self, url: str) -> None:
-        protocol = get_protocol(stringify_path(url))
-        self.is_local = protocol in ("file", "local")
-        self.is_s3 = protocol in ("s3", "s3a")
-        try:
-            # A listing must show what other processes wrote a moment ago.
-            self._fs = fsspec.filesystem(protocol, **({} if self.is_local else _FRESH))
-        except (ValueError, ImportError) as error:
-            raise ConfigError(f"storage {url!r} cannot be used: {error}") from error
+    def __init__(self, url: str, patience: Patience = _DEFAULT_PATIENCE) -> None:
+        self.protocol: str = get_protocol(stringify_path(url))
+        self.is_local = self.protocol in ("file", "local")
+        self.patience = patience
         if not self.is_local and has_magic(url):
             raise ConfigError(f"storage {url!r} cannot be used: '*', '?' and '[' are wildcards")
+        try:
+            self._fs = _filesystem(self.protocol, patience)
+        except (ValueError, ImportError) as error:
+            raise ConfigError(f"storage {url!r} cannot be used: {error}") from error
         self._root: str = self._fs._strip_protocol(url)  # noqa: SLF001 (fsspec's only way)
         self.url = self._root if self.is_local else url.rstrip("/")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Store, (self.url,)
+        return type(self), (self.url, self.patience)
 
     def __repr__(self) -> str:
-        return f"Store({self.url!r})"
+        return f"{type(self).__name__}({self.url!r})"
 
     @property
     def fs(self) -> fsspec.AbstractFileSystem:
@@ -66,41 +88,42 @@ class Store:
         self.path(key)
         return posixpath.join(self.url, key) if key else self.url
 
-    def child(self, key: str) -> Store:
+    def child(self, key: str) -> Self:
         """The folder below this one."""
-        return Store(self.uri(key))
+        return self._at(self.uri(key), self.patience)
 
     def read(self, key: str) -> bytes:
         """The whole object."""
-        with storage_errors("read", self.uri(key)):
-            return bytes(self._fs.cat_file(self.path(key)))
+        path = self.path(key)
+        return self._run("read", key, lambda ask: bytes(ask("cat_file", path)))
 
     def chunks(self, key: str, size_bytes: int = 16 * 2**20) -> Iterator[bytes]:
         """The object piece by piece, in bounded memory."""
-        with storage_errors("read", self.uri(key)):
-            end = int(self._fs.info(self.path(key))["size"])
-            for start in range(0, end, size_bytes):
-                stop = min(start + size_bytes, end)
-                yield bytes(self._fs.cat_file(self.path(key), start=start, end=stop))
+        end = self.size_bytes(key)
+        for start in range(0, end, size_bytes):
+            yield self._piece(key, start, min(start + size_bytes, end))
 
     def size_bytes(self, key: str) -> int:
         """The object's size."""
-        with storage_errors("stat", self.uri(key)):
-            return int(self._fs.info(self.path(key))["size"])
+        path = self.path(key)
+        return self._run("stat", key, lambda ask: int(ask("info", path)["size"]))
 
     def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
         """Write or replace the object; readers see the old bytes or the new ones.
 
         `durable` waits until a local disk has it; an object store always does.
         """
-        with storage_errors("write", self.uri(key), writing=True):
-            if self.is_local:
-                with _new_local_file(self.path(key), data, durable=durable) as temporary:
-                    os.replace(temporary, self.path(key))
-                if durable:
-                    sync_path(os.path.dirname(self.path(key)))
-            else:
-                self._fs.pipe_file(self.path(key), data)
+        path = self.path(key)
+
+        def once(ask: _Ask) -> None:
+            if not self.is_local:
+                ask("pipe_file", path, data)
+                return
+            with local_disk.temporary_beside(path) as temporary:
+                local_disk.write_new(temporary, data, durable=durable)
+                local_disk.replace(path, temporary, durable=durable)
+
+        self._run("write", key, once, writing=True, size_bytes=len(data))
 
     def create(self, key: str, data: bytes) -> None:
         """Write the object if it does not exist: never half, never over another.
@@ -113,106 +136,241 @@ class Store:
         if len(data) >= _SINGLE_PUT_BYTES:
             raise ValueError(f"{self.uri(key)}: {len(data)} bytes are too many to create")
         path = self.path(key)
-        with storage_errors("create", self.uri(key), writing=True):
+
+        def once(ask: _Ask) -> None:
             try:
                 if self.is_local:
-                    with _new_local_file(path, data, durable=True) as temporary:
-                        os.link(temporary, path)
-                    sync_path(os.path.dirname(path))
+                    _create_local(path, data)
                 else:
-                    self._fs.pipe_file(path, data, mode="create")
+                    ask("pipe_file", path, data, mode="create")
             except OSError as error:
-                if not (isinstance(error, FileExistsError) or self._fs.exists(path)):
+                if may_pass(error):
                     raise
-                if self.read(key) != data:
+                if not (isinstance(error, FileExistsError) or _is_there(ask, path)):
+                    raise
+                if ask("cat_file", path) != data:
                     raise FileExistsError(f"{self.uri(key)} exists") from error
+
+        self._run("create", key, once, writing=True, size_bytes=len(data))
+
+    def put(self, key: str, data: memoryview) -> str:
+        """Store the bytes, from where they lie, as a new object, in parallel parts; their SHA-256.
+
+        Durable when this returns. On a disk, a reader may see a part of it before: it counts once
+        a manifest says so.
+        """
+        path = self.path(key)
+
+        def once(_: _Ask) -> str:
+            return bulk.put(self._fs, path, data, self.patience.silence_s)
+
+        return self._run("write", key, once, writing=True, size_bytes=len(data))
+
+    def fill(self, key: str, into: memoryview) -> str:
+        """Fill `into` with the object's bytes, in parallel parts; the SHA-256 of what was read."""
+        path = self.path(key)
+
+        def once(_: _Ask) -> str:
+            return bulk.fill(self._fs, path, into, self.patience.silence_s)
+
+        return self._run("read", key, once, size_bytes=len(into))
+
+    def link_on_the_way(self, key: str) -> str:
+        """The first symbolic link below the folder on the way to the object; empty: there is none.
+
+        Only somebody else can have made one.
+        """
+        if not self.is_local:
+            return ""
+        names = self.path(key).removeprefix(self._root).strip("/").split("/")
+        ways = ("/".join([self._root, *names[: count + 1]]) for count in range(len(names)))
+        return next(filter(os.path.islink, ways), "")
 
     def upload(self, local: str | Path, key: str) -> None:
         """Copy a local file into the folder, in parallel parts where the storage has them.
 
-        The copy is durable when this returns.
+        The copy is whole and durable when this returns; before, readers see what was there.
         """
-        path = self.path(key)
-        with storage_errors("upload", self.uri(key), writing=True):
+        path, size_bytes = self.path(key), os.path.getsize(local)
+
+        def once(ask: _Ask) -> None:
             if self.is_local:
-                make_folder(os.path.dirname(path))
-            self._fs.put_file(str(local), path)
-            if self.is_local:
-                sync_path(path)
-                sync_path(os.path.dirname(path))
+                local_disk.copy_file(str(local), path)
+            else:
+                ask("put_file", str(local), path)
+
+        self._run("upload", key, once, writing=True, size_bytes=size_bytes)
 
     def download(self, key: str, local: str | Path) -> None:
         """Copy the object into a local file, in parallel parts where the storage has them."""
-        with storage_errors("download", self.uri(key)):
-            self._fs.get_file(self.path(key), str(local))
+        path, size_bytes = self.path(key), self.size_bytes(key)
+        self._run(
+            "download", key, lambda ask: ask("get_file", path, str(local)), size_bytes=size_bytes
+        )
 
     def copy(self, key: str, target: Store, target_key: str) -> None:
         """Copy the object to another folder of the same storage, on the server's side.
 
-        The copy is durable when this returns.
+        The copy is whole and durable when this returns; before, readers see what was there.
         """
-        path = target.path(target_key)
-        with storage_errors("copy", target.uri(target_key), writing=True):
-            if self.is_local:
-                make_folder(os.path.dirname(path))
-            self._fs.cp_file(self.path(key), path)
-            if self.is_local:
-                sync_path(path)
-                sync_path(os.path.dirname(path))
+        self._copy(key, target, target_key, local_disk.copy_file)
+
+    def link_or_copy(self, key: str, target: Store, target_key: str) -> None:
+        """Give the object a second name on a local disk, or copy it where there are no links.
+
+        The two names share their bytes on a disk, and no operation of Store changes bytes in
+        place. Durable when this returns; before, readers see what was there.
+        """
+        self._copy(key, target, target_key, local_disk.link_or_copy_file)
 
     def exists(self, key: str) -> bool:
         """Whether the object is there."""
-        with storage_errors("stat", self.uri(key)):
-            return bool(self._fs.exists(self.path(key)))
+        path = self.path(key)
+        return self._run("stat", key, lambda ask: _is_there(ask, path))
 
     def names(self, key: str = "") -> list[str]:
         """The names directly below `key`, sorted; empty if nothing is there."""
         folder = self.path(key).rstrip("/")
-        with storage_errors("list", self.uri(key)):
+
+        def once(ask: _Ask) -> set[str]:
             try:
-                found = {path.rstrip("/") for path in self._fs.ls(folder, detail=False)}
+                return {path.rstrip("/") for path in ask("ls", folder, detail=False)}
             except (FileNotFoundError, NotADirectoryError):
-                return []
+                return set()
+
+        found = self._run("list", key, once)
         # An object that marks the folder, or the object itself, lists as its own content.
         names = {posixpath.basename(path) for path in found - {folder}}
-        return sorted(name for name in names if not name.startswith(_TEMPORARY))
+        return sorted(name for name in names if not name.startswith(local_disk.TEMPORARY))
 
     def delete(self, key: str) -> None:
-        """Delete the object, or the folder with all that is in it; fine if it is gone."""
-        with storage_errors("delete", self.uri(key)):
+        """Delete the object, or the folder with all that is in it; fine if it is gone.
+
+        On a disk a link is deleted, never what it points to. Raises ValueError if a link on the
+        way to `key` leads out of the folder.
+        """
+        path = self.path(key).rstrip("/")
+        if self.is_local:
+            local_disk.check_inside(path, self._root)
+
+        def once(ask: _Ask) -> None:
+            if self.is_local:
+                local_disk.delete(path)
+                return
             try:
-                self._fs.rm(self.path(key), recursive=True)
+                ask("rm", glob.escape(path), recursive=True)
             except FileNotFoundError:
                 return
+            # s3fs does not say which objects the server left in place.
+            if _is_there(ask, path):
+                raise UnfinishedError("some of it is still there")
+
+        self._run("delete", key, once)
 
     def probe(self) -> None:
         """Check that the folder can be written and that `create` has one winner.
 
-        Raises StorageError, naming what failed.
+        Raises StorageError, naming what failed, within seconds.
         """
+        budget_s = min(self.patience.budget_s, _PROBE_BUDGET_S)
+        store = self._at(self.url, replace(self.patience, budget_s=budget_s))
         key = f"probe-{uuid.uuid4().hex}"
-        self.create(key, b"1")
+        store.create(key, b"1")
         try:
-            self.create(key, b"2")
+            store.create(key, b"2")
         except FileExistsError:
             return
         finally:
-            self.delete(key)
+            store.delete(key)
         raise StorageError(
             f"{self.url} lets an object be created twice: evertrain needs storage with "
             "conditional create (If-None-Match on S3, exclusive create on a disk)"
         )
 
+    def _at(self, url: str, patience: Patience) -> Self:
+        """A store of the same kind at another address."""
+        return type(self)(url, patience)
 
-_FRESH = {"use_listings_cache": False}
-_TEMPORARY = ".tmp-"
-# A condition holds for one small request only: completing a multipart upload ignores it on some
-# stores.
-_SINGLE_PUT_BYTES = 64 * 2**20
+    def _piece(self, key: str, start: int, end: int) -> bytes:
+        path = self.path(key)
+        return self._run(
+            "read",
+            key,
+            lambda ask: bytes(ask("cat_file", path, start=start, end=end)),
+            size_bytes=end - start,
+        )
+
+    def _copy(
+        self, key: str, target: Store, target_key: str, copy_local: Callable[[str, str], None]
+    ) -> None:
+        source, path = self.path(key), target.path(target_key)
+        if target.protocol != self.protocol:
+            raise ValueError(f"{self.uri(key)} and {target.url} are not on the same storage")
+        size_bytes = self.size_bytes(key)
+
+        def once(ask: _Ask) -> None:
+            if self.is_local:
+                copy_local(source, path)
+            else:
+                ask("cp_file", source, path)  # s3fs copies large objects in parts
+
+        target._run("copy", target_key, once, writing=True, size_bytes=size_bytes)
+
+    def _run(
+        self,
+        action: str,
+        key: str,
+        operation: Callable[[_Ask], _T],
+        *,
+        writing: bool = False,
+        size_bytes: int = 0,
+    ) -> _T:
+        """What the operation returns, with this store's patience and errors."""
+        uri = self.uri(key)
+        with _storage_errors(action, uri, writing=writing):
+            return retried(
+                lambda left_s: operation(partial(self._ask, left_s)),
+                f"cannot {action} {uri}",
+                self.patience.for_bytes(size_bytes),
+            )
+
+    def _ask(self, left_s: float, method: str, *args: object, **options: object) -> Any:
+        """Call the filesystem; one that works in the background is left when time is up."""
+        if self._fs.async_impl:
+            options["timeout"] = left_s
+        return getattr(self._fs, method)(*args, **options)
+
+
+def _filesystem(protocol: str, patience: Patience) -> fsspec.AbstractFileSystem:
+    if protocol in ("file", "local"):
+        return fsspec.filesystem(protocol)
+    # A listing must show what other processes wrote a moment ago.
+    fresh = {"use_listings_cache": False}
+    if protocol not in ("s3", "s3a"):
+        return fsspec.filesystem(protocol, **fresh)
+    found = fsspec.filesystem(protocol, **fresh, config_kwargs=s3_config(patience))
+    found.retries = 1
+    return found
+
+
+def _is_there(ask: _Ask, path: str) -> bool:
+    """Whether there is an object or a folder; `exists` of fsspec takes any error for a no."""
+    try:
+        ask("info", path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _create_local(path: str, data: bytes) -> None:
+    with local_disk.temporary_beside(path) as temporary:
+        local_disk.write_new(temporary, data, durable=True)
+        os.link(temporary, path)
+    local_disk.sync(os.path.dirname(path))
 
 
 @contextmanager
-def storage_errors(action: str, uri: str, *, writing: bool = False) -> Iterator[None]:
+def _storage_errors(action: str, uri: str, *, writing: bool = False) -> Iterator[None]:
     """Raise what went wrong as one of the errors that Store promises, naming the object."""
     try:
         yield
@@ -225,43 +383,3 @@ def storage_errors(action: str, uri: str, *, writing: bool = False) -> Iterator[
         raise StorageError(f"cannot {action} {uri}: {missing} does not exist") from error
     except Exception as error:
         raise StorageError(f"cannot {action} {uri}: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _new_local_file(path: str, data: bytes, *, durable: bool = False) -> Iterator[str]:
-    """A complete file beside `path`, deleted at the end unless it was moved away."""
-    folder = os.path.dirname(path)
-    make_folder(folder)
-    temporary = os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex}")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        yield temporary
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-
-
-def make_folder(folder: str) -> None:
-    """Make the folder and those above it, each durable in the one above."""
-    if os.path.isdir(folder):
-        return
-    above = os.path.dirname(folder)
-    make_folder(above)
-    try:
-        os.mkdir(folder)
-    except FileExistsError as error:
-        if not os.path.isdir(folder):
-            raise NotADirectoryError(f"{folder} is a file, not a folder") from error
-    sync_path(above)
-
-
-def sync_path(path: str) -> None:
-    """Wait until the disk has the file's bytes, or the folder's names."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

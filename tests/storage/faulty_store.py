@@ -1,0 +1,144 @@
+"""A Store that fails, or kills its process, at the operation that a test names."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from train_core.errors import StorageError
+from train_core.storage.patience import Patience
+from train_core.storage.store import Store
+
+KINDS = ("write", "create", "upload", "copy", "link_or_copy", "delete")
+RECORD_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A fault at operation `op` (the first is 1), counted among those of `kind` if one is named."""
+
+    op: int
+    kind: str
+    how: Literal["error", "kill"]
+    done: bool
+    times: int | None
+
+
+class FaultyStore(Store):
+    """A real store whose operations that change something are counted, and fail on schedule.
+
+    The count and the schedule lie in the folder `notes` on this machine's disk, so that children,
+    pickled copies and those in other processes go on counting where the others are.
+    """
+
+    def __init__(self, url: str, notes: str | Path, patience: Patience | None = None) -> None:
+        super().__init__(url, patience or Patience())
+        self.notes = Path(notes)
+        self.notes.mkdir(parents=True, exist_ok=True)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.url, str(self.notes), self.patience)
+
+    def _at(self, url: str, patience: Patience) -> Self:
+        return type(self)(url, self.notes, patience)
+
+    def fail_at(
+        self,
+        op: int,
+        *,
+        kind: str = "",
+        how: Literal["error", "kill"] = "error",
+        done: bool = False,
+        times: int | None = 1,
+    ) -> None:
+        """Fail at operation `op`, counted from the beginning, and at `times - 1` that follow.
+
+        `how` is a StorageError, or the end of the process; `done` lets the operation happen first,
+        as when its answer is lost; `times=None` fails forever.
+        """
+        assert op >= 1, "the first operation is 1"
+        assert kind in ("", *KINDS), f"{kind!r} is none of {KINDS}"
+        schedule = [asdict(fault) for fault in self._schedule()]
+        schedule.append(asdict(Scheduled(op, kind, how, done, times)))
+        (self.notes / "schedule.json").write_text(json.dumps(schedule))
+
+    def work_again(self) -> None:
+        """Forget all faults; the count goes on."""
+        (self.notes / "schedule.json").unlink(missing_ok=True)
+
+    @property
+    def operations(self) -> list[str]:
+        """The kinds of the operations so far, in their order, those that failed included."""
+        file = self.notes / "operations"
+        return _kinds(file.read_bytes()) if file.exists() else []
+
+    def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
+        act = super().write
+        self._counted("write", key, lambda: act(key, data, durable=durable))
+
+    def create(self, key: str, data: bytes) -> None:
+        act = super().create
+        self._counted("create", key, lambda: act(key, data))
+
+    def upload(self, local: str | Path, key: str) -> None:
+        act = super().upload
+        self._counted("upload", key, lambda: act(local, key))
+
+    def copy(self, key: str, target: Store, target_key: str) -> None:
+        act = super().copy
+        self._counted("copy", key, lambda: act(key, target, target_key))
+
+    def link_or_copy(self, key: str, target: Store, target_key: str) -> None:
+        act = super().link_or_copy
+        self._counted("link_or_copy", key, lambda: act(key, target, target_key))
+
+    def delete(self, key: str) -> None:
+        act = super().delete
+        self._counted("delete", key, lambda: act(key))
+
+    def _counted(self, kind: str, key: str, act: Callable[[], None]) -> None:
+        fault = self._met(kind)
+        if fault is None or fault.done:
+            act()
+        if fault is None:
+            return
+        if fault.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise StorageError(f"cannot {kind} {self.uri(key)}: the test has scheduled this")
+
+    def _met(self, kind: str) -> Scheduled | None:
+        so_far = self._count(kind)
+        for fault in self._schedule():
+            number = so_far[fault.kind] if fault.kind else so_far.total()
+            after = number - fault.op
+            of_kind = fault.kind in ("", kind)
+            if of_kind and after >= 0 and (fault.times is None or after < fault.times):
+                return fault
+        return None
+
+    def _count(self, kind: str) -> Counter[str]:
+        """The operations up to this one, which is added."""
+        file = os.open(self.notes / "operations", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        try:
+            # Appending is one step, also among processes, and leaves the file's own position there.
+            os.write(file, kind.ljust(RECORD_BYTES).encode())
+            return Counter(_kinds(os.pread(file, os.lseek(file, 0, os.SEEK_CUR), 0)))
+        finally:
+            os.close(file)
+
+    def _schedule(self) -> list[Scheduled]:
+        file = self.notes / "schedule.json"
+        return (
+            [Scheduled(**fault) for fault in json.loads(file.read_text())] if file.exists() else []
+        )
+
+
+def _kinds(records: bytes) -> list[str]:
+    size = RECORD_BYTES
+    return [records[at : at + size].decode().strip() for at in range(0, len(records), size)]

@@ -1,0 +1,87 @@
+"""What is tried again, how often, and what is said in the end."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+
+import pytest
+
+from train_core.errors import StorageError
+from train_core.storage.patience import Patience, UnfinishedError, may_pass, retried
+
+
+def failing(times: int, error: Exception) -> tuple[Callable[[float], str], list[float]]:
+    """An operation that fails so often, and the seconds that it was given each time."""
+    given: list[float] = []
+
+    def operation(left_s: float) -> str:
+        given.append(left_s)
+        if len(given) <= times:
+            raise error
+        return "done"
+
+    return operation, given
+
+
+def test_an_operation_that_fails_twice_is_done_at_the_third_attempt() -> None:
+    operation, given = failing(2, ConnectionResetError("gone"))
+    assert retried(operation, "cannot do it", budget_s=10) == "done"
+    # Half to all of 0.5 s, then of 1 s.
+    assert 10 >= given[0] >= given[1] + 0.25 >= given[2] + 0.75
+
+
+def test_what_does_not_pass_by_itself_is_raised_at_once() -> None:
+    operation, given = failing(9, PermissionError("no"))
+    with pytest.raises(PermissionError, match=r"^no$"):
+        retried(operation, "cannot do it", budget_s=10)
+    assert len(given) == 1
+
+
+def test_when_the_budget_is_spent_the_cause_and_the_time_are_named() -> None:
+    operation, given = failing(99, ConnectionResetError("gone"))
+    begin = time.monotonic()
+    with pytest.raises(
+        StorageError,
+        match=r"^cannot do it: ConnectionResetError: gone "
+        r"\(given up after \d s, in attempt (\d)\)$",
+    ) as raised:
+        retried(operation, "cannot do it", budget_s=1.0)
+    assert time.monotonic() - begin < 1.5
+    assert 2 <= len(given) <= 3  # after 0.25 to 0.5 s, and 0.5 to 1 s after that
+    assert f"attempt {len(given)}" in str(raised.value)
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert str(again) == str(raised.value)
+
+
+def test_a_deadline_in_the_end_does_not_hide_what_failed_before() -> None:
+    errors = iter([ConnectionResetError("gone"), TimeoutError(), TimeoutError(), TimeoutError()])
+
+    def operation(left_s: float) -> None:
+        raise next(errors)
+
+    with pytest.raises(StorageError, match="ConnectionResetError: gone"):
+        retried(operation, "cannot do it", budget_s=1.0)
+
+
+def test_a_transfer_has_a_second_more_for_each_mebibyte() -> None:
+    assert Patience(budget_s=5).for_bytes(3 * 2**20) == 8
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (ConnectionRefusedError(), True),
+        (TimeoutError(), True),
+        (UnfinishedError("half"), True),
+        (StorageError("no"), False),
+        (FileNotFoundError(), False),
+        (FileExistsError(), False),
+        (PermissionError(), False),
+        (OSError(28, "No space left on device"), False),
+        (ValueError(), False),
+    ],
+)
+def test_the_network_passes_and_refusals_stay(error: Exception, passes: bool) -> None:
+    assert may_pass(error) is passes

@@ -1,0 +1,59 @@
+"""Files that a manifest vouches for: stored, read and checked by size and SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+
+from train_core.errors import CheckpointError
+from train_core.storage.manifest import FileEntry
+from train_core.storage.store import Store
+
+
+def write_file(store: Store, key: str, data: memoryview) -> FileEntry:
+    """Store the bytes as a new object and say what it is."""
+    return FileEntry(name=key.rpartition("/")[2], size_bytes=len(data), digest=store.put(key, data))
+
+
+def check_size(store: Store, key: str, entry: FileEntry) -> None:
+    """Raise CheckpointError if the object is missing or not as large as was committed."""
+    if fault := _fault_of_size(store, key, entry):
+        raise CheckpointError(f"{store.uri(key)} {fault}")
+
+
+def read_file(store: Store, key: str, entry: FileEntry, into: memoryview) -> None:
+    """Fill `into`, `entry.size_bytes` long, with the object's bytes.
+
+    Raises CheckpointError, naming the object, if they are not what was committed.
+    """
+    assert len(into) == entry.size_bytes
+    try:
+        digest = store.fill(key, into)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{store.uri(key)} is missing") from error
+    if digest != entry.digest:
+        raise CheckpointError(f"{store.uri(key)}: its SHA-256 is not the committed one")
+
+
+def fault_of(store: Store, key: str, entry: FileEntry) -> str:
+    """What is wrong with the object, read in bounded memory; nothing if all is well."""
+    if found := _fault_of_size(store, key, entry):
+        return f"{key} {found}"
+    sha = hashlib.sha256()
+    try:
+        for chunk in store.chunks(key):
+            sha.update(chunk)
+    except FileNotFoundError:
+        return f"{key} is missing"
+    return "" if sha.hexdigest() == entry.digest else f"{key}: its SHA-256 is another"
+
+
+def _fault_of_size(store: Store, key: str, entry: FileEntry) -> str:
+    if link := store.link_on_the_way(key):
+        return f"is reached by the link {link}, and evertrain makes none"
+    try:
+        size = store.size_bytes(key)
+    except FileNotFoundError:
+        return "is missing"
+    if size != entry.size_bytes:
+        return f"has {size} bytes, {entry.size_bytes} were committed"
+    return ""

@@ -1,0 +1,112 @@
+"""What a local disk needs to keep Store's promises: whole files, durable names, no way out."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+TEMPORARY = ".tmp-"
+_NO_LINK_HERE = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES}
+)
+
+
+@contextmanager
+def temporary_beside(path: str) -> Iterator[str]:
+    """A free path beside `path`, in a folder that exists; deleted at the end if still there."""
+    folder = os.path.dirname(path)
+    make_folder(folder)
+    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}")
+    try:
+        yield temporary
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def write_new(path: str, data: bytes, *, durable: bool) -> None:
+    """Write a file that must not exist yet."""
+    with open(path, "xb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def replace(path: str, temporary: str, *, durable: bool) -> None:
+    """Give the complete file its name; readers see the old one or the new one."""
+    os.replace(temporary, path)
+    if durable:
+        sync(os.path.dirname(path))
+
+
+def copy_file(source: str, path: str) -> None:
+    """Copy a file; durable and whole, or not there."""
+    with temporary_beside(path) as temporary:
+        shutil.copyfile(source, temporary)
+        sync(temporary)
+        replace(path, temporary, durable=True)
+
+
+def link_or_copy_file(source: str, path: str) -> None:
+    """Give the file a second name, or copy it where the disk cannot."""
+    with temporary_beside(path) as temporary:
+        try:
+            os.link(os.path.realpath(source), temporary)
+        except OSError as error:
+            if error.errno not in _NO_LINK_HERE:
+                raise
+            shutil.copyfile(source, temporary)
+        sync(temporary)
+        replace(path, temporary, durable=True)
+
+
+def check_inside(path: str, root: str) -> None:
+    """Raise ValueError if a link on the way to `path` leads out of `root`.
+
+    The last name may be a link: what is deleted then is the link.
+    """
+    if path == root:
+        return
+    folder, inside = os.path.realpath(os.path.dirname(path)), os.path.realpath(root)
+    if os.path.commonpath([folder, inside]) != inside:
+        raise ValueError(f"{path} leaves the folder {root}: a link on the way leads to {folder}")
+
+
+def delete(path: str) -> None:
+    """Delete the file, the link or the folder with all that is in it; fine if it is gone."""
+    while os.path.lexists(path):
+        try:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.remove(path)
+        except FileNotFoundError:  # somebody else deletes the same: see whether all of it is gone
+            continue
+
+
+def make_folder(folder: str) -> None:
+    """Make the folder and those above it, each durable in the one above."""
+    if os.path.isdir(folder):
+        return
+    above = os.path.dirname(folder)
+    make_folder(above)
+    try:
+        os.mkdir(folder)
+    except FileExistsError as error:
+        if not os.path.isdir(folder):
+            raise NotADirectoryError(f"{folder} is a file, not a folder") from error
+    sync(above)
+
+
+def sync(path: str) -> None:
+    """Wait until the disk has the file's bytes, or the folder's names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
