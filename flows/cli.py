@@ -22,6 +22,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from flows.commands.checkpoints import DiffCommand, ExportCommand
 from flows.commands.look import LsCommand, ShowCommand, VerifyCommand
 from flows.commands.retrain import DemoCommand, RetrainCommand
 from flows.commands.runs import RunsCommand
@@ -51,6 +52,8 @@ class Evertrain(BaseSettings):
     ls: CliSubCommand[LsCommand] = Field(description="List a storage's runs, a run's checkpoints.")
     show: CliSubCommand[ShowCommand] = Field(description="Show a run or a checkpoint.")
     verify: CliSubCommand[VerifyCommand] = Field(description="Check stored bytes by digest.")
+    diff: CliSubCommand[DiffCommand] = Field(description="Compare two checkpoints to the bit.")
+    export: CliSubCommand[ExportCommand] = Field(description="Write weights as one plain file.")
     ui: CliSubCommand[UiCommand] = Field(description="Open MLflow's and Prefect's pages.")
 
     @classmethod

@@ -123,3 +123,8 @@ def load_weights(store: Store, checkpoint: Checkpoint) -> dict[str, Tensor]:
     if not entries:
         raise CheckpointError(f"{store.uri(checkpoint.key)} has no {MODEL_FILE}")
     return load_tensors(read_verified(store, checkpoint.key, entries)[MODEL_FILE], MODEL_FILE)
+
+
+def load_state(store: Store, checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint's whole state, nested as it was captured, verified. Raises CheckpointError."""
+    return parse(read_verified(store, checkpoint.key, checkpoint.manifest.files))
