@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as Registry
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from tests.leaks import Belongings
@@ -33,7 +34,7 @@ def no_leaks(fonts: None) -> Iterator[None]:
     """As everywhere, once MLflow has closed the database that it keeps open for the process."""
     before = Belongings.now()
     yield
-    for engine in SqlAlchemyStore._engine_map.values():
+    for engine in [*SqlAlchemyStore._engine_map.values(), *Registry._engine_map.values()]:
         engine.dispose()
     # MLflow's pools of threads for artifacts end when they are collected.
     gc.collect()

@@ -29,6 +29,7 @@ from train_core.engine.batches import (
 from train_core.engine.buffers import Buffers
 from train_core.engine.checkpointer import Checkpointer
 from train_core.engine.control import ControlWord
+from train_core.engine.first_state import FirstState
 from train_core.engine.group import Group, use_deterministic_algorithms
 from train_core.engine.measure import check_split, forward
 from train_core.engine.progress import Progress
@@ -132,7 +133,7 @@ class Trainer:
             if self.group.is_first:
                 _log.info("resuming after step %d from %s", self.progress.step, checkpoint.name)
         else:
-            self.workload.initialize(self.model)
+            self._initialize()
         self._first_step = self.progress.step
         self._elapsed_before = self.progress.elapsed_s
         self._saved_at = self._began_at = self._settled_at = time.monotonic()
@@ -240,6 +241,15 @@ class Trainer:
             self.state.add("streams", self._capture_streams, self.streams.restore)
         self.state.add("workload", self.workload.state_dict, self.workload.load_state_dict)
         self.state.add("progress", self.progress.capture, self.progress.restore)
+
+    def _initialize(self) -> None:
+        """The weights that a new run begins with: the workload's own, or others' (init_from)."""
+        if self.config.init_from:
+            first = FirstState.read(self.folder.record().origin, self.config)
+            first.give_weights(self.model)
+            first.give_optimizer(self.model, self.optimizer)
+        else:
+            self.workload.initialize(self.model)
 
     def _fetch_from_here(self) -> None:
         """Start to fetch batches from where the training stands: to its end, or a stream's epoch.
