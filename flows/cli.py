@@ -24,6 +24,7 @@ from pydantic_settings import (
 
 from flows.commands.checkpoints import DiffCommand, ExportCommand
 from flows.commands.look import LsCommand, ShowCommand, VerifyCommand
+from flows.commands.proof import VerifyResumeCommand
 from flows.commands.retrain import DemoCommand, RetrainCommand
 from flows.commands.runs import RunsCommand
 from flows.commands.ui import UiCommand
@@ -54,6 +55,9 @@ class Evertrain(BaseSettings):
     verify: CliSubCommand[VerifyCommand] = Field(description="Check stored bytes by digest.")
     diff: CliSubCommand[DiffCommand] = Field(description="Compare two checkpoints to the bit.")
     export: CliSubCommand[ExportCommand] = Field(description="Write weights as one plain file.")
+    verify_resume: CliSubCommand[VerifyResumeCommand] = Field(
+        alias="verify-resume", description="Prove that a workload resumes exactly."
+    )
     ui: CliSubCommand[UiCommand] = Field(description="Open MLflow's and Prefect's pages.")
 
     @classmethod

@@ -70,7 +70,7 @@ class Trainer:
         self.folder = folder
         self.attempt = attempt
         self.on_epoch = on_epoch
-        self.workload: Workload[Any] = load_workload(config.workload, config.settings)
+        self.workload: Workload[Any] = self._load_workload()
         self.train_set = self.workload.dataset("train")
         self.validation_set = indexed(self.workload, "validation")
         check_split(self.validation_set, "validation")
@@ -211,6 +211,9 @@ class Trainer:
         self._saved_step = progress.step
         self._saved_at = time.monotonic()
         self._wants_checkpoint = False
+
+    def _load_workload(self) -> Workload[Any]:
+        return load_workload(self.config.workload, self.config.settings)
 
     def _build_model(self) -> None:
         config, device = self.config, self.group.device
