@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.engine.alone import run
@@ -19,6 +20,7 @@ from train_core.driver import DriverRequest
 from train_core.engine.checkpoint_files import load_state, load_weights
 from train_core.engine.first_state import FirstState, find_origin
 from train_core.engine.preflight import check, new_record
+from train_core.errands import compare_checkpoints, export_weights
 from train_core.errors import CheckpointError, ConfigError
 from train_core.storage.names import MODEL_FILE, REPORT_JSON
 from train_core.storage.run_folder import Checkpoint, Origin, RunFolder
@@ -268,6 +270,20 @@ def test_altered_weights_of_a_checkpoint_are_refused(source: RunFolder, tmp_path
         begin(tmp_path, "new", init_from="source")
 
 
+def test_runs_and_files_on_any_storage(storage_url: str) -> None:
+    folder = RunFolder(storage_url, "source")
+    run(folder, epochs=1)
+    weights = load_weights(folder.store, newest(folder))
+    exported = export_weights(folder, newest(folder), f"{storage_url}/exported")
+    for what in ("source", folder.url, exported.uri):
+        model, _ = first_state(find_origin(what, storage_url, ""))
+        assert all(torch.equal(model.state_dict()[name], weights[name]) for name in weights)
+    last = newest(folder)
+    assert compare_checkpoints(folder, last, folder, last).is_same
+    with pytest.raises(ConfigError, match="exists: name another file"):
+        export_weights(folder, last, exported.uri)
+
+
 def test_it_may_not_change_in_a_run(source: RunFolder, tmp_path: Path) -> None:
     begin(tmp_path, "new", init_from="source")
     with pytest.raises(ConfigError, match="init_from: was 'source', asked for ''"):
@@ -289,10 +305,6 @@ def test_what_makes_no_sense_together(asked: dict[str, Any], told: str) -> None:
 
 def test_the_exported_file_is_what_others_read(source: RunFolder, tmp_path: Path) -> None:
     """Of `evertrain export`: the same tensors, and the frame that some readers ask for."""
-    from safetensors import safe_open
-
-    from train_core.errands import export_weights
-
     target = str(tmp_path / "out")
     result = export_weights(source, newest(source), target)
     assert result.uri == f"{target}/{MODEL_FILE}"
