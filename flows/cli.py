@@ -22,7 +22,9 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from flows.commands.checkpoints import DiffCommand, ExportCommand
 from flows.commands.look import LsCommand, ShowCommand, VerifyCommand
+from flows.commands.proof import VerifyResumeCommand
 from flows.commands.prune import PruneCommand
 from flows.commands.retrain import DemoCommand, RetrainCommand
 from flows.commands.runs import RunsCommand
@@ -53,6 +55,11 @@ class Evertrain(BaseSettings):
     show: CliSubCommand[ShowCommand] = Field(description="Show a run or a checkpoint.")
     verify: CliSubCommand[VerifyCommand] = Field(description="Check stored bytes by digest.")
     prune: CliSubCommand[PruneCommand] = Field(description="Delete what nothing keeps of a run.")
+    diff: CliSubCommand[DiffCommand] = Field(description="Compare two checkpoints to the bit.")
+    export: CliSubCommand[ExportCommand] = Field(description="Write weights as one plain file.")
+    verify_resume: CliSubCommand[VerifyResumeCommand] = Field(
+        alias="verify-resume", description="Prove that a workload resumes exactly."
+    )
     ui: CliSubCommand[UiCommand] = Field(description="Open MLflow's and Prefect's pages.")
 
     @classmethod

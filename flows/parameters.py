@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
+from train_core.storage.addresses import absolute
 from train_core.storage.run_folder import RunFolder
 
 HOME = ".evertrain"
@@ -28,11 +29,6 @@ def default_storage() -> str:
 def default_tracking_uri() -> str:
     """MLFLOW_TRACKING_URI, or a SQLite file in .evertrain in the current directory."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{absolute(f'{HOME}/mlflow.db')}"
-
-
-def absolute(address: str) -> str:
-    """A local path made absolute; a URL as it is."""
-    return address if "://" in address else os.path.abspath(os.path.expanduser(address))
 
 
 def new_run_name(workload: str) -> str:

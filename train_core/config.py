@@ -46,6 +46,21 @@ class TrainConfig(BaseModel):
         description="Stop after so many seconds of training; 0: no limit.",
         json_schema_extra=MAY_CHANGE,
     )
+    init_from: str = Field(
+        default="",
+        description="Whose weights a new run begins with: a run (its best checkpoint), "
+        "RUN/CHECKPOINT, the path or URL of either or of a .safetensors file, or a registered "
+        "model (models:/name/version, models:/name@alias); empty: the workload's own.",
+    )
+    init_from_optimizer: bool = Field(
+        default=False,
+        description="Begin with its optimizer's moments, too; the rates are the new run's.",
+    )
+    init_from_allow: list[str] = Field(
+        default_factory=list,
+        description="Tensors that may be missing there, be unexpected or have another shape: "
+        "names, or patterns as head.*",
+    )
     batch_size: int = Field(
         default=128, ge=1, description="Samples of one optimizer step, over all workers."
     )
@@ -214,6 +229,7 @@ class TrainConfig(BaseModel):
                 raise ValueError(
                     f"{name} cannot be combined with strategy fsdp: leave it out, or use ddp"
                 )
+        self._check_init_from()
         if not (
             self.checkpoint_every_epochs or self.checkpoint_every_steps or self.checkpoint_every_s
         ):
@@ -222,6 +238,18 @@ class TrainConfig(BaseModel):
                 "checkpoint_every_steps or checkpoint_every_s"
             )
         return self
+
+    def _check_init_from(self) -> None:
+        if not self.init_from and (self.init_from_optimizer or self.init_from_allow):
+            raise ValueError(
+                "init_from_optimizer and init_from_allow say how to begin from other weights: "
+                "name them with init_from"
+            )
+        if self.init_from_optimizer and self.init_from.endswith(".safetensors"):
+            raise ValueError(
+                f"init_from {self.init_from!r} is a file of weights and has no optimizer: name a "
+                "run or a checkpoint, or leave out init_from_optimizer"
+            )
 
     @property
     def shards(self) -> int:

@@ -10,7 +10,12 @@ import subprocess
 import sys
 from typing import Any
 
+from train_core.differences import Comparison, RunsComparison
 from train_core.errors import ConfigError
+from train_core.results import ExportResult
+from train_core.storage.addresses import absolute, file_at
+from train_core.storage.names import MODEL_FILE
+from train_core.storage.run_folder import Checkpoint, RunFolder
 
 
 def settings_schema(workload: str) -> dict[str, Any]:
@@ -31,6 +36,37 @@ def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
     """
     found: list[str] = json.loads(_run("unregistered_checkpoints", run_url, tracking_uri))
     return found
+
+
+def compare_checkpoints(
+    folder_a: RunFolder, a: Checkpoint, folder_b: RunFolder, b: Checkpoint
+) -> Comparison:
+    """All that differs between two checkpoints. Raises ConfigError if one is not good."""
+    names = folder_a.url, str(a.name), folder_b.url, str(b.name)
+    return Comparison.model_validate_json(_run("compare_checkpoints", *names))
+
+
+def compare_runs(a: RunFolder, b: RunFolder) -> RunsComparison:
+    """The first that differs between two runs. Raises ConfigError if one cannot be read."""
+    return RunsComparison.model_validate_json(_run("compare_runs", a.url, b.url))
+
+
+def export_weights(
+    folder: RunFolder, checkpoint: Checkpoint, target: str, *, overwrite: bool = False
+) -> ExportResult:
+    """Write a checkpoint's verified weights as one safetensors file.
+
+    `target` is the file's path or URL, or a folder's, which then gets `model.safetensors`. Raises
+    ConfigError if there is a file and it may not be overwritten, or the checkpoint is not good.
+    """
+    address = absolute(target)
+    if not address.endswith(".safetensors"):
+        address = f"{address.rstrip('/')}/{MODEL_FILE}"
+    store, key = file_at(address)
+    if not overwrite and store.exists(key):
+        raise ConfigError(f"{store.uri(key)} exists: name another file, or overwrite it (--force)")
+    names = folder.url, str(checkpoint.name), address
+    return ExportResult.model_validate_json(_run("export_weights", *names))
 
 
 def _run(errand: str, *arguments: str) -> str:

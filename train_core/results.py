@@ -66,6 +66,18 @@ class PredictionsResult(Result):
     files: list[str]
 
 
+class ExportResult(Result):
+    """A checkpoint's weights in a file of their own."""
+
+    checkpoint: str
+    """The checkpoint's address."""
+    uri: str
+    size_bytes: int
+    digest: str
+    """SHA-256 of the file."""
+    num_tensors: int
+
+
 class Tracking(Result):
     """Where MLflow shows a run; empty strings while it cannot be reached."""
 

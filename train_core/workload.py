@@ -104,7 +104,10 @@ class Workload(Generic[SettingsT]):
         raise NotImplementedError
 
     def initialize(self, model: nn.Module) -> None:
-        """Called once, when a run begins from nothing: load published weights into the model."""
+        """Called once, when a run begins from nothing: load published weights into the model.
+
+        Not called when it begins with other weights (`init_from`).
+        """
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of `model`, with its parameter groups."""

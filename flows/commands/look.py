@@ -13,7 +13,7 @@ from flows.commands.output import Row, print_mapping, print_rows
 from flows.commands.runs import InStorage, list_runs, status
 from flows.parameters import absolute, default_storage
 from train_core.errors import CheckpointError, ConfigError
-from train_core.storage.names import CHECKPOINTS, CheckpointName
+from train_core.storage.addresses import find, named, run_at
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.store import Store
 
@@ -59,13 +59,7 @@ class ShowCommand(LookAt):
                 status(folder) | folder.record().model_dump(mode="json"), as_json=self.as_json
             )
             return
-        try:
-            checkpoint = folder.checkpoint(name)
-        except FileNotFoundError as error:
-            raise ConfigError(
-                f"run {folder.name!r} has no checkpoint {name}: see `evertrain ls {folder.url}`"
-            ) from error
-        show_checkpoint(folder, checkpoint, as_json=self.as_json)
+        show_checkpoint(folder, named(folder, name), as_json=self.as_json)
 
 
 class VerifyCommand(LookAt):
@@ -98,30 +92,6 @@ class VerifyCommand(LookAt):
                 f"{bad} of {len(rows)} checkpoints of {folder.url} are not what was committed: a "
                 "run that resumes passes over them"
             )
-
-
-def run_at(url: str) -> RunFolder | None:
-    """The run whose folder `url` is, or None."""
-    try:
-        folder = RunFolder.at(url)
-    except ConfigError:
-        return None
-    return folder if folder.exists() else None
-
-
-def find(what: str, storage: str) -> tuple[RunFolder, CheckpointName | None]:
-    """The run, and the checkpoint if one is named. Raises ConfigError if there is none."""
-    run, _, last = what.rstrip("/").rpartition("/")
-    name = CheckpointName.parse(last)
-    run = run.removesuffix(f"/{CHECKPOINTS}") if name else what.rstrip("/")
-    for url in (absolute(run), f"{storage.rstrip('/')}/{run}"):
-        folder = run_at(url)
-        if folder:
-            return folder, name
-    raise ConfigError(
-        f"there is no run {run!r}, neither as an address nor in {storage}: "
-        "see `evertrain runs list`"
-    )
 
 
 def checkpoint_row(folder: RunFolder, checkpoint: Checkpoint) -> Row:

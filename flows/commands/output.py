@@ -15,6 +15,8 @@ from flows.summary import number
 Row = dict[str, Any]
 
 WIDE = 240
+DIFFERENT = 1
+"""The exit code of a comparison that found a difference, as diff(1) has it."""
 
 
 def say(text: str) -> None:

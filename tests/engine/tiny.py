@@ -187,6 +187,18 @@ class Noisy(Tiny):
                 parameter.add_(1e-3 * torch.randn_like(parameter))
 
 
+class Forgetful(Tiny):
+    """Its hook counts, and no checkpoint knows how far."""
+
+    count = 0
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        super().after_step(model, step)
+        self.count += 1
+        with torch.no_grad():
+            next(model.parameters()).add_(1e-3 * self.count)
+
+
 class Mortal(Tiny):
     """Rank 1 of the first attempt kills itself after step 4."""
 

@@ -15,12 +15,14 @@ import torch
 from mlflow import MlflowClient
 from mlflow.pyfunc.scoring_server import infer_and_parse_data
 
+from tests.mlflow.conftest import MlflowServer
 from tests.mlflow.run_builder import RunBuilder
 from train_core.config import TrainConfig
+from train_core.engine.first_state import find_origin
 from train_core.engine.mirror import Mirror
 from train_core.engine.mlflow_runs import MlflowRuns
 from train_core.engine.registry import log_checkpoint_model, unregistered_checkpoints
-from train_core.errors import TrackingError
+from train_core.errors import ConfigError, StorageError, TrackingError
 from train_core.results import CheckpointSummary
 from train_core.storage.pins import MLFLOW_MODEL, valid_pins
 from train_core.storage.run_folder import RunFolder
@@ -271,3 +273,64 @@ def test_a_users_module_travels_with_the_model_and_nothing_is_pickled(
     with torch.inference_mode():
         expected = model(torch.tensor([[1.0, 1.0], [2.0, 2.0]]))[:, 0].tolist()
     assert json.loads(shown.splitlines()[-1]) == expected
+
+
+def registered(uri: str, model_uri: str) -> MlflowClient:
+    """A client of a server where version 1 of `digits`, the champion, is that model."""
+    client = MlflowClient(uri, uri)
+    # As a user does it: this way MLflow looks for the model at its one address of the process.
+    mlflow.set_tracking_uri(uri)
+    try:
+        mlflow.register_model(model_uri, "digits")
+    finally:
+        mlflow.set_tracking_uri(None)
+    client.set_registered_model_alias("digits", "champion", "1")
+    return client
+
+
+def test_a_registered_model_says_of_which_checkpoint_it_is(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    best, _ = commit_digits(run)
+    model_uri = log_best(run, tracking_uri, best)
+    registered(tracking_uri, model_uri)
+    digest = run.folder.find(best.name).digest
+    for what in ("models:/digits/1", "models:/digits@champion", model_uri):
+        origin = find_origin(what, "", tracking_uri)
+        assert (origin.uri, origin.digest) == (best.uri, digest)
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("models:/digits/2", "'models:/digits/2' in MLflow at"),
+        ("models:/digits@challenger", "challenger"),
+        ("models:/unknown/1", "unknown"),
+        ("models:/digits/latest", "names no model"),
+        ("models:/foreign/1", "was not logged by evertrain"),
+    ],
+)
+def test_a_model_that_tells_of_no_checkpoint_is_refused(
+    what: str, told: str, run: RunBuilder, tracking_uri: str
+) -> None:
+    best, _ = commit_digits(run)
+    client = registered(tracking_uri, log_best(run, tracking_uri, best))
+    client.create_registered_model("foreign")
+    client.create_model_version("foreign", "s3://bucket/model")
+    with pytest.raises(TrackingError, match=told):
+        find_origin(what, "", tracking_uri)
+
+
+def test_a_registered_model_of_another_checkpoint_is_refused(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    best, _ = commit_digits(run)
+    client = registered(tracking_uri, log_best(run, tracking_uri, best))
+    client.set_model_version_tag("digits", "1", "evertrain.checkpoint_digest", "0" * 64)
+    with pytest.raises(ConfigError, match="not the checkpoint that the registered model was made"):
+        find_origin("models:/digits/1", "", tracking_uri)
+
+
+def test_a_registry_that_is_down_may_answer_later(server: MlflowServer) -> None:
+    with pytest.raises(StorageError, match="'models:/digits/1' in MLflow at"):
+        find_origin("models:/digits/1", "", server.uri)

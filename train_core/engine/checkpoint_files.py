@@ -121,6 +121,12 @@ def read_buffer(store: Store, folder: str, entry: FileEntry) -> Tensor:
     return buffer
 
 
+def load_tensors(data: bytes, file: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. Raises CheckpointError if it is malformed."""
+    buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return tensors_in(buffer, read_layout(memoryview(data), file))
+
+
 def load_weights(store: Store, checkpoint: Checkpoint) -> dict[str, Tensor]:
     """A checkpoint's parameters and buffers, verified. Raises CheckpointError."""
     entries = [e for e in checkpoint.manifest.files if part_of(e.name) == MODEL]

@@ -85,8 +85,9 @@ class DriverProcess:
             mirror.check()
         if not checked.prepared.resumed:
             # Of two that begin the run at once, one creates it and one gets the lease.
+            record = new_record(self.request, self.config, checked.datasets, checked.origin)
             with suppress(FileExistsError):
-                self.folder.create(new_record(self.request, self.config, checked.datasets))
+                self.folder.create(record)
         self._take_run()
         if mirror is not None:
             mirror.start()

@@ -36,10 +36,58 @@ def unregistered_checkpoints(run_url: str, tracking_uri: str) -> None:
     sys.stdout.write(json.dumps(unregistered_checkpoints(run_url, tracking_uri)))
 
 
+def compare_checkpoints(url_a: str, name_a: str, url_b: str, name_b: str) -> None:
+    """Print what differs between two checkpoints of the runs at these addresses."""
+    from train_core.engine.compare import compare_checkpoints
+    from train_core.storage.run_folder import RunFolder
+
+    a, b = RunFolder.at(url_a), RunFolder.at(url_b)
+    found = compare_checkpoints(a, a.find(name_a), b, b.find(name_b))
+    sys.stdout.write(found.model_dump_json())
+
+
+def compare_runs(url_a: str, url_b: str) -> None:
+    """Print the first that differs between the runs at these addresses."""
+    from train_core.engine.compare import compare_runs
+    from train_core.storage.run_folder import RunFolder
+
+    sys.stdout.write(compare_runs(RunFolder.at(url_a), RunFolder.at(url_b)).model_dump_json())
+
+
+def export_weights(run_url: str, name: str, address: str) -> None:
+    """Write a checkpoint's weights to the file at `address` and print what it is."""
+    import safetensors.torch
+
+    from train_core.engine.checkpoint_files import load_weights
+    from train_core.results import ExportResult
+    from train_core.storage.addresses import file_at
+    from train_core.storage.manifest import digest_of
+    from train_core.storage.run_folder import RunFolder
+
+    folder = RunFolder.at(run_url)
+    checkpoint = folder.find(name)
+    weights = load_weights(folder.store, checkpoint)
+    # Some readers of safetensors ask which framework wrote the file.
+    data = safetensors.torch.save(weights, {"format": "pt"})
+    store, key = file_at(address)
+    store.write(key, data, durable=True)
+    result = ExportResult(
+        checkpoint=folder.store.uri(checkpoint.key),
+        uri=store.uri(key),
+        size_bytes=len(data),
+        digest=digest_of(data),
+        num_tensors=len(weights),
+    )
+    sys.stdout.write(result.model_dump_json())
+
+
 ERRANDS: dict[str, Callable[..., None]] = {
     "settings_schema": settings_schema,
     "delete_tracking": delete_tracking,
     "unregistered_checkpoints": unregistered_checkpoints,
+    "compare_checkpoints": compare_checkpoints,
+    "compare_runs": compare_runs,
+    "export_weights": export_weights,
 }
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from train_core.engine.buffers import Buffers
 from train_core.engine.checkpoint_files import Assembly
 from train_core.engine.checkpointer import Checkpointer
 from train_core.engine.control import ControlWord
+from train_core.engine.first_state import FirstState
 from train_core.engine.group import Group, use_deterministic_algorithms
 from train_core.engine.measure import check_split, forward
 from train_core.engine.progress import Progress
@@ -73,7 +74,7 @@ class Trainer:
         self.folder = folder
         self.attempt = attempt
         self.on_epoch = on_epoch
-        self.workload: Workload[Any] = load_workload(config.workload, config.settings)
+        self.workload: Workload[Any] = self._load_workload()
         self.train_set = self.workload.dataset("train")
         self.validation_set = indexed(self.workload, "validation")
         check_split(self.validation_set, "validation")
@@ -249,6 +250,9 @@ class Trainer:
             if not parameter.requires_grad
         }
 
+    def _load_workload(self) -> Workload[Any]:
+        return load_workload(self.config.workload, self.config.settings)
+
     def _build_model(self) -> None:
         config = self.config
         self.model = self._new_model()
@@ -293,13 +297,21 @@ class Trainer:
         return fsdp.assembly(self.model, self.group) if self.is_sharded else Assembly()
 
     def _initialize(self) -> None:
-        """Let the workload load the first weights, always into a whole model."""
-        if not self.is_sharded:
-            self.workload.initialize(self.model)
-        elif type(self.workload).initialize is not Workload.initialize:
-            whole = self._new_model()
+        """Load the weights that a new run begins with, always into a whole model."""
+        first = None
+        if self.config.init_from:
+            first = FirstState.read(self.folder.record().origin, self.config)
+        elif self.is_sharded and type(self.workload).initialize is Workload.initialize:
+            return
+        whole = self._new_model() if self.is_sharded else self.model
+        if first is None:
             self.workload.initialize(whole)
+        else:
+            first.give_weights(whole)
+        if self.is_sharded:
             fsdp.load_whole(self.model, whole)
+        if first is not None:
+            first.give_optimizer(self.model, self.optimizer)
 
     def _micro_batches(self, epoch: int, step_in_epoch: int) -> Iterable[list[MicroBatch]]:
         """For each of this rank's shards, the micro-batches of a step."""

@@ -47,6 +47,12 @@ EndStatus = Literal["FINISHED", "FAILED", "KILLED"]
 _Task = Callable[["MlflowRuns"], None]
 
 
+def set_environment() -> None:
+    """How MLflow's client shall behave in this process, unless the user's environment says it."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
 class Mirror:
     """Mirrors one run folder into one MLflow experiment.
 
@@ -190,8 +196,7 @@ class Mirror:
         return time.monotonic() - self._failed_last >= backoff_s
 
     def _contact(self) -> None:
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        set_environment()
         # Here, and not at the top: loading MLflow takes seconds, which pass beside Ray's start.
         from train_core.engine.mlflow_runs import contact
 

@@ -14,6 +14,7 @@ import torch
 
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest, Prepared
+from train_core.engine.first_state import FirstState, find_origin
 from train_core.engine.fsdp import check_passes
 from train_core.engine.inputs import open_input
 from train_core.engine.launcher import LOCAL, check_resources
@@ -21,7 +22,7 @@ from train_core.engine.measure import check_split, split_metrics
 from train_core.engine.progress import Progress
 from train_core.errors import ConfigError, DataError, RunConflictError
 from train_core.policy.steps import StepPlan
-from train_core.storage.run_folder import RunFolder, RunRecord
+from train_core.storage.run_folder import Origin, RunFolder, RunRecord
 from train_core.storage.store import Store
 from train_core.workload import SPLITS, Dataset, Stream, Workload, indexed, load_workload
 
@@ -34,6 +35,8 @@ class Checked:
 
     prepared: Prepared
     datasets: Mapping[str, Dataset | Stream]
+    origin: Origin | None
+    """Whose weights the run begins with."""
 
 
 def check(folder: RunFolder, request: DriverRequest) -> Checked:
@@ -62,6 +65,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
         check_passes(plan, datasets["train"], config.num_workers)
     if source := request.pipeline.get("infer_input"):
         open_input(source, workload)
+    origin = _check_origin(folder, request, workload)
     resumed = folder.exists()
     if resumed:
         _check_continuation(folder, request)
@@ -75,7 +79,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
         num_samples=num_samples,
         total_steps=Progress().total_steps(config, plan),
     )
-    return Checked(prepared, datasets)
+    return Checked(prepared, datasets, origin)
 
 
 def check_scoring(folder: RunFolder, request: DriverRequest) -> Prepared:
@@ -144,6 +148,30 @@ def _check_continuation(folder: RunFolder, request: DriverRequest) -> None:
     _log.warning("the surroundings changed, so the bits of the numbers may: %s", shown)
 
 
+def _check_origin(
+    folder: RunFolder, request: DriverRequest, workload: Workload[Any]
+) -> Origin | None:
+    """Whose weights the run begins with, given to a model once, as every worker will do it.
+
+    Raises ConfigError if there are none or they do not fit, CheckpointError if they were altered.
+    """
+    config = request.config
+    if not config.init_from:
+        return None
+    if not folder.exists():
+        origin = find_origin(config.init_from, request.storage, request.tracking_uri)
+    else:
+        recorded = folder.record().origin
+        if recorded is None or folder.checkpoints():
+            return recorded
+        origin = recorded
+    first = FirstState.read(origin, config)
+    model = workload.model()
+    first.give_weights(model)
+    first.give_optimizer(model, workload.optimizer(model))
+    return origin
+
+
 def _check_data(
     record: RunRecord, datasets: Mapping[str, Dataset | Stream], config: TrainConfig
 ) -> None:
@@ -172,7 +200,10 @@ def _check_monitor(workload: Workload[Any], monitor: str) -> None:
 
 
 def new_record(
-    request: DriverRequest, config: TrainConfig, datasets: Mapping[str, Dataset | Stream]
+    request: DriverRequest,
+    config: TrainConfig,
+    datasets: Mapping[str, Dataset | Stream],
+    origin: Origin | None = None,
 ) -> RunRecord:
     """What `run.json` will say of a run that begins."""
     return RunRecord(
@@ -182,6 +213,7 @@ def new_record(
         pipeline=_pipeline(request),
         fingerprint=fingerprint(config),
         datasets=_describe_data(datasets),
+        origin=origin,
     )
 
 

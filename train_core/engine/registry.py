@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -15,28 +16,34 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import safetensors.torch
+from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, infer_signature
 
 from train_core.engine import serving
 from train_core.engine.checkpoint_files import load_weights
+from train_core.engine.mirror import set_environment
 from train_core.engine.mlflow_runs import (
     MlflowRuns,
     existing_client,
+    is_refusal,
     public_uri,
     seconds,
     without_login,
 )
 from train_core.engine.mlflow_stages import headline
-from train_core.errors import TrackingError
+from train_core.errors import StorageError, TrackingError
 from train_core.results import CheckpointSummary
 from train_core.storage.names import MODEL_FILE
 from train_core.storage.pins import MLFLOW_MODEL, pin
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.workload import load_workload
 
+_CHECKPOINT = "evertrain.checkpoint"
 _DIGEST = "evertrain.checkpoint_digest"
+_MODEL_ID = re.compile(r"\bm-[0-9a-f]{32}\b")
+_MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))?")
 _REQUIREMENTS = (
     "mlflow",
     "numpy",
@@ -115,6 +122,49 @@ def _all_pages(search: Callable[..., Any]) -> list[Any]:
             return found
 
 
+def checkpoint_of_model(model_uri: str, tracking_uri: str) -> tuple[str, str]:
+    """The address and the manifest's digest of the checkpoint that a model in MLflow is of.
+
+    `model_uri` is `models:/name/version`, `models:/name@alias` or a LoggedModel's `models:/m-…`.
+    Raises TrackingError if there is no such model or evertrain did not log it, and StorageError
+    if MLflow does not answer.
+    """
+    parsed = _MODEL_URI.fullmatch(model_uri)
+    if parsed is None:
+        raise TrackingError(
+            f"{model_uri!r} names no model: models:/name/version or models:/name@alias"
+        )
+    set_environment()
+    client = MlflowClient(tracking_uri, tracking_uri)
+    try:
+        tags = _tags_of_model(client, **parsed.groupdict())
+    except (MlflowException, OSError) as error:
+        said = f"{model_uri!r} in MLflow at {public_uri(tracking_uri)!r}: "
+        said += without_login(str(error).strip().partition("\n")[0], tracking_uri)
+        raise (TrackingError(said) if is_refusal(error) else StorageError(said)) from error
+    if not tags.keys() >= {_CHECKPOINT, _DIGEST}:
+        raise TrackingError(
+            f"{model_uri!r} was not logged by evertrain: it does not say of which checkpoint it is"
+        )
+    return tags[_CHECKPOINT], tags[_DIGEST]
+
+
+def _tags_of_model(
+    client: MlflowClient, name: str, version: str | None, alias: str | None
+) -> dict[str, str]:
+    if alias is not None:
+        found = client.get_model_version_by_alias(name, alias)
+    elif version is not None:
+        found = client.get_model_version(name, version)
+    else:
+        return dict(client.get_logged_model(name).tags)
+    # Not every store keeps the id; the address of what was registered has it, too.
+    of_source = _MODEL_ID.search(found.source or "")
+    model_id = found.model_id or (of_source and of_source[0])
+    logged = client.get_logged_model(model_id).tags if model_id else {}
+    return {**logged, **found.tags}
+
+
 def _find(runs: MlflowRuns, checkpoint: Checkpoint) -> LoggedModel | None:
     found = runs.client.search_logged_models(
         [runs.experiment_id],
@@ -134,7 +184,7 @@ def _create(runs: MlflowRuns, checkpoint: Checkpoint) -> LoggedModel:
         params={key: str(value) for key, value in facts.items()},
         tags={
             _DIGEST: checkpoint.digest,
-            "evertrain.checkpoint": runs.folder.store.uri(checkpoint.key),
+            _CHECKPOINT: runs.folder.store.uri(checkpoint.key),
         },
     )
 

@@ -50,6 +50,15 @@ from train_core.storage.store import Store
 _log = logging.getLogger(__name__)
 
 
+class Origin(BaseModel):
+    """Whose weights a run begins with: what `init_from` was found to mean."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    uri: str = Field(description="The address of a checkpoint or of a .safetensors file.")
+    digest: str = Field(description="SHA-256 of the checkpoint's manifest, or of the file.")
+
+
 class RunRecord(BaseModel):
     """run.json: what was asked, and the surroundings that the numbers depend on."""
 
@@ -65,6 +74,7 @@ class RunRecord(BaseModel):
     )
     datasets: dict[str, dict[str, Any]] = Field(description="Samples and digest of each split.")
     forked_from: str = Field(default="", description="The checkpoint that the run began with.")
+    origin: Origin | None = Field(default=None, description="Whose weights the run began with.")
 
 
 @dataclass(frozen=True)

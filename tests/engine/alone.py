@@ -1,0 +1,35 @@
+"""Training in this very process, into a run folder with its record."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from train_core.config import TrainConfig
+from train_core.engine.group import Group
+from train_core.engine.loop import Trainer
+from train_core.engine.progress import Progress
+from train_core.storage.run_folder import RunFolder, RunRecord
+
+
+def run(folder: RunFolder, attempt: int = 1, **config: Any) -> Progress:
+    """Train the tiny workload, or go on with it."""
+    given = {"workload": "tests.engine.tiny:Tiny", "batch_size": 32, "eval_batch_size": 16}
+    asked = TrainConfig(**given | config)
+    if not folder.exists():
+        create(folder, asked)
+    return Trainer(folder, asked, attempt, Group.current()).run()
+
+
+def create(folder: RunFolder, config: TrainConfig, **facts: Any) -> None:
+    """Create the run, with `facts` beyond its configuration."""
+    record = RunRecord(
+        name=folder.name,
+        created_at=datetime.now(UTC).isoformat(),
+        config=config.fixed(),
+        pipeline={},
+        fingerprint={},
+        datasets={},
+        **facts,
+    )
+    folder.create(record)

@@ -1,0 +1,155 @@
+"""`evertrain diff`, `export` and `verify-resume`: what they print and with which code they end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli import main
+from flows.commands.proof import print_verdict
+from tests.engine.alone import run
+from train_core.differences import Comparison, MetricDifference, RunsComparison, TensorDifference
+from train_core.proof import Verdict
+from train_core.storage.names import MODEL_FILE, REPORT_JSON
+from train_core.storage.run_folder import RunFolder
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Runs `a` and `same`, of equal bits, and `other`; checkpoints of steps 2, 4 and 5."""
+    storage = str(tmp_path_factory.mktemp("runs"))
+    asked = {"checkpoint_every_steps": 2, "keep_last": 9}
+    for name, seed in (("a", 0), ("same", 0), ("other", 1)):
+        run(RunFolder(storage, name), seed=seed, **asked)
+    return storage
+
+
+def evertrain(*arguments: str) -> int:
+    """The exit code of the command line."""
+    try:
+        return main(list(arguments))
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+def test_the_same_bits_are_the_same(storage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evertrain("diff", "a", "same", "--storage", storage) == 0
+    assert "identical: 33 tensors" in capsys.readouterr().out
+
+
+def test_what_differs_is_listed_with_code_1(
+    storage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evertrain("diff", "a", "other/step-00000004-a0001", "--storage", storage) == 1
+    shown = capsys.readouterr().out
+    assert "other/checkpoints/step-00000004-a0001" in shown
+    for part in ("0.weight", "128 of 128", "progress/step", "train/loss"):
+        assert part in shown
+
+
+def test_json_says_the_same(storage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evertrain("diff", "a", f"{storage}/other", "--storage", storage, "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["same"]
+    assert found["a"] == f"{storage}/a/checkpoints/step-00000005-a0001"
+    assert "model/0.weight" in {one["name"] for one in found["tensors"]}
+    # Both have trained for five steps at the same rates, to another accuracy.
+    assert [one["name"] for one in found["values"]] == ["progress/best"]
+    assert {"train/loss", "validation/loss"} <= {one["name"] for one in found["metrics"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["diff", "a", "nowhere"], "there is no run 'nowhere'"),
+        (["diff", "a", "a/step-00000003-a0001"], "has no checkpoint step-00000003-a0001"),
+        (["export", "nowhere", "x.safetensors"], "there is no run 'nowhere'"),
+        (["verify-resume", "--steps", "3"], "greater than or equal to 8"),
+        (["verify-resume", "--workload", "x"], "String should match pattern"),
+        (["verify-resume", "--workload", "x:Y", "--kill-after", "2"], "kill_after is 2"),
+    ],
+)
+def test_bad_input_is_one_line_with_code_2(
+    arguments: list[str], told: str, storage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = [] if arguments[0] == "verify-resume" else ["--storage", storage]
+    assert evertrain(*arguments, *place) == 2
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_altered_bytes_cannot_be_compared(
+    storage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(storage, "a")
+    fork = folder.fork(folder.checkpoints()[-1], "altered")
+    key = f"{fork.checkpoints()[-1].key}/{MODEL_FILE}"
+    data = bytearray(fork.store.read(key))
+    data[-1] ^= 1
+    fork.store.write(key, bytes(data))
+    for command in (["diff", "a", "altered"], ["export", "altered", str(tmp_path)]):
+        assert evertrain(*command, "--storage", storage) == 2
+        assert "SHA-256" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_export_prints_what_it_wrote_and_overwrites_only_if_told(
+    storage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(storage, "a")
+    best = folder.checkpoints()[0].name
+    file = tmp_path / "deep" / "weights.safetensors"
+    export = ("export", "a", str(file), "--storage", storage, "--json")
+
+    assert evertrain(*export) == 0
+    newest = json.loads(capsys.readouterr().out)
+    assert newest["checkpoint"].endswith("step-00000005-a0001")
+    assert newest["size_bytes"] == file.stat().st_size
+    assert newest["digest"] == hashlib.sha256(file.read_bytes()).hexdigest()
+
+    assert evertrain(*export) == 2
+    assert "--force" in capsys.readouterr().err
+    folder.store.write(REPORT_JSON, json.dumps({"best": {"name": str(best)}}).encode())
+    assert evertrain(*export, "--force") == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"].endswith(str(best))
+    assert hashlib.sha256(file.read_bytes()).hexdigest() != newest["digest"]
+
+
+def verdict(**found: Any) -> Verdict:
+    compared = {"steps": [2, 4, 6], "num_entries": 10, "num_validations": 2}
+    comparison = RunsComparison(**compared | {"metric": None, "state": None} | found)
+    return Verdict(
+        identical=comparison.is_same,
+        workload="mine:Model",
+        workers=2,
+        workers_after=1,
+        killed_after=5,
+        resumed_after=4,
+        comparison=comparison,
+    )
+
+
+def test_the_verdict_tells_the_story(capsys: pytest.CaptureFixture[str]) -> None:
+    print_verdict(verdict())
+    shown = capsys.readouterr().out
+    assert shown.startswith("identical  mine:Model: 2 workers, killed after step 5, resumed by 1")
+
+
+def test_the_verdict_names_the_first_difference(capsys: pytest.CaptureFixture[str]) -> None:
+    difference = TensorDifference(
+        name="model/0.weight", kind="values", a=0.5, b=0.25, index=[1, 0],
+        num_elements=6, num_different=2, max_difference=0.25,
+    )  # fmt: skip
+    state = Comparison(num_tensors=3, tensors=[difference], values=[], metrics=[])
+    print_verdict(
+        verdict(metric=MetricDifference(step=6, name="train/loss", a=1.0, b=1.5), state=state)
+    )
+    shown = capsys.readouterr().out
+    assert "first metric  step 6, train/loss: A 1.0, B 1.5" in shown
+    assert "first tensor  step 6, model/0.weight [1, 0]: A 0.5, B 0.25" in shown
+    assert "1 of 3 tensors" in shown

@@ -1,0 +1,86 @@
+"""What people call a run or a checkpoint, and the run or checkpoint that is meant.
+
+A run: its name in a storage, or its path or URL. A checkpoint: `<run>/<checkpoint>` or
+`<run>/checkpoints/<checkpoint>`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from train_core.errors import ConfigError
+from train_core.storage.names import CHECKPOINTS, MANIFEST_JSON, CheckpointName
+from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.store import Store
+
+
+def absolute(address: str) -> str:
+    """A local path made absolute; a URL as it is."""
+    return address if "://" in address else os.path.abspath(os.path.expanduser(address))
+
+
+def file_at(address: str) -> tuple[Store, str]:
+    """The folder that the file at `address` is in, and the file's key in it."""
+    folder, _, key = absolute(address).rpartition("/")
+    return Store(folder or "/"), key
+
+
+def run_at(url: str) -> RunFolder | None:
+    """The run whose folder `url` is, or None."""
+    folder = _folder_at(url)
+    return folder if folder and folder.exists() else None
+
+
+def find(what: str, storage: str) -> tuple[RunFolder, CheckpointName | None]:
+    """The run, and the checkpoint if one is named. Raises ConfigError if there is none."""
+    run, _, last = what.rstrip("/").rpartition("/")
+    name = CheckpointName.parse(last)
+    run = run.removesuffix(f"/{CHECKPOINTS}") if name else what.rstrip("/")
+    for url in (absolute(run), f"{storage.rstrip('/')}/{run}"):
+        folder = _folder_at(url)
+        if folder and (folder.exists() or (name and _is_committed(folder, name))):
+            return folder, name
+    raise ConfigError(
+        f"there is no run {run!r}, neither as an address nor in {storage}: "
+        "see `evertrain runs list`"
+    )
+
+
+def find_checkpoint(
+    what: str, storage: str, *, prefer_best: bool = False
+) -> tuple[RunFolder, Checkpoint]:
+    """The checkpoint that is named, or a run's newest; with `prefer_best` its report's best.
+
+    Raises ConfigError if there is none.
+    """
+    folder, name = find(what, storage)
+    if name is not None:
+        return folder, named(folder, name)
+    report = folder.report() if prefer_best else None
+    if report and (best := CheckpointName.parse(report["best"]["name"])):
+        return folder, named(folder, best)
+    checkpoints = folder.checkpoints()
+    if not checkpoints:
+        raise ConfigError(f"run {folder.name!r} has no checkpoint yet: see {folder.url}")
+    return folder, checkpoints[-1]
+
+
+def named(folder: RunFolder, name: CheckpointName) -> Checkpoint:
+    """One checkpoint of the run. Raises ConfigError if it was never committed or is deleted."""
+    try:
+        return folder.checkpoint(name)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"run {folder.name!r} has no checkpoint {name}: see `evertrain ls {folder.url}`"
+        ) from error
+
+
+def _folder_at(url: str) -> RunFolder | None:
+    try:
+        return RunFolder.at(url)
+    except ConfigError:
+        return None
+
+
+def _is_committed(folder: RunFolder, name: CheckpointName) -> bool:
+    return folder.store.exists(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")
