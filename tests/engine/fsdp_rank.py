@@ -148,9 +148,9 @@ def _train(folder: RunFolder, config: dict[str, Any], group: Group) -> dict[str,
     trainer = LiveTrainer(folder, TrainConfig.model_validate(config), 1, group)
     trainer.run()
     workload: Any = trainer.workload
-    tensors: dict[str, Tensor] = {**trainer.model.state_dict()}
+    tensors: dict[str, Tensor] = {**trainer.trained.model.state_dict()}
     tensors |= {f"average/{name}": value for name, value in workload.average.items()}
-    for number, values in trainer.optimizer.state_dict()["state"].items():
+    for number, values in trainer.trained.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{number}/{name}": value for name, value in values.items()}
     return {
         "tensors": {name: whole_tensor(value).tolist() for name, value in tensors.items()},

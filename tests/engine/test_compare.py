@@ -111,6 +111,7 @@ def test_two_runs_first_differ_where_they_parted(tmp_path: Path) -> None:
         "epochs": 2,
         "max_steps": 6,
         "checkpoint_every_steps": 2,
+        "checkpoint_backpressure": "wait",
         "checkpoint_every_epochs": 0,
         "keep_last": 9,
     }

@@ -13,37 +13,31 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import nn
 
 from train_core.config import TrainConfig
-from train_core.engine import fsdp
 from train_core.engine.batches import (
     StreamBatches,
     TrainBatches,
     load_ahead,
-    model_to_device,
     seed_generators,
     to_device,
 )
-from train_core.engine.buffers import Buffers
-from train_core.engine.checkpoint_files import Assembly
 from train_core.engine.checkpointer import Checkpointer
 from train_core.engine.control import ControlWord
-from train_core.engine.first_state import FirstState
+from train_core.engine.fsdp import check_passes
 from train_core.engine.group import Group, use_deterministic_algorithms
 from train_core.engine.measure import check_split, forward
 from train_core.engine.progress import Progress
 from train_core.engine.recorder import Recorder
-from train_core.engine.reducer import Reducer
 from train_core.engine.restore import newest_good
-from train_core.engine.state import TrainingState, load_optimizer_state, optimizer_state
+from train_core.engine.state import TrainingState
+from train_core.engine.trained import TrainedModel
 from train_core.engine.validation import validate
 from train_core.errors import NotFiniteError
-from train_core.policy.randomness import FORWARD, INIT, UPDATE, derive_seed
+from train_core.policy.randomness import FORWARD, derive_seed
 from train_core.policy.sharding import shards_of_rank
 from train_core.policy.steps import MicroBatch, StepPlan, due
 from train_core.storage.run_folder import RunFolder
@@ -86,20 +80,16 @@ class Trainer:
             config.drop_last,
         )
         self.progress = Progress()
-        # What the run was begun with: with more epochs than that, the last rate is held.
-        planned = folder.record().config.epochs if folder.exists() else config.epochs
-        self.schedule_steps = planned * self.plan.steps_per_epoch
         self.shards = shards_of_rank(config.shards, group.world_size, group.rank)
         self.streams = (
             StreamBatches(self.workload, self.train_set, config)
             if is_stream(self.train_set)
             else None
         )
-        # A rank alone has nothing to share, and trains the whole model.
-        self.is_sharded = config.strategy == "fsdp" and group.world_size > 1
-        if self.is_sharded:
-            fsdp.check_passes(self.plan, self.train_set, group.world_size)
-        self._build_model()
+        self.trained = TrainedModel(self.workload, config, group, self._schedule_steps())
+        if self.trained.is_sharded:
+            check_passes(self.plan, self.train_set, group.world_size)
+        self.state = self._all_state()
         self.recorder = Recorder(folder.store, is_enabled=group.is_first)
         self.checkpointer = Checkpointer(folder, config, attempt, self.recorder, group)
         self.batches: Iterator[Batch] = iter(())
@@ -126,12 +116,12 @@ class Trainer:
         finally:
             self.checkpointer.close()
             self.recorder.close()
-            self.reducer.close()
+            self.trained.reducer.close()
         return self.progress
 
     def restore(self) -> None:
         """Go on from the newest good checkpoint, if there is one."""
-        found = newest_good(self.folder, self.group, self._assembly)
+        found = newest_good(self.folder, self.group, self.trained.assembly)
         if found:
             checkpoint, state = found
             self.state.restore(state)
@@ -141,7 +131,7 @@ class Trainer:
             if self.group.is_first:
                 _log.info("resuming after step %d from %s", self.progress.step, checkpoint.name)
         else:
-            self._initialize()
+            self.trained.begin(self.folder.record().origin if self.config.init_from else None)
         self._first_step = self.progress.step
         self._elapsed_before = self.progress.elapsed_s
         self._saved_at = self._began_at = self._settled_at = time.monotonic()
@@ -151,45 +141,41 @@ class Trainer:
         """One optimizer step: every shard's gradients, summed, applied."""
         self._settle()
         self.checkpointer.poll()
-        progress, step = self.progress, self.progress.step
+        progress, trained = self.progress, self.trained
         word = ControlWord(self.config.shards, self.group)
         work = self._micro_batches(progress.epoch, progress.step_in_epoch)
         for shard, micro_batches in zip(self.shards, work, strict=True):
-            self.reducer.begin_shard(shard)
-            self.buffers.begin_shard(shard, is_first_here=shard == self.shards.start)
+            trained.reducer.begin_shard(shard)
+            trained.buffers.begin_shard(shard, is_first_here=shard == self.shards.start)
             for micro in micro_batches:
                 loss = self._forward(micro)
                 word.add_loss(shard, loss)
                 if micro is micro_batches[-1]:
-                    self.reducer.expect_last_backward()
+                    trained.reducer.expect_last_backward()
                 loss.backward()
-            self.reducer.end_shard()
-            self.buffers.end_shard(shard)
+            trained.reducer.end_shard()
+            trained.buffers.end_shard(shard)
         word.send(
             wants_checkpoint=self._checkpoint_is_due(),
             wants_stop=self._time_is_up(),
             is_busy=self.checkpointer.is_busy,
         )
-        self.buffers.send()
-        self.reducer.finish()
-        self.buffers.finish()
-        learning_rate = float(self.optimizer.param_groups[0]["lr"])
-        # For an optimizer or a hook that draws: the same on every rank, whatever its last shard.
-        seed_generators(derive_seed(self.config.seed, UPDATE, step))
-        self._apply_gradients()
+        trained.buffers.send()
+        trained.reducer.finish()
+        trained.buffers.finish()
+        learning_rate = trained.learning_rate
+        self._grad_norm = trained.apply_gradients(progress.step)
         num_samples = len(self.plan.step_samples(progress.step_in_epoch))
         progress.count_step(num_samples)
         self._unsettled = word, {"train/learning_rate": learning_rate}, num_samples
-        self.workload.after_step(self.model, step + 1)
+        self.workload.after_step(trained.model, progress.step)
 
     def end_epoch(self) -> None:
         """Validate, remember the epoch's metrics, and tell Ray."""
         self._settle()
         metrics = self.progress.end_epoch()
-        with fsdp.gathered(self.model) if self.is_sharded else nullcontext():
-            metrics |= validate(
-                self.workload, self.forward_model, self.validation_set, self.config, self.group
-            )
+        with self.trained.gathered() as model:
+            metrics |= validate(self.workload, model, self.validation_set, self.config, self.group)
         self.progress.metrics |= metrics
         self.progress.validated_step = self.progress.step
         self.progress.judge(self.config)
@@ -225,7 +211,7 @@ class Trainer:
             self.recorder.rate("checkpoint/skipped", 1)
             return
         progress.elapsed_s = self._elapsed_s()
-        self.checkpointer.save(self.state.capture(), self._frozen(), progress)
+        self.checkpointer.save(self.state.capture(), self.trained.frozen(), progress)
         self._saved_step = progress.step
         self._saved_at = time.monotonic()
 
@@ -242,80 +228,28 @@ class Trainer:
             and progress.validated_step != progress.step
         )
 
-    def _frozen(self) -> set[str]:
-        """The paths of the weights that are not trained."""
-        return {
-            f"model/{name}"
-            for name, parameter in self.model.named_parameters()
-            if not parameter.requires_grad
-        }
-
     def _load_workload(self) -> Workload[Any]:
+        """What is trained; `train_core.engine.standalone` shortens it."""
         return load_workload(self.config.workload, self.config.settings)
 
-    def _build_model(self) -> None:
-        config = self.config
-        self.model = self._new_model()
-        if self.is_sharded:
-            fsdp.shard(self.model, self.workload, self.group)
-        self.forward_model = self.model
-        if config.compile:
-            # A kernel for each shape: one for any shape would be made of the shapes met so far,
-            # which are others after a resume, and so would be its bits.
-            self.forward_model = cast("nn.Module", torch.compile(self.model, dynamic=False))
-        self.optimizer = self.workload.optimizer(self.model)
-        self.schedule = self.workload.schedule(self.optimizer, self.schedule_steps)
-        self.reducer = (
-            fsdp.ShardedReducer(self.model.parameters())
-            if self.is_sharded
-            else Reducer(self.model.parameters(), config.shards, self.group)
-        )
-        self.buffers = Buffers(self.model, len(self.shards), self.group)
-        self.state = TrainingState()
-        self.state.add("model", self.model.state_dict, self.model.load_state_dict)
-        self.state.add(
-            "optimizer",
-            lambda: optimizer_state(self.model, self.optimizer),
-            lambda state: load_optimizer_state(self.model, self.optimizer, state),
-        )
-        if self.schedule is not None:
-            self.state.add("schedule", self.schedule.state_dict, self.schedule.load_state_dict)
+    def _schedule_steps(self) -> int:
+        """Steps of what the run was begun with: in epochs beyond that, the last rate is held."""
+        folder, config = self.folder, self.config
+        planned = folder.record().config.epochs if folder.exists() else config.epochs
+        return planned * self.plan.steps_per_epoch
+
+    def _all_state(self) -> TrainingState:
+        state = TrainingState()
+        self.trained.add_to(state)
         if self.streams is not None:
-            self.state.add("streams", self._capture_streams, self.streams.restore)
-        self.state.add("workload", self.workload.state_dict, self.workload.load_state_dict)
-        self.state.add("progress", self.progress.capture, self.progress.restore)
-
-    def _new_model(self) -> nn.Module:
-        """A whole model with its initial weights, the same on every rank."""
-        seed_generators(derive_seed(self.config.seed, INIT))
-        return model_to_device(
-            self.workload.model(), self.group.device, channels_last=self.config.channels_last
-        ).train()
-
-    def _assembly(self) -> Assembly:
-        """What puts a checkpoint's files together for this rank."""
-        return fsdp.assembly(self.model, self.group) if self.is_sharded else Assembly()
-
-    def _initialize(self) -> None:
-        """Load the weights that a new run begins with, always into a whole model."""
-        first = None
-        if self.config.init_from:
-            first = FirstState.read(self.folder.record().origin, self.config)
-        elif self.is_sharded and type(self.workload).initialize is Workload.initialize:
-            return
-        whole = self._new_model() if self.is_sharded else self.model
-        if first is None:
-            self.workload.initialize(whole)
-        else:
-            first.give_weights(whole)
-        if self.is_sharded:
-            fsdp.load_whole(self.model, whole)
-        if first is not None:
-            first.give_optimizer(self.model, self.optimizer)
+            state.add("streams", self._capture_streams, self.streams.restore)
+        state.add("workload", self.workload.state_dict, self.workload.load_state_dict)
+        state.add("progress", self.progress.capture, self.progress.restore)
+        return state
 
     def _micro_batches(self, epoch: int, step_in_epoch: int) -> Iterable[list[MicroBatch]]:
         """For each of this rank's shards, the micro-batches of a step."""
-        if not self.is_sharded:
+        if not self.trained.is_sharded:
             return self.plan.micro_batches(epoch, step_in_epoch, self.shards)
         # Each pass gathers the weights from all ranks, so all have to do equally many.
         group = self.group
@@ -361,16 +295,8 @@ class Trainer:
         seed_generators(
             derive_seed(config.seed, FORWARD, micro.step, micro.micro_step, micro.shard)
         )
-        _, loss = forward(self.workload, self.forward_model, batch, config)
+        _, loss = forward(self.workload, self.trained.forward_model, batch, config)
         return loss * micro.weight
-
-    def _apply_gradients(self) -> None:
-        if self.config.clip_norm:
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
-            self._grad_norm = fsdp.whole_tensor(norm) if self.is_sharded else norm
-        self.optimizer.step()
-        if self.schedule is not None and self.progress.step < self.schedule_steps:
-            self.schedule.step()
 
     def _settle(self) -> None:
         """Read the last step's control word: its loss, and what any rank wants.
