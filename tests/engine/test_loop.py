@@ -20,6 +20,7 @@ from train_core.engine.loop import Trainer
 from train_core.engine.progress import Progress
 from train_core.engine.retention import delete_superseded
 from train_core.errors import CheckpointError, DataError, FencedError, NotFiniteError
+from train_core.storage.journal import read_segments
 from train_core.storage.names import MODEL_FILE
 from train_core.storage.run_folder import RunFolder, RunRecord
 
@@ -171,6 +172,9 @@ def test_damaged_checkpoint_is_quarantined_and_an_older_one_is_used(folder: RunF
     run(folder, attempt=2, epochs=2)
     assert "SHA-256" in folder.quarantined()[str(newest.name)]
     assert digest_of_training(folder) == reference
+    (only, *_) = reversed(folder.checkpoints())
+    told = [e for e in read_segments(folder.store, only.manifest.journal) if e.step == 6]
+    assert [entry.rates.get("checkpoint/quarantined") for entry in told] == [1]
 
 
 def test_no_good_checkpoint_is_an_error_that_says_what_is_wrong(folder: RunFolder) -> None:

@@ -210,6 +210,22 @@ class Mortal(Tiny):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Backbone(Tiny):
+    """Trains only its last layer: nine tenths of the weights never change."""
+
+    def model(self) -> nn.Module:
+        model = nn.Sequential(nn.Linear(8, 400), nn.Linear(400, 8), nn.ReLU(), nn.Linear(8, 3))
+        for layer in model[:2]:
+            layer.requires_grad_(False)
+        return model
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        """No average: it would be of all weights."""
+
+
 class Poisoned(Tiny):
     """The weights become NaN after step 3, although the loss was a number."""
 

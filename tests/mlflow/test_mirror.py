@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -113,9 +114,10 @@ def test_steps_that_are_trained_again_are_not_shown_twice(
     run: RunBuilder, tracking_uri: str
 ) -> None:
     run.commit(range(1, 30))
+    good = run.segments
     damaged = run.commit(range(30, 60))
     mirror_once(run, tracking_uri, "FAILED")
-    run.segments = run.segments[:1]
+    run.segments = good
     name = CheckpointName.parse(damaged.name)
     assert name is not None
     run.folder.quarantine(name, "a flipped bit")
@@ -123,6 +125,11 @@ def test_steps_that_are_trained_again_are_not_shown_twice(
     run.commit(range(30, 80), finished=True, time_s=1_790_001_000)
     mirror_once(run, tracking_uri)
     assert points(tracking_uri) == expected(range(1, 80))
+    shown = stages(tracking_uri)["train"]
+    assert shown.data.tags["evertrain.quarantined"] == damaged.name
+    client = MlflowClient(tracking_uri)
+    file = client.download_artifacts(shown.info.run_id, "quarantined.json")
+    assert json.loads(Path(file).read_text()) == {damaged.name: "a flipped bit"}
 
 
 def test_commits_are_shown_while_the_training_runs(run: RunBuilder, tracking_uri: str) -> None:

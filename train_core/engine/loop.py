@@ -130,6 +130,8 @@ class Trainer:
             self.progress.stopped_by = self.progress.reason_to_stop(self.config)
             if self.group.is_first:
                 _log.info("resuming after step %d from %s", self.progress.step, checkpoint.name)
+                if quarantined := self.folder.quarantined():
+                    self.recorder.rate("checkpoint/quarantined", len(quarantined))
         else:
             self.trained.begin(self.folder.record().origin if self.config.init_from else None)
         self._first_step = self.progress.step

@@ -30,6 +30,9 @@ def show_training(runs: MlflowRuns) -> bool:
     runs.log_entries(e for e in read_segments(store, segments) if e.step > position)
     listed = [runs.folder.summary(checkpoint).model_dump(mode="json") for checkpoint in checkpoints]
     runs.client.log_dict(runs.run_id("train"), {"checkpoints": listed}, "checkpoints.json")
+    if quarantined := runs.folder.quarantined():
+        runs.set_tags("train", {"evertrain.quarantined": ", ".join(sorted(quarantined))})
+        runs.client.log_dict(runs.run_id("train"), quarantined, "quarantined.json")
     if is_finished and runs.status("train") != "FINISHED":
         figure = figures.curves(read_segments(store, newest.journal))
         runs.client.log_figure(runs.run_id("train"), figure, "curves.png")
