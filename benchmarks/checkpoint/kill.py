@@ -14,7 +14,7 @@ from benchmarks.checkpoint import training
 from benchmarks.checkpoint.bench import Bench
 from benchmarks.checkpoint.ranks import Ranks
 
-NUM_KILLS = 12
+NUM_KILLS = 10
 
 
 def measure(bench: Bench) -> None:

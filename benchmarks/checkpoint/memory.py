@@ -33,8 +33,10 @@ def extra(bench: Bench, name: str, storage: str, environment: dict[str, str]) ->
     with ranks.start(training.start, task, **environment):
         ranks.ask("turn", steps=5)
         state = ranks.ask("state_bytes")
-        alone = sum(a["peak"] for a in ranks.ask("turn", steps=15, sample=True))
-        saving = 0
+        alone = saving = 0
+        for _ in range(count):
+            answers = ranks.ask("turn", steps=15, sample=True)
+            alone = max(alone, sum(a["peak"] for a in answers))
         for _ in range(count):
             answers = ranks.ask("turn", steps=15, mode="save once", sample=True)
             saving = max(saving, sum(a["peak"] for a in answers))

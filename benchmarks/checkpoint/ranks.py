@@ -40,7 +40,7 @@ class Ranks:
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(self.address)
         self._listening.listen(count)
-        self._listening.settimeout(120)
+        self._listening.settimeout(1)
 
     def start(self, main: Main, task: dict[str, Any], **environment: str) -> Self:
         """Start the processes as ranks of a gloo group; each makes its function of the task."""
@@ -60,16 +60,18 @@ class Ranks:
 
     def accept(self) -> Self:
         """Wait until all ranks are there."""
-        found = {}
-        try:
-            for _ in range(self.count):
+        found: dict[int, Any] = {}
+        deadline = time.monotonic() + 120
+        while len(found) < self.count:
+            ended = any(process.exitcode is not None for process in self.processes)
+            if ended or time.monotonic() > deadline:
+                raise RuntimeError(f"not all ranks came:\n{self._logged()}")
+            with contextlib.suppress(TimeoutError):
                 connection, _ = self._listening.accept()
                 connection.settimeout(300)
                 file = connection.makefile("rw")
                 connection.close()
                 found[json.loads(file.readline())] = file
-        except OSError as error:
-            raise RuntimeError(f"not all ranks came:\n{self._logged()}") from error
         self._files = [found[rank] for rank in range(self.count)]
         return self
 

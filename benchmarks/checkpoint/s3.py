@@ -51,7 +51,7 @@ def measure(bench: Bench) -> None:
 def one_place(bench: Bench, place: str, environment: dict[str, str]) -> None:
     """Saves and restores in turns; evertrain's rate over the best peer's."""
     report, folder = bench.report, bench.fresh()
-    rounds = 2 if bench.is_quick else 7
+    rounds = 2 if bench.is_quick else 5
     task = {"state_mb": 2 if bench.is_quick else STATE_MB, "prefix": folder.name}
     with Ranks(folder, "s3", 1).start(start, task, **environment) as client:
         for what in ("save", "restore"):

@@ -74,7 +74,7 @@ def measure(bench: Bench) -> None:
                 ]
                 for contender in contenders:
                     contender.warm_up()
-                rounds = 1 if bench.is_quick else {14: 2, 140: 4, 560: 2}[promised]
+                rounds = 1 if bench.is_quick else {14: 2, 140: 3, 560: 2}[promised]
                 for _ in range(rounds):
                     one_round(bench, contenders, promised, "all busy")
                 if promised == PROMISED_MB:
