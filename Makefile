@@ -3,7 +3,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo ui test test-s3 test-slow check format bench-pipeline clean
+.PHONY: help venv demo ui test test-s3 test-slow check format bench-pipeline \
+	bench-checkpoint clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -44,6 +45,9 @@ format: $(STAMP) ## Format the code and mend what ruff can mend
 
 bench-pipeline: $(STAMP) ## Measure what the pipeline costs around the training
 	$(BIN)/python -m benchmarks.pipeline
+
+bench-checkpoint: $(STAMP) ## Measure what checkpoints cost beside their peers and limits
+	$(BIN)/python -m benchmarks.checkpoint
 
 clean: ## Delete caches; runs and .venv stay
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache *.egg-info
