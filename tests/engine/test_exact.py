@@ -124,7 +124,7 @@ class Killed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """The digest of the run that nobody touched, on one worker, by the name of its configuration."""
+    """The digest of the run that nobody touched, on one worker, by its configuration's name."""
 
     @cache
     def digest(name: str) -> str:
@@ -179,7 +179,7 @@ CHAIN = [
 
 
 def rest_of_the_table() -> list[Any]:
-    """Everything × points × workers before × after; every feature by itself × points; oddities."""
+    """Everything at every point, on any workers before and after; every feature at every point."""
     workers = list(product((1, 2, 3, 4), repeat=2))
     names = cycle(EVERYTHING)
     rows: list[Any] = [
@@ -218,7 +218,9 @@ def spelled(row: Any) -> str:
 
 SOME = some_of_the_table()
 ROWS = [pytest.param(*row, id=spelled(row)) for row in SOME] + [
-    pytest.param(*row, id=spelled(row), marks=SLOW) for row in rest_of_the_table() if row not in SOME
+    pytest.param(*row, id=spelled(row), marks=SLOW)
+    for row in rest_of_the_table()
+    if row not in SOME
 ]
 
 

@@ -94,7 +94,9 @@ class Tiny(Workload[TinySettings]):
     def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
         inputs = torch.from_numpy(np.ascontiguousarray(columns["x"], np.float32))
         if random is not None:
-            inputs = inputs + self.settings.augmentation * torch.from_numpy(random.uniform(8)).float()
+            inputs = (
+                inputs + self.settings.augmentation * torch.from_numpy(random.uniform(8)).float()
+            )
         batch = {"inputs": inputs}
         if "label" in columns:
             batch["targets"] = torch.from_numpy(np.ascontiguousarray(columns["label"]))
@@ -122,7 +124,7 @@ class Tiny(Workload[TinySettings]):
         return {"prediction": outputs.argmax(1), "probabilities": outputs.softmax(1)}
 
     def after_step(self, model: nn.Module, step: int) -> None:
-        self.num_steps = step
+        self.num_steps += 1
         for name, parameter in model.named_parameters() if self.settings.averages else ():
             old = self.average.setdefault(name, parameter.detach().clone())
             old.lerp_(parameter.detach(), 0.1)
