@@ -36,15 +36,17 @@ def train(
     point: str = "",
     step: int = -1,
     rank: int = 0,
+    after: int = 0,
     timeout_s: float = 90,
     main: Callable[..., None] = program.main,
 ) -> Any:
     """Train with so many real ranks; None if the scheduled death ended it.
 
-    `point` and `step` say where rank `rank` kills itself; `main` is what each rank runs.
+    `point` and `step` say where rank `rank` kills itself, as soon as step `after` is committed;
+    `main` is what each rank runs.
     """
     task = {"storage": storage, "run": run, "attempt": attempt, "config": config}
-    fault = {"point": point, "step": step, "rank": rank}
+    fault = {"point": point, "step": step, "rank": rank, "after": after}
     with ranks(task, workers, fault, main=main) as processes:
         log, outcome = files(task)
         if point:
