@@ -9,7 +9,7 @@ from tasks.infer import infer
 from tasks.session import open_session
 from train_core.driver import DriverRequest
 from train_core.errors import ConfigError
-from train_core.results import CheckpointSummary, PredictionsResult, Report
+from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.storage.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 
@@ -62,13 +62,13 @@ def find_checkpoint(folder: RunFolder, name: str) -> CheckpointSummary:
     if not folder.exists():
         raise ConfigError(f"there is no run {folder.name!r} in {folder.url}")
     if name == BEST:
-        report = folder.report()
-        if report is None:
+        best = folder.reported(str, "best", "name")
+        if best is None:
             raise ConfigError(
                 f"run {folder.name!r} has no report.json, so no best checkpoint yet: "
                 "let it finish, or name a checkpoint"
             )
-        name = Report.model_validate(report).best.name
+        name = best
     found = {str(one.name): one for one in folder.checkpoints()}
     if CheckpointName.parse(name) is None or name not in found:
         raise ConfigError(

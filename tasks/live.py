@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from train_core.errors import StorageError
 from train_core.storage.run_folder import RunFolder
@@ -69,7 +69,10 @@ class LiveReader:
         except StorageError:
             # A hint that cannot be read now is read a moment later.
             return None
-        return Live.model_validate(live) if live else None
+        try:
+            return Live.model_validate(live) if live else None
+        except ValidationError:
+            return None
 
 
 class Ticker:

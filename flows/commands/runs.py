@@ -203,10 +203,10 @@ def state(folder: RunFolder) -> str:
     """`running`, `finished` or `interrupted`."""
     if lease.holder_of(folder.store):
         return "running"
-    report = folder.report()
+    reported = folder.reported(int, "train", "step")
     newest = folder.checkpoints()[-1:]
     # A run that was extended has the report of its first end.
-    is_whole = report and all(report["train"]["step"] >= one.manifest.step for one in newest)
+    is_whole = reported is not None and all(reported >= one.manifest.step for one in newest)
     return "finished" if is_whole else "interrupted"
 
 

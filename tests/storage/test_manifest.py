@@ -8,8 +8,8 @@ import pytest
 
 from tests.storage.samples import manifest
 from train_core.errors import CheckpointError, ConfigError
+from train_core.storage.documents import MAX_DOCUMENT_BYTES
 from train_core.storage.manifest import (
-    MAX_MANIFEST_BYTES,
     CheckpointManifest,
     EvaluationManifest,
     digest_of,
@@ -103,7 +103,7 @@ def test_bytes_that_are_no_text_are_refused(store: Store) -> None:
 def test_an_oversized_manifest_is_refused_before_it_is_read(store: Store, tmp_path: Path) -> None:
     with (tmp_path / "manifest.json").open("wb") as file:
         file.truncate(2**40)  # sparse: reading it whole would fail
-    with pytest.raises(CheckpointError, match=f"at most {MAX_MANIFEST_BYTES}"):
+    with pytest.raises(CheckpointError, match=f"at most {MAX_DOCUMENT_BYTES}"):
         read_manifest(store, CheckpointManifest)
 
 

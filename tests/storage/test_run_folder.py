@@ -41,7 +41,7 @@ def test_what_is_no_address_of_a_run_is_refused(url: str) -> None:
 
 def test_a_damaged_record_is_named(folder: RunFolder) -> None:
     folder.store.write("run.json", b'{"format": 1')
-    with pytest.raises(CheckpointError, match=r"run\.json is not readable"):
+    with pytest.raises(CheckpointError, match=r"run\.json: not the record of a run"):
         folder.record()
 
 

@@ -12,6 +12,7 @@ rows of a tensor only (`engine.rows`).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -69,7 +70,7 @@ class Assembly:
             path = f"{part}/{name}"
             start, shape = rows.get(name, (0, tensor.shape))
             if name in rows or (self._is_cut and self._is_cut(path, tensor.shape)):
-                self._piece(path, torch.Size(shape), tensor).add(start, tensor)
+                self._piece(path, torch.Size(shape), tensor).add(start, tensor, path)
             else:
                 # The model and the optimizer copy what they are given; others may keep it.
                 self._whole[path] = tensor if part in (MODEL, OPTIMIZER) else tensor.clone()
@@ -91,11 +92,17 @@ class Assembly:
 
     def _piece(self, path: str, shape: torch.Size, like: Tensor) -> Pieces:
         if path not in self._pieces:
+            size_bytes = math.prod(shape) * like.itemsize
+            if not shape or size_bytes > psutil.virtual_memory().total:
+                raise CheckpointError(f"the tensor {path!r} cannot have rows of shape {shape}")
             wanted = range(shape[0])
             if self._mesh is not None and self._group is not None:
                 wanted = rows_here(shape[0], self._group)
             self._pieces[path] = Pieces(shape, like.dtype, wanted), shape
-        return self._pieces[path][0]
+        pieces, known = self._pieces[path]
+        if shape != known:
+            raise CheckpointError(f"the tensor {path!r} is of shape {known} and of {shape}")
+        return pieces
 
     def _distributed(self, rows: Tensor, shape: torch.Size) -> Tensor:
         assert self._mesh is not None
@@ -114,8 +121,6 @@ def read_buffer(store: Store, folder: str, entry: FileEntry) -> Tensor:
     key = f"{folder}/{entry.name}"
     # The size first: a file that lies about it is not read into memory.
     check_size(store, key, entry)
-    if entry.size_bytes > psutil.virtual_memory().total:
-        raise CheckpointError(f"{store.uri(key)}: {entry.size_bytes} bytes are more than there is")
     buffer = torch.empty(entry.size_bytes, dtype=torch.uint8)
     read_file(store, key, entry, bytes_of(buffer))
     return buffer

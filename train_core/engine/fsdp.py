@@ -88,7 +88,9 @@ def assembly(model: nn.Module, group: Group) -> Assembly:
         if part == MODEL:
             return names[-1] in weights
         # optimizer/state/<parameter>/<name>: moments are cut as their parameters are.
-        return part == OPTIMIZER and names[1] in weights and weights[names[1]].shape == shape
+        if part != OPTIMIZER or len(names) != 3 or names[1] not in weights:
+            return False
+        return weights[names[1]].shape == shape
 
     return Assembly(group, next(iter(weights.values())).device_mesh, is_cut)
 

@@ -9,6 +9,7 @@ from train_core.engine import figures
 from train_core.engine.mlflow_runs import MlflowRuns, seconds
 from train_core.errors import CheckpointError
 from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult
+from train_core.storage.files import read_whole
 from train_core.storage.journal import read_segments
 from train_core.storage.manifest import EvaluationManifest, PredictionsManifest, read_manifest
 from train_core.storage.names import CONFUSION_MATRIX_JSON, SegmentName
@@ -48,8 +49,8 @@ def show_evaluations(runs: MlflowRuns, results: Sequence[EvaluationResult]) -> N
         manifest, _ = read_manifest(store, EvaluationManifest)
         metrics = below(result.split, result.metrics)
         runs.log_metrics("evaluate", metrics, step=step, time_s=seconds(manifest.created_at))
-        if any(file.name == CONFUSION_MATRIX_JSON for file in manifest.files):
-            found = json.loads(store.read(CONFUSION_MATRIX_JSON))
+        for file in (file for file in manifest.files if file.name == CONFUSION_MATRIX_JSON):
+            found = json.loads(read_whole(store, file.name, file))
             names = class_names or [str(label) for label in found["labels"]]
             title = f"{result.split}, step {step}"
             figure = figures.confusion_matrix(found["counts"], names, title)

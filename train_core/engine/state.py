@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from train_core.errors import CheckpointError, WorkloadError
+from train_core.errors import CheckpointError, EvertrainError, WorkloadError
 
 _TENSOR, _TUPLE, _ITEMS = "$tensor", "$tuple", "$items"
 _MARKS = {_TENSOR, _TUPLE, _ITEMS}
+# What restoring another state than one's own raises, here and in torch.
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 
 
 def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -57,7 +59,10 @@ def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def unpack(plain: Any, tensors: dict[str, Tensor]) -> Any:
-    """The state that `pack` split. Raises CheckpointError if a tensor is missing."""
+    """The state that `pack` split.
+
+    Raises CheckpointError if a tensor is missing, or if `pack` cannot have given this.
+    """
 
     def visit(value: Any) -> Any:
         if isinstance(value, list):
@@ -74,7 +79,12 @@ def unpack(plain: Any, tensors: dict[str, Tensor]) -> Any:
             return {visit(key): visit(item) for key, item in value[_ITEMS]}
         return {key: visit(item) for key, item in value.items()}
 
-    return visit(plain)
+    try:
+        return visit(plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"the checkpoint's state is malformed: {error!r}") from error
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -146,9 +156,22 @@ class TrainingState:
         return {part: capture() for part, (capture, _) in self._parts.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Give every part its state back. Raises CheckpointError if the parts differ."""
+        """Give every part its state back.
+
+        Raises CheckpointError if the parts differ, or if one does not take what was saved.
+        """
         if state.keys() != self._parts.keys():
             differing = sorted(state.keys() ^ self._parts.keys())
             raise CheckpointError(f"the checkpoint has other parts than the training: {differing}")
         for part, (_, restore) in self._parts.items():
-            restore(state[part])
+            try:
+                restore(state[part])
+            except _MALFORMED as error:
+                # torch's own kinds of RuntimeError are of the device or of the network.
+                is_other = isinstance(error, RuntimeError) and type(error) is not RuntimeError
+                if is_other or isinstance(error, EvertrainError):
+                    raise
+                raise CheckpointError(
+                    f"{part!r} cannot be restored from the checkpoint: "
+                    f"{type(error).__name__}: {error}"
+                ) from error

@@ -56,8 +56,8 @@ def find_checkpoint(
     folder, name = find(what, storage)
     if name is not None:
         return folder, named(folder, name)
-    report = folder.report() if prefer_best else None
-    if report and (best := CheckpointName.parse(report["best"]["name"])):
+    text = folder.reported(str, "best", "name") if prefer_best else None
+    if text and (best := CheckpointName.parse(text)):
         return folder, named(folder, best)
     checkpoints = folder.checkpoints()
     if not checkpoints:

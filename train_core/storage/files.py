@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+import psutil
+
 from train_core.errors import CheckpointError
 from train_core.storage.manifest import FileEntry
 from train_core.storage.store import Store
@@ -15,9 +17,15 @@ def write_file(store: Store, key: str, data: memoryview) -> FileEntry:
 
 
 def check_size(store: Store, key: str, entry: FileEntry) -> None:
-    """Raise CheckpointError if the object is missing or not as large as was committed."""
+    """Look at the object before it is read into memory.
+
+    Raises CheckpointError if it is missing, is reached by a link, is not as large as was
+    committed, or larger than this machine's memory.
+    """
     if fault := _fault_of_size(store, key, entry):
         raise CheckpointError(f"{store.uri(key)} {fault}")
+    if entry.size_bytes > psutil.virtual_memory().total:
+        raise CheckpointError(f"{store.uri(key)}: {entry.size_bytes} bytes are more than there is")
 
 
 def read_file(store: Store, key: str, entry: FileEntry, into: memoryview) -> None:
@@ -32,6 +40,14 @@ def read_file(store: Store, key: str, entry: FileEntry, into: memoryview) -> Non
         raise CheckpointError(f"{store.uri(key)} is missing") from error
     if digest != entry.digest:
         raise CheckpointError(f"{store.uri(key)}: its SHA-256 is not the committed one")
+
+
+def read_whole(store: Store, key: str, entry: FileEntry) -> bytes:
+    """The object's bytes, verified. Raises CheckpointError, naming it, if it is another."""
+    check_size(store, key, entry)
+    data = bytearray(entry.size_bytes)
+    read_file(store, key, entry, memoryview(data))
+    return bytes(data)
 
 
 def fault_of(store: Store, key: str, entry: FileEntry) -> str:

@@ -10,11 +10,12 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from train_core.errors import CheckpointError
 from train_core.policy.segments import segments_to_merge
-from train_core.storage.manifest import FileEntry, digest_of
+from train_core.storage.files import read_whole
+from train_core.storage.manifest import FileEntry
 from train_core.storage.names import JOURNAL, SegmentName
 from train_core.storage.store import Store
 
@@ -66,14 +67,12 @@ def read_segments(store: Store, segments: Iterable[FileEntry]) -> Iterator[Entry
     """The entries of the segments. Raises CheckpointError for one that is gone or altered."""
     for segment in segments:
         for line in _read(store, segment).splitlines():
-            yield Entry.model_validate_json(line)
+            try:
+                yield Entry.model_validate_json(line)
+            except ValidationError as error:
+                where = store.uri(f"{JOURNAL}/{segment.name}")
+                raise CheckpointError(f"{where}: {line[:80]!r} is not an entry") from error
 
 
 def _read(store: Store, segment: FileEntry) -> bytes:
-    try:
-        data = store.read(f"{JOURNAL}/{segment.name}")
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{error}: a commit covers this segment") from error
-    if len(data) != segment.size_bytes or digest_of(data) != segment.digest:
-        raise CheckpointError(f"{store.uri(JOURNAL)}/{segment.name}: not what was committed")
-    return data
+    return read_whole(store, f"{JOURNAL}/{segment.name}", segment)

@@ -8,7 +8,6 @@ attempts that exist. One that a zombie commits after that is not on the list, an
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -23,9 +22,10 @@ from pathlib import Path
 from typing import Self
 
 import psutil
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
 
 from train_core.errors import FencedError, RunBusyError, StorageError
+from train_core.storage.documents import read_document
 from train_core.storage.names import LEASES, CheckpointName, LeaseName
 from train_core.storage.store import Store
 
@@ -44,8 +44,8 @@ class Holder(BaseModel):
 
     host: str
     machine: str
-    pid: int
-    process_started: float
+    pid: int = Field(ge=0, lt=2**31)
+    process_started: NonNegativeFloat
     token: str
     """Tells two askings apart, also those of one process."""
 
@@ -79,6 +79,19 @@ class Holder(BaseModel):
             return False
 
 
+class Beat(BaseModel):
+    """What a holder tells of itself: its heart's counter, and whether it gave the run free."""
+
+    counter: int = 0
+    released: bool = False
+
+
+class Seal(BaseModel):
+    """Which checkpoints of earlier attempts exist as an attempt begins."""
+
+    checkpoints: tuple[str, ...]
+
+
 @dataclass
 class Lease:
     """The right to write to a run, held by this process."""
@@ -98,8 +111,8 @@ class Lease:
         self._write_beat(released=True)
 
     def _write_beat(self, *, released: bool) -> None:
-        beat = {"counter": self.counter, "released": released}
-        self.store.write(_beat_key(self.attempt), json.dumps(beat).encode())
+        beat = Beat(counter=self.counter, released=released)
+        self.store.write(_beat_key(self.attempt), beat.model_dump_json().encode())
 
 
 def acquire(store: Store, run: str) -> Lease:
@@ -137,7 +150,7 @@ def check(store: Store, attempt: int) -> None:
 def holder_of(store: Store) -> Holder | None:
     """Who drives the run now; None if nobody does, as far as this machine can tell."""
     attempt = newest_attempt(store)
-    if not attempt or _beat(store, attempt).get("released"):
+    if not attempt or _beat(store, attempt).released:
         return None
     holder = _holder(store, attempt)
     return None if holder.is_local and not holder.is_alive else holder
@@ -148,7 +161,7 @@ def is_over(store: Store, attempt: int) -> bool:
 
     A process elsewhere counts as gone once a newer attempt has the run: its heart stood still.
     """
-    if _beat(store, attempt).get("released"):
+    if _beat(store, attempt).released:
         return True
     try:
         holder = _holder(store, attempt)
@@ -182,18 +195,18 @@ def beating(held: Lease) -> Iterator[None]:
 
 def seal(store: Store, attempt: int, checkpoints: list[CheckpointName]) -> None:
     """Write down which checkpoints of earlier attempts exist as `attempt` begins."""
-    names = [str(name) for name in checkpoints]
-    store.create(_seal_key(attempt), json.dumps({"checkpoints": names}).encode())
+    written = Seal(checkpoints=tuple(map(str, checkpoints)))
+    store.create(_seal_key(attempt), written.model_dump_json().encode())
 
 
 def read_seal(store: Store) -> tuple[int, frozenset[str]]:
     """The newest sealed attempt and the checkpoints that it found; (0, {}) if none is."""
     for attempt in range(newest_attempt(store), 0, -1):
         try:
-            found = json.loads(store.read(_seal_key(attempt)))
+            found, _ = read_document(store, Seal, _seal_key(attempt), "a lease's seal")
         except FileNotFoundError:
             continue
-        return attempt, frozenset(found["checkpoints"])
+        return attempt, frozenset(found.checkpoints)
     return 0, frozenset()
 
 
@@ -203,7 +216,7 @@ def _wait_until_free(store: Store, run: str, attempt: int) -> None:
     counter = None
     while True:
         beat = _beat(store, attempt)
-        if beat.get("released"):
+        if beat.released:
             return
         waited_s = time.monotonic() - begin
         if holder.is_local:
@@ -211,24 +224,23 @@ def _wait_until_free(store: Store, run: str, attempt: int) -> None:
                 return
             if waited_s > DYING_GRACE_S:
                 raise RunBusyError(run, str(holder))
-        elif counter is not None and beat.get("counter", 0) != counter:
+        elif counter is not None and beat.counter != counter:
             raise RunBusyError(run, str(holder))
         elif waited_s > STANDSTILL_S:
             return
-        counter = beat.get("counter", 0)
+        counter = beat.counter
         time.sleep(0.2)
 
 
 def _holder(store: Store, attempt: int) -> Holder:
-    return Holder.model_validate_json(store.read(f"{LEASES}/{LeaseName(attempt)}"))
+    return read_document(store, Holder, f"{LEASES}/{LeaseName(attempt)}", "a lease")[0]
 
 
-def _beat(store: Store, attempt: int) -> dict[str, int | bool]:
+def _beat(store: Store, attempt: int) -> Beat:
     try:
-        found: dict[str, int | bool] = json.loads(store.read(_beat_key(attempt)))
+        return read_document(store, Beat, _beat_key(attempt), "a lease's heartbeat")[0]
     except FileNotFoundError:
-        return {}
-    return found
+        return Beat()
 
 
 def _beat_key(attempt: int) -> str:

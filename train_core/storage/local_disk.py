@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from train_core.errors import ConfigError
+
 TEMPORARY = ".tmp-"
 _NO_LINK_HERE = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES}
@@ -66,7 +68,7 @@ def link_or_copy_file(source: str, path: str) -> None:
 
 
 def check_inside(path: str, root: str) -> None:
-    """Raise ValueError if a link on the way to `path` leads out of `root`.
+    """Raise ConfigError if a link on the way to `path` leads out of `root`.
 
     The last name may be a link: what is deleted then is the link.
     """
@@ -74,7 +76,9 @@ def check_inside(path: str, root: str) -> None:
         return
     folder, inside = os.path.realpath(os.path.dirname(path)), os.path.realpath(root)
     if os.path.commonpath([folder, inside]) != inside:
-        raise ValueError(f"{path} leaves the folder {root}: a link on the way leads to {folder}")
+        raise ConfigError(
+            f"{path} leaves the folder {root}: a link on the way leads to {folder}. Take it away"
+        )
 
 
 def delete(path: str) -> None:

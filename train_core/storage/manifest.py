@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from train_core.errors import CheckpointError, ConfigError
+from train_core.storage.documents import FORMAT, read_document
 from train_core.storage.names import MANIFEST_JSON
 from train_core.storage.store import Store
-
-FORMAT: Final = 1
-MAX_MANIFEST_BYTES = 16 * 2**20
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
@@ -114,33 +110,6 @@ def read_manifest(store: Store, model: type[M], key: str = MANIFEST_JSON) -> tup
     of another kind, or names files outside its own folder; ConfigError if a newer evertrain wrote
     it: such a one is not damaged.
     """
-    if link := store.link_on_the_way(key):
-        raise CheckpointError(f"{store.uri(key)} is reached by the link {link}, we make none")
-    size = store.size_bytes(key)
-    if size > MAX_MANIFEST_BYTES:
-        raise CheckpointError(
-            f"{store.uri(key)}: {size} bytes, a manifest has at most {MAX_MANIFEST_BYTES}"
-        )
-    data = store.read(key)
-    check_format(store.uri(key), data)
-    try:
-        return model.model_validate_json(data), digest_of(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise CheckpointError(
-            f"{store.uri(key)}: not a manifest of format {FORMAT}: {place}: {first['msg']}"
-        ) from error
-
-
-def check_format(uri: str, data: bytes) -> None:
-    """Raise ConfigError if a newer evertrain wrote the file."""
-    try:
-        found = json.loads(data).get("format")
-    except (ValueError, AttributeError):
-        return
-    if isinstance(found, int) and found > FORMAT:
-        raise ConfigError(
-            f"{uri} has format {found}, this evertrain reads up to {FORMAT}: use the one that "
-            "wrote it, or a newer one"
-        )
+    what = f"a manifest of format {FORMAT}"
+    found, data = read_document(store, model, key, what)
+    return found, digest_of(data)

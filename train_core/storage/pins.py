@@ -15,10 +15,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from train_core.errors import StorageError
+from train_core.errors import CheckpointError, ConfigError, StorageError
 from train_core.storage import lease
+from train_core.storage.documents import read_document
 from train_core.storage.lease import Holder
 from train_core.storage.names import CHECKPOINTS, MANIFEST_JSON, PINS, CheckpointName, PinName
 from train_core.storage.store import Store
@@ -204,10 +205,10 @@ def _write(store: Store, key: str, why: str, *, attempt: int, is_lasting: bool) 
 
 def _find(store: Store, key: str, newest_attempt: int) -> Found | None:
     try:
-        found = Pin.model_validate_json(store.read(key))
+        found, _ = read_document(store, Pin, key, "a pin")
     except FileNotFoundError:
         return None
-    except ValidationError:
+    except (CheckpointError, ConfigError):
         return Found(key, None, is_valid=True)
     return Found(key, found, is_valid=_is_valid(found, newest_attempt))
 

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Collection
 from datetime import UTC, datetime
 
-from train_core.errors import CheckpointError
 from train_core.policy.retention import RetentionRules, Verdict, retention_verdicts
 from train_core.policy.selection import Candidate
 from train_core.storage import pins
@@ -28,7 +27,7 @@ def verdicts(
     CheckpointError where a reference cannot be read: then nothing may be deleted.
     """
     protected = defaultdict(list)
-    if best := _best_of_report(folder):
+    if best := folder.reported(str, "best", "name"):
         protected[best].append(f"the best of {REPORT_JSON}")
     for found in pins.valid_pins(folder.store):
         if found.key not in ignored_pins:
@@ -72,14 +71,3 @@ def _parse_time(text: str) -> datetime | None:
     except ValueError:
         return None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def _best_of_report(folder: RunFolder) -> str:
-    try:
-        report = folder.report()
-        return "" if report is None else str(report["best"]["name"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{folder.store.uri(REPORT_JSON)} does not say which checkpoint is best "
-            f"({type(error).__name__}: {error}): mend it or delete it"
-        ) from error

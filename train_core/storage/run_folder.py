@@ -13,24 +13,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, ConfigError, RunConflictError
 from train_core.results import CheckpointSummary
 from train_core.storage import lease
+from train_core.storage.documents import read_document, read_object
 from train_core.storage.files import fault_of
 from train_core.storage.manifest import (
     CheckpointManifest,
     M,
-    check_format,
     digest_of,
     read_manifest,
 )
@@ -47,6 +46,7 @@ from train_core.storage.names import (
 )
 from train_core.storage.store import Store
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
@@ -75,6 +75,12 @@ class RunRecord(BaseModel):
     datasets: dict[str, dict[str, Any]] = Field(description="Samples and digest of each split.")
     forked_from: str = Field(default="", description="The checkpoint that the run began with.")
     origin: Origin | None = Field(default=None, description="Whose weights the run began with.")
+
+
+class _Mark(BaseModel):
+    """quarantined.json: why a checkpoint is used no more."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -117,13 +123,11 @@ class RunFolder:
         return self.store.exists(RUN_JSON)
 
     def record(self) -> RunRecord:
-        """What was asked. Raises FileNotFoundError if there is no such run."""
-        data = self.store.read(RUN_JSON)
-        check_format(self.store.uri(RUN_JSON), data)
-        try:
-            return RunRecord.model_validate_json(data)
-        except ValidationError as error:
-            raise CheckpointError(f"{self.store.uri(RUN_JSON)} is not readable: {error}") from error
+        """What was asked.
+
+        Raises FileNotFoundError if there is no such run, CheckpointError if run.json is damaged.
+        """
+        return read_document(self.store, RunRecord, RUN_JSON, "the record of a run")[0]
 
     def create(self, record: RunRecord) -> None:
         """Create the run. Raises FileExistsError if it exists."""
@@ -269,7 +273,7 @@ class RunFolder:
     def quarantine(self, name: CheckpointName, reason: str) -> None:
         """Mark a checkpoint that failed to verify; it is kept, and used no more."""
         _log.warning("checkpoint %s of run %r is quarantined: %s", name, self.name, reason)
-        mark = json.dumps({"reason": reason}).encode()
+        mark = _Mark(reason=reason).model_dump_json().encode()
         try:
             self.store.create(f"{CHECKPOINTS}/{name}/{QUARANTINED_JSON}", mark)
         except FileExistsError:
@@ -277,24 +281,52 @@ class RunFolder:
 
     def quarantined(self) -> dict[str, str]:
         """Why each quarantined checkpoint is, by its name."""
-        marks = {
-            text: self._json(f"{CHECKPOINTS}/{text}/{QUARANTINED_JSON}")
-            for text in self.store.names(CHECKPOINTS)
-            if CheckpointName.parse(text)
-        }
-        return {text: mark["reason"] for text, mark in marks.items() if mark}
+        names = filter(CheckpointName.parse, self.store.names(CHECKPOINTS))
+        reasons = ((text, self._reason(text)) for text in names)
+        return {text: reason for text, reason in reasons if reason is not None}
 
     def report(self) -> dict[str, Any] | None:
-        """The outcome, or None while the run has none."""
-        return self._json(REPORT_JSON)
-
-    def live(self) -> dict[str, Any] | None:
-        """Where the training is right now, as far as it told."""
-        return self._json(LIVE_JSON)
-
-    def _json(self, key: str) -> dict[str, Any] | None:
+        """The outcome, or None while the run has none. Raises CheckpointError if it is damaged."""
         try:
-            found: dict[str, Any] = json.loads(self.store.read(key))
+            return read_object(self.store, REPORT_JSON)
         except FileNotFoundError:
             return None
+
+    def reported(self, kind: type[_T], *path: str) -> _T | None:
+        """What the report says at `path`, such as "best", "name"; None while there is none.
+
+        Raises CheckpointError if it says nothing of that kind there.
+        """
+        found: Any = self.report()
+        if found is None:
+            return None
+        for name in path:
+            found = found.get(name) if isinstance(found, dict) else None
+        if not isinstance(found, kind):
+            raise CheckpointError(
+                f"{self.store.uri(REPORT_JSON)} does not say {'.'.join(path)}: mend it or delete it"
+            )
         return found
+
+    def live(self) -> dict[str, Any] | None:
+        """Where the training is right now, as far as it told; None if that cannot be read."""
+        try:
+            return read_object(self.store, LIVE_JSON)
+        except FileNotFoundError:
+            return None
+        except CheckpointError as error:
+            # A hint for people: nothing depends on it.
+            _log.debug("what the training told is left out: %s", error)
+            return None
+
+    def _reason(self, text: str) -> str | None:
+        try:
+            mark, _ = read_document(
+                self.store, _Mark, f"{CHECKPOINTS}/{text}/{QUARANTINED_JSON}", "a quarantine mark"
+            )
+        except FileNotFoundError:
+            return None
+        except CheckpointError as error:
+            # Whatever lies there marks the checkpoint.
+            return str(error)
+        return mark.reason

@@ -111,9 +111,11 @@ class Store:
     def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
         """Write or replace the object; readers see the old bytes or the new ones.
 
-        `durable` waits until a local disk has it; an object store always does.
+        `durable` waits until a local disk has it; an object store always does. This method, like
+        all that change something, raises ConfigError if a link on the way to `key` leads out of
+        the folder.
         """
-        path = self.path(key)
+        path = self._path_inside(key)
 
         def once(ask: _Ask) -> None:
             if not self.is_local:
@@ -135,7 +137,7 @@ class Store:
         """
         if len(data) >= _SINGLE_PUT_BYTES:
             raise ValueError(f"{self.uri(key)}: {len(data)} bytes are too many to create")
-        path = self.path(key)
+        path = self._path_inside(key)
 
         def once(ask: _Ask) -> None:
             try:
@@ -159,7 +161,7 @@ class Store:
         Durable when this returns. On a disk, a reader may see a part of it before: it counts once
         a manifest says so.
         """
-        path = self.path(key)
+        path = self._path_inside(key)
 
         def once(_: _Ask) -> str:
             return bulk.put(self._fs, path, data, self.patience.silence_s)
@@ -191,7 +193,7 @@ class Store:
 
         The copy is whole and durable when this returns; before, readers see what was there.
         """
-        path, size_bytes = self.path(key), os.path.getsize(local)
+        path, size_bytes = self._path_inside(key), os.path.getsize(local)
 
         def once(ask: _Ask) -> None:
             if self.is_local:
@@ -246,12 +248,9 @@ class Store:
     def delete(self, key: str) -> None:
         """Delete the object, or the folder with all that is in it; fine if it is gone.
 
-        On a disk a link is deleted, never what it points to. Raises ValueError if a link on the
-        way to `key` leads out of the folder.
+        On a disk a link is deleted, never what it points to.
         """
-        path = self.path(key).rstrip("/")
-        if self.is_local:
-            local_disk.check_inside(path, self._root)
+        path = self._path_inside(key)
 
         def once(ask: _Ask) -> None:
             if self.is_local:
@@ -287,6 +286,13 @@ class Store:
             "conditional create (If-None-Match on S3, exclusive create on a disk)"
         )
 
+    def _path_inside(self, key: str) -> str:
+        """The path of an object that is to be changed: it lies where it seems to."""
+        path = self.path(key).rstrip("/")
+        if self.is_local:
+            local_disk.check_inside(path, self._root)
+        return path
+
     def _at(self, url: str, patience: Patience) -> Self:
         """A store of the same kind at another address."""
         return type(self)(url, patience)
@@ -303,7 +309,7 @@ class Store:
     def _copy(
         self, key: str, target: Store, target_key: str, copy_local: Callable[[str, str], None]
     ) -> None:
-        source, path = self.path(key), target.path(target_key)
+        source, path = self.path(key), target._path_inside(target_key)
         if target.protocol != self.protocol:
             raise ValueError(f"{self.uri(key)} and {target.url} are not on the same storage")
         size_bytes = self.size_bytes(key)

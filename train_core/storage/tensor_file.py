@@ -25,6 +25,9 @@ DTYPE_BYTES = {
 """Bytes of an element, by the format's name of the type."""
 
 MAX_HEADER_BYTES = 100 * 2**20
+MAX_SIZE = 2**62
+"""Dimensions and their products are smaller; torch counts in 64 bits."""
+_MAX_DIMENSIONS = 64
 _LENGTH_BYTES = 8
 _METADATA = "__metadata__"
 
@@ -110,6 +113,9 @@ def read_layout(data: memoryview, file: str) -> TensorFile:
 def _place(entry: Any, begin: int) -> TensorPlace:
     dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
     numbers = [start, stop, *shape]
-    if dtype not in DTYPE_BYTES or not all(type(n) is int and n >= 0 for n in numbers):
+    are_sizes = all(type(number) is int and 0 <= number < MAX_SIZE for number in numbers)
+    # Zeros aside: torch counts the strides of an empty tensor, too.
+    fits = are_sizes and len(shape) <= _MAX_DIMENSIONS and math.prod(filter(None, shape)) < MAX_SIZE
+    if dtype not in DTYPE_BYTES or not fits:
         raise ValueError(f"type {dtype!r}, shape {shape!r}, data_offsets {[start, stop]!r}")
     return TensorPlace(dtype, tuple(shape), begin + start, begin + stop)
