@@ -115,3 +115,46 @@ def test_parts_that_differ_are_refused() -> None:
     state.add("model", dict, lambda _: None)
     with pytest.raises(CheckpointError, match="schedule"):
         state.restore(OrderedDict(model={}, schedule={}))
+
+
+def deep(levels: int) -> Any:
+    value: Any = {}
+    for _ in range(levels):
+        value = {"x": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {"$items": 5},
+        {"$items": [5]},
+        {"$items": [[1]]},
+        {"$items": [[{}, 1]]},
+        {"$tuple": 5},
+        {"$tensor": []},
+        {"$tensor": 5},
+        pytest.param(deep(900), id="deep"),
+    ],
+    ids=str,
+)
+def test_what_was_never_packed_is_refused(plain: Any) -> None:
+    with pytest.raises(CheckpointError):
+        unpack(plain, {})
+
+
+@pytest.mark.parametrize("saved", [None, 5, [], {}, {"param_groups": 5}, {"state": {}}])
+def test_a_part_that_does_not_take_what_was_saved_is_named(saved: Any) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = TrainingState()
+    state.add("optimizer", dict, lambda value: load_optimizer_state(model, optimizer, value))
+    with pytest.raises(CheckpointError, match="'optimizer' cannot be restored"):
+        state.restore({"optimizer": saved})
+
+
+def test_weights_of_another_shape_are_refused() -> None:
+    state = TrainingState()
+    state.add("model", dict, nn.Linear(2, 2).load_state_dict)
+    with pytest.raises(CheckpointError, match=r"(?s)'model' cannot be restored.*size mismatch"):
+        state.restore({"model": nn.Linear(3, 3).state_dict()})

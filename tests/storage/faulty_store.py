@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 from train_core.errors import StorageError
 from train_core.storage.patience import Patience
 from train_core.storage.store import Store
 
-KINDS = ("write", "create", "upload", "copy", "link_or_copy", "delete")
+_T = TypeVar("_T")
+KINDS = ("write", "create", "put", "upload", "copy", "link_or_copy", "delete")
 RECORD_BYTES = 16
 
 
@@ -86,6 +87,10 @@ class FaultyStore(Store):
         act = super().create
         self._counted("create", key, lambda: act(key, data))
 
+    def put(self, key: str, data: memoryview) -> str:
+        act = super().put
+        return self._counted("put", key, lambda: act(key, data))
+
     def upload(self, local: str | Path, key: str) -> None:
         act = super().upload
         self._counted("upload", key, lambda: act(local, key))
@@ -102,12 +107,12 @@ class FaultyStore(Store):
         act = super().delete
         self._counted("delete", key, lambda: act(key))
 
-    def _counted(self, kind: str, key: str, act: Callable[[], None]) -> None:
+    def _counted(self, kind: str, key: str, act: Callable[[], _T]) -> _T:
         fault = self._met(kind)
-        if fault is None or fault.done:
-            act()
         if fault is None:
-            return
+            return act()
+        if fault.done:
+            act()
         if fault.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise StorageError(f"cannot {kind} {self.uri(key)}: the test has scheduled this")

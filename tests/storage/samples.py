@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hypothesis import strategies as st
+
 from train_core.config import TrainConfig
 from train_core.storage.manifest import CheckpointManifest, FileEntry
 from train_core.storage.names import CheckpointName
@@ -50,3 +52,17 @@ def commit(folder: RunFolder, step: int, attempt: int) -> CheckpointName:
     name = save(folder, step, attempt)
     folder.commit(name, manifest(step, attempt))
     return name
+
+
+@st.composite
+def damaged(draw: st.DrawFn, data: bytes) -> bytes:
+    """`data` with a bit flipped, or without some of its bytes, or with one too many."""
+    at = draw(st.integers(0, len(data) - 1))
+    how = draw(st.sampled_from(["flip", "cut", "take out", "add"]))
+    if how == "flip":
+        return data[:at] + bytes([data[at] ^ 1 << draw(st.integers(0, 7))]) + data[at + 1 :]
+    if how == "cut":
+        return data[:at]
+    if how == "take out":
+        return data[:at] + data[at + 1 :]
+    return data[:at] + draw(st.binary(min_size=1, max_size=1)) + data[at:]

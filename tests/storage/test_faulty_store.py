@@ -33,11 +33,12 @@ def elsewhere(store: FaultyStore) -> int:
     return subprocess.run(command, check=False, timeout=60).returncode
 
 
-def operations(store: FaultyStore, file: Path) -> dict[str, Callable[[], None]]:
+def operations(store: FaultyStore, file: Path) -> dict[str, Callable[[], object]]:
     """One operation of each kind."""
     return {
         "write": lambda: store.write("object", b""),
         "create": lambda: store.create("created", b""),
+        "put": lambda: store.put("put", memoryview(b"")),
         "upload": lambda: store.upload(file, "uploaded"),
         "copy": lambda: store.copy("object", store, "copied"),
         "link_or_copy": lambda: store.link_or_copy("object", store, "linked"),

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import RootModel
 
-from tests.storage.samples import manifest
+from tests.storage.samples import damaged, manifest
 from train_core.errors import CheckpointError, ConfigError
-from train_core.storage.documents import MAX_DOCUMENT_BYTES
+from train_core.storage.documents import MAX_DOCUMENT_BYTES, sealed
 from train_core.storage.manifest import (
     CheckpointManifest,
     EvaluationManifest,
@@ -23,8 +28,12 @@ def store(tmp_path: Path) -> Store:
     return Store(str(tmp_path))
 
 
+class Anything(RootModel[dict[str, Any]]):
+    """What an enemy writes, who knows how manifests are sealed."""
+
+
 def altered(**changes: Any) -> bytes:
-    return json.dumps(json.loads(manifest().to_json()) | changes).encode()
+    return sealed(Anything(manifest().model_dump(mode="json") | changes))
 
 
 def entry(**changes: Any) -> dict[str, Any]:
@@ -86,12 +95,31 @@ def test_the_manifest_of_another_kind_is_refused(store: Store) -> None:
         read_manifest(store, EvaluationManifest)
 
 
+@given(st.data())
+def test_a_manifest_that_was_altered_anywhere_is_refused(drawn: st.DataObject) -> None:
+    whole = manifest().to_json()
+    with TemporaryDirectory() as folder:
+        store = Store(folder)
+        store.write("manifest.json", drawn.draw(damaged(whole)))
+        with pytest.raises(CheckpointError):
+            read_manifest(store, CheckpointManifest)
+
+
 def test_a_manifest_cut_short_at_any_byte_is_refused(store: Store) -> None:
-    whole = manifest().to_json().rstrip()
+    whole = manifest().to_json()
     for length in range(len(whole)):
         store.write("manifest.json", whole[:length])
         with pytest.raises(CheckpointError):
             read_manifest(store, CheckpointManifest)
+
+
+def test_a_manifest_is_json_whose_last_entry_is_the_digest_of_what_is_before() -> None:
+    data = manifest().to_json()
+    *_, (name, digest) = json.loads(data).items()
+    assert (name, digest) == (
+        "sha256",
+        hashlib.sha256(data[: data.index(b',\n "sha256"')]).hexdigest(),
+    )
 
 
 def test_bytes_that_are_no_text_are_refused(store: Store) -> None:

@@ -6,6 +6,7 @@ so that two threads can both succeed.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
@@ -204,6 +206,63 @@ def test_a_large_file_comes_back_the_same(store: Store, tmp_path: Path) -> None:
     store.download("folder/large", tmp_path / "received")
     assert store.size_bytes("folder/large") == len(data)
     assert (tmp_path / "received").read_bytes() == data
+
+
+PART = 8 * 2**20
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, PART - 1, PART, PART + 1, 2 * PART, 40 * 2**20 + 3], ids="{}".format
+)
+def test_what_was_put_is_whole_and_hashed_on_its_way_in_and_out(store: Store, size: int) -> None:
+    data = os.urandom(size)
+    digest = hashlib.sha256(data).hexdigest()
+    assert store.put("folder/object", memoryview(data)) == digest
+    assert store.size_bytes("folder/object") == size
+    assert hashlib.sha256(store.read("folder/object")).hexdigest() == digest
+    into = bytearray(size)
+    assert store.fill("folder/object", memoryview(into)) == digest
+    assert into == data
+
+
+def test_what_is_put_is_read_from_where_it_lies(store: Store) -> None:
+    whole = bytearray(os.urandom(3 * PART))
+    piece = memoryview(whole)[5 : 2 * PART + 5]
+    assert store.put("object", piece) == hashlib.sha256(piece).hexdigest()
+    into = bytearray(3 * PART)
+    store.fill("object", memoryview(into)[7 : 2 * PART + 7])
+    assert into == bytes(7) + piece + bytes(PART - 7)
+
+
+def test_an_object_of_another_size_does_not_pass_for_the_one_that_was_meant(store: Store) -> None:
+    """Whoever fills looks at the size before, and at the digest after."""
+    data = os.urandom(PART + 10)
+    store.put("object", memoryview(data))
+    digest = hashlib.sha256(data).hexdigest()
+    shorter = bytearray(PART + 2)
+    assert store.fill("object", memoryview(shorter)) == hashlib.sha256(shorter).hexdigest()
+    assert shorter == data[: PART + 2]
+    for more in (1, PART):
+        with suppress(OSError):
+            assert store.fill("object", memoryview(bytearray(PART + 10 + more))) != digest
+
+
+def test_a_missing_object_fills_nothing(store: Store) -> None:
+    into = bytearray(5)
+    with pytest.raises(FileNotFoundError, match=f"^{store.url}/none does not exist$"):
+        store.fill("none", memoryview(into))
+    assert into == bytes(5)
+
+
+def test_objects_are_put_and_filled_at_the_same_time(store: Store) -> None:
+    def there_and_back(number: int) -> bool:
+        data = os.urandom(PART + number)
+        into = bytearray(len(data))
+        digest = store.put(f"folder/{number}", memoryview(data))
+        return store.fill(f"folder/{number}", memoryview(into)) == digest and into == data
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(there_and_back, range(4)))
 
 
 def test_files_travel_at_the_same_time(store: Store, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from train_core.errors import StorageError
+from train_core.errors import ConfigError, StorageError
 from train_core.storage.store import Store
 
 
@@ -90,6 +90,43 @@ def test_deleting_follows_links_that_stay_inside(store: Store, tmp_path: Path) -
     runs.write("object", b"")
     runs.delete("object")
     assert runs.names() == ["folder", "link"]
+
+
+def test_what_is_put_never_replaces_anything(store: Store, outside: Path) -> None:
+    store.write("object", b"old")
+    os.symlink(outside / "object", store.path("link"))
+    os.symlink(outside / "new", store.path("dangling"))
+    for key in ("object", "link", "dangling"):
+        with pytest.raises(FileExistsError):
+            store.put(key, memoryview(b"new"))
+    assert store.read("object") == b"old"
+    assert os.listdir(outside) == ["object"]
+    assert (outside / "object").read_bytes() == b"precious"
+
+
+def test_nothing_is_written_through_a_link_that_leads_out(store: Store, outside: Path) -> None:
+    store.write("source", b"bytes")
+    os.symlink(outside, store.path("link"))
+    for act in (
+        lambda: store.write("link/object", b"new"),
+        lambda: store.create("link/new", b"new"),
+        lambda: store.put("link/new", memoryview(b"new")),
+        lambda: store.upload(store.path("source"), "link/object"),
+        lambda: store.copy("source", store, "link/object"),
+        lambda: store.link_or_copy("source", store, "link/object"),
+    ):
+        with pytest.raises(ConfigError, match="a link on the way leads to"):
+            act()
+    assert os.listdir(outside) == ["object"]
+    assert (outside / "object").read_bytes() == b"precious"
+
+
+def test_a_link_in_the_place_of_an_object_is_replaced_itself(store: Store, outside: Path) -> None:
+    store.write("other", b"")
+    os.symlink(outside / "object", store.path("link"))
+    store.write("link", b"new")
+    assert store.read("link") == b"new"
+    assert (outside / "object").read_bytes() == b"precious"
 
 
 def test_a_probe_names_the_file_in_the_way(tmp_path: Path) -> None:

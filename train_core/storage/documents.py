@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any, Final, TypeVar
 
@@ -38,22 +39,45 @@ def read_small(store: Store, key: str) -> bytes:
     return store.read(key)
 
 
-def read_document(store: Store, model: type[D], key: str, what: str) -> tuple[D, bytes]:
+def read_document(
+    store: Store, model: type[D], key: str, what: str, *, is_sealed: bool = False
+) -> tuple[D, bytes]:
     """The object at `key` as a `model`, and its bytes. `what` names its kind in errors.
 
-    Raises FileNotFoundError if there is none, CheckpointError if it is not `what`, and ConfigError
-    if a newer evertrain wrote it: such a one is not damaged.
+    Raises FileNotFoundError if there is none, CheckpointError if it is not `what`, or if it
+    should be `sealed` and was altered, and ConfigError if a newer evertrain wrote it: such a one
+    is not damaged.
     """
     data = read_small(store, key)
     uri = store.uri(key)
     _check_format(uri, data)
+    content = _unsealed(data, uri, what) if is_sealed else data
     try:
-        return model.model_validate_json(data), data
+        return model.model_validate_json(content), data
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = "".join(f"{part}." for part in first["loc"]).rstrip(".")
         said = f"{place}: {first['msg']}" if place else first["msg"]
         raise CheckpointError(f"{uri}: not {what}: {said}") from error
+
+
+def sealed(document: BaseModel) -> bytes:
+    """The document's JSON, whose last entry is the SHA-256 of all that is before it."""
+    content = document.model_dump_json(indent=1).removesuffix("\n}").encode()
+    return content + _seal(content)
+
+
+def _seal(content: bytes) -> bytes:
+    return f',\n "sha256": "{hashlib.sha256(content).hexdigest()}"\n}}\n'.encode()
+
+
+def _unsealed(data: bytes, uri: str, what: str) -> bytes:
+    content = data[: -len(_seal(b""))]
+    if data != content + _seal(content):
+        raise CheckpointError(
+            f"{uri}: not {what}: it does not end with its own SHA-256, so it was altered"
+        )
+    return content + b"}"
 
 
 def read_object(store: Store, key: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from train_core.storage.documents import FORMAT, read_document
+from train_core.storage.documents import FORMAT, read_document, sealed
 from train_core.storage.names import MANIFEST_JSON
 from train_core.storage.store import Store
 
@@ -54,7 +54,7 @@ class Manifest(BaseModel):
 
     def to_json(self) -> bytes:
         """The manifest's bytes as they are stored."""
-        return (self.model_dump_json(indent=1) + "\n").encode()
+        return sealed(self)
 
 
 class CheckpointManifest(Manifest):
@@ -106,10 +106,10 @@ M = TypeVar("M", bound=Manifest)
 def read_manifest(store: Store, model: type[M], key: str = MANIFEST_JSON) -> tuple[M, str]:
     """The manifest at `key` and its digest.
 
-    Raises FileNotFoundError if there is none, and CheckpointError if it is too large, not JSON,
-    of another kind, or names files outside its own folder; ConfigError if a newer evertrain wrote
-    it: such a one is not damaged.
+    Raises FileNotFoundError if there is none, and CheckpointError if it is too large, altered,
+    not JSON, of another kind, or names files outside its own folder; ConfigError if a newer
+    evertrain wrote it: such a one is not damaged.
     """
     what = f"a manifest of format {FORMAT}"
-    found, data = read_document(store, model, key, what)
+    found, data = read_document(store, model, key, what, is_sealed=True)
     return found, digest_of(data)

@@ -1,0 +1,359 @@
+"""Files that an enemy put into a run folder: refused by a clear error, and nothing is executed."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import pickle
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flows.cli import main
+from tests.engine.alone import run
+from tests.engine.digests import digest_of_training
+from tests.storage.samples import damaged
+from train_core.config import TrainConfig
+from train_core.engine.checkpoint_files import load_state
+from train_core.engine.compare import compare_runs
+from train_core.engine.evaluator import load_model
+from train_core.engine.retention import delete_orphans_of_the_dead
+from train_core.errors import CheckpointError, EvertrainError
+from train_core.policy.retention import RetentionRules
+from train_core.storage import lease
+from train_core.storage.manifest import FileEntry
+from train_core.storage.pins import pin
+from train_core.storage.prune import Pruning
+from train_core.storage.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+STEPS = (2, 4, 5, 6, 8, 10)
+OLDEST, NEWEST = (f"checkpoints/step-{step:08d}-a0001" for step in (STEPS[0], STEPS[-1]))
+CONFIG = {
+    "epochs": 2,
+    "num_shards": 2,
+    "checkpoint_every_steps": 2,
+    "checkpoint_backpressure": "wait",
+    "keep_last": 99,
+}
+PARTS = (
+    *("manifest.json", "state.json", "model.safetensors", "workload.safetensors"),
+    *("optimizer-00001-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"),
+    "optimizer.safetensors.index.json",
+)
+NEWEST_FILES = [f"{NEWEST}/{name}" for name in PARTS]
+JOURNAL_FILES = [
+    f"journal/steps-{first:08d}-{last:08d}-a0001.jsonl" for first, last in ((1, 8), (9, 10))
+]
+MARK = "checkpoints/step-00000004-a0001/quarantined.json"
+PIN = "pins/step-00000002-a0001/infer.json"
+LEASE_FILES = [f"lease/0001{end}.json" for end in ("", "-beat", "-seal")]
+EVERY_FILE = [
+    *("run.json", "report.json", "live.json", PIN, MARK),
+    *LEASE_FILES,
+    *JOURNAL_FILES,
+    *NEWEST_FILES,
+]
+FOLDERS = ["checkpoints", "journal", "lease", "pins", NEWEST, OLDEST]
+
+
+class Bomb:
+    """Its pickle makes a folder when it is loaded."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.mkdir, (self.marker,)
+
+
+def bomb(marker: Path, file: str) -> bytes:
+    """A pickle as it is found in the wild: weights as torch saves them, else plain."""
+    if not file.endswith(".safetensors"):
+        return pickle.dumps(Bomb(marker))
+    saved = io.BytesIO()
+    torch.save({"weights": Bomb(marker)}, saved)
+    return saved.getvalue()
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run that has one of each kind of file that is read again."""
+    folder = RunFolder(str(tmp_path_factory.mktemp("template")), "run")
+    held = folder.begin_attempt()
+    run(folder, **CONFIG)
+    held.release()
+    first, second = folder.checkpoints()[:2]
+    folder.store.write(
+        "report.json",
+        json.dumps({"best": {"name": str(first.name)}, "train": {"step": 10}}).encode(),
+    )
+    pin(folder.store, first.name, "infer", "a test", is_lasting=True)
+    folder.quarantine(second.name, "a test")
+    return folder
+
+
+@pytest.fixture
+def folder(template: RunFolder, tmp_path: Path) -> RunFolder:
+    """A copy to spoil."""
+    shutil.copytree(template.url, tmp_path / "storage" / "run")
+    return RunFolder(str(tmp_path / "storage"), "run")
+
+
+@pytest.fixture(scope="module")
+def reference(template: RunFolder) -> str:
+    return digest_of_training(template)
+
+
+def vouch_for(folder: RunFolder, file: Path) -> None:
+    """Have the manifests list the file as it is now."""
+    for checkpoint in folder.checkpoints():
+
+        def listed(entries: tuple[FileEntry, ...], place: str) -> tuple[FileEntry, ...]:
+            return tuple(
+                FileEntry.of(entry.name, file.read_bytes())
+                if file == Path(folder.url, place, entry.name)
+                else entry
+                for entry in entries
+            )
+
+        manifest = checkpoint.manifest
+        changed = {
+            "files": listed(manifest.files, checkpoint.key),
+            "journal": listed(manifest.journal, "journal"),
+        }
+        altered = manifest.model_copy(update=changed)
+        folder.store.write(f"{checkpoint.key}/manifest.json", altered.to_json())
+
+
+def drive_and_delete(folder: RunFolder) -> None:
+    """What a driver and `evertrain prune` do."""
+    rules = RetentionRules("validation/loss", "min", keep_last=1, keep_best=1)
+    held = folder.begin_attempt()
+    with lease.beating(held):
+        delete_orphans_of_the_dead(folder, held.attempt)
+        Pruning(folder, rules, datetime.now(UTC)).carry_out(held.attempt)
+
+
+def everything(folder: RunFolder) -> Iterator[Callable[[], object]]:
+    """Looking at the run, evaluating it, going on with it, and deleting in it."""
+    config = TrainConfig(workload="tests.engine.tiny:Tiny", gpus_per_worker=0, **CONFIG)
+    yield folder.record
+    yield folder.report
+    yield folder.live
+    yield folder.quarantined
+    yield folder.damaged
+    yield lambda: [folder.faults(one) for one in folder.checkpoints()]
+    yield lambda: lease.holder_of(folder.store)
+    for key in (OLDEST, NEWEST):
+        name = key.rpartition("/")[2]
+        yield partial(load_model, folder.url, config.model_dump_json(), name)
+    yield partial(compare_runs, folder, folder)
+    yield partial(run, folder, attempt=2, **CONFIG)
+    yield partial(drive_and_delete, folder)
+    yield lambda: folder.checkpoints() and digest_of_training(folder)
+
+
+def met_by_all(folder: RunFolder) -> str:
+    """Do everything, and say what came of it; all errors are evertrain's own."""
+    load_model.cache_clear()
+    said = []
+    for act in everything(folder):
+        try:
+            said.append(str(act()))
+        except EvertrainError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return "\n".join(said)
+
+
+def look_at(folder: RunFolder) -> None:
+    """The commands that look: each ends with an exit code, none with a traceback."""
+    storage = ("--storage", folder.storage)
+    for command in (
+        ["ls", folder.storage],
+        ["ls", folder.url],
+        ["show", "run", *storage],
+        ["show", f"run/{NEWEST}", *storage],
+        ["verify", "run", *storage],
+        ["runs", "status", "run", *storage],
+    ):
+        try:
+            code = main(command)
+        except SystemExit as ended:
+            code = ended.code
+        assert code in (0, 1, 2)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """All files below, links aside."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+def test_the_run_has_every_kind_of_file(template: RunFolder) -> None:
+    assert set(EVERY_FILE) <= tree(Path(template.url)).keys()
+    assert {one.key for one in template.checkpoints()} >= {OLDEST, NEWEST}
+    (newest,) = (one for one in template.checkpoints() if one.key == NEWEST)
+    assert {entry.name for entry in newest.manifest.files} | {"manifest.json"} == set(PARTS)
+
+
+def test_the_bombs_of_these_tests_go_off(tmp_path: Path) -> None:
+    for file in ("a.json", "a.safetensors"):
+        data = io.BytesIO(bomb(tmp_path / file, file))
+        if file.endswith(".json"):
+            pickle.load(data)
+        else:
+            torch.load(data, weights_only=False)
+        assert (tmp_path / file).exists()
+
+
+@pytest.mark.parametrize("file", EVERY_FILE)
+def test_a_pickle_in_the_place_of_a_file_is_never_loaded(
+    folder: RunFolder, reference: str, file: str, tmp_path: Path
+) -> None:
+    Path(folder.url, file).write_bytes(bomb(tmp_path / "marker", file))
+    look_at(folder)
+    said = met_by_all(folder)
+    assert not (tmp_path / "marker").exists()
+    if file in NEWEST_FILES:
+        # It went on from an older one, to the same end.
+        assert said.endswith(reference)
+        assert NEWEST.rpartition("/")[2] in folder.quarantined()
+    elif file not in ("live.json", PIN, MARK):
+        assert f"{folder.url}/{file}" in said or f"{file}:" in said
+
+
+@pytest.mark.parametrize("file", [*NEWEST_FILES[1:], *JOURNAL_FILES])
+def test_a_pickle_that_a_manifest_vouches_for_is_never_loaded(
+    folder: RunFolder, reference: str, file: str, tmp_path: Path
+) -> None:
+    Path(folder.url, file).write_bytes(bomb(tmp_path / "marker", file))
+    vouch_for(folder, Path(folder.url, file))
+    look_at(folder)
+    said = met_by_all(folder)
+    assert not (tmp_path / "marker").exists()
+    if file in JOURNAL_FILES:
+        assert f"CheckpointError: {folder.url}/{file}" in said
+        assert "is not an entry" in said
+    else:
+        assert said.endswith(reference)
+        # No training reads the index: it is for other programs.
+        was_read = not file.endswith("index.json")
+        assert (NEWEST.rpartition("/")[2] in folder.quarantined()) == was_read
+
+
+@pytest.mark.parametrize("place", [*EVERY_FILE, *FOLDERS])
+def test_a_link_out_of_the_run_folder_is_not_followed(
+    folder: RunFolder, place: str, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    shutil.copytree(folder.url, outside)
+    before = tree(outside)
+    path = Path(folder.url, place)
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    path.symlink_to(outside / place)
+    if place == "live.json":
+        assert folder.live() is None
+    look_at(folder)
+    said = met_by_all(folder)
+    if place not in ("live.json", PIN):
+        assert re.search(rf"link {path}|{path}.* a link on the way", said)
+    folder.store.delete("")
+    assert tree(outside) == before
+
+
+@pytest.fixture(scope="module")
+def to_damage(template: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A copy in which one file at a time is damaged, and mended again."""
+    storage = tmp_path_factory.mktemp("to_damage")
+    shutil.copytree(template.url, storage / "run")
+    return RunFolder(str(storage), "run")
+
+
+@pytest.mark.parametrize("file", [*NEWEST_FILES, *JOURNAL_FILES])
+@given(drawn=st.data())
+def test_no_damage_to_a_checkpoint_goes_unnoticed(
+    to_damage: RunFolder, file: str, drawn: st.DataObject
+) -> None:
+    path = Path(to_damage.url, file)
+    whole = path.read_bytes()
+    path.write_bytes(drawn.draw(damaged(whole)))
+    try:
+        found = {one.key: one for one in to_damage.checkpoints()}
+        if file.endswith("manifest.json"):
+            assert NEWEST not in found
+            assert NEWEST.rpartition("/")[2] in to_damage.damaged()
+            return
+        (fault,) = to_damage.faults(found[NEWEST])
+        assert fault.startswith(file)
+        if file in NEWEST_FILES:
+            with pytest.raises(CheckpointError, match=file):
+                load_state(to_damage.store, found[NEWEST])
+    finally:
+        path.write_bytes(whole)
+
+
+FORBIDDEN_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+FORBIDDEN_CALLS = {
+    "torch": {"load", "save"},
+    "np": {"load"},
+    "numpy": {"load"},
+    "pd": {"read_pickle", "to_pickle"},
+    "pandas": {"read_pickle", "to_pickle"},
+}
+
+
+def picklers_in(source: str) -> set[str]:
+    """What a program imports or calls that reads or writes pickles."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names} & FORBIDDEN_MODULES
+        elif isinstance(node, ast.ImportFrom):
+            module = (node.module or "").partition(".")[0]
+            found |= {module} & FORBIDDEN_MODULES
+            names = {alias.name for alias in node.names}
+            found |= {f"{module}.{name}" for name in names & FORBIDDEN_CALLS.get(module, set())}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.attr in FORBIDDEN_CALLS.get(node.value.id, ()):
+                found.add(f"{node.value.id}.{node.attr}")
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            found.add("allow_pickle")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import pickle", "pickle"),
+        ("from cloudpickle import dumps", "cloudpickle"),
+        ("import torch; torch.load(x)", "torch.load"),
+        ("from torch import save", "torch.save"),
+        ("np.load(x, allow_pickle=True)", "allow_pickle"),
+    ],
+)
+def test_a_pickler_is_found(source: str, found: str) -> None:
+    assert found in picklers_in(source)
+
+
+def test_nothing_of_evertrain_reads_or_writes_pickles() -> None:
+    files = [
+        file for room in ("flows", "tasks", "train_core") for file in (ROOT / room).rglob("*.py")
+    ]
+    assert len(files) > 50
+    assert {str(file): found for file in files if (found := picklers_in(file.read_text()))} == {}
