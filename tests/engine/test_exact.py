@@ -6,6 +6,7 @@ point. What is marked slow makes the table complete: `make exact`.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from functools import cache
 from itertools import cycle, product
@@ -241,3 +242,18 @@ def test_three_shards_on_two_workers(tmp_path: Path) -> None:
     config = CONFIG | {"num_shards": 3, "epochs": 1, "batch_size": 64, "drop_last": True}
     alone = train(str(tmp_path), "alone", attempt=1, workers=1, config=config)
     assert train(str(tmp_path), "together", attempt=1, workers=2, config=config) == alone
+
+
+@pytest.mark.s3
+def test_a_run_on_s3_ends_alike(
+    undisturbed: Callable[[str], str], object_store: str, tmp_path: Path
+) -> None:
+    name = "all-adamw-indexed"
+    at: dict[str, Any] = {"config": CONFIGS[name], "home": str(tmp_path)}
+    storage = f"{object_store}/{uuid.uuid4().hex}"
+    for attempt, (workers, named) in enumerate(((3, "mid-epoch"), (2, "before manifest")), 1):
+        point, step, after = POINTS[named]
+        how: dict[str, Any] = {"point": point, "step": step, "after": after}
+        assert train(storage, "run", attempt=attempt, workers=workers, **at, **how) is None
+    found = train(storage, "run", attempt=3, workers=4, **at)
+    assert found == {"digest": undisturbed(name), "resumed_from": 5}
