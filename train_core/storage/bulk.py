@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from fsspec.asyn import sync
 
 from train_core.storage import local_disk
@@ -106,7 +107,10 @@ def _local_parts(path: str, into: memoryview) -> Iterator[memoryview]:
 def _remote_parts(fetch: Callable[..., Any], into: memoryview) -> Iterator[memoryview]:
     def fetch_part(start: int) -> memoryview:
         part = into[start : start + _PART_BYTES]
-        part[:] = memoryview(fetch(start=start, end=start + len(part)))
+        # By numpy, which copies outside of Python's lock.
+        np.frombuffer(part, np.uint8)[:] = np.frombuffer(
+            fetch(start=start, end=start + len(part)), np.uint8
+        )
         return part
 
     with ThreadPoolExecutor(_NUM_CONNECTIONS, "read") as threads:
