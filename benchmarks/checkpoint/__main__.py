@@ -41,7 +41,8 @@ def main() -> None:
     asked = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[:2]
     os.sched_setaffinity(0, cores)
-    scratch = Path(tempfile.mkdtemp(prefix="evertrain-bench-"))
+    # Short: sockets lie deep below it.
+    scratch = Path(tempfile.mkdtemp(prefix="bench-"))
     report = Report()
     bench = Bench(scratch, report, cores, asked.quick)
     begin = time.perf_counter()

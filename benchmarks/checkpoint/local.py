@@ -129,7 +129,7 @@ class Opening:
     def commit(self, run: str, count: int) -> float:
         """Seconds of so many commits: files, journal, manifest, retention."""
         from train_core.engine.retention import delete_superseded
-        from train_core.storage import bulk
+        from train_core.storage.files import write_file
         from train_core.storage.journal import Entry, append
         from train_core.storage.names import CheckpointName
         from train_core.storage.run_folder import RunFolder
@@ -143,7 +143,7 @@ class Opening:
         for step in range(1, count + 1):
             name = CheckpointName(step, 1)
             for file, content in data.items():
-                bulk.write(folder.store, f"checkpoints/{name}/{file}", memoryview(content))
+                write_file(folder.store, f"checkpoints/{name}/{file}", memoryview(content))
             entry = Entry(step=step, time=time.time(), metrics={"train/loss": 1 / step})
             journal = append(folder.store, () if step == 1 else manifest.journal, [entry], 1)
             changed = {

@@ -22,7 +22,7 @@ from benchmarks.checkpoint.bench import BUCKET, Bench
 from benchmarks.checkpoint.ranks import Ranks
 from benchmarks.checkpoint.training import Rank
 from train_core.engine.checkpoint_files import load_state
-from train_core.storage import bulk
+from train_core.storage.files import write_file
 from train_core.storage.store import Store
 
 LATENCY_MS = 25
@@ -128,7 +128,7 @@ class Client:
     def _saves(self) -> dict[str, Callable[[], Any]]:
         key, path = f"{self.prefix}/new", f"{self.root}/new"
         found: dict[str, Callable[[], Any]] = {
-            "evertrain": lambda: bulk.write(self.store, "new", memoryview(self.data)),
+            "evertrain": lambda: write_file(self.store, "new", memoryview(self.data)),
             "obstore put": lambda: self.obstore.put(self.bucket, key, self.data),
             "s3fs pipe_file": lambda: self.fs.pipe_file(path, self.data),
             "s3fs put_file": lambda: self.fs.put_file(str(self.file), path),

@@ -143,7 +143,7 @@ class Rank:
         """End the training's threads."""
         self.trainer.checkpointer.close()
         self.trainer.recorder.close()
-        self.trainer.reducer.close()
+        self.trainer.trained.reducer.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
