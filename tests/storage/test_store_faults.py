@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
@@ -22,6 +23,7 @@ from train_core.storage.store import Store
 
 pytestmark = pytest.mark.s3
 
+PARTS = os.urandom(17 * 2**20)  # two of obstore's parts, and a rest
 LARGE = 120 * 2**20  # several parts
 PATIENCE = Patience(budget_s=30, silence_s=1)
 # Longer than the three seconds that the pauses between one request's attempts can last.
@@ -56,7 +58,9 @@ def far(near: Store, proxy: FaultProxy) -> Store:
     return Store(near.url, PATIENCE)
 
 
-def operations(far: Store, near: Store, tmp_path: Path) -> dict[str, Callable[[], None]]:
+def operations(
+    far: Store, near: Store, tmp_path: Path, parts: bytes = PARTS
+) -> dict[str, Callable[[], None]]:
     """Each operation, with a look at its outcome through the server's own door."""
     near.write("object", b"some bytes")
     (tmp_path / "file").write_bytes(b"a file's bytes")
@@ -72,6 +76,17 @@ def operations(far: Store, near: Store, tmp_path: Path) -> dict[str, Callable[[]
     def create() -> None:
         far.create("created", b"own bytes")
         assert near.read("created") == b"own bytes"
+
+    def put() -> None:
+        digest = far.put("put", memoryview(parts))
+        assert digest == hashlib.sha256(parts).hexdigest()
+        assert near.read("put") == parts
+
+    def fill() -> None:
+        near.write("parts", parts)
+        into = bytearray(len(parts))
+        assert far.fill("parts", memoryview(into)) == hashlib.sha256(parts).hexdigest()
+        assert into == parts
 
     def upload() -> None:
         far.upload(tmp_path / "file", "uploaded")
@@ -99,6 +114,8 @@ def operations(far: Store, near: Store, tmp_path: Path) -> dict[str, Callable[[]
         "read": read,
         "write": write,
         "create": create,
+        "put": put,
+        "fill": fill,
         "upload": upload,
         "download": download,
         "copy": copy,
@@ -107,7 +124,18 @@ def operations(far: Store, near: Store, tmp_path: Path) -> dict[str, Callable[[]
     }
 
 
-OPERATIONS = ["read", "write", "create", "upload", "download", "copy", "list", "delete"]
+OPERATIONS = [
+    "read",
+    "write",
+    "create",
+    "put",
+    "fill",
+    "upload",
+    "download",
+    "copy",
+    "list",
+    "delete",
+]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -136,13 +164,13 @@ def test_an_operation_survives_more_faults_than_a_request_has_attempts(
     ("kind", "operation"),
     [
         *product([Kind.REFUSE], OPERATIONS),
-        *product([Kind.STALL_REQUEST, Kind.RESET_ANSWER], ["read", "create"]),
+        *product([Kind.STALL_REQUEST, Kind.RESET_ANSWER], ["read", "create", "put", "fill"]),
     ],
 )
 def test_a_server_that_goes_on_failing_is_named_within_the_budget(
     far: Store, near: Store, proxy: FaultProxy, kind: Kind, operation: str, tmp_path: Path
 ) -> None:
-    act = operations(Store(near.url, IMPATIENCE), near, tmp_path)[operation]
+    act = operations(Store(near.url, IMPATIENCE), near, tmp_path, parts=b"small")[operation]
     proxy.schedule.add(Fault(kind, times=math.inf))
     begin = time.monotonic()
     with pytest.raises(
@@ -173,6 +201,28 @@ def test_what_does_not_pass_by_itself_is_not_tried_again(
         far.write("object", b"")
     assert "given up" not in str(raised.value)
     assert len(proxy.schedule.hits) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("403 Forbidden", "AccessDenied"), ("400 Bad Request", "InvalidRequest")]
+)
+def test_a_large_object_is_not_put_or_filled_again_where_that_is_of_no_use(
+    far: Store, near: Store, proxy: FaultProxy, status: str, code: str
+) -> None:
+    near.write("object", b"bytes")
+    body = f"<Error><Code>{code}</Code><Message>No.</Message></Error>".encode()
+    proxy.schedule.add(Fault(Kind.REFUSE, times=math.inf, status=status, body=body))
+    for act in (
+        lambda: far.put("put", memoryview(b"bytes")),
+        lambda: far.fill("object", memoryview(bytearray(5))),
+    ):
+        proxy.schedule.hits.clear()
+        with pytest.raises(
+            StorageError, match=f"^cannot (write|read) {far.url}/.*{code}"
+        ) as raised:
+            act()
+        assert "given up" not in str(raised.value)
+        assert len(proxy.schedule.hits) == 1
 
 
 @pytest.mark.parametrize("kind", [Kind.LOSE_ANSWER, Kind.HOLD_ANSWER, Kind.RESET_REQUEST])
@@ -234,6 +284,30 @@ def test_a_large_upload_survives_a_fault(
     far.upload(tmp_path / "sent", "large")
     assert proxy.schedule.hits
     assert near.read("large") == data
+
+
+@pytest.mark.parametrize("fault", LARGE_FAULTS, ids=lambda fault: f"{fault.kind}-{fault.target}")
+def test_a_large_put_survives_a_fault(
+    far: Store, near: Store, proxy: FaultProxy, fault: Fault
+) -> None:
+    data = os.urandom(LARGE)
+    proxy.schedule.add(fault)
+    assert far.put("large", memoryview(data)) == hashlib.sha256(data).hexdigest()
+    assert proxy.schedule.hits
+    assert near.read("large") == data
+
+
+@pytest.mark.parametrize("kind", [Kind.REFUSE, Kind.TRUNCATE_ANSWER, Kind.RESET_ANSWER])
+def test_a_large_fill_survives_faults_in_its_middle(
+    far: Store, near: Store, proxy: FaultProxy, kind: Kind
+) -> None:
+    data, into = os.urandom(LARGE), bytearray(LARGE)
+    near.write("large", data)
+    # Of one part, more often than it is asked for at once: the whole is asked for again.
+    proxy.schedule.add(Fault(kind, method="GET", target="large", skip=2, times=20))
+    assert far.fill("large", memoryview(into)) == hashlib.sha256(data).hexdigest()
+    assert len(proxy.schedule.hits) == 20
+    assert into == data
 
 
 @pytest.mark.parametrize("kind", [Kind.TRUNCATE_ANSWER, Kind.HOLD_ANSWER])

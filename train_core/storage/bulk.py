@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -21,6 +23,12 @@ import numpy as np
 from fsspec.asyn import sync
 
 from train_core.storage import local_disk
+from train_core.storage.patience import (
+    CONNECT_S,
+    SLOWEST_BYTES_PER_S,
+    STATUSES_THAT_PASS,
+    Patience,
+)
 
 if TYPE_CHECKING:
     import fsspec
@@ -29,47 +37,81 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 4 * 2**20
 _PART_BYTES = 8 * 2**20
 _NUM_CONNECTIONS = 16
-# A part that fails is repeated by obstore for so long; after that the whole object is.
-_PART_BUDGET_S = 20
+# As often obstore asks for a part; after that the whole object is repeated.
+_PART_ATTEMPTS = 5
+_FIRST_PAUSE, _LONGEST_PAUSE = timedelta(seconds=0.1), timedelta(seconds=1)
 _LOCAL, _S3 = ("file", "local"), ("s3", "s3a")
 
 
-def put(fs: fsspec.AbstractFileSystem, path: str, data: memoryview, silence_s: float) -> str:
-    """Store the bytes as a new object, durable when this returns; their SHA-256."""
+def put(
+    fs: fsspec.AbstractFileSystem, path: str, data: memoryview, patience: Patience, left_s: float
+) -> str:
+    """Store the bytes as a new object, durable when this returns; their SHA-256.
+
+    Raises TimeoutError on S3 when `left_s` seconds are over, other errors as builtin ones.
+    """
     sha = hashlib.sha256()
     if fs.protocol[0] in _LOCAL:
         _write_local(path, _hashed(data, _CHUNK_BYTES, sha.update))
     elif fs.protocol[0] in _S3:
         import obstore
 
-        bucket, name = _bucket(fs, path, silence_s)
+        bucket, name = _bucket(fs, path, patience)
         pieces = _hashed(data, _PART_BYTES, sha.update)
+        send = partial(obstore.put_async, bucket, name, pieces, chunk_size=_PART_BYTES)
         with _builtin_errors():
-            obstore.put(
-                bucket, name, pieces, chunk_size=_PART_BYTES, max_concurrency=_NUM_CONNECTIONS
-            )
+            _within(left_s, fs, partial(send, max_concurrency=_NUM_CONNECTIONS))
     else:
         sha.update(data)
         fs.pipe_file(path, bytes(data))
     return sha.hexdigest()
 
 
-def fill(fs: fsspec.AbstractFileSystem, path: str, into: memoryview, silence_s: float) -> str:
-    """Fill `into` with the object's first bytes; the SHA-256 of all that it has of them."""
+def fill(
+    fs: fsspec.AbstractFileSystem, path: str, into: memoryview, patience: Patience, left_s: float
+) -> str:
+    """Fill `into` with the object's first bytes; their SHA-256.
+
+    Raises EOFError if it has fewer, TimeoutError on S3 when `left_s` seconds are over, other
+    errors as builtin ones.
+    """
     sha = hashlib.sha256()
     if fs.protocol[0] in _LOCAL:
         parts = _local_parts(path, into)
     elif fs.protocol[0] in _S3:
-        import obstore
-
-        bucket, name = _bucket(fs, path, silence_s)
-        parts = _remote_parts(partial(obstore.get_range, bucket, name), into)
+        parts = _remote_parts(_s3_range(fs, path, patience, left_s), into)
     else:
         parts = _remote_parts(partial(fs.cat_file, path), into)
     with _builtin_errors():
         for part in parts:
             sha.update(part)
     return sha.hexdigest()
+
+
+def _s3_range(
+    fs: fsspec.AbstractFileSystem, path: str, patience: Patience, left_s: float
+) -> Callable[..., Any]:
+    """What gives a range of the object's bytes until the time is up."""
+    import obstore
+
+    bucket, name = _bucket(fs, path, patience)
+    end = time.monotonic() + left_s
+
+    def fetch(**where: int) -> Any:
+        left_s = max(end - time.monotonic(), 0.1)
+        return _within(left_s, fs, lambda: obstore.get_range_async(bucket, name, **where))
+
+    return fetch
+
+
+def _within(left_s: float, fs: Any, ask: Callable[[], Awaitable[Any]]) -> Any:
+    """What is answered in time; else what is under way is ended, and TimeoutError raised."""
+
+    async def answer() -> Any:
+        # Called in the loop: obstore's futures belong to the one that runs.
+        return await ask()
+
+    return sync(fs.loop, answer, timeout=left_s)
 
 
 def _hashed(
@@ -100,17 +142,18 @@ def _local_parts(path: str, into: memoryview) -> Iterator[memoryview]:
         while end < len(into):
             begin, end = end, end + file.readinto(into[end : end + _CHUNK_BYTES])
             if begin == end:
-                return
+                raise EOFError(f"it ends at byte {end}, {len(into)} were wanted")
             yield into[begin:end]
 
 
 def _remote_parts(fetch: Callable[..., Any], into: memoryview) -> Iterator[memoryview]:
     def fetch_part(start: int) -> memoryview:
         part = into[start : start + _PART_BYTES]
+        found = memoryview(fetch(start=start, end=start + len(part)))
+        if len(found) < len(part):
+            raise EOFError(f"it ends at byte {start + len(found)}, {len(into)} were wanted")
         # By numpy, which copies outside of Python's lock.
-        np.frombuffer(part, np.uint8)[:] = np.frombuffer(
-            fetch(start=start, end=start + len(part)), np.uint8
-        )
+        np.frombuffer(part, np.uint8)[:] = np.frombuffer(found, np.uint8)
         return part
 
     with ThreadPoolExecutor(_NUM_CONNECTIONS, "read") as threads:
@@ -124,26 +167,37 @@ def _builtin_errors() -> Iterator[None]:
         yield
     except Exception as error:
         # By name: who uses no object store need not load its client.
-        kind = {
-            "NotFoundError": FileNotFoundError,
-            "PermissionDeniedError": PermissionError,
-            "UnauthenticatedError": PermissionError,
-            "GenericError": ConnectionError,
-        }.get(type(error).__name__)
-        if kind is None or not type(error).__module__.startswith("obstore"):
+        if not type(error).__module__.startswith("obstore"):
             raise
-        raise kind(str(error)) from error
+        # What follows the first line is for those who debug the client.
+        said = str(error).partition("\n")[0]
+        raise _meaning(type(error).__name__, said)(said) from error
 
 
-def _bucket(fs: Any, path: str, silence_s: float) -> tuple[S3Store, str]:
+def _meaning(kind: str, said: str) -> type[OSError]:
+    status = re.search(r"status code: (\d{3})", said)
+    if "NoSuchUpload" in said:
+        # The completion was answered, but not heard: it is done anew.
+        return ConnectionError
+    if kind == "GenericError" and (status is None or int(status[1]) in STATUSES_THAT_PASS):
+        return ConnectionError
+    meanings = {
+        "NotFoundError": FileNotFoundError,
+        "PermissionDeniedError": PermissionError,
+        "UnauthenticatedError": PermissionError,
+    }
+    return meanings.get(kind, OSError)
+
+
+def _bucket(fs: Any, path: str, patience: Patience) -> tuple[S3Store, str]:
     """The object's bucket as obstore knows it, and its name in there."""
     fs.connect()
     bucket, _, name = path.partition("/")
-    return _connect(fs, fs.s3.meta.endpoint_url, fs.s3.meta.region_name, bucket, silence_s), name
+    return _connect(fs, fs.s3.meta.endpoint_url, fs.s3.meta.region_name, bucket, patience), name
 
 
 @lru_cache(maxsize=8)
-def _connect(fs: Any, endpoint: str, region: str, bucket: str, silence_s: float) -> S3Store:
+def _connect(fs: Any, endpoint: str, region: str, bucket: str, patience: Patience) -> S3Store:
     from obstore.store import S3Store
 
     async def ask() -> Any:
@@ -165,9 +219,15 @@ def _connect(fs: Any, endpoint: str, region: str, bucket: str, silence_s: float)
         region=region,
         client_options={
             "allow_http": endpoint.startswith("http://"),
-            "connect_timeout": timedelta(seconds=silence_s),
-            "timeout": timedelta(seconds=_PART_BUDGET_S),
+            "connect_timeout": timedelta(seconds=min(CONNECT_S, patience.silence_s)),
+            # It cannot look at silence: a part may take what the slowest connection needs for it.
+            "timeout": timedelta(seconds=patience.silence_s + _PART_BYTES / SLOWEST_BYTES_PER_S),
         },
-        retry_config={"retry_timeout": timedelta(seconds=_PART_BUDGET_S)},
+        # What fails for longer is repeated as a whole, with the pauses of `patience`.
+        retry_config={
+            "max_retries": _PART_ATTEMPTS - 1,
+            "retry_timeout": timedelta(seconds=patience.budget_s),
+            "backoff": {"init_backoff": _FIRST_PAUSE, "max_backoff": _LONGEST_PAUSE, "base": 2},
+        },
         credential_provider=credentials,
     )

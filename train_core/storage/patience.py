@@ -27,11 +27,11 @@ SILENCE_S = 10.0
 # What a transfer may take on top of the budget: slower than this counts as failing.
 SLOWEST_BYTES_PER_S = 2**20
 
-_CONNECT_S = 5.0
+CONNECT_S = 5.0
 _REQUEST_ATTEMPTS = 3
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
-_STATUSES_THAT_PASS = frozenset({408, 429, 500, 502, 503, 504})
+STATUSES_THAT_PASS = frozenset({408, 429, 500, 502, 503, 504})
 _CODES_THAT_PASS = frozenset(
     {
         # Bytes that were lost or altered on the way.
@@ -102,7 +102,7 @@ def may_pass(error: BaseException) -> bool:
     if isinstance(answer, dict):
         status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
         code = answer.get("Error", {}).get("Code")
-        return status in _STATUSES_THAT_PASS or code in _CODES_THAT_PASS
+        return status in STATUSES_THAT_PASS or code in _CODES_THAT_PASS
     if isinstance(error, (ConnectionError, TimeoutError, UnfinishedError)):
         return True
     # Nobody meets an error of what is not loaded, and a local disk need not wait for loading it.
@@ -123,7 +123,7 @@ def _was_lost_on_the_way(error: BaseException) -> bool:
 def s3_config(patience: Patience) -> dict[str, Any]:
     """How botocore is told to wait and to repeat a request."""
     return {
-        "connect_timeout": min(_CONNECT_S, patience.silence_s),
+        "connect_timeout": min(CONNECT_S, patience.silence_s),
         "read_timeout": patience.silence_s,
         "retries": {"mode": "standard", "total_max_attempts": _REQUEST_ATTEMPTS},
         "connector_args": {"socket_factory": partial(_socket, patience.silence_s)},

@@ -142,7 +142,7 @@ class Store:
         def once(ask: _Ask) -> None:
             try:
                 if self.is_local:
-                    _create_local(path, data)
+                    local_disk.create(path, data)
                 else:
                     ask("pipe_file", path, data, mode="create")
             except OSError as error:
@@ -163,19 +163,22 @@ class Store:
         """
         path = self._path_inside(key)
 
-        def once(_: _Ask) -> str:
-            return bulk.put(self._fs, path, data, self.patience.silence_s)
+        def once(left_s: float) -> str:
+            return bulk.put(self._fs, path, data, self.patience, left_s)
 
-        return self._run("write", key, once, writing=True, size_bytes=len(data))
+        return self._retried("write", key, once, writing=True, size_bytes=len(data))
 
     def fill(self, key: str, into: memoryview) -> str:
-        """Fill `into` with the object's bytes, in parallel parts; the SHA-256 of what was read."""
+        """Fill `into` with the object's first bytes, in parallel parts; their SHA-256.
+
+        Raises StorageError, besides what all operations do, if it has fewer.
+        """
         path = self.path(key)
 
-        def once(_: _Ask) -> str:
-            return bulk.fill(self._fs, path, into, self.patience.silence_s)
+        def once(left_s: float) -> str:
+            return bulk.fill(self._fs, path, into, self.patience, left_s)
 
-        return self._run("read", key, once, size_bytes=len(into))
+        return self._retried("read", key, once, size_bytes=len(into))
 
     def link_on_the_way(self, key: str) -> str:
         """The first symbolic link below the folder on the way to the object; empty: there is none.
@@ -331,14 +334,27 @@ class Store:
         writing: bool = False,
         size_bytes: int = 0,
     ) -> _T:
-        """What the operation returns, with this store's patience and errors."""
+        """What the operation, which asks the filesystem, returns; as `_retried`."""
+
+        def once(left_s: float) -> _T:
+            return operation(partial(self._ask, left_s))
+
+        return self._retried(action, key, once, writing=writing, size_bytes=size_bytes)
+
+    def _retried(
+        self,
+        action: str,
+        key: str,
+        operation: Callable[[float], _T],
+        *,
+        writing: bool = False,
+        size_bytes: int = 0,
+    ) -> _T:
+        """What the operation, given the seconds left, returns; our patience, and our errors."""
         uri = self.uri(key)
         with _storage_errors(action, uri, writing=writing):
-            return retried(
-                lambda left_s: operation(partial(self._ask, left_s)),
-                f"cannot {action} {uri}",
-                self.patience.for_bytes(size_bytes),
-            )
+            budget_s = self.patience.for_bytes(size_bytes)
+            return retried(operation, f"cannot {action} {uri}", budget_s)
 
     def _ask(self, left_s: float, method: str, *args: object, **options: object) -> Any:
         """Call the filesystem; one that works in the background is left when time is up."""
@@ -366,13 +382,6 @@ def _is_there(ask: _Ask, path: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
-
-
-def _create_local(path: str, data: bytes) -> None:
-    with local_disk.temporary_beside(path) as temporary:
-        local_disk.write_new(temporary, data, durable=True)
-        os.link(temporary, path)
-    local_disk.sync(os.path.dirname(path))
 
 
 @contextmanager
