@@ -32,7 +32,15 @@ OnStep = Callable[[Phase, int], None]
 _DECIDED = {
     *("workload", "settings", "batch_size", "epochs", "max_steps", "max_duration_s"),
     *("checkpoint_every_epochs", "checkpoint_every_steps", "checkpoint_every_s"),
-    *("keep_last", "keep_best", "num_workers", "num_shards", "gpus_per_worker", "cpus_per_worker"),
+    *(
+        "keep_last",
+        "keep_best",
+        "checkpoint_backpressure",
+        "num_workers",
+        "num_shards",
+        "gpus_per_worker",
+        "cpus_per_worker",
+    ),
     *("ray_address", "runtime_env", "placement_strategy", "strict"),
     *("init_from", "init_from_optimizer", "init_from_allow"),
 }
@@ -89,6 +97,7 @@ class ProofRequest(Result):
                 max_steps=self.steps,
                 checkpoint_every_epochs=0,
                 checkpoint_every_steps=self.checkpoint_every,
+                checkpoint_backpressure="wait",
                 keep_last=self.steps,
                 num_shards=max(self.workers, self.workers_after),
                 gpus_per_worker=0,

@@ -71,21 +71,30 @@ class VerifyCommand(LookAt):
         rows: list[Row] = []
         bad = 0
         console = Console(stderr=True, quiet=self.as_json)
-        for checkpoint in track(folder.checkpoints(), "verifying", console=console):
-            if name in (None, checkpoint.name):
-                faults = folder.faults(checkpoint)
-                bad += bool(faults)
-                rows.append(
-                    {
-                        "checkpoint": str(checkpoint.name),
-                        "files": len(checkpoint.manifest.files),
-                        "journal": len(checkpoint.manifest.journal),
-                        "verdict": "; ".join(faults) or "good",
-                    }
-                )
-        for quarantined, reason in folder.quarantined().items():
-            if name is None or quarantined == str(name):
-                rows.append({"checkpoint": quarantined, "verdict": f"quarantined: {reason}"})
+        checkpoints = [one for one in folder.checkpoints() if name in (None, one.name)]
+        for checkpoint in track(checkpoints, "verifying", console=console):
+            faults = folder.faults(checkpoint)
+            if faults and not folder.exists_checkpoint(checkpoint.name):
+                continue  # the training deleted it meanwhile
+            bad += bool(faults)
+            rows.append(
+                {
+                    "checkpoint": str(checkpoint.name),
+                    "files": len(checkpoint.manifest.files),
+                    "journal": len(checkpoint.manifest.journal),
+                    "verdict": "; ".join(faults) or "good",
+                }
+            )
+        known_bad = {
+            **{text: f"damaged: {reason}" for text, reason in folder.damaged().items()},
+            **{text: f"quarantined: {reason}" for text, reason in folder.quarantined().items()},
+        }
+        for text, verdict in known_bad.items():
+            if name is None or text == str(name):
+                bad += 1
+                rows.append({"checkpoint": text, "verdict": verdict})
+        if name is not None and not rows:
+            named(folder, name)  # raises what is wrong with it
         print_rows(rows, as_json=self.as_json, empty=f"no checkpoints in {folder.url}")
         if bad:
             raise CheckpointError(

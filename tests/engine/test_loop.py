@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.engine.digests import digest_of_training, journal_of
+from tests.engine.processes import train
+from tests.engine.tiny import Tiny
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
 from train_core.engine.driver_process import DriverProcess
@@ -20,7 +24,7 @@ from train_core.engine.progress import Progress
 from train_core.engine.retention import delete_superseded
 from train_core.errors import CheckpointError, DataError, FencedError, NotFiniteError
 from train_core.storage.journal import read_segments
-from train_core.storage.names import MODEL_FILE
+from train_core.storage.names import MODEL_FILE, CheckpointName
 from train_core.storage.run_folder import RunFolder, RunRecord
 
 
@@ -283,3 +287,45 @@ def test_a_driver_that_begins_collects_what_a_dead_one_left(folder: RunFolder) -
     driver._take_run()
     assert folder.store.names("checkpoints") == [str(committed.name)]
     assert folder.store.names("journal") == segments
+
+
+def test_the_journal_of_a_quarantined_checkpoint_stays(folder: RunFolder) -> None:
+    run(folder, epochs=1)
+    (only,) = folder.checkpoints()
+    folder.quarantine(only.name, "for the test")
+    # One that lists the same segments, and a newer one without them.
+    for step, journal in ((6, only.manifest.journal), (7, ())):
+        name = CheckpointName(step, 1)
+        for file in only.manifest.files:
+            folder.store.copy(
+                f"{only.key}/{file.name}", folder.store, f"checkpoints/{name}/{file.name}"
+            )
+        changed = {"step": step, "journal": journal, "validated": False}
+        folder.commit(name, only.manifest.model_copy(update=changed))
+    config = folder.record().config.model_copy(update={"keep_last": 1})
+    delete_superseded(folder, config, 1)
+    assert [c.name.step for c in folder.checkpoints()] == [7]
+    assert {segment.name for segment in only.manifest.journal} <= set(folder.store.names("journal"))
+
+
+class Unlike(Tiny):
+    """Keeps a tensor of another size on every worker."""
+
+    def state_dict(self) -> dict[str, Any]:
+        rank = int(os.environ.get("RANK", "0"))
+        return {"kept": torch.zeros(1 + 400 * rank)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing is kept."""
+
+
+def test_workers_with_other_states_commit_nothing(tmp_path: Path) -> None:
+    config = {
+        "workload": "tests.engine.test_loop:Unlike",
+        "batch_size": 32,
+        "num_shards": 2,
+        "checkpoint_backpressure": "wait",
+    }
+    with pytest.raises(AssertionError, match="the workers' states differ"):
+        train(str(tmp_path), "run", attempt=1, workers=2, config=config)
+    assert RunFolder(str(tmp_path), "run").checkpoints() == []

@@ -7,6 +7,7 @@ import pytest
 from tests.storage.samples import commit, manifest, record, save
 from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, ConfigError, RunConflictError
+from train_core.storage.addresses import named
 from train_core.storage.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.store import Store
@@ -175,3 +176,32 @@ def test_every_byte_of_a_checkpoint_and_its_journal_is_verified(folder: RunFolde
         assert folder.faults(checkpoint) == [f"{key} is missing"]
         folder.store.write(key, whole)
     assert folder.faults(checkpoint) == []
+
+
+def test_a_fork_takes_nothing_that_a_killed_one_left(folder: RunFolder) -> None:
+    folder.create(record())
+    first, second = commit(folder, 1, 1), commit(folder, 2, 1)
+    for segment in folder.checkpoint(first).manifest.journal:
+        folder.store.write(f"journal/{segment.name}", b"{}\n")
+    # As if a fork at step 2 had been killed before its run.json.
+    elsewhere = RunFolder(folder.storage, "fork")
+    for file in ("model.safetensors", "manifest.json"):
+        key = f"checkpoints/{second}/{file}"
+        folder.store.copy(key, elsewhere.store, key)
+    with pytest.raises(ConfigError, match=r"has checkpoints and no run\.json"):
+        elsewhere.refuse_leftovers()
+    assert names(folder.fork(folder.checkpoint(first), "fork")) == [first]
+
+
+def test_what_is_not_good_is_not_found_by_its_name(folder: RunFolder) -> None:
+    folder.create(record())
+    good, bad, altered = (commit(folder, step, 1) for step in (1, 2, 3))
+    folder.quarantine(bad, "a flipped bit")
+    folder.store.write(f"checkpoints/{altered}/manifest.json", b"{}")
+    assert named(folder, good).name == good
+    with pytest.raises(ConfigError, match="good: a flipped bit"):
+        named(folder, bad)
+    with pytest.raises(ConfigError, match=r"good: .*not a manifest"):
+        named(folder, altered)
+    with pytest.raises(ConfigError, match="no checkpoint step-00000009-a0001: see"):
+        named(folder, CheckpointName(9, 1))

@@ -23,8 +23,14 @@ from train_core.engine.progress import Progress
 from train_core.engine.recorder import Recorder
 from train_core.engine.retention import delete_superseded
 from train_core.engine.snapshot import Snapshot, SnapshotFile
-from train_core.errors import EvertrainError, NotFiniteError, StorageError
-from train_core.storage.files import write_file
+from train_core.errors import (
+    CheckpointError,
+    EvertrainError,
+    NotFiniteError,
+    StorageError,
+    WorkloadError,
+)
+from train_core.storage.files import check_size, write_file
 from train_core.storage.journal import Entry, append, finite
 from train_core.storage.manifest import CheckpointManifest, FileEntry, digest_of
 from train_core.storage.names import CHECKPOINTS, CheckpointName
@@ -142,11 +148,17 @@ class Checkpointer:
                 self._posts.send(step, {"error": f"{type(error).__name__}: {error}"})
             raise
         if not self._group.is_first:
-            self._posts.send(step, {"files": [file.model_dump() for file in files]})
+            stored = [file.model_dump() for file in files]
+            self._posts.send(step, {"plan": self._snapshot.plan_digest, "files": stored})
             return None
         for post in self._posts.collect(step, timeout_s=COMMIT_TIMEOUT_S, give_up=self._closing):
             if "error" in post:
                 raise StorageError(f"another rank did not store its files: {post['error']}")
+            if post["plan"] != self._snapshot.plan_digest:
+                raise WorkloadError(
+                    "the workers' states differ, and their files would make no checkpoint: what "
+                    "`state_dict` gives must have the same names, types and shapes on every worker"
+                )
             files += [FileEntry.model_validate(file) for file in post["files"]]
         return self._commit(name, files, facts, entries)
 
@@ -168,16 +180,16 @@ class Checkpointer:
         store, key = self._folder.store, f"{folder}/{file.planned.name}"
         if file.planned.is_frozen:
             digest = digest_of(file.data)
+            entry = FileEntry(name=file.planned.name, size_bytes=len(file.data), digest=digest)
             if digest in self._stored:
                 try:
+                    check_size(store, self._stored[digest], entry)
                     store.link_or_copy(self._stored[digest], store, key)
-                except FileNotFoundError:
-                    # It was deleted with its checkpoint.
+                except (FileNotFoundError, CheckpointError):
+                    # It was deleted with its checkpoint, or cut.
                     del self._stored[digest]
                 else:
-                    return FileEntry(
-                        name=file.planned.name, size_bytes=len(file.data), digest=digest
-                    )
+                    return entry
         return write_file(store, key, file.data)
 
     def _commit(

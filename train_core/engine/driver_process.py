@@ -84,6 +84,7 @@ class DriverProcess:
         if mirror is not None:
             mirror.check()
         if not checked.prepared.resumed:
+            self.folder.refuse_leftovers()
             # Of two that begin the run at once, one creates it and one gets the lease.
             record = new_record(self.request, self.config, checked.datasets, checked.origin)
             with suppress(FileExistsError):

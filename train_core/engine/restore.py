@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from train_core.engine.checkpoint_files import Assembly, read_buffers
 from train_core.engine.group import Group
@@ -28,8 +28,8 @@ def newest_good(
         try:
             return checkpoint, _load(folder, checkpoint, group, assembly())
         except CheckpointError as error:
-            if group.is_first:
-                folder.quarantine(checkpoint.name, str(error))
+            reason = str(error)
+            group.from_first_of(partial(folder.quarantine, checkpoint.name, reason))
     group.from_first_of(lambda: _refuse_if_none_is_good(folder))
     return None
 
@@ -49,20 +49,23 @@ def _load(
     """The checkpoint's state. Raises CheckpointError, on every rank, for what any of them met."""
     files = checkpoint.manifest.files
     reader = share_out([file.size_bytes for file in files], [0] * group.world_size)
-    buffers: dict[str, Tensor] = {}
-
-    def read_mine() -> None:
-        mine = [file for file, rank in zip(files, reader, strict=True) if rank == group.rank]
-        buffers.update(read_buffers(folder.store, checkpoint.key, mine))
+    mine = [file for file, rank in zip(files, reader, strict=True) if rank == group.rank]
+    buffers = group.all_succeed(partial(read_buffers, folder.store, checkpoint.key, mine))
+    faults: list[CheckpointError] = []
+    for file, rank in zip(files, reader, strict=True):
+        # One file at a time: of a sharded model, no rank has room for all of them.
+        buffer = buffers.pop(file.name, None)
+        if buffer is None:
+            buffer = torch.empty(file.size_bytes, dtype=torch.uint8)
+        group.broadcast_bytes(buffer, source=rank)
+        try:
+            assembly.add(file.name, buffer)
+        except CheckpointError as error:
+            faults.append(error)
 
     def put_together() -> dict[str, Any]:
-        for name, buffer in buffers.items():
-            assembly.add(name, buffer)
+        if faults:
+            raise faults[0]
         return assembly.state()
 
-    group.all_succeed(read_mine)
-    for file, rank in zip(files, reader, strict=True):
-        if rank != group.rank:
-            buffers[file.name] = torch.empty(file.size_bytes, dtype=torch.uint8)
-        group.broadcast_bytes(buffers[file.name], source=rank)
     return group.all_succeed(put_together)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from train_core.config import TrainConfig
-from train_core.errors import CheckpointError
+from train_core.errors import CheckpointError, EvertrainError, FencedError
+from train_core.storage import lease
 from train_core.storage.names import JOURNAL
 from train_core.storage.orphans import collect_orphans
 from train_core.storage.retention import delete_unless_pinned, verdicts
@@ -32,18 +34,30 @@ def delete_superseded(folder: RunFolder, config: TrainConfig, attempt: int) -> N
             if not verdict.is_kept
             and delete_unless_pinned(folder, verdict.candidate.name, attempt=attempt)
         }
-        _delete_merged_segments(folder, checkpoints, gone)
-    except (OSError, CheckpointError) as error:
+        _delete_merged_segments(folder, checkpoints, gone, attempt)
+    except FencedError:
+        raise
+    except (OSError, EvertrainError) as error:
         _log.warning("a superseded checkpoint could not be deleted: %s", error)
 
 
 def _delete_merged_segments(
-    folder: RunFolder, checkpoints: Collection[Checkpoint], gone: Collection[str]
+    folder: RunFolder, checkpoints: Collection[Checkpoint], gone: Collection[str], attempt: int
 ) -> None:
-    """Delete the segments that only deleted checkpoints list: they are in larger ones now."""
+    """Delete the segments that only deleted checkpoints list: they are in larger ones now.
+
+    Those of a checkpoint that is quarantined stay. Raises CheckpointError, and deletes none, if
+    one cannot be read.
+    """
+    if not gone:
+        return
     listed: dict[bool, set[str]] = {True: set(), False: set()}
     for checkpoint in checkpoints:
         listed[str(checkpoint.name) in gone] |= {s.name for s in checkpoint.manifest.journal}
+    for text in folder.quarantined():
+        with suppress(FileNotFoundError):
+            listed[False] |= {s.name for s in folder.find(text).manifest.journal}
+    lease.check(folder.store, attempt)
     for name in sorted(listed[True] - listed[False]):
         folder.store.delete(f"{JOURNAL}/{name}")
 

@@ -2,7 +2,7 @@
 
 It is loaded from a folder with two files, by MLflow's `loader_module`:
 
-    model.safetensors    the checkpoint's file, byte for byte
+    model.safetensors    the checkpoint's weights, verified
     served.json          which workload, with which settings, and the types of its raw columns
 """
 

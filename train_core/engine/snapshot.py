@@ -29,6 +29,7 @@ from train_core.policy.layout import (
     plan_row_files,
 )
 from train_core.policy.sharding import shards_of_rank
+from train_core.storage.manifest import digest_of
 from train_core.storage.names import STATE_JSON
 from train_core.storage.tensor_file import TensorFile, lay_out
 
@@ -65,6 +66,8 @@ class Snapshot:
         self.plain: Any = None
         self._num_shards = num_shards
         self._group = group
+        self.plan_digest = ""
+        """Of what goes into which file, on all ranks: all of them must have made the same plan."""
         self._planned: list[PlannedFile] = []
         self._sizes: dict[str, int] = {}
         self._kinds: list[tuple[object, ...]] = []
@@ -93,11 +96,10 @@ class Snapshot:
     def has_nan(self) -> bool:
         """Whether a weight or a buffer of the model is not a number."""
         return any(
-            # The sum is a number only if all are, but for infinities of both signs.
-            bool(torch.isnan(view.sum())) and bool(torch.isnan(view).any())
+            _has_nan(view)
             for file in self.files
             for path, view in zip(file.planned.paths, file.views, strict=True)
-            if path.startswith(f"{MODEL}/") and view.is_floating_point()
+            if path.startswith(f"{MODEL}/")
         )
 
     def small_files(self) -> dict[str, bytes]:
@@ -118,6 +120,9 @@ class Snapshot:
     def _prepare(self, tensors: Mapping[str, Tensor], frozen: Collection[str]) -> None:
         """Decide which file has what, and make the buffers of this rank's."""
         local = {path: _local(tensor) for path, tensor in tensors.items()}
+        # All of them, on every rank: what one rank cannot store, all refuse.
+        for path, tensor in local.items():
+            _format_name(path, tensor.dtype)
         self._sizes = {path: tensor.nbytes for path, tensor in local.items()}
         infos = [TensorInfo(path, size, path in frozen) for path, size in self._sizes.items()]
         group = self._group
@@ -127,11 +132,18 @@ class Snapshot:
                 check_rows(path, tensors[path])
             # Each rank has rows of its own: no file has a whole tensor, and there is no index.
             self._planned = []
-            mine = plan_row_files(infos, in_rows, group.rank, group.world_size)
+            of_ranks = [
+                plan_row_files(infos, in_rows, rank, group.world_size)
+                for rank in range(group.world_size)
+            ]
+            mine = of_ranks[group.rank]
+            plan = [file for files in of_ranks for file in files]
         else:
             self._planned = plan_files(infos, self._num_shards)
             shards = shards_of_rank(self._num_shards, group.world_size, group.rank)
             mine = [planned for planned in self._planned if planned.shard in shards]
+            plan = self._planned
+        self.plan_digest = digest_of(repr(plan).encode())
         self.files = [self._allocate(planned, tensors) for planned in mine]
 
     def _allocate(self, planned: PlannedFile, tensors: Mapping[str, Tensor]) -> SnapshotFile:
@@ -181,6 +193,17 @@ def tensors_in(buffer: Tensor, file: TensorFile) -> dict[str, Tensor]:
 def bytes_of(buffer: Tensor) -> memoryview:
     """The memory of a flat tensor of bytes."""
     return memoryview(buffer.numpy())  # type: ignore[arg-type]  # numpy's stub hides its buffer
+
+
+def _has_nan(tensor: Tensor) -> bool:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if not tensor.is_floating_point():
+        return False
+    if tensor.dtype.itemsize == 1:
+        tensor = tensor.float()
+    # The sum is a number only if all are, but for infinities of both signs; it takes no memory.
+    return bool(torch.isnan(tensor.sum())) and bool(torch.isnan(tensor).any())
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from train_core.errors import CheckpointError, EvertrainError, WorkloadError
 
@@ -122,14 +123,18 @@ def load_optimizer_state(
     )
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
-            if not isinstance(value, Tensor):
-                continue
-            # Kernels walk a parameter and its state side by side: they need the same strides. And
-            # what was loaded lies in the memory of a whole file.
-            own = torch.empty_like(
-                parameter if value.shape == parameter.shape else value, dtype=value.dtype
-            )
-            values[name] = own.copy_(value)
+            if isinstance(value, Tensor):
+                values[name] = _own_state(parameter, value)
+
+
+def _own_state(parameter: Tensor, value: Tensor) -> Tensor:
+    """A parameter's state in memory of its own: what was loaded lies in that of a whole file."""
+    if value.shape != parameter.shape:
+        return value.clone()
+    if isinstance(parameter, DTensor) and not isinstance(value, DTensor):
+        return distribute_tensor(value, parameter.device_mesh, parameter.placements)
+    # Kernels walk a parameter and its state side by side: they need the same strides.
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -64,7 +65,9 @@ class TrainedModel:
 
     def begin(self, origin: Origin | None) -> None:
         """Load the weights that a new run begins with: the workload's, or those of `origin`."""
-        first = FirstState.read(origin, self._config) if self._config.init_from else None
+        first = None
+        if self._config.init_from:
+            first = self._group.all_succeed(partial(FirstState.read, origin, self._config))
         is_default = type(self._workload).initialize is Workload.initialize
         if self.is_sharded and first is None and is_default:
             return

@@ -66,13 +66,15 @@ def find_checkpoint(
 
 
 def named(folder: RunFolder, name: CheckpointName) -> Checkpoint:
-    """One checkpoint of the run. Raises ConfigError if it was never committed or is deleted."""
-    try:
-        return folder.checkpoint(name)
-    except FileNotFoundError as error:
+    """One checkpoint of the run. Raises ConfigError if it is not there, or is not to be used."""
+    found = next((one for one in folder.checkpoints() if one.name == name), None)
+    if found is None:
+        reason = folder.quarantined().get(str(name)) or folder.damaged().get(str(name))
         raise ConfigError(
-            f"run {folder.name!r} has no checkpoint {name}: see `evertrain ls {folder.url}`"
-        ) from error
+            f"run {folder.name!r} has no checkpoint {name}"
+            f"{f' that is good: {reason}' if reason else ''}: see `evertrain ls {folder.url}`"
+        )
+    return found
 
 
 def _folder_at(url: str) -> RunFolder | None:

@@ -57,7 +57,12 @@ def put(
         import obstore
 
         bucket, name = _bucket(fs, path, patience)
-        pieces = _hashed(data, _PART_BYTES, sha.update)
+        pieces: Any = data
+        if len(data) > _PART_BYTES:
+            pieces = _hashed(data, _PART_BYTES, sha.update)
+        else:
+            # In one request: pieces would be a multipart upload of three.
+            sha.update(data)
         send = partial(obstore.put_async, bucket, name, pieces, chunk_size=_PART_BYTES)
         with _builtin_errors():
             _within(left_s, fs, partial(send, max_concurrency=_NUM_CONNECTIONS))

@@ -6,7 +6,7 @@ import hashlib
 
 import psutil
 
-from train_core.errors import CheckpointError
+from train_core.errors import CheckpointError, StorageError
 from train_core.storage.manifest import FileEntry
 from train_core.storage.store import Store
 
@@ -19,13 +19,15 @@ def write_file(store: Store, key: str, data: memoryview) -> FileEntry:
 def check_size(store: Store, key: str, entry: FileEntry) -> None:
     """Look at the object before it is read into memory.
 
-    Raises CheckpointError if it is missing, is reached by a link, is not as large as was
-    committed, or larger than this machine's memory.
+    Raises CheckpointError if it is missing, is reached by a link or is not as large as was
+    committed, and StorageError if it is larger than this machine's memory: it may fit elsewhere.
     """
     if fault := _fault_of_size(store, key, entry):
         raise CheckpointError(f"{store.uri(key)} {fault}")
     if entry.size_bytes > psutil.virtual_memory().total:
-        raise CheckpointError(f"{store.uri(key)}: {entry.size_bytes} bytes are more than there is")
+        raise StorageError(
+            f"{store.uri(key)}: its {entry.size_bytes} bytes do not fit into this machine's memory"
+        )
 
 
 def read_file(store: Store, key: str, entry: FileEntry, into: memoryview) -> None:

@@ -133,6 +133,14 @@ class RunFolder:
         """Create the run. Raises FileExistsError if it exists."""
         self.store.create(RUN_JSON, (record.model_dump_json(indent=1) + "\n").encode())
 
+    def refuse_leftovers(self) -> None:
+        """Raise ConfigError if checkpoints lie here though there is no run: it would take them."""
+        if not self.exists() and self.store.names(CHECKPOINTS):
+            raise ConfigError(
+                f"{self.url} has checkpoints and no {RUN_JSON}: they are left of a run that was "
+                "deleted, or of a fork that was killed. Delete the folder, or take another name"
+            )
+
     def check_continuation(self, asked: TrainConfig) -> None:
         """Raise RunConflictError if `asked` changes what may not change in this run."""
         differences = self.record().config.differences(asked)
@@ -183,6 +191,10 @@ class RunFolder:
             except CheckpointError as error:
                 damaged[name] = str(error)
         return sorted(found, key=lambda c: c.name), damaged
+
+    def exists_checkpoint(self, name: CheckpointName) -> bool:
+        """Whether the checkpoint was committed and is not deleted."""
+        return self.store.exists(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")
 
     def checkpoint(self, name: CheckpointName) -> Checkpoint:
         """One checkpoint. Raises FileNotFoundError if it was never committed."""
@@ -258,6 +270,9 @@ class RunFolder:
         fork = RunFolder(self.storage, name)
         if fork.exists():
             raise FileExistsError(f"{fork.url} exists")
+        for leftover in (CHECKPOINTS, JOURNAL):
+            # Of a fork that was killed: it would be taken for this one's.
+            fork.store.delete(leftover)
         keys = [f"{JOURNAL}/{segment.name}" for segment in checkpoint.manifest.journal]
         keys += [f"{checkpoint.key}/{file.name}" for file in checkpoint.manifest.files]
         for key in [*keys, f"{checkpoint.key}/{MANIFEST_JSON}"]:
