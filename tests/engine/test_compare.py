@@ -116,7 +116,7 @@ def test_two_runs_first_differ_where_they_parted(tmp_path: Path) -> None:
         "keep_last": 9,
     }
     train(storage, "a", attempt=1, workers=1, config=asked)
-    train(storage, "b", attempt=1, workers=1, config=asked, point="in_step", step=3)
+    train(storage, "b", attempt=1, workers=1, config=asked, point="in_step", step=3, after=2)
     train(storage, "b", attempt=2, workers=1, config=asked)
     a, b, other = (RunFolder(storage, name) for name in ("a", "b", "other"))
     found = compare_runs(a, b)

@@ -34,16 +34,18 @@ def test_resumed_on_as_many_workers_it_ends_with_the_same_bits(
     undisturbed: tuple[RunFolder, Any], tmp_path: Path
 ) -> None:
     storage = str(tmp_path)
-    train(storage, "run", attempt=1, workers=3, config=CONFIG, point="in_step", step=4, rank=1)
-    assert train(storage, "run", attempt=2, workers=3, config=CONFIG) == undisturbed[1]
+    killed = {"point": "in_step", "step": 4, "rank": 1, "after": 4}
+    train(storage, "run", attempt=1, workers=3, config=CONFIG, **killed)
+    found = train(storage, "run", attempt=2, workers=3, config=CONFIG)
+    assert found == undisturbed[1] | {"resumed_from": 4}
 
 
 def test_resumed_on_other_numbers_of_workers_it_ends_the_same_to_rounding(
     undisturbed: tuple[RunFolder, Any], tmp_path: Path
 ) -> None:
     storage = str(tmp_path)
-    train(storage, "run", attempt=1, workers=2, config=CONFIG, point="in_step", step=3)
-    train(storage, "run", attempt=2, workers=1, config=CONFIG, point="in_step", step=5)
+    train(storage, "run", attempt=1, workers=2, config=CONFIG, point="in_step", step=3, after=2)
+    train(storage, "run", attempt=2, workers=1, config=CONFIG, point="in_step", step=5, after=5)
     train(storage, "run", attempt=3, workers=4, config=CONFIG)
     found, expected = tensors(RunFolder(storage, "run")), tensors(undisturbed[0])
     assert found.keys() == expected.keys()
