@@ -3,7 +3,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo ui test test-s3 test-slow check format bench-pipeline clean
+.PHONY: help venv demo ui test test-s3 test-slow exact check format bench-pipeline \
+	bench-checkpoint clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -32,6 +33,9 @@ test-s3: $(STAMP) ## Run the tests that need a real S3 server
 test-slow: $(STAMP) ## Run the tests that take minutes
 	$(BIN)/pytest -m slow
 
+exact: $(STAMP) ## Kill trainings at every point, on 1 to 8 workers: the full table of exactness
+	$(BIN)/pytest tests/engine/test_exact.py tests/engine/test_entries.py --verbose --durations=12
+
 check: $(STAMP) ## Check format, lint, types and the walls between the layers
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -44,6 +48,9 @@ format: $(STAMP) ## Format the code and mend what ruff can mend
 
 bench-pipeline: $(STAMP) ## Measure what the pipeline costs around the training
 	$(BIN)/python -m benchmarks.pipeline
+
+bench-checkpoint: $(STAMP) ## Measure what checkpoints cost beside their peers and limits
+	$(BIN)/python -m benchmarks.checkpoint
 
 clean: ## Delete caches; runs and .venv stay
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache *.egg-info

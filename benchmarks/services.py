@@ -105,8 +105,9 @@ def ray_cluster(folder: Path, *options: str) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
     finally:
         # Ray's own way to end waits for half a minute; nothing here has to be kept.
-        started = psutil.Process(process.pid).children(recursive=True)
-        for one in [*started, process]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+        process.kill()
         process.wait()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -36,15 +37,24 @@ def train(
     point: str = "",
     step: int = -1,
     rank: int = 0,
+    after: int = 0,
     timeout_s: float = 90,
     main: Callable[..., None] = program.main,
+    home: str = "",
 ) -> Any:
     """Train with so many real ranks; None if the scheduled death ended it.
 
-    `point` and `step` say where rank `rank` kills itself; `main` is what each rank runs.
+    `point` and `step` say where rank `rank` kills itself, as soon as step `after` is committed;
+    `main` is what each rank runs; the ranks' own files lie in `home`, or in a local storage.
     """
-    task = {"storage": storage, "run": run, "attempt": attempt, "config": config}
-    fault = {"point": point, "step": step, "rank": rank}
+    task = {
+        "storage": storage,
+        "home": home or storage,
+        "run": run,
+        "attempt": attempt,
+        "config": config,
+    }
+    fault = {"point": point, "step": step, "rank": rank, "after": after}
     with ranks(task, workers, fault, main=main) as processes:
         log, outcome = files(task)
         if point:
@@ -59,7 +69,7 @@ def train(
 
 def files(task: dict[str, Any]) -> tuple[Path, Path]:
     """What the ranks print, and what rank 0 says at the end."""
-    stem = Path(task.get("home", task["storage"]), f"{task['run']}-{task['attempt']}")
+    stem = Path(task["home"], f"{task['run']}-{task['attempt']}")
     return stem.with_suffix(".log"), stem.with_suffix(".json")
 
 
@@ -73,8 +83,8 @@ def ranks(
 ) -> Iterator[list[Any]]:
     """So many real ranks at `task`; those that still run are killed at the end.
 
-    `fault` has the `rank` that it is for, and what that rank's task says more. With `home` in the
-    task the ranks' own files lie there, else in its storage.
+    `fault` has the `rank` that it is for, and what that rank's task says more. The ranks' own
+    files lie in the task's `home`.
     """
     fault = dict(fault or {"rank": -1})
     faulty = fault.pop("rank")
@@ -85,9 +95,10 @@ def ranks(
     try:
         for number in range(workers):
             mine = task | (fault if number == faulty else {})
-            environment = {}
+            # The server that they are forked from may not know of S3 yet.
+            environment = {name: os.environ[name] for name in os.environ if name[:4] == "AWS_"}
             if workers > 1:
-                environment = {
+                environment |= {
                     "RANK": str(number),
                     "WORLD_SIZE": str(workers),
                     "MASTER_ADDR": "127.0.0.1",

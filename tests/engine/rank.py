@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,13 @@ from tests.engine.digests import digest_of_training
 from train_core.config import TrainConfig
 from train_core.engine.group import Group
 from train_core.engine.loop import Trainer
+from train_core.engine.snapshot import Snapshot
 from train_core.policy.steps import MicroBatch
 from train_core.storage.manifest import CheckpointManifest
 from train_core.storage.names import CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.store import Store
+from train_core.workload import Columns, Dataset, fetch
 
 
 def die() -> None:
@@ -35,55 +40,132 @@ def stop() -> None:
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
-class MortalFolder(RunFolder):
-    """Dies, or stands still, when all of the given step's checkpoint is stored but the manifest."""
+class Fault:
+    """What this rank does to itself at a scheduled point of a step: it dies, or stands still.
 
-    point, step = "", -1
+    Before that it waits until the checkpoint of step `after` is committed, if one is named: another
+    rank commits it behind the loop's back, and the test would race with that.
+    """
+
+    def __init__(self, point: str = "", step: int = -1, after: int = 0) -> None:
+        self._point, self._step, self._after = point, step, after
+
+    def is_at(self, point: str, step: int) -> bool:
+        return (point, step) == (self._point, self._step)
+
+    def meet(self, folder: RunFolder, point: str, step: int) -> None:
+        if not self.is_at(point, step):
+            return
+        while self._after and not any(c.manifest.step == self._after for c in folder.checkpoints()):
+            time.sleep(0.01)
+        stop() if point.startswith("stop_") else die()
+
+
+class MortalStore(Store):
+    """`in_file`: half of a checkpoint's file is there; `between_files`: one file is."""
+
+    folder: MortalFolder
+
+    def put(self, key: str, data: memoryview) -> str:
+        name = CheckpointName.parse(key.split("/")[1])
+        assert name, f"{key} is no file of a checkpoint"
+        if self.folder.fault.is_at("in_file", name.step):
+            super().put(key, data[: len(data) // 2])
+        self.folder.meet("in_file", name.step)
+        digest = super().put(key, data)
+        self.folder.meet("between_files", name.step)
+        return digest
+
+
+class MortalFolder(RunFolder):
+    """`before_manifest`: all of a checkpoint is there but that; `after_manifest`: that, too."""
+
+    def __init__(self, storage: str, name: str, fault: Fault) -> None:
+        super().__init__(storage, name)
+        self.fault = fault
+        store = MortalStore(storage).child(name)
+        store.folder = self
+        self.store = store
+
+    def meet(self, point: str, step: int) -> None:
+        self.fault.meet(self, point, step)
 
     def commit(self, name: CheckpointName, manifest: CheckpointManifest) -> Checkpoint:
-        if name.step == self.step:
-            {"before_manifest": die, "stop_before_manifest": stop}.get(self.point, bool)()
-        return super().commit(name, manifest)
+        self.meet("before_manifest", name.step)
+        self.meet("stop_before_manifest", name.step)
+        committed = super().commit(name, manifest)
+        self.meet("after_manifest", name.step)
+        return committed
 
     def delete_checkpoint(self, name: CheckpointName, *, attempt: int) -> None:
-        if self.point == "stop_before_delete" and name.step == self.step:
-            stop()
+        self.meet("stop_before_delete", name.step)
         super().delete_checkpoint(name, attempt=attempt)
 
 
-class MortalTrainer(Trainer):
-    """Dies at a scheduled point: `before_step`, `in_step` (between micro-batches), `in_validation`
-    or `before_manifest`, of the scheduled step."""
+class MortalSnapshot(Snapshot):
+    """`in_snapshot`: the weights and the optimizer's tensors are copied, and nothing else is."""
 
-    def schedule_death(self, point: str, step: int) -> None:
-        self.point, self.death_step = point, step
-        assert isinstance(self.folder, MortalFolder)
-        self.folder.point, self.folder.step = point, step
+    folder: MortalFolder
+
+    def take(self, state: Any, frozen: Collection[str] = ()) -> None:
+        step = state["progress"]["step"]
+        if self.folder.fault.is_at("in_snapshot", step):
+            super().take({part: state[part] for part in ("model", "optimizer")}, frozen)
+        self.folder.meet("in_snapshot", step)
+        super().take(state, frozen)
+
+
+class MortalSplit:
+    """`in_validation`: one batch of the split was measured, another is wanted."""
+
+    def __init__(self, inner: Dataset, trainer: MortalTrainer) -> None:
+        self._inner, self._trainer = inner, trainer
+        self._last_step = -1
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitem__(self, index: int, /) -> Any:
+        return self._inner[index]
+
+    def __getitems__(self, indices: Any) -> Columns:
+        step = self._trainer.progress.step
+        if step == self._last_step:
+            self._trainer.meet("in_validation")
+        self._last_step = step
+        return fetch(self._inner, indices)
+
+
+class MortalTrainer(Trainer):
+    """`before_step`: between two steps; `in_step`: before the last micro-batch of a shard."""
+
+    folder: MortalFolder
+
+    def __init__(self, folder: MortalFolder, *args: Any) -> None:
+        super().__init__(folder, *args)
+        self.validation_set = MortalSplit(self.validation_set, self)
+        snapshot = MortalSnapshot(self.config.shards, self.group)
+        snapshot.folder = folder
+        self.checkpointer._snapshot = snapshot
+
+    def meet(self, point: str) -> None:
+        self.folder.meet(point, self.progress.step)
 
     def step(self) -> None:
-        self._die_at("before_step")
+        self.meet("before_step")
         super().step()
 
     def _forward(self, micro: MicroBatch) -> torch.Tensor:
         if micro.micro_step == self.config.accumulation_steps - 1:
-            self._die_at("in_step")
+            self.meet("in_step")
         return super()._forward(micro)
-
-    def end_epoch(self) -> None:
-        self._die_at("in_validation")
-        super().end_epoch()
-
-    def _die_at(self, point: str) -> None:
-        if point == self.point and self.progress.step == self.death_step:
-            # What is under way must be committed, or the test would race with it.
-            self.checkpointer.wait()
-            die()
 
 
 def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: Path) -> None:
     """Be a rank: with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in a gloo group, else alone.
 
-    Rank 0 writes the digest of its training to `outcome`; stderr goes to the end of `log`.
+    Rank 0 writes the digest of its training, and the step that it resumed from, to `outcome`;
+    stderr goes to the end of `log`.
     """
     with log.open("ab") as shown:
         os.dup2(shown.fileno(), sys.stderr.fileno())
@@ -93,12 +175,13 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
     os.environ.update(environment)
     if "RANK" in environment:
         dist.init_process_group("gloo")
-    folder = MortalFolder(task["storage"], task["run"])
+    fault = Fault(task.get("point", ""), task.get("step", -1), task.get("after", 0))
+    folder = MortalFolder(task["storage"], task["run"], fault)
     config = TrainConfig.model_validate(task["config"])
     trainer = MortalTrainer(folder, config, task["attempt"], Group.current())
-    trainer.schedule_death(task.get("point", ""), task.get("step", -1))
     trainer.run()
     if trainer.group.is_first:
-        outcome.write_text(json.dumps({"digest": digest_of_training(folder)}))
+        found = {"digest": digest_of_training(folder), "resumed_from": trainer._first_step}
+        outcome.write_text(json.dumps(found))
     if dist.is_initialized():
         dist.destroy_process_group()

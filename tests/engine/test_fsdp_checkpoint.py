@@ -53,6 +53,17 @@ def test_resumed_on_other_numbers_of_workers_it_ends_the_same_to_rounding(
         )
 
 
+def test_training_goes_on_after_validations_of_different_lengths(tmp_path: Path) -> None:
+    # Rank 0 validates two batches and rank 1 one; three blocks, whose weights FSDP fetches ahead.
+    config = {
+        "workload": "train_core.workloads.digits:Digits",
+        "strategy": "fsdp",
+        "epochs": 2,
+        "num_shards": 3,
+    }
+    assert train(str(tmp_path), "run", attempt=1, workers=2, config=config, timeout_s=60)
+
+
 def test_each_rank_writes_its_rows_and_they_make_whole_tensors(
     undisturbed: tuple[RunFolder, Any],
 ) -> None:

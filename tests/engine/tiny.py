@@ -23,7 +23,12 @@ class TinySettings(Settings):
     num_train: int = Field(default=150, ge=0)
     num_validation: int = Field(default=70, ge=0)
     learning_rate: float = 0.01
-    momentum: float = 0
+    momentum: float | None = Field(default=None, description="None: AdamW, else SGD.")
+    one_cycle: bool = True
+    batch_norm: bool = True
+    dropout: float = 0.2
+    augmentation: float = 0.1
+    averages: bool = True
     nan_from_step: int = -1
     sample_by_sample: bool = False
     scratch: str = ""
@@ -57,12 +62,13 @@ class Tiny(Workload[TinySettings]):
         self.num_steps = 0
 
     def model(self) -> nn.Module:
+        norm = nn.BatchNorm1d(16) if self.settings.batch_norm else nn.Identity()
         return nn.Sequential(
-            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3)
+            nn.Linear(8, 16), norm, nn.ReLU(), nn.Dropout(self.settings.dropout), nn.Linear(16, 3)
         )
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        if self.settings.momentum:
+        if self.settings.momentum is not None:
             return torch.optim.SGD(
                 model.parameters(), self.settings.learning_rate, momentum=self.settings.momentum
             )
@@ -70,7 +76,9 @@ class Tiny(Workload[TinySettings]):
 
     def schedule(
         self, optimizer: torch.optim.Optimizer, total_steps: int
-    ) -> torch.optim.lr_scheduler.LRScheduler:
+    ) -> torch.optim.lr_scheduler.LRScheduler | None:
+        if not self.settings.one_cycle:
+            return None
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps)
 
     def dataset(self, split: Split) -> Dataset | Stream:
@@ -86,7 +94,9 @@ class Tiny(Workload[TinySettings]):
     def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
         inputs = torch.from_numpy(np.ascontiguousarray(columns["x"], np.float32))
         if random is not None:
-            inputs = inputs + 0.1 * torch.from_numpy(random.uniform(8)).float()
+            inputs = (
+                inputs + self.settings.augmentation * torch.from_numpy(random.uniform(8)).float()
+            )
         batch = {"inputs": inputs}
         if "label" in columns:
             batch["targets"] = torch.from_numpy(np.ascontiguousarray(columns["label"]))
@@ -114,8 +124,8 @@ class Tiny(Workload[TinySettings]):
         return {"prediction": outputs.argmax(1), "probabilities": outputs.softmax(1)}
 
     def after_step(self, model: nn.Module, step: int) -> None:
-        self.num_steps = step
-        for name, parameter in model.named_parameters():
+        self.num_steps += 1
+        for name, parameter in model.named_parameters() if self.settings.averages else ():
             old = self.average.setdefault(name, parameter.detach().clone())
             old.lerp_(parameter.detach(), 0.1)
 

@@ -43,6 +43,8 @@ def shard(model: nn.Module, workload: Workload[Any], group: Group) -> None:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
+    if not hasattr(FSDPModule, "reset_iter_state"):
+        raise ConfigError(f"strategy fsdp needs torch 2.13 or newer, this is {torch.__version__}")
     name, num_parameters = type(model).__name__, len(list(model.parameters()))
     world = dist.group.WORLD
     assert world is not None, "a group of several ranks without a process group"
@@ -108,6 +110,9 @@ def gathered(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        # FSDP remembers the order of forward passes, to fetch weights ahead of a backward pass. Of
+        # these passes there is none, and each rank did another number of them.
+        model.reset_iter_state()  # type: ignore[operator]  # the root is an FSDPModule
         for module in modules:
             module.reshard()
             module.set_reshard_after_forward(module is not model, recurse=False)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train_core.engine.checkpoint_files import Assembly, read_buffer
+from train_core.engine.checkpoint_files import Assembly, read_buffers
 from train_core.engine.group import Group
 from train_core.errors import CheckpointError
 from train_core.policy.layout import share_out
@@ -52,9 +52,8 @@ def _load(
     buffers: dict[str, Tensor] = {}
 
     def read_mine() -> None:
-        for file, rank in zip(files, reader, strict=True):
-            if rank == group.rank:
-                buffers[file.name] = read_buffer(folder.store, checkpoint.key, file)
+        mine = [file for file, rank in zip(files, reader, strict=True) if rank == group.rank]
+        buffers.update(read_buffers(folder.store, checkpoint.key, mine))
 
     def put_together() -> dict[str, Any]:
         for name, buffer in buffers.items():

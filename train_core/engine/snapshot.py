@@ -84,8 +84,9 @@ class Snapshot:
             self._kinds = kinds
         views = [view for file in self.files for view in file.views]
         live = [_local(tensors[path]) for file in self.files for path in file.planned.paths]
-        with torch.no_grad():
-            torch._foreach_copy_(views, live, non_blocking=True)
+        if views:  # a rank may have nothing to store
+            with torch.no_grad():
+                torch._foreach_copy_(views, live, non_blocking=True)
         if self._group.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 

@@ -1,0 +1,1 @@
+"""What checkpoints cost beside their peers and their limits: `make bench-checkpoint`."""
