@@ -1,0 +1,68 @@
+"""A training that is killed before its k-th change of the disk, for every k.
+
+`python -m tests.engine.killed_save STORAGE` creates a run STORAGE/k for each k, lets a process of
+its own train it, and kills that. The last one got through.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from itertools import count
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.engine.alone import run
+from tests.storage.killed import die_before
+from train_core.engine import recorder
+from train_core.engine.retention import delete_orphans_of_the_dead, delete_superseded
+from train_core.storage.run_folder import RunFolder
+
+CONFIG: dict[str, Any] = {
+    "settings": {"num_train": 64, "num_validation": 20},
+    "batch_size": 32,
+    "epochs": 1,
+    "checkpoint_every_steps": 1,
+    "checkpoint_backpressure": "wait",
+    "keep_last": 1,
+}
+"""Two steps, each with a checkpoint; the second has the epoch's validation."""
+
+
+def drive(folder: RunFolder) -> None:
+    """An attempt, as a driver makes it."""
+    held = folder.begin_attempt()
+    delete_orphans_of_the_dead(folder, held.attempt)
+    run(folder, attempt=held.attempt, **CONFIG)
+    delete_superseded(folder, folder.record().config, held.attempt)
+    held.release()
+
+
+def tell_nothing() -> None:
+    """Write live.json at the end only: it comes by the clock, which changes the count."""
+    recorder._LIVE_EVERY_S = 1e6
+
+
+def main(storage: str) -> None:
+    tell_nothing()
+    with TemporaryDirectory() as elsewhere:
+        # What torch loads when it is first used is loaded once, before the forks.
+        drive(RunFolder(elsewhere, "warm"))
+    for change in count(1):
+        child = os.fork()
+        if child == 0:
+            try:
+                die_before(change)
+                drive(RunFolder(storage, f"{change}"))
+            except BaseException:  # noqa: BLE001 (told by the exit code)
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            sys.exit(os.WEXITSTATUS(status))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

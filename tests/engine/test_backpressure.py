@@ -1,0 +1,151 @@
+"""What the loop does when storage is slower than the checkpoints come, or fails."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.alone import create
+from train_core.config import TrainConfig
+from train_core.engine.checkpointer import Checkpointer
+from train_core.engine.group import Group
+from train_core.engine.loop import Trainer
+from train_core.errors import StorageError
+from train_core.storage.journal import Entry, read_segments
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.store import Store
+
+
+class SlowStore(Store):
+    """Stores no file of a checkpoint before somebody waits for it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.waited_for = threading.Event()
+
+    def put(self, key: str, data: memoryview) -> str:
+        assert self.waited_for.wait(60), "nobody waits for this checkpoint"
+        return super().put(key, data)
+
+
+class FailingStore(Store):
+    """Cannot store one step's checkpoint."""
+
+    failing = "step-00000003-a0001"
+
+    def put(self, key: str, data: memoryview) -> str:
+        if self.failing in key:
+            raise StorageError("the disk is full")
+        return super().put(key, data)
+
+
+class WatchedCheckpointer(Checkpointer):
+    """Has a slow store go on as soon as it is waited for."""
+
+    def wait(self, *, must_succeed: bool = False) -> None:
+        store = self._folder.store
+        assert isinstance(store, SlowStore)
+        if self.is_busy:
+            store.waited_for.set()
+        super().wait(must_succeed=must_succeed)
+        store.waited_for.clear()
+
+
+class WatchedTrainer(Trainer):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.checkpointer.close()
+        self.checkpointer = WatchedCheckpointer(
+            self.folder, self.config, self.attempt, self.recorder, self.group
+        )
+
+
+def prepared(tmp_path: Path, store: type[Store], **config: Any) -> tuple[RunFolder, TrainConfig]:
+    """A run of five steps with a validation after the last one."""
+    given: dict[str, Any] = {"workload": "tests.engine.tiny:Tiny", "batch_size": 32}
+    asked = TrainConfig(**given | {"checkpoint_every_steps": 1, "keep_last": 99} | config)
+    folder = RunFolder(str(tmp_path), "run")
+    folder.store = store(folder.url)
+    create(folder, asked)
+    return folder, asked
+
+
+def trained(folder: RunFolder, config: TrainConfig, trainer: type[Trainer]) -> dict[int, Entry]:
+    """The journal's entries of the steps, once the training is over."""
+    trainer(folder, config, 1, Group.current()).run()
+    entries = read_segments(folder.store, folder.checkpoints()[-1].manifest.journal)
+    return {entry.step: entry for entry in entries if "train/loss" in entry.metrics}
+
+
+def saved(folder: RunFolder) -> list[int]:
+    return [one.manifest.step for one in folder.checkpoints()]
+
+
+def test_skip_leaves_out_what_comes_too_early_and_counts_it(tmp_path: Path) -> None:
+    folder, config = prepared(tmp_path, SlowStore, checkpoint_backpressure="skip")
+    entries = trained(folder, config, WatchedTrainer)
+    # The first one is under way all the time; the last one has a validation, and is never skipped.
+    assert saved(folder) == [1, 5]
+    # What happened after a step is told with the next one.
+    skipped = {step: entry.rates.get("checkpoint/skipped", 0) for step, entry in entries.items()}
+    assert skipped == {1: 0, 2: 0, 3: 1, 4: 1, 5: 1}
+
+
+def test_skip_never_leaves_out_the_last_one(tmp_path: Path) -> None:
+    folder, config = prepared(tmp_path, SlowStore, checkpoint_backpressure="skip", max_steps=3)
+    trained(folder, config, WatchedTrainer)
+    assert saved(folder) == [1, 3]
+
+
+def test_skip_never_leaves_out_a_validated_one(tmp_path: Path) -> None:
+    folder, config = prepared(
+        tmp_path, SlowStore, checkpoint_backpressure="skip", epochs=3, checkpoint_every_steps=4
+    )
+    trained(folder, config, WatchedTrainer)
+    # Of 4 and 8 the storing is under way at 5 and 10, and of 10 at 12.
+    assert saved(folder) == [4, 5, 10, 15]
+    assert [one.manifest.validated for one in folder.checkpoints()] == [False, True, True, True]
+
+
+def test_wait_saves_all_and_counts_the_seconds(tmp_path: Path) -> None:
+    folder, config = prepared(tmp_path, SlowStore, checkpoint_backpressure="wait")
+    entries = trained(folder, config, WatchedTrainer)
+    assert saved(folder) == [1, 2, 3, 4, 5]
+    waited = [step for step, entry in entries.items() if "checkpoint/waited_s" in entry.rates]
+    assert waited == [3, 4, 5]
+    assert all(entries[step].rates["checkpoint/waited_s"] > 0 for step in waited)
+
+
+class OneThatLooks(Trainer):
+    """Notes in which step it is first heard that a checkpoint was not saved."""
+
+    heard: list[int]
+    log: pytest.LogCaptureFixture
+
+    def step(self) -> None:
+        if self.checkpointer._writing is not None:
+            wait([self.checkpointer._writing[0]], timeout=60)
+        super().step()
+        if "was not saved" in self.log.text:
+            self.heard.append(self.progress.step)
+
+
+def test_a_failed_save_is_told_at_the_next_step_with_its_cause(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, config = prepared(tmp_path, FailingStore, checkpoint_every_steps=3)
+    OneThatLooks.heard, OneThatLooks.log = [], caplog
+    with caplog.at_level(logging.WARNING):
+        entries = trained(folder, config, OneThatLooks)
+    # The next save is that of step 5: it would have been too late.
+    assert OneThatLooks.heard == [4, 5]
+    assert "a checkpoint was not saved, training goes on: the disk is full" in caplog.text
+    assert saved(folder) == [5]
+    assert list(entries) == [1, 2, 3, 4, 5]
+    failed = {step for step, entry in entries.items() if "checkpoint/failed" in entry.rates}
+    assert failed == {4}

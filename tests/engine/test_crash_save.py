@@ -1,0 +1,133 @@
+"""A save may be killed or fail anywhere: what is there is the old state or the new, no third."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.engine.alone import run
+from tests.engine.digests import digest_of_training
+from tests.engine.killed_save import CONFIG, drive, tell_nothing
+from tests.storage.faulty_store import FaultyStore
+from train_core.engine import recorder
+from train_core.errors import StorageError
+from train_core.storage.journal import read_segments
+from train_core.storage.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+# No checkpoint; the first; the second beside it; the second alone.
+STATES = [[], [1], [1, 2], [2]]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the run that nobody disturbed."""
+    folder = RunFolder(str(tmp_path_factory.mktemp("undisturbed")), "run")
+    drive(folder)
+    return digest_of_training(folder)
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: a process that is killed loses nothing of a disk."""
+    folder = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else tmp_path)
+    yield Path(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    before = recorder._LIVE_EVERY_S
+    tell_nothing()
+    yield
+    recorder._LIVE_EVERY_S = before
+
+
+def check_whole(folder: RunFolder) -> list[int]:
+    """Each checkpoint verifies, and its journal has all steps up to it; which ones there are."""
+    checkpoints = folder.checkpoints()
+    for one in checkpoints:
+        assert folder.faults(one) == []
+        entries = read_segments(folder.store, one.manifest.journal)
+        steps = [entry.step for entry in entries if "train/loss" in entry.metrics]
+        assert steps == list(range(1, one.name.step + 1))
+    assert folder.damaged() == folder.quarantined() == {}
+    return [one.name.step for one in checkpoints]
+
+
+@pytest.mark.timeout(400)
+def test_a_training_that_is_killed_anywhere_goes_on_from_the_old_state_or_the_new(
+    in_memory: Path, reference: str
+) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "tests.engine.killed_save", str(in_memory)],
+        cwd=ROOT,
+        check=True,
+        timeout=300,
+    )
+    # The first one was killed before it had a folder.
+    numbers = range(1, max(int(path.name) for path in in_memory.iterdir()) + 1)
+    *killed, through = (RunFolder(str(in_memory), f"{number}") for number in numbers)
+    assert digest_of_training(through) == reference
+    seen = []
+    for folder in killed:
+        seen.append(STATES.index(check_whole(folder) if folder.store.names() else []))
+        drive(folder)
+        assert digest_of_training(folder) == reference
+        # The dead one's leftovers are gone.
+        assert check_whole(folder) == [2]
+        assert len(folder.store.names("checkpoints")) == 1
+        (newest,) = folder.checkpoints()
+        assert folder.store.names("journal") == [s.name for s in newest.manifest.journal]
+    # The later it dies, the more is there.
+    assert all(before <= after for before, after in pairwise(seen))
+    assert set(seen) == set(range(len(STATES)))
+
+
+def faulty(storage: str, run_name: str, notes: Path) -> tuple[RunFolder, FaultyStore]:
+    folder = RunFolder(storage, run_name)
+    store = FaultyStore(folder.url, notes / run_name)
+    folder.store = store
+    return folder, store
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("done", [False, True], ids=["refused", "lost answer"])
+def test_a_training_survives_any_operation_that_fails(
+    storage_url: str,
+    tmp_path: Path,
+    reference: str,
+    done: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, counting = faulty(storage_url, "undisturbed", tmp_path)
+    run(faulty(storage_url, "undisturbed", tmp_path)[0], **CONFIG)
+    operations = counting.operations
+    commits = [number for number, kind in enumerate(operations, 1) if kind == "create"]
+    # run.json comes first, live.json last; neither is a part of a save.
+    assert (len(commits), commits[0], operations[-1]) == (3, 1, "write")
+    for number in range(2, len(operations)):
+        folder, store = faulty(storage_url, f"{number}", tmp_path)
+        store.fail_at(number, done=done)
+        caplog.clear()
+        try:
+            run(folder, **CONFIG)
+        except StorageError:
+            # Nothing comes after the last checkpoint that could cover its steps.
+            assert commits[-2] < number <= commits[-1]
+            check_whole(folder)
+            run(folder, attempt=2, **CONFIG)
+        else:
+            warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
+            assert ["the test has scheduled this" in r.getMessage() for r in warnings] == [True]
+        assert check_whole(folder)[-1] == 2
+        assert digest_of_training(folder) == reference
