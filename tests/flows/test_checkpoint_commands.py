@@ -22,7 +22,8 @@ from train_core.storage.run_folder import RunFolder
 def storage(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Runs `a` and `same`, of equal bits, and `other`; checkpoints of steps 2, 4 and 5."""
     storage = str(tmp_path_factory.mktemp("runs"))
-    asked = {"checkpoint_every_steps": 2, "keep_last": 9}
+    wait = {"checkpoint_backpressure": "wait"}
+    asked = wait | {"checkpoint_every_steps": 2, "keep_last": 9}
     for name, seed in (("a", 0), ("same", 0), ("other", 1)):
         run(RunFolder(storage, name), seed=seed, **asked)
     return storage
