@@ -38,7 +38,7 @@ def shown_in_mlflow(home: Path, url: str) -> dict[str, Any]:
             history = {
                 key: client.get_metric_history(run.info.run_id, key)
                 for key in run.data.metrics
-                if not key.startswith("system/") and "_per_s" not in key
+                if not key.startswith(("system/", "checkpoint/")) and "_per_s" not in key
             }
             shown[stage] = {
                 "status": run.info.status,
