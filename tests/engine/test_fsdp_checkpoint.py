@@ -10,7 +10,9 @@ import torch
 
 from tests.engine.processes import train
 from tests.engine.test_exact import CONFIG
+from tests.storage.samples import record
 from train_core.engine.checkpoint_files import load_state, load_weights
+from train_core.engine.first_state import find_origin
 from train_core.engine.state import pack
 from train_core.policy.layout import part_of
 from train_core.storage.run_folder import RunFolder
@@ -64,6 +66,26 @@ def test_training_goes_on_after_validations_of_different_lengths(tmp_path: Path)
         "num_shards": 3,
     }
     assert train(str(tmp_path), "run", attempt=1, workers=2, config=config, timeout_s=60)
+
+
+def test_a_new_run_begins_with_anothers_weights_and_optimizer(
+    undisturbed: tuple[RunFolder, Any], tmp_path: Path
+) -> None:
+    newest = max(undisturbed[0].checkpoints(), key=lambda c: c.name)
+    source = undisturbed[0].store.uri(newest.key)
+    config = CONFIG | {"epochs": 1, "init_from": source, "init_from_optimizer": True}
+    found = {}
+    for workers in (1, 2):
+        folder = RunFolder(str(tmp_path), f"on-{workers}")
+        begun = record(folder.name, **config)
+        folder.create(begun.model_copy(update={"origin": find_origin(source, "", "")}))
+        train(folder.storage, folder.name, attempt=1, workers=workers, config=config)
+        found[workers] = tensors(folder)
+    # AdamW has counted the steps of both runs.
+    steps = {path: t for path, t in found[2].items() if path.endswith("/step")}
+    assert {int(step) for step in steps.values()} == {15}
+    for path, tensor in found[1].items():
+        torch.testing.assert_close(found[2][path], tensor)
 
 
 def test_each_rank_writes_its_rows_and_they_make_whole_tensors(
