@@ -10,6 +10,8 @@ import contextlib
 import os
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 
@@ -27,20 +29,32 @@ def configure(*, verbose: bool) -> None:
         os.environ.setdefault(name, value)
 
 
-def warm_up() -> threading.Thread:
-    """Import Prefect and start its server, in a thread: join it before the flow is run."""
-    thread = threading.Thread(target=_start_prefect, daemon=True)
+@contextmanager
+def warming_up() -> Iterator[threading.Thread]:
+    """Import Prefect and start its server in a thread, beside what the block does.
+
+    Join the thread before the flow is run. The process waits for it at its end, too: one that
+    leaves while another thread loads compiled modules is aborted.
+    """
+    is_wanted = threading.Event()
+    is_wanted.set()
+    thread = threading.Thread(target=_start_prefect, args=(is_wanted,))
     thread.start()
-    return thread
+    try:
+        yield thread
+    finally:
+        is_wanted.clear()
 
 
-def _start_prefect() -> None:
+def _start_prefect(is_wanted: threading.Event) -> None:
     # What fails here fails again, and is told, when the flow is run.
     with contextlib.suppress(Exception):
         from prefect.client.orchestration import get_client
 
         import flows.retrain  # noqa: F401 (imported late: the driver starts first)
 
+        if not is_wanted.is_set():
+            return
         with get_client(sync_client=True) as client:
             client.api_healthcheck()
         for child in psutil.Process().children():

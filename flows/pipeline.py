@@ -26,10 +26,10 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
     make_tracking_folder(parameters.tracked_at())
     log = Path(HOME, "logs", f"{parameters.run}.log").absolute()
     with _naming_log(log), open_session(parameters.request()) as session:
-        warming = embedded.warm_up()
         session.listen(LogFile(log))
-        prepared = session.prepared()
-        warming.join()
+        with embedded.warming_up() as warming:
+            prepared = session.prepared()
+            warming.join()
         _run_flow(parameters, session, resumed=prepared.resumed, verbose=verbose)
 
 

@@ -74,7 +74,7 @@ class ExportResult(Result):
     uri: str
     size_bytes: int
     digest: str
-    """SHA-256 of the file."""
+    """BLAKE3 of the file."""
     num_tensors: int
 
 

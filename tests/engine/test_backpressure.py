@@ -34,12 +34,12 @@ class SlowStore(Store):
 
 
 class FailingStore(Store):
-    """Cannot store one step's checkpoint."""
+    """Cannot store one step's checkpoint, but for its first file."""
 
     failing = "step-00000003-a0001"
 
     def put(self, key: str, data: memoryview) -> str:
-        if self.failing in key:
+        if self.failing in key and not key.endswith("/model.safetensors"):
             raise StorageError("the disk is full")
         return super().put(key, data)
 
@@ -112,12 +112,13 @@ def test_skip_never_leaves_out_a_validated_one(tmp_path: Path) -> None:
     assert [one.manifest.validated for one in folder.checkpoints()] == [False, True, True, True]
 
 
-def test_wait_saves_all_and_counts_the_seconds(tmp_path: Path) -> None:
+def test_wait_saves_all_and_counts_how_often_and_how_long(tmp_path: Path) -> None:
     folder, config = prepared(tmp_path, SlowStore, checkpoint_backpressure="wait")
     entries = trained(folder, config, WatchedTrainer)
     assert saved(folder) == [1, 2, 3, 4, 5]
     waited = [step for step, entry in entries.items() if "checkpoint/waited_s" in entry.rates]
     assert waited == [3, 4, 5]
+    assert [entries[step].rates["checkpoint/waited"] for step in waited] == [1, 1, 1]
     assert all(entries[step].rates["checkpoint/waited_s"] > 0 for step in waited)
 
 
@@ -149,3 +150,37 @@ def test_a_failed_save_is_told_at_the_next_step_with_its_cause(
     assert list(entries) == [1, 2, 3, 4, 5]
     failed = {step for step, entry in entries.items() if "checkpoint/failed" in entry.rates}
     assert failed == {4}
+
+
+class OneThatRemembers(FailingStore):
+    """Notes what lies in the folder of the checkpoint that failed, when the next one begins."""
+
+    left: list[str]
+
+    def put(self, key: str, data: memoryview) -> str:
+        if "step-00000004" in key:
+            self.left += self.names(f"checkpoints/{self.failing}")
+        return super().put(key, data)
+
+
+def test_what_a_failed_save_has_stored_makes_room_for_the_next(tmp_path: Path) -> None:
+    folder, config = prepared(tmp_path, OneThatRemembers, checkpoint_backpressure="wait")
+    assert isinstance(folder.store, OneThatRemembers)
+    folder.store.left = []
+    trained(folder, config, OneThatWaits)
+    assert saved(folder) == [1, 2, 4, 5]
+    assert folder.store.left == []
+    assert OneThatWaits.stored == ["model.safetensors"]
+
+
+class OneThatWaits(Trainer):
+    """Notes what the failed save has stored, before the next step."""
+
+    stored: list[str]
+
+    def step(self) -> None:
+        if self.checkpointer._writing is not None:
+            wait([self.checkpointer._writing[0]], timeout=60)
+        if self.progress.step == 3:
+            OneThatWaits.stored = self.folder.store.names(f"checkpoints/{FailingStore.failing}")
+        super().step()

@@ -38,8 +38,14 @@ def test_the_lines_of_the_page_read_a_checkpoint(
     newest = max(folder.checkpoints(), key=lambda c: c.name)
     path = Path(folder.url, newest.key)
     assert len(list(path.glob("model*.safetensors"))) == num_files
-    (lines,) = re.findall(r"\n\n(    import hashlib\n.*?)\n\nA test runs", PAGE, re.DOTALL)
-    code = dedent(lines).replace("runs/demo-001/checkpoints/step-00000140-a0001", str(path))
+    (parts,) = re.findall(
+        r"\n\n(    import json\n.*?)\n\nA test runs.*?\n\n(    from blake3.*?)\n\nWithout",
+        PAGE,
+        re.DOTALL,
+    )
+    code = "\n".join(map(dedent, parts)).replace(
+        "runs/demo-001/checkpoints/step-00000140-a0001", str(path)
+    )
     assert "evertrain" not in code
     model = load_workload(config["workload"], {}).model()
     found: dict[str, Any] = {"model": model}

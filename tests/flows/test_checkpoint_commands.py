@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from flows.cli import main
 from flows.commands.proof import print_verdict
@@ -95,7 +95,7 @@ def test_altered_bytes_cannot_be_compared(
     fork.store.write(key, bytes(data))
     for command in (["diff", "a", "altered"], ["export", "altered", str(tmp_path)]):
         assert evertrain(*command, "--storage", storage) == 2
-        assert "SHA-256" in capsys.readouterr().err
+        assert "digest" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -111,14 +111,14 @@ def test_export_prints_what_it_wrote_and_overwrites_only_if_told(
     newest = json.loads(capsys.readouterr().out)
     assert newest["checkpoint"].endswith("step-00000005-a0001")
     assert newest["size_bytes"] == file.stat().st_size
-    assert newest["digest"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert newest["digest"] == blake3(file.read_bytes()).hexdigest()
 
     assert evertrain(*export) == 2
     assert "--force" in capsys.readouterr().err
     folder.store.write(REPORT_JSON, json.dumps({"best": {"name": str(best)}}).encode())
     assert evertrain(*export, "--force") == 0
     assert json.loads(capsys.readouterr().out)["checkpoint"].endswith(str(best))
-    assert hashlib.sha256(file.read_bytes()).hexdigest() != newest["digest"]
+    assert blake3(file.read_bytes()).hexdigest() != newest["digest"]
 
 
 def verdict(**found: Any) -> Verdict:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train_core.errors import CheckpointError
-from train_core.storage.journal import Entry, append, finite, read_segments
+from train_core.storage.journal import Entry, append, finite, read_good_segments, read_segments
 from train_core.storage.manifest import FileEntry
 from train_core.storage.store import Store
 
@@ -66,6 +66,15 @@ def test_a_missing_segment_is_refused(store: Store) -> None:
     segment = FileEntry.of("steps-00000001-00000002-a0004.jsonl", b"")
     with pytest.raises(CheckpointError, match=f"{KEY} is missing"):
         list(read_segments(store, [segment]))
+
+
+def test_what_is_left_of_a_damaged_journal_is_shown(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = append(store, append(store, (), ENTRIES[:2], attempt=4), ENTRIES[2:], attempt=5)
+    store.write(f"journal/{journal[0].name}", b"{}\n")
+    assert list(read_good_segments(store, journal)) == ENTRIES[2:]
+    assert f"some metrics are not shown: {store.uri(f'journal/{journal[0].name}')}" in caplog.text
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=60))

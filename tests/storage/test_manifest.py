@@ -1,23 +1,23 @@
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import RootModel
 
 from tests.storage.samples import damaged, manifest
 from train_core.errors import CheckpointError, ConfigError
+from train_core.storage.digests import digest_of
 from train_core.storage.documents import MAX_DOCUMENT_BYTES, sealed
 from train_core.storage.manifest import (
     CheckpointManifest,
     EvaluationManifest,
-    digest_of,
     read_manifest,
 )
 from train_core.storage.store import Store
@@ -117,8 +117,8 @@ def test_a_manifest_is_json_whose_last_entry_is_the_digest_of_what_is_before() -
     data = manifest().to_json()
     *_, (name, digest) = json.loads(data).items()
     assert (name, digest) == (
-        "sha256",
-        hashlib.sha256(data[: data.index(b',\n "sha256"')]).hexdigest(),
+        "digest",
+        blake3(data[: data.index(b',\n "digest"')]).hexdigest(),
     )
 
 

@@ -115,7 +115,7 @@ def test_where_the_newest_is_damaged_a_resume_begins_with_an_older_one_that_stay
     folder.store.write(f"checkpoints/{torn}/manifest.json", b"{")
     found = {one.name: one for one in pruning(folder).survey(attempt=2)}
     assert found[str(newest)].kind == found[str(torn)].kind == "damaged"
-    assert "model.safetensors: its SHA-256 is another" in found[str(newest)].why
+    assert "model.safetensors: its digest is another" in found[str(newest)].why
     assert found["step-00000005-a0001"].why.startswith("the newest: a resume begins here")
     pruning(folder).carry_out(folder.begin_attempt().attempt)
     assert steps(folder) == [1, 5, 6]

@@ -167,7 +167,7 @@ def test_every_byte_of_a_checkpoint_and_its_journal_is_verified(folder: RunFolde
     for key in (model, segment):
         whole = folder.store.read(key)
         for damaged, told in (
-            (bytes([whole[0] ^ 1]) + whole[1:], f"{key}: its SHA-256 is another"),
+            (bytes([whole[0] ^ 1]) + whole[1:], f"{key}: its digest is another"),
             (whole[:-1], f"{key} has {len(whole) - 1} bytes, {len(whole)} were committed"),
         ):
             folder.store.write(key, damaged)

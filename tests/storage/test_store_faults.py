@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import s3fs
+from blake3 import blake3
 
 from tests.storage.fault_proxy import Fault, FaultProxy, Kind
 from train_core.errors import StorageError
@@ -79,13 +79,13 @@ def operations(
 
     def put() -> None:
         digest = far.put("put", memoryview(parts))
-        assert digest == hashlib.sha256(parts).hexdigest()
+        assert digest == blake3(parts).hexdigest()
         assert near.read("put") == parts
 
     def fill() -> None:
         near.write("parts", parts)
         into = bytearray(len(parts))
-        assert far.fill("parts", memoryview(into)) == hashlib.sha256(parts).hexdigest()
+        assert far.fill("parts", memoryview(into)) == blake3(parts).hexdigest()
         assert into == parts
 
     def upload() -> None:
@@ -292,7 +292,7 @@ def test_a_large_put_survives_a_fault(
 ) -> None:
     data = os.urandom(LARGE)
     proxy.schedule.add(fault)
-    assert far.put("large", memoryview(data)) == hashlib.sha256(data).hexdigest()
+    assert far.put("large", memoryview(data)) == blake3(data).hexdigest()
     assert proxy.schedule.hits
     assert near.read("large") == data
 
@@ -305,7 +305,7 @@ def test_a_large_fill_survives_faults_in_its_middle(
     near.write("large", data)
     # Of one part, more often than it is asked for at once: the whole is asked for again.
     proxy.schedule.add(Fault(kind, method="GET", target="large", skip=2, times=20))
-    assert far.fill("large", memoryview(into)) == hashlib.sha256(data).hexdigest()
+    assert far.fill("large", memoryview(into)) == blake3(data).hexdigest()
     assert len(proxy.schedule.hits) == 20
     assert into == data
 

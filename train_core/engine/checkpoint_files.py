@@ -30,7 +30,7 @@ from train_core.engine.snapshot import bytes_of, tensors_in
 from train_core.engine.state import unpack
 from train_core.errors import CheckpointError
 from train_core.policy.layout import MODEL, OPTIMIZER, part_of
-from train_core.storage.files import check_size, read_file
+from train_core.storage.files import read_file
 from train_core.storage.manifest import FileEntry
 from train_core.storage.names import STATE_JSON
 from train_core.storage.run_folder import Checkpoint
@@ -120,20 +120,15 @@ class Assembly:
         )
 
 
-def read_buffer(store: Store, folder: str, entry: FileEntry) -> Tensor:
+def read_buffer(store: Store, key: str, entry: FileEntry) -> Tensor:
     """A file's bytes, verified. Raises CheckpointError, naming it, if it is damaged or missing."""
-    key = f"{folder}/{entry.name}"
-    # The size first: a file that lies about it is not read into memory.
-    check_size(store, key, entry)
-    buffer = torch.empty(entry.size_bytes, dtype=torch.uint8)
-    read_file(store, key, entry, bytes_of(buffer))
-    return buffer
+    data = read_file(store, key, entry)
+    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
-def load_tensors(data: bytes, file: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises CheckpointError if it is malformed."""
-    buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    return tensors_in(buffer, read_layout(memoryview(data), file))
+def load_tensors(buffer: Tensor, file: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file's bytes. Raises CheckpointError if it is malformed."""
+    return tensors_in(buffer, read_layout(bytes_of(buffer), file))
 
 
 def load_weights(store: Store, checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -156,8 +151,9 @@ def read_buffers(store: Store, folder: str, entries: Iterable[FileEntry]) -> dic
     Several at a time: one is hashed, or on its way through the network, while another is read.
     """
     listed = list(entries)
+    keys = [f"{folder}/{entry.name}" for entry in listed]
     with ThreadPoolExecutor(_FILES_AT_A_TIME, "read-files") as threads:
-        buffers = threads.map(partial(read_buffer, store, folder), listed)
+        buffers = threads.map(partial(read_buffer, store), keys, listed)
         return {entry.name: buffer for entry, buffer in zip(listed, buffers, strict=True)}
 
 

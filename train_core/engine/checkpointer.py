@@ -30,9 +30,10 @@ from train_core.errors import (
     StorageError,
     WorkloadError,
 )
+from train_core.storage.digests import digest_of
 from train_core.storage.files import check_size, write_file
 from train_core.storage.journal import Entry, append, finite
-from train_core.storage.manifest import CheckpointManifest, FileEntry, digest_of
+from train_core.storage.manifest import CheckpointManifest, FileEntry
 from train_core.storage.names import CHECKPOINTS, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
@@ -67,6 +68,8 @@ class Checkpointer:
         self._writing: tuple[Future[Checkpoint | None], list[Entry]] | None = None
         self._stored: dict[str, str] = {}
         """Keys of files that are stored already, by digest: those of the last checkpoint."""
+        self._given_up: list[str] = []
+        """Keys of folders that were begun and not committed."""
 
     @property
     def is_busy(self) -> bool:
@@ -88,6 +91,7 @@ class Checkpointer:
         begin = time.monotonic()
         if self.is_busy:
             self.wait()
+            self._recorder.rate("checkpoint/waited", 1)
             self._recorder.rate("checkpoint/waited_s", time.monotonic() - begin)
         self.wait()
         self._snapshot.take(state, frozen)
@@ -140,17 +144,35 @@ class Checkpointer:
         """Store this rank's files; rank 0 commits when all ranks have."""
         step = facts["step"]
         name = CheckpointName(step, self._attempt)
-        try:
-            self._check_weights(step)
-            files = self._store_files(f"{CHECKPOINTS}/{name}")
-        except BaseException as error:
-            if not self._group.is_first:
-                self._posts.send(step, {"error": f"{type(error).__name__}: {error}"})
-            raise
+        folder = f"{CHECKPOINTS}/{name}"
         if not self._group.is_first:
-            stored = [file.model_dump() for file in files]
-            self._posts.send(step, {"plan": self._snapshot.plan_digest, "files": stored})
+            self._write_share(folder, step)
             return None
+        try:
+            self._delete_given_up()
+            files = self._store_files(folder, step)
+            files += self._others_files(step)
+            manifest = self._manifest(files, facts, entries)
+        except BaseException:
+            self._given_up.append(folder)
+            raise
+        committed = self._folder.commit(name, manifest)
+        delete_superseded(self._folder, self._config, self._attempt)
+        return committed
+
+    def _write_share(self, folder: str, step: int) -> None:
+        """Store this rank's files and tell rank 0."""
+        try:
+            files = self._store_files(folder, step)
+        except BaseException as error:
+            self._posts.send(step, {"error": f"{type(error).__name__}: {error}"})
+            raise
+        stored = [file.model_dump() for file in files]
+        self._posts.send(step, {"plan": self._snapshot.plan_digest, "files": stored})
+
+    def _others_files(self, step: int) -> list[FileEntry]:
+        """What the other ranks have stored."""
+        files = []
         for post in self._posts.collect(step, timeout_s=COMMIT_TIMEOUT_S, give_up=self._closing):
             if "error" in post:
                 raise StorageError(f"another rank did not store its files: {post['error']}")
@@ -160,14 +182,28 @@ class Checkpointer:
                     "`state_dict` gives must have the same names, types and shapes on every worker"
                 )
             files += [FileEntry.model_validate(file) for file in post["files"]]
-        return self._commit(name, files, facts, entries)
+        return files
+
+    def _delete_given_up(self) -> None:
+        """Make room: what was not committed may be why the storage is full.
+
+        What a late rank still adds to such a folder is deleted with the attempt's orphans.
+        """
+        for folder in list(self._given_up):
+            try:
+                self._folder.store.delete(folder)
+            except StorageError as error:
+                _log.warning("files of a checkpoint that was given up remain: %s", error)
+            else:
+                self._given_up.remove(folder)
 
     def _check_weights(self, step: int) -> None:
         if self._snapshot.has_nan():
             last_good = str(self.newest.name) if self.newest else None
             raise NotFiniteError(step, math.nan, last_good, "a weight of the model")
 
-    def _store_files(self, folder: str) -> list[FileEntry]:
+    def _store_files(self, folder: str, step: int) -> list[FileEntry]:
+        self._check_weights(step)
         stored = [self._store_file(folder, file) for file in self._snapshot.files]
         self._stored = {entry.digest: f"{folder}/{entry.name}" for entry in stored}
         if self._group.is_first:
@@ -192,21 +228,15 @@ class Checkpointer:
                     return entry
         return write_file(store, key, file.data)
 
-    def _commit(
-        self,
-        name: CheckpointName,
-        files: list[FileEntry],
-        facts: dict[str, Any],
-        entries: list[Entry],
-    ) -> Checkpoint:
+    def _manifest(
+        self, files: list[FileEntry], facts: dict[str, Any], entries: list[Entry]
+    ) -> CheckpointManifest:
+        """Store the journal's new entries; what the commit will say."""
         journal = self.newest.manifest.journal if self.newest else ()
-        manifest = CheckpointManifest(
+        return CheckpointManifest(
             created_at=datetime.now(UTC).isoformat(),
             attempt=self._attempt,
             files=tuple(files),
             journal=append(self._folder.store, journal, entries, self._attempt),
             **facts,
         )
-        committed = self._folder.commit(name, manifest)
-        delete_superseded(self._folder, self._config, self._attempt)
-        return committed

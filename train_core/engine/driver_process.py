@@ -35,7 +35,7 @@ from train_core.results import (
     TrainResult,
 )
 from train_core.storage import lease
-from train_core.storage.journal import read_segments
+from train_core.storage.journal import read_good_segments
 from train_core.storage.lease import HEARTBEAT_S, Lease
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.pins import pinned
@@ -171,7 +171,7 @@ class DriverProcess:
 
         newest = self._newest()
         assert newest is not None
-        entries = read_segments(self.folder.store, newest.manifest.journal)
+        entries = read_good_segments(self.folder.store, newest.manifest.journal)
         self._check_lease()
         self.folder.store.write(CURVES_PNG, png(curves(entries)))
         measured = [EvaluationResult.model_validate(one) for one in evaluations]

@@ -61,7 +61,7 @@ def export_weights(run_url: str, name: str, address: str) -> None:
     from train_core.engine.checkpoint_files import load_weights
     from train_core.results import ExportResult
     from train_core.storage.addresses import file_at
-    from train_core.storage.manifest import digest_of
+    from train_core.storage.digests import digest_of
     from train_core.storage.run_folder import RunFolder
 
     folder = RunFolder.at(run_url)

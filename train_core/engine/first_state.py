@@ -6,7 +6,6 @@ a run which is killed before its first checkpoint begins again with the very sam
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,11 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from train_core.config import TrainConfig
-from train_core.engine.checkpoint_files import load_state, load_tensors, load_weights
+from train_core.engine.checkpoint_files import (
+    load_state,
+    load_tensors,
+    load_weights,
+    read_buffer,
+)
 from train_core.engine.state import load_optimizer_state, optimizer_state
 from train_core.errors import CheckpointError, ConfigError
 from train_core.storage.addresses import file_at, find_checkpoint
-from train_core.storage.manifest import digest_of
+from train_core.storage.digests import new_digest
+from train_core.storage.manifest import FileEntry
+from train_core.storage.names import MODEL_FILE
 from train_core.storage.run_folder import Origin
 
 _MODELS = "models:/"
@@ -38,13 +44,13 @@ def find_origin(what: str, storage: str, tracking_uri: str) -> Origin:
     """
     if what.endswith(_FILE):
         store, key = file_at(what)
-        sha = hashlib.sha256()
+        read = new_digest()
         try:
             for chunk in store.chunks(key):
-                sha.update(chunk)
+                read.update(chunk)
         except FileNotFoundError as error:
             raise ConfigError(f"init_from: {error}") from error
-        return Origin(uri=store.uri(key), digest=sha.hexdigest())
+        return Origin(uri=store.uri(key), digest=read.hexdigest())
     digest = ""
     if what.startswith(_MODELS):
         if not tracking_uri:
@@ -151,27 +157,31 @@ class FirstState:
 def _read_file(origin: Origin) -> dict[str, Tensor]:
     store, key = file_at(origin.uri)
     try:
-        data = store.read(key)
+        size_bytes = store.size_bytes(key)
     except FileNotFoundError as error:
         raise ConfigError(f"{error}: the run begins with its weights, bring it back") from error
-    _check_digest(origin, digest_of(data))
-    return load_tensors(data, origin.uri)
+    entry = FileEntry(name=MODEL_FILE, size_bytes=size_bytes, digest=origin.digest)
+    try:
+        buffer = read_buffer(store, key, entry)
+    except CheckpointError as error:
+        raise _other_weights(origin) from error
+    return load_tensors(buffer, origin.uri)
 
 
 def _read_checkpoint(
     origin: Origin, *, whole: bool
 ) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     folder, checkpoint = find_checkpoint(origin.uri, "")
-    _check_digest(origin, checkpoint.digest)
+    if checkpoint.digest != origin.digest:
+        raise _other_weights(origin)
     if not whole:
         return load_weights(folder.store, checkpoint), None
     state = load_state(folder.store, checkpoint)
     return state["model"], state["optimizer"]
 
 
-def _check_digest(origin: Origin, digest: str) -> None:
-    if digest != origin.digest:
-        raise CheckpointError(
-            f"{origin.uri} is not what the run was begun with: its SHA-256 is {digest}, was "
-            f"{origin.digest}. Bring it back, or begin a new run"
-        )
+def _other_weights(origin: Origin) -> CheckpointError:
+    return CheckpointError(
+        f"{origin.uri} is not what the run was begun with, whose digest was {origin.digest}: "
+        "bring it back, or begin a new run"
+    )

@@ -24,8 +24,8 @@ from mlflow.utils import mlflow_tags
 from sqlalchemy.engine import make_url
 
 from train_core.errors import StorageError, TrackingError
+from train_core.storage.digests import digest_of
 from train_core.storage.journal import Entry
-from train_core.storage.manifest import digest_of
 from train_core.storage.names import RUN_JSON
 from train_core.storage.run_folder import RunFolder, RunRecord
 

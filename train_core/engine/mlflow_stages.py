@@ -9,8 +9,8 @@ from train_core.engine import figures
 from train_core.engine.mlflow_runs import MlflowRuns, seconds
 from train_core.errors import CheckpointError
 from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult
-from train_core.storage.files import read_whole
-from train_core.storage.journal import read_segments
+from train_core.storage.files import read_file
+from train_core.storage.journal import read_good_segments
 from train_core.storage.manifest import EvaluationManifest, PredictionsManifest, read_manifest
 from train_core.storage.names import CONFUSION_MATRIX_JSON, SegmentName
 from train_core.storage.store import Store
@@ -28,14 +28,14 @@ def show_training(runs: MlflowRuns) -> bool:
     newest, store = checkpoints[-1].manifest, runs.folder.store
     position = runs.mirrored_step()
     segments = [file for file in newest.journal if _last_step(file.name) > position]
-    runs.log_entries(e for e in read_segments(store, segments) if e.step > position)
+    runs.log_entries(e for e in read_good_segments(store, segments) if e.step > position)
     listed = [runs.folder.summary(checkpoint).model_dump(mode="json") for checkpoint in checkpoints]
     runs.client.log_dict(runs.run_id("train"), {"checkpoints": listed}, "checkpoints.json")
     if quarantined := runs.folder.quarantined():
         runs.set_tags("train", {"evertrain.quarantined": ", ".join(sorted(quarantined))})
         runs.client.log_dict(runs.run_id("train"), quarantined, "quarantined.json")
     if is_finished and runs.status("train") != "FINISHED":
-        figure = figures.curves(read_segments(store, newest.journal))
+        figure = figures.curves(read_good_segments(store, newest.journal))
         runs.client.log_figure(runs.run_id("train"), figure, "curves.png")
         runs.set_status("train", "FINISHED")
     return is_finished
@@ -50,7 +50,7 @@ def show_evaluations(runs: MlflowRuns, results: Sequence[EvaluationResult]) -> N
         metrics = below(result.split, result.metrics)
         runs.log_metrics("evaluate", metrics, step=step, time_s=seconds(manifest.created_at))
         for file in (file for file in manifest.files if file.name == CONFUSION_MATRIX_JSON):
-            found = json.loads(read_whole(store, file.name, file))
+            found = json.loads(bytes(read_file(store, file.name, file)))
             names = class_names or [str(label) for label in found["labels"]]
             title = f"{result.split}, step {step}"
             figure = figures.confusion_matrix(found["counts"], names, title)

@@ -6,7 +6,6 @@ neither the number of workers nor who computes what changes a bit of the predict
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from train_core.engine.measure import batches_of_shard
 from train_core.errors import WorkloadError, users_code
 from train_core.policy.randomness import EVALUATE, derive_seed
 from train_core.results import CheckpointSummary, PredictionsResult
+from train_core.storage.digests import new_digest
 from train_core.storage.manifest import FileEntry, PredictionsManifest
 from train_core.storage.names import MANIFEST_JSON, PREDICTIONS, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
@@ -186,6 +186,5 @@ def _array(tensor: Tensor) -> pa.Array:
 
 
 def _entry(path: Path) -> FileEntry:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = new_digest().update_mmap(path).hexdigest()
     return FileEntry(name=path.name, size_bytes=path.stat().st_size, digest=digest)

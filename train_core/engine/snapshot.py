@@ -29,7 +29,7 @@ from train_core.policy.layout import (
     plan_row_files,
 )
 from train_core.policy.sharding import shards_of_rank
-from train_core.storage.manifest import digest_of
+from train_core.storage.digests import digest_of
 from train_core.storage.names import STATE_JSON
 from train_core.storage.tensor_file import TensorFile, lay_out
 

@@ -1,18 +1,18 @@
 """Moving large objects: hashed on the way, in parallel parts, without a second copy.
 
 `put` takes the bytes from where they lie in memory, `fill` puts them where they shall lie; both
-give their SHA-256. On S3 the parts travel through obstore, which moves them outside of Python's
+give their digest. On S3 the parts travel through obstore, which moves them outside of Python's
 lock, with the address and the credentials of s3fs; every other storage is spoken to through
-fsspec. `Store.put` and `Store.fill` are what others call.
+fsspec, which wants to be given `bytes`, a copy. `Store.put` and `Store.fill` are what others call.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -23,6 +23,7 @@ import numpy as np
 from fsspec.asyn import sync
 
 from train_core.storage import local_disk
+from train_core.storage.digests import new_digest
 from train_core.storage.patience import (
     CONNECT_S,
     SLOWEST_BYTES_PER_S,
@@ -40,71 +41,77 @@ _NUM_CONNECTIONS = 16
 # As often obstore asks for a part; after that the whole object is repeated.
 _PART_ATTEMPTS = 5
 _FIRST_PAUSE, _LONGEST_PAUSE = timedelta(seconds=0.1), timedelta(seconds=1)
+_BEYOND_THE_END = 416
 _LOCAL, _S3 = ("file", "local"), ("s3", "s3a")
 
 
 def put(
     fs: fsspec.AbstractFileSystem, path: str, data: memoryview, patience: Patience, left_s: float
 ) -> str:
-    """Store the bytes as a new object, durable when this returns; their SHA-256.
+    """Store the bytes as a new object, durable when this returns; their digest.
 
     Raises TimeoutError on S3 when `left_s` seconds are over, other errors as builtin ones.
     """
-    sha = hashlib.sha256()
+    digest = new_digest()
     if fs.protocol[0] in _LOCAL:
-        _write_local(path, _hashed(data, _CHUNK_BYTES, sha.update))
+        # The disk has its own time: the digest is made in it.
+        with ThreadPoolExecutor(1, "write") as thread:
+            written = thread.submit(_write_local, path, data)
+            digest.update(data)
+            written.result()
     elif fs.protocol[0] in _S3:
         import obstore
 
         bucket, name = _bucket(fs, path, patience)
         pieces: Any = data
         if len(data) > _PART_BYTES:
-            pieces = _hashed(data, _PART_BYTES, sha.update)
+            pieces = _hashed(data, digest.update)
         else:
             # In one request: pieces would be a multipart upload of three.
-            sha.update(data)
+            digest.update(data)
         send = partial(obstore.put_async, bucket, name, pieces, chunk_size=_PART_BYTES)
         with _builtin_errors():
             _within(left_s, fs, partial(send, max_concurrency=_NUM_CONNECTIONS))
     else:
-        sha.update(data)
+        digest.update(data)
         fs.pipe_file(path, bytes(data))
-    return sha.hexdigest()
+    return digest.hexdigest()
 
 
 def fill(
     fs: fsspec.AbstractFileSystem, path: str, into: memoryview, patience: Patience, left_s: float
 ) -> str:
-    """Fill `into` with the object's first bytes; their SHA-256.
+    """Fill `into` with the object's bytes; their digest, or "" if it has another size.
 
-    Raises EOFError if it has fewer, TimeoutError on S3 when `left_s` seconds are over, other
-    errors as builtin ones.
+    One byte more is asked for than fits. Raises TimeoutError on S3 when `left_s` seconds are over,
+    other errors as builtin ones.
     """
-    sha = hashlib.sha256()
+    digest = new_digest()
     if fs.protocol[0] in _LOCAL:
         parts = _local_parts(path, into)
     elif fs.protocol[0] in _S3:
-        parts = _remote_parts(_s3_range(fs, path, patience, left_s), into)
+        parts = _remote_parts(_s3_range(fs, path, patience), into, left_s)
     else:
-        parts = _remote_parts(partial(fs.cat_file, path), into)
-    with _builtin_errors():
-        for part in parts:
-            sha.update(part)
-    return sha.hexdigest()
+        # What other storages answer to a range beyond the end is not told.
+        if fs.info(path)["size"] != len(into):
+            return ""
+        parts = _remote_parts(partial(fs.cat_file, path), into, left_s)
+    num_bytes = 0
+    for part in parts:
+        num_bytes += len(part)
+        digest.update(part)
+    return digest.hexdigest() if num_bytes == len(into) else ""
 
 
-def _s3_range(
-    fs: fsspec.AbstractFileSystem, path: str, patience: Patience, left_s: float
-) -> Callable[..., Any]:
-    """What gives a range of the object's bytes until the time is up."""
+def _s3_range(fs: fsspec.AbstractFileSystem, path: str, patience: Patience) -> Callable[..., Any]:
+    """What gives a range of the object's bytes, within the client's own limits of time."""
     import obstore
 
     bucket, name = _bucket(fs, path, patience)
-    end = time.monotonic() + left_s
 
     def fetch(**where: int) -> Any:
-        left_s = max(end - time.monotonic(), 0.1)
-        return _within(left_s, fs, lambda: obstore.get_range_async(bucket, name, **where))
+        with _builtin_errors():
+            return obstore.get_range(bucket, name, **where)
 
     return fetch
 
@@ -119,24 +126,21 @@ def _within(left_s: float, fs: Any, ask: Callable[[], Awaitable[Any]]) -> Any:
     return sync(fs.loop, answer, timeout=left_s)
 
 
-def _hashed(
-    data: memoryview, size_bytes: int, update: Callable[[memoryview], None]
-) -> Iterator[memoryview]:
-    """The bytes in pieces, each hashed while it is warm in the cache."""
-    for start in range(0, len(data), size_bytes):
-        piece = data[start : start + size_bytes]
-        update(piece)
-        yield piece
+def _hashed(data: memoryview, update: Callable[[memoryview], object]) -> Iterator[memoryview]:
+    """The bytes in parts, each hashed while it is warm in the cache."""
+    for start in range(0, len(data), _PART_BYTES):
+        part = data[start : start + _PART_BYTES]
+        update(part)
+        yield part
 
 
-def _write_local(path: str, pieces: Iterable[memoryview]) -> None:
+def _write_local(path: str, data: memoryview) -> None:
     folder = os.path.dirname(path)
     local_disk.make_folder(folder)
     with open(path, "xb", buffering=0) as file:
-        for piece in pieces:
-            written = 0
-            while written < len(piece):
-                written += file.write(piece[written:])
+        written = 0
+        while written < len(data):
+            written += file.write(data[written:])
         os.fsync(file.fileno())
     local_disk.sync(folder)
 
@@ -144,25 +148,43 @@ def _write_local(path: str, pieces: Iterable[memoryview]) -> None:
 def _local_parts(path: str, into: memoryview) -> Iterator[memoryview]:
     with open(path, "rb", buffering=0) as file:
         end = 0
-        while end < len(into):
-            begin, end = end, end + file.readinto(into[end : end + _CHUNK_BYTES])
-            if begin == end:
-                raise EOFError(f"it ends at byte {end}, {len(into)} were wanted")
-            yield into[begin:end]
+        while count := file.readinto(into[end : end + _CHUNK_BYTES]):
+            yield into[end : end + count]
+            end += count
+        if end == len(into):
+            yield memoryview(file.read(1))
 
 
-def _remote_parts(fetch: Callable[..., Any], into: memoryview) -> Iterator[memoryview]:
-    def fetch_part(start: int) -> memoryview:
-        part = into[start : start + _PART_BYTES]
-        found = memoryview(fetch(start=start, end=start + len(part)))
-        if len(found) < len(part):
-            raise EOFError(f"it ends at byte {start + len(found)}, {len(into)} were wanted")
-        # By numpy, which copies outside of Python's lock.
-        np.frombuffer(part, np.uint8)[:] = np.frombuffer(found, np.uint8)
-        return part
+def _remote_parts(
+    fetch: Callable[..., Any], into: memoryview, left_s: float
+) -> Iterator[memoryview]:
+    """Fill `into` part by part, some of which are fetched ahead; raises TimeoutError."""
+    end = time.monotonic() + left_s
 
-    with ThreadPoolExecutor(_NUM_CONNECTIONS, "read") as threads:
-        yield from threads.map(fetch_part, range(0, len(into), _PART_BYTES))
+    def fetch_part(start: int) -> Any:
+        stop = min(start + _PART_BYTES, len(into))
+        try:
+            return fetch(start=start, end=stop + 1 if stop == len(into) else stop)
+        except EOFError:
+            return b""
+
+    starts = range(0, max(len(into), 1), _PART_BYTES)
+    threads = ThreadPoolExecutor(_NUM_CONNECTIONS, "read")
+    try:
+        fetched = deque(threads.submit(fetch_part, s) for s in starts[:_NUM_CONNECTIONS])
+        for number, start in enumerate(starts, _NUM_CONNECTIONS):
+            found = np.frombuffer(
+                fetched.popleft().result(max(end - time.monotonic(), 0)), np.uint8
+            )
+            if number < len(starts):
+                fetched.append(threads.submit(fetch_part, starts[number]))
+            # Here and by numpy: nothing is written after the time is up, nor in Python's lock.
+            part = into[start : start + len(found)]
+            np.frombuffer(part, np.uint8)[:] = found[: len(part)]
+            yield found.data
+    finally:
+        # What is under way ends by the client's own limits.
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 @contextmanager
@@ -179,13 +201,15 @@ def _builtin_errors() -> Iterator[None]:
         raise _meaning(type(error).__name__, said)(said) from error
 
 
-def _meaning(kind: str, said: str) -> type[OSError]:
+def _meaning(kind: str, said: str) -> type[OSError | EOFError]:
     status = re.search(r"status code: (\d{3})", said)
     if "NoSuchUpload" in said:
         # The completion was answered, but not heard: it is done anew.
         return ConnectionError
     if kind == "GenericError" and (status is None or int(status[1]) in STATUSES_THAT_PASS):
         return ConnectionError
+    if status is not None and int(status[1]) == _BEYOND_THE_END:
+        return EOFError
     meanings = {
         "NotFoundError": FileNotFoundError,
         "PermissionDeniedError": PermissionError,
@@ -221,6 +245,8 @@ def _connect(fs: Any, endpoint: str, region: str, bucket: str, patience: Patienc
     return S3Store(
         bucket,
         endpoint=None if endpoint.endswith(".amazonaws.com") else endpoint,
+        # Its digest is in the manifest, whose own request is signed: a second one is not needed.
+        unsigned_payload=True,
         region=region,
         client_options={
             "allow_http": endpoint.startswith("http://"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, RootModel, ValidationError
 
 from train_core.errors import CheckpointError, ConfigError
+from train_core.storage.digests import digest_of
 from train_core.storage.store import Store
 
 FORMAT: Final = 1
@@ -62,20 +62,20 @@ def read_document(
 
 
 def sealed(document: BaseModel) -> bytes:
-    """The document's JSON, whose last entry is the SHA-256 of all that is before it."""
+    """The document's JSON, whose last entry is the digest of all that is before it."""
     content = document.model_dump_json(indent=1).removesuffix("\n}").encode()
     return content + _seal(content)
 
 
 def _seal(content: bytes) -> bytes:
-    return f',\n "sha256": "{hashlib.sha256(content).hexdigest()}"\n}}\n'.encode()
+    return f',\n "digest": "{digest_of(content)}"\n}}\n'.encode()
 
 
 def _unsealed(data: bytes, uri: str, what: str) -> bytes:
     content = data[: -len(_seal(b""))]
     if data != content + _seal(content):
         raise CheckpointError(
-            f"{uri}: not {what}: it does not end with its own SHA-256, so it was altered"
+            f"{uri}: not {what}: it does not end with its own digest, so it was altered"
         )
     return content + b"}"
 

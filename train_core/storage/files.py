@@ -1,12 +1,12 @@
-"""Files that a manifest vouches for: stored, read and checked by size and SHA-256."""
+"""Files that a manifest vouches for: stored, read and checked by size and digest."""
 
 from __future__ import annotations
 
-import hashlib
-
+import numpy as np
 import psutil
 
 from train_core.errors import CheckpointError, StorageError
+from train_core.storage.digests import new_digest
 from train_core.storage.manifest import FileEntry
 from train_core.storage.store import Store
 
@@ -17,57 +17,51 @@ def write_file(store: Store, key: str, data: memoryview) -> FileEntry:
 
 
 def check_size(store: Store, key: str, entry: FileEntry) -> None:
-    """Look at the object before it is read into memory.
-
-    Raises CheckpointError if it is missing, is reached by a link or is not as large as was
-    committed, and StorageError if it is larger than this machine's memory: it may fit elsewhere.
-    """
+    """Raise CheckpointError if the object is missing, or is not as large as was committed."""
     if fault := _fault_of_size(store, key, entry):
+        raise CheckpointError(f"{store.uri(key)} {fault}")
+
+
+def read_file(store: Store, key: str, entry: FileEntry) -> memoryview:
+    """The object's bytes, in new memory.
+
+    Raises CheckpointError, naming the object, if they are not what was committed, and StorageError
+    if this machine's memory is too small for them: it may be larger elsewhere.
+    """
+    if fault := _fault_of_way(store, key):
         raise CheckpointError(f"{store.uri(key)} {fault}")
     if entry.size_bytes > psutil.virtual_memory().total:
         raise StorageError(
             f"{store.uri(key)}: its {entry.size_bytes} bytes do not fit into this machine's memory"
         )
-
-
-def read_file(store: Store, key: str, entry: FileEntry, into: memoryview) -> None:
-    """Fill `into`, `entry.size_bytes` long, with the object's bytes.
-
-    Raises CheckpointError, naming the object, if they are not what was committed.
-    """
-    assert len(into) == entry.size_bytes
+    # By numpy, which asks the system for large pages: small ones cost as much as the digest.
+    data = np.empty(entry.size_bytes, np.uint8).data
     try:
-        digest = store.fill(key, into)
+        digest = store.fill(key, data)
     except FileNotFoundError as error:
         raise CheckpointError(f"{store.uri(key)} is missing") from error
     if digest != entry.digest:
-        raise CheckpointError(f"{store.uri(key)}: its SHA-256 is not the committed one")
-
-
-def read_whole(store: Store, key: str, entry: FileEntry) -> bytes:
-    """The object's bytes, verified. Raises CheckpointError, naming it, if it is another."""
-    check_size(store, key, entry)
-    data = bytearray(entry.size_bytes)
-    read_file(store, key, entry, memoryview(data))
-    return bytes(data)
+        fault = _fault_of_size(store, key, entry) or "has a digest that is not the committed one"
+        raise CheckpointError(f"{store.uri(key)} {fault}")
+    return data
 
 
 def fault_of(store: Store, key: str, entry: FileEntry) -> str:
     """What is wrong with the object, read in bounded memory; nothing if all is well."""
     if found := _fault_of_size(store, key, entry):
         return f"{key} {found}"
-    sha = hashlib.sha256()
+    digest = new_digest()
     try:
         for chunk in store.chunks(key):
-            sha.update(chunk)
+            digest.update(chunk)
     except FileNotFoundError:
         return f"{key} is missing"
-    return "" if sha.hexdigest() == entry.digest else f"{key}: its SHA-256 is another"
+    return "" if digest.hexdigest() == entry.digest else f"{key}: its digest is another"
 
 
 def _fault_of_size(store: Store, key: str, entry: FileEntry) -> str:
-    if link := store.link_on_the_way(key):
-        return f"is reached by the link {link}, and evertrain makes none"
+    if fault := _fault_of_way(store, key):
+        return fault
     try:
         size = store.size_bytes(key)
     except FileNotFoundError:
@@ -75,3 +69,8 @@ def _fault_of_size(store: Store, key: str, entry: FileEntry) -> str:
     if size != entry.size_bytes:
         return f"has {size} bytes, {entry.size_bytes} were committed"
     return ""
+
+
+def _fault_of_way(store: Store, key: str) -> str:
+    link = store.link_on_the_way(key)
+    return f"is reached by the link {link}, and evertrain makes none" if link else ""

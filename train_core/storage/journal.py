@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from train_core.errors import CheckpointError
 from train_core.policy.segments import segments_to_merge
-from train_core.storage.files import read_whole
+from train_core.storage.files import read_file
 from train_core.storage.manifest import FileEntry
 from train_core.storage.names import JOURNAL, SegmentName
 from train_core.storage.store import Store
@@ -66,13 +66,25 @@ def append(
 def read_segments(store: Store, segments: Iterable[FileEntry]) -> Iterator[Entry]:
     """The entries of the segments. Raises CheckpointError for one that is gone or altered."""
     for segment in segments:
-        for line in _read(store, segment).splitlines():
-            try:
-                yield Entry.model_validate_json(line)
-            except ValidationError as error:
-                where = store.uri(f"{JOURNAL}/{segment.name}")
-                raise CheckpointError(f"{where}: {line[:80]!r} is not an entry") from error
+        yield from _entries(store, segment)
+
+
+def read_good_segments(store: Store, segments: Iterable[FileEntry]) -> Iterator[Entry]:
+    """The entries of the segments, to be shown; one that is gone or altered is warned about."""
+    for segment in segments:
+        try:
+            yield from _entries(store, segment)
+        except CheckpointError as error:
+            _log.warning("some metrics are not shown: %s", error)
+
+
+def _entries(store: Store, segment: FileEntry) -> list[Entry]:
+    try:
+        return [Entry.model_validate_json(line) for line in _read(store, segment).splitlines()]
+    except ValidationError as error:
+        where = store.uri(f"{JOURNAL}/{segment.name}")
+        raise CheckpointError(f"{where}: a line is not an entry: {error}") from error
 
 
 def _read(store: Store, segment: FileEntry) -> bytes:
-    return read_whole(store, f"{JOURNAL}/{segment.name}", segment)
+    return bytes(read_file(store, f"{JOURNAL}/{segment.name}", segment))

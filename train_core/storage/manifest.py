@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from train_core.storage.digests import ALGORITHM, digest_of
 from train_core.storage.documents import FORMAT, read_document, sealed
 from train_core.storage.names import MANIFEST_JSON
 from train_core.storage.store import Store
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-
-
-def digest_of(data: bytes | memoryview) -> str:
-    """SHA-256 of the bytes, in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def _plain_name(name: str) -> str:
@@ -48,7 +43,7 @@ class Manifest(BaseModel):
 
     format: Literal[1] = FORMAT
     kind: str
-    digest_algorithm: Literal["sha256"] = "sha256"
+    digest_algorithm: Literal["blake3"] = ALGORITHM
     created_at: str = Field(description="UTC, ISO 8601.")
     files: tuple[FileEntry, ...]
 

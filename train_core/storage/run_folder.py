@@ -25,12 +25,12 @@ from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, ConfigError, RunConflictError
 from train_core.results import CheckpointSummary
 from train_core.storage import lease
+from train_core.storage.digests import digest_of
 from train_core.storage.documents import read_document, read_object
 from train_core.storage.files import fault_of
 from train_core.storage.manifest import (
     CheckpointManifest,
     M,
-    digest_of,
     read_manifest,
 )
 from train_core.storage.names import (
@@ -56,7 +56,7 @@ class Origin(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     uri: str = Field(description="The address of a checkpoint or of a .safetensors file.")
-    digest: str = Field(description="SHA-256 of the checkpoint's manifest, or of the file.")
+    digest: str = Field(description="BLAKE3 of the checkpoint's manifest, or of the file.")
 
 
 class RunRecord(BaseModel):

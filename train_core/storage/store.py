@@ -156,7 +156,7 @@ class Store:
         self._run("create", key, once, writing=True, size_bytes=len(data))
 
     def put(self, key: str, data: memoryview) -> str:
-        """Store the bytes, from where they lie, as a new object, in parallel parts; their SHA-256.
+        """Store the bytes, from where they lie, as a new object, in parallel parts; their digest.
 
         Durable when this returns. On a disk, a reader may see a part of it before: it counts once
         a manifest says so.
@@ -169,9 +169,9 @@ class Store:
         return self._retried("write", key, once, writing=True, size_bytes=len(data))
 
     def fill(self, key: str, into: memoryview) -> str:
-        """Fill `into` with the object's first bytes, in parallel parts; their SHA-256.
+        """Fill `into` with the object's bytes, in parallel parts; their digest.
 
-        Raises StorageError, besides what all operations do, if it has fewer.
+        It is empty if the object has not as many bytes as fit.
         """
         path = self.path(key)
 
