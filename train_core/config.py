@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from train_core.policy.retention import RetentionRules
+from train_core.policy.steps import StepPlan
 
 MAY_CHANGE: dict[str, JsonValue] = {"may_change": True}
 
@@ -271,6 +272,12 @@ class TrainConfig(BaseModel):
             keep_best=self.keep_best,
             keep_every_steps=self.keep_every_steps,
             keep_newer_than_s=self.keep_newer_than_s,
+        )
+
+    def step_plan(self, num_samples: int) -> StepPlan:
+        """Which samples each step takes of so many."""
+        return StepPlan(
+            num_samples, self.batch_size, self.accumulation_steps, self.shards, self.drop_last
         )
 
     def fixed(self) -> Self:

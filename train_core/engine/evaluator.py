@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import Subset
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
@@ -145,7 +146,8 @@ def _measure_task(
         workload, model, device = load_model(url, config.model_dump_json(), checkpoint)
         dataset: Dataset = _dataset(config.workload, config.model_dump_json(), split)
         if max_batches:
-            dataset = _First(dataset, max_batches * config.eval_batch_size)
+            first = range(min(max_batches * config.eval_batch_size, len(dataset)))
+            dataset = Subset(dataset, first)  # type: ignore[arg-type]  # is one but by name
         metrics = split_metrics(workload)
         if workload.class_names:
             metrics[CONFUSION] = _confusion(workload)
@@ -185,19 +187,6 @@ def _dataset(workload: str, config_json: str, split: Split) -> Dataset:
     dataset = indexed(load_workload(workload, config.settings), split)
     check_split(dataset, split)
     return dataset
-
-
-class _First:
-    """The first samples of a dataset."""
-
-    def __init__(self, dataset: Dataset, count: int) -> None:
-        self._dataset, self._count = dataset, min(count, len(dataset))
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int, /) -> Any:
-        return self._dataset[index]
 
 
 def _confusion(workload: Workload[Any]) -> Metric:

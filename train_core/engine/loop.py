@@ -39,7 +39,7 @@ from train_core.engine.validation import validate
 from train_core.errors import NotFiniteError
 from train_core.policy.randomness import FORWARD, derive_seed
 from train_core.policy.sharding import shards_of_rank
-from train_core.policy.steps import MicroBatch, StepPlan, due
+from train_core.policy.steps import MicroBatch, due
 from train_core.storage.run_folder import RunFolder
 from train_core.workload import Batch, Workload, indexed, is_stream, load_workload
 
@@ -72,13 +72,7 @@ class Trainer:
         self.train_set = self.workload.dataset("train")
         self.validation_set = indexed(self.workload, "validation")
         check_split(self.validation_set, "validation")
-        self.plan = StepPlan(
-            check_split(self.train_set, "train"),
-            config.batch_size,
-            config.accumulation_steps,
-            config.shards,
-            config.drop_last,
-        )
+        self.plan = config.step_plan(check_split(self.train_set, "train"))
         self.progress = Progress()
         self.shards = shards_of_rank(config.shards, group.world_size, group.rank)
         self.streams = (

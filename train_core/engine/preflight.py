@@ -21,7 +21,6 @@ from train_core.engine.launcher import LOCAL, check_resources
 from train_core.engine.measure import check_split, split_metrics
 from train_core.engine.progress import Progress
 from train_core.errors import ConfigError, DataError, RunConflictError
-from train_core.policy.steps import StepPlan
 from train_core.storage.run_folder import Origin, RunFolder, RunRecord
 from train_core.storage.store import Store
 from train_core.workload import SPLITS, Dataset, Stream, Workload, indexed, load_workload
@@ -54,13 +53,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
         for split in SPLITS
     }
     num_samples = {split: check_split(dataset, split) for split, dataset in datasets.items()}
-    plan = StepPlan(
-        num_samples["train"],
-        config.batch_size,
-        config.accumulation_steps,
-        config.shards,
-        config.drop_last,
-    )
+    plan = config.step_plan(num_samples["train"])
     if config.strategy == "fsdp":
         check_passes(plan, datasets["train"], config.num_workers)
     if source := request.pipeline.get("infer_input"):

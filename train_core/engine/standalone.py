@@ -25,7 +25,7 @@ from train_core.engine.group import Group
 from train_core.engine.loop import Trainer
 from train_core.engine.preflight import fingerprint
 from train_core.errors import ConfigError
-from train_core.policy.steps import MicroBatch, StepPlan
+from train_core.policy.steps import MicroBatch
 from train_core.proof import StandaloneTask, died_mark, error_file
 from train_core.storage.run_folder import RunFolder, RunRecord
 from train_core.workload import Dataset, Split, Stream, Workload, load_workload
@@ -83,13 +83,7 @@ def with_epochs(task: StandaloneTask) -> StandaloneTask:
     """The task with as many epochs as its steps take. Raises ConfigError for a bad workload."""
     config = task.config
     workload = shortened(load_workload(config.workload, config.settings), task.max_samples)
-    plan = StepPlan(
-        len(workload.dataset("train")),
-        config.batch_size,
-        config.accumulation_steps,
-        config.shards,
-        config.drop_last,
-    )
+    plan = config.step_plan(len(workload.dataset("train")))
     epochs = -(-config.max_steps // max(plan.steps_per_epoch, 1))
     return task.model_copy(update={"config": config.model_copy(update={"epochs": epochs})})
 

@@ -1,4 +1,7 @@
-"""Pins: whoever reads a checkpoint keeps it from being deleted meanwhile.
+"""Pins: an evaluation or an inference keeps its checkpoint from being deleted meanwhile.
+
+Commands that look at one (`diff`, `export`, `verify`) pin nothing, as they may run where they may
+not write; if it goes meanwhile, they say so.
 
 `pins/<checkpoint>/<who>.json` is one pin. It holds for as long as its process runs, or lastingly.
 Whoever wants to delete the checkpoint writes a pin of his own kind there first and looks for others
