@@ -7,7 +7,6 @@ for bytes in memory.
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 import shutil
@@ -36,8 +35,6 @@ def measure(bench: Bench) -> None:
     """Each contender once a round, on both servers."""
     if bench.s3 is None:
         return
-    if not importlib.util.find_spec("boto3"):
-        bench.report.note("boto3 is not installed: its figures are left out")
     with bench.far_s3(LATENCY_MS) as far:
         assert far is not None
         for place, environment in (("near", bench.s3), (FAR, far)):
@@ -81,12 +78,14 @@ class Client:
     """evertrain and its peers, with the same bytes to move."""
 
     def __init__(self, state_mb: float, prefix: str) -> None:
+        import boto3
         import obstore
         import s3fs
         from obstore.store import S3Store
 
         os.environ["WORLD_SIZE"] = "1"
         self.obstore = obstore
+        self.boto3 = boto3.client("s3")
         self.store = Store(f"s3://{BUCKET}/{prefix}")
         self.root = f"{BUCKET}/{prefix}"
         self.fs = s3fs.S3FileSystem()
@@ -130,18 +129,13 @@ class Client:
 
     def _saves(self) -> dict[str, Callable[[], Any]]:
         key, path = f"{self.prefix}/new", f"{self.root}/new"
-        found: dict[str, Callable[[], Any]] = {
+        return {
             "evertrain": lambda: write_file(self.store, "new", memoryview(self.data)),
             "obstore put": lambda: self.obstore.put(self.bucket, key, self.data),
             "s3fs pipe_file": lambda: self.fs.pipe_file(path, self.data),
             "s3fs put_file": lambda: self.fs.put_file(str(self.file), path),
+            "boto3": lambda: self.boto3.upload_fileobj(io.BytesIO(self.data), BUCKET, key),
         }
-        if importlib.util.find_spec("boto3"):
-            import boto3
-
-            client = boto3.client("s3")
-            found["boto3"] = lambda: client.upload_fileobj(io.BytesIO(self.data), BUCKET, key)
-        return found
 
     def _restores(self) -> dict[str, Callable[[], int]]:
         sizes = {
@@ -175,22 +169,16 @@ class Client:
             self.fs.get(list(sizes), targets)
             return sum(map(os.path.getsize, targets))
 
-        found: dict[str, Callable[[], int]] = {
+        def download() -> int:
+            into = {path.removeprefix(f"{BUCKET}/"): io.BytesIO() for path in sizes}
+            for key, file in into.items():
+                self.boto3.download_fileobj(BUCKET, key, file)
+            return sum(file.getbuffer().nbytes for file in into.values())
+
+        return {
             "evertrain": ours,
             "obstore get_range x 16": ranges,
             "s3fs cat_ranges": s3fs_ranges,
             "s3fs get": get_files,
+            "boto3": download,
         }
-        if importlib.util.find_spec("boto3"):
-            import boto3
-
-            client = boto3.client("s3")
-
-            def download() -> int:
-                into = io.BytesIO()
-                for path in sizes:
-                    client.download_fileobj(BUCKET, path.removeprefix(f"{BUCKET}/"), into)
-                return into.tell()
-
-            found["boto3"] = download
-        return found
