@@ -25,7 +25,7 @@ ui: $(STAMP) ## Show runs in the browser: Prefect and MLflow
 	$(BIN)/evertrain ui
 
 test: $(STAMP) ## Run all tests but the slow ones
-	$(BIN)/pytest -m 'not slow' -n 2 --durations=12
+	$(BIN)/pytest -m 'not slow' -n 3 --durations=20
 
 test-s3: $(STAMP) ## Run the tests that need a real S3 server
 	$(BIN)/pytest -m s3

@@ -26,15 +26,18 @@ hypothesis.settings.load_profile("shared")
 STORAGES = ["local", pytest.param("s3", marks=pytest.mark.s3)]
 
 
-class PipelinesBesideTheRest(LoadScopeScheduling):
-    """Two processes run the tests side by side: whole pipelines, which share one, and the rest."""
+class PartsSideBySide(LoadScopeScheduling):
+    """Three processes run the tests side by side: whole pipelines, storage, which waits for a
+    server most of the time, and the rest.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "pipelines" if nodeid.startswith("tests/flows/") else "rest"
+        part = nodeid.removeprefix("tests/").partition("/")[0]
+        return part if part in ("flows", "storage") else "rest"
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> PipelinesBesideTheRest:
-    return PipelinesBesideTheRest(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> PartsSideBySide:
+    return PartsSideBySide(config, log)
 
 
 @pytest.fixture(scope="session")

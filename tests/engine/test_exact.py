@@ -138,29 +138,21 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str
 
 
 def some_of_the_table() -> list[Any]:
-    """Every point, every number of workers before and after, both configurations, some chains."""
-    indexed, stream = EVERYTHING
+    """Everything at every point on every number of workers, which then changes; some chains."""
+    both = indexed, stream = tuple(EVERYTHING)
+    rows: list[Any] = [
+        (
+            both[(turn + before) % 2],
+            [Killed(before, point, rank_for(point, before, turn))],
+            (turn + before) % 4 + 1,
+        )
+        for (turn, point), before in product(enumerate(POINTS), (1, 2, 3, 4))
+    ]
     return [
+        *rows,
         (indexed, [], 3),
         (stream, [], 4),
         ("noise", [], 3),
-        (indexed, [Killed(1, "first step")], 2),
-        (stream, [Killed(2, "mid-epoch", rank=1)], 1),
-        (indexed, [Killed(3, "snapshot", rank=2)], 4),
-        (stream, [Killed(2, "snapshot")], 3),
-        (stream, [Killed(4, "validation", rank=2)], 2),
-        (indexed, [Killed(2, "half a file", rank=1)], 3),
-        (stream, [Killed(3, "half a file")], 1),
-        (indexed, [Killed(4, "between files")], 2),
-        (stream, [Killed(2, "between files", rank=1)], 2),
-        (indexed, [Killed(3, "before manifest")], 1),
-        (stream, [Killed(1, "after manifest")], 4),
-        (stream, [Killed(3, "mid-accumulation", rank=1)], 3),
-        (indexed, [Killed(4, "mid-accumulation", rank=3)], 1),
-        (indexed, [Killed(2, "last step")], 1),
-        (stream, [Killed(1, "last validation")], 1),
-        (indexed, [Killed(1, "last file")], 3),
-        (stream, [Killed(2, "last manifest")], 4),
         # The second kill soon after the first resume.
         (indexed, [Killed(2, "before manifest"), Killed(1, "half a file")], 2),
         (indexed, CHAIN, 4),

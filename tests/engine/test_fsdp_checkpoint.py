@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.engine.processes import train
 from tests.engine.test_exact import CONFIG
@@ -14,6 +15,7 @@ from tests.storage.samples import record
 from train_core.engine.checkpoint_files import load_state, load_weights
 from train_core.engine.first_state import find_origin
 from train_core.engine.state import pack
+from train_core.errands import export_weights
 from train_core.policy.layout import part_of
 from train_core.storage.run_folder import RunFolder
 
@@ -99,6 +101,10 @@ def test_each_rank_writes_its_rows_and_they_make_whole_tensors(
         f"model-0000{number}-of-00006.safetensors" for number in range(1, 7)
     ]
     weights = load_weights(folder.store, newest)
+    export_weights(folder, newest, f"{folder.storage}/exported")
+    exported = load_file(f"{folder.storage}/exported/model.safetensors")
+    assert exported.keys() == weights.keys()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in exported.items())
     assert weights["live.0.weight"].shape == (16, 8)
     assert weights["live.4.weight"].shape == (3, 16)
     assert weights["average.1.num_batches_tracked"].shape == ()

@@ -153,6 +153,16 @@ def test_more_epochs_go_on_from_the_last_step(folder: RunFolder) -> None:
     assert (progress.step, progress.epoch) == (10, 2)
 
 
+def test_a_run_that_is_extended_ends_as_one_that_was_asked_for_more(folder: RunFolder) -> None:
+    # A schedule spans what was asked at first: more epochs keep its last rate.
+    settings = {"one_cycle": False}
+    run(folder, epochs=1, settings=settings)
+    run(folder, attempt=2, epochs=3, settings=settings)
+    at_once = RunFolder(folder.storage, "at-once")
+    run(at_once, epochs=3, settings=settings)
+    assert digest_of_training(folder) == digest_of_training(at_once)
+
+
 def test_retention_keeps_newest_and_best(folder: RunFolder) -> None:
     run(folder, epochs=6, keep_last=1, keep_best=2, monitor="validation/loss", monitor_order="min")
     losses = {
@@ -309,19 +319,33 @@ def test_the_journal_of_a_quarantined_checkpoint_stays(folder: RunFolder) -> Non
 
 
 class Unlike(Tiny):
-    """Keeps a tensor of another size on every worker."""
+    """Keeps a tensor of another kind on the second worker."""
+
+    kinds = (torch.zeros(2, 3), torch.zeros(2, 3))
 
     def state_dict(self) -> dict[str, Any]:
-        rank = int(os.environ.get("RANK", "0"))
-        return {"kept": torch.zeros(1 + 400 * rank)}
+        return {"kept": self.kinds[int(os.environ.get("RANK", "0"))]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing is kept."""
 
 
-def test_workers_with_other_states_commit_nothing(tmp_path: Path) -> None:
+class UnlikeInSize(Unlike):
+    kinds = (torch.zeros(2, 3), torch.zeros(400, 3))
+
+
+class UnlikeInShape(Unlike):
+    kinds = (torch.zeros(2, 3), torch.zeros(3, 2))
+
+
+class UnlikeInType(Unlike):
+    kinds = (torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("name", ["UnlikeInSize", "UnlikeInShape", "UnlikeInType"])
+def test_workers_with_other_states_commit_nothing(name: str, tmp_path: Path) -> None:
     config = {
-        "workload": "tests.engine.test_loop:Unlike",
+        "workload": f"tests.engine.test_loop:{name}",
         "batch_size": 32,
         "num_shards": 2,
         "checkpoint_backpressure": "wait",

@@ -89,6 +89,15 @@ def test_what_is_not_a_manifest_of_this_format_is_refused(
         read_manifest(store, CheckpointManifest)
 
 
+@pytest.mark.parametrize("digit", [b"0", b"3", b"5", b"9"])
+def test_a_flipped_bit_makes_no_newer_format(store: Store, digit: bytes) -> None:
+    whole = manifest().to_json()
+    assert whole.count(b'"format": 1') == 1
+    store.write("manifest.json", whole.replace(b'"format": 1', b'"format": ' + digit))
+    with pytest.raises(CheckpointError, match="it was altered"):
+        read_manifest(store, CheckpointManifest)
+
+
 def test_the_manifest_of_another_kind_is_refused(store: Store) -> None:
     store.write("manifest.json", manifest().to_json())
     with pytest.raises(CheckpointError, match="kind"):

@@ -6,7 +6,8 @@ import pytest
 
 from tests.storage.samples import commit, manifest, record, save
 from train_core.config import TrainConfig
-from train_core.errors import CheckpointError, ConfigError, RunConflictError
+from train_core.errors import CheckpointError, ConfigError, RunBusyError, RunConflictError
+from train_core.storage import lease
 from train_core.storage.addresses import named
 from train_core.storage.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
@@ -178,7 +179,7 @@ def test_every_byte_of_a_checkpoint_and_its_journal_is_verified(folder: RunFolde
     assert folder.faults(checkpoint) == []
 
 
-def test_a_fork_takes_nothing_that_a_killed_one_left(folder: RunFolder) -> None:
+def test_a_fork_takes_and_deletes_nothing_that_lies_there(folder: RunFolder) -> None:
     folder.create(record())
     first, second = commit(folder, 1, 1), commit(folder, 2, 1)
     for segment in folder.checkpoint(first).manifest.journal:
@@ -188,8 +189,24 @@ def test_a_fork_takes_nothing_that_a_killed_one_left(folder: RunFolder) -> None:
     for file in ("model.safetensors", "manifest.json"):
         key = f"checkpoints/{second}/{file}"
         folder.store.copy(key, elsewhere.store, key)
-    with pytest.raises(ConfigError, match=r"has checkpoints and no run\.json"):
-        elsewhere.refuse_leftovers()
+    for act in (elsewhere.refuse_leftovers, lambda: folder.fork(folder.checkpoint(first), "fork")):
+        with pytest.raises(ConfigError, match=r"has checkpoints and no run\.json"):
+            act()
+    assert names(elsewhere) == [second]
+    assert names(folder.fork(folder.checkpoint(first), "other")) == [first]
+
+
+def test_of_two_that_fork_to_one_name_one_is_refused(folder: RunFolder) -> None:
+    folder.create(record())
+    first = commit(folder, 1, 1)
+    for segment in folder.checkpoint(first).manifest.journal:
+        folder.store.write(f"journal/{segment.name}", b"{}\n")
+    elsewhere = RunFolder(folder.storage, "fork")
+    held = lease.acquire(elsewhere.store, "fork")
+    with pytest.raises(RunBusyError):
+        folder.fork(folder.checkpoint(first), "fork")
+    assert names(elsewhere) == []
+    held.release()
     assert names(folder.fork(folder.checkpoint(first), "fork")) == [first]
 
 

@@ -46,6 +46,13 @@ def test_a_wrong_key_is_refused_with_the_servers_answer(object_store: str) -> No
     assert "PermissionError" in said
 
 
+def test_keys_that_only_fsspec_knows_are_everybodys(object_store: str) -> None:
+    known = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
+    given = {"FSSPEC_S3_KEY": known[0], "FSSPEC_S3_SECRET": known[1]}
+    hidden = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+    assert probe_elsewhere(object_store, **given, **hidden) == ""
+
+
 def test_a_server_that_is_down_is_named_within_seconds(object_store: str) -> None:
     begin = time.monotonic()
     said = probe_elsewhere(object_store, AWS_ENDPOINT_URL="http://127.0.0.1:9")

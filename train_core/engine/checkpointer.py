@@ -68,8 +68,8 @@ class Checkpointer:
         self._writing: tuple[Future[Checkpoint | None], list[Entry]] | None = None
         self._stored: dict[str, str] = {}
         """Keys of files that are stored already, by digest: those of the last checkpoint."""
-        self._given_up: list[str] = []
-        """Keys of folders that were begun and not committed."""
+        self._given_up: list[CheckpointName] = []
+        """Checkpoints that were begun and, as far as was told, not committed."""
 
     @property
     def is_busy(self) -> bool:
@@ -153,10 +153,10 @@ class Checkpointer:
             files = self._store_files(folder, step)
             files += self._others_files(step)
             manifest = self._manifest(files, facts, entries)
+            committed = self._folder.commit(name, manifest)
         except BaseException:
-            self._given_up.append(folder)
+            self._given_up.append(name)
             raise
-        committed = self._folder.commit(name, manifest)
         delete_superseded(self._folder, self._config, self._attempt)
         return committed
 
@@ -164,6 +164,10 @@ class Checkpointer:
         """Store this rank's files and tell rank 0."""
         try:
             files = self._store_files(folder, step)
+        except NotFiniteError:
+            # Rank 0 knows the newest commit, and says so to all.
+            self._posts.send(step, {"not_finite": True})
+            return
         except BaseException as error:
             self._posts.send(step, {"error": f"{type(error).__name__}: {error}"})
             raise
@@ -174,6 +178,8 @@ class Checkpointer:
         """What the other ranks have stored."""
         files = []
         for post in self._posts.collect(step, timeout_s=COMMIT_TIMEOUT_S, give_up=self._closing):
+            if "not_finite" in post:
+                raise self._not_finite(step)
             if "error" in post:
                 raise StorageError(f"another rank did not store its files: {post['error']}")
             if post["plan"] != self._snapshot.plan_digest:
@@ -189,18 +195,22 @@ class Checkpointer:
 
         What a late rank still adds to such a folder is deleted with the attempt's orphans.
         """
-        for folder in list(self._given_up):
+        for name in list(self._given_up):
             try:
-                self._folder.store.delete(folder)
+                if not self._folder.exists_checkpoint(name):
+                    self._folder.store.delete(f"{CHECKPOINTS}/{name}")
             except StorageError as error:
                 _log.warning("files of a checkpoint that was given up remain: %s", error)
             else:
-                self._given_up.remove(folder)
+                self._given_up.remove(name)
 
     def _check_weights(self, step: int) -> None:
         if self._snapshot.has_nan():
-            last_good = str(self.newest.name) if self.newest else None
-            raise NotFiniteError(step, math.nan, last_good, "a weight of the model")
+            raise self._not_finite(step)
+
+    def _not_finite(self, step: int) -> NotFiniteError:
+        last_good = str(self.newest.name) if self.newest else None
+        return NotFiniteError(step, math.nan, last_good, "a weight of the model")
 
     def _store_files(self, folder: str, step: int) -> list[FileEntry]:
         self._check_weights(step)

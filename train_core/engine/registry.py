@@ -45,6 +45,7 @@ _DIGEST = "evertrain.checkpoint_digest"
 _MODEL_ID = re.compile(r"\bm-[0-9a-f]{32}\b")
 _MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))?")
 _REQUIREMENTS = (
+    "blake3",
     "mlflow",
     "numpy",
     "pandas",

@@ -67,7 +67,7 @@ class Snapshot:
         self._num_shards = num_shards
         self._group = group
         self.plan_digest = ""
-        """Of what goes into which file, on all ranks: all of them must have made the same plan."""
+        """Of what goes into which file, of which type and shape: all ranks must plan the same."""
         self._planned: list[PlannedFile] = []
         self._sizes: dict[str, int] = {}
         self._kinds: list[tuple[object, ...]] = []
@@ -143,7 +143,8 @@ class Snapshot:
             shards = shards_of_rank(self._num_shards, group.world_size, group.rank)
             mine = [planned for planned in self._planned if planned.shard in shards]
             plan = self._planned
-        self.plan_digest = digest_of(repr(plan).encode())
+        kinds = [(path, tensor.dtype, tuple(tensor.shape)) for path, tensor in tensors.items()]
+        self.plan_digest = digest_of(repr((plan, kinds)).encode())
         self.files = [self._allocate(planned, tensors) for planned in mine]
 
     def _allocate(self, planned: PlannedFile, tensors: Mapping[str, Tensor]) -> SnapshotFile:

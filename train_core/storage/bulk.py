@@ -42,6 +42,7 @@ _NUM_CONNECTIONS = 16
 _PART_ATTEMPTS = 5
 _FIRST_PAUSE, _LONGEST_PAUSE = timedelta(seconds=0.1), timedelta(seconds=1)
 _BEYOND_THE_END = 416
+_AWS = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
 _LOCAL, _S3 = ("file", "local"), ("s3", "s3a")
 
 
@@ -138,10 +139,15 @@ def _write_local(path: str, data: memoryview) -> None:
     folder = os.path.dirname(path)
     local_disk.make_folder(folder)
     with open(path, "xb", buffering=0) as file:
-        written = 0
-        while written < len(data):
-            written += file.write(data[written:])
-        os.fsync(file.fileno())
+        try:
+            written = 0
+            while written < len(data):
+                written += file.write(data[written:])
+            os.fsync(file.fileno())
+        except OSError:
+            # It may be tried again, and the disk may be full.
+            os.unlink(path)
+            raise
     local_disk.sync(folder)
 
 
@@ -233,6 +239,13 @@ def _connect(fs: Any, endpoint: str, region: str, bucket: str, patience: Patienc
         return await (await fs.session.get_credentials()).get_frozen_credentials()
 
     def credentials() -> S3Credential:
+        if fs.key:
+            return {
+                "access_key_id": fs.key,
+                "secret_access_key": fs.secret,
+                "token": fs.token,
+                "expires_at": None,
+            }
         found = sync(fs.loop, ask)
         return {
             "access_key_id": found.access_key,
@@ -244,9 +257,10 @@ def _connect(fs: Any, endpoint: str, region: str, bucket: str, patience: Patienc
 
     return S3Store(
         bucket,
-        endpoint=None if endpoint.endswith(".amazonaws.com") else endpoint,
-        # Its digest is in the manifest, whose own request is signed: a second one is not needed.
-        unsigned_payload=True,
+        endpoint=None if _AWS.fullmatch(endpoint) else endpoint,
+        skip_signature=bool(fs.anon),
+        # TLS sees to it that the bytes arrive as they were sent; without it, their signature does.
+        unsigned_payload=endpoint.startswith("https://"),
         region=region,
         client_options={
             "allow_http": endpoint.startswith("http://"),

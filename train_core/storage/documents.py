@@ -50,8 +50,9 @@ def read_document(
     """
     data = read_small(store, key)
     uri = store.uri(key)
-    _check_format(uri, data)
+    # First: a flipped bit must not make it one of a newer format.
     content = _unsealed(data, uri, what) if is_sealed else data
+    _check_format(uri, content)
     try:
         return model.model_validate_json(content), data
     except ValidationError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import numpy as np
 import psutil
 
@@ -40,6 +42,10 @@ def read_file(store: Store, key: str, entry: FileEntry) -> memoryview:
         digest = store.fill(key, data)
     except FileNotFoundError as error:
         raise CheckpointError(f"{store.uri(key)} is missing") from error
+    except StorageError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO:
+            raise CheckpointError(f"the disk cannot read {store.uri(key)}: {error}") from error
+        raise
     if digest != entry.digest:
         fault = _fault_of_size(store, key, entry) or "has a digest that is not the committed one"
         raise CheckpointError(f"{store.uri(key)} {fault}")

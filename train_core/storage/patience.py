@@ -14,7 +14,8 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -43,6 +44,8 @@ _CODES_THAT_PASS = frozenset(
         "NoSuchUpload",
     }
 )
+# A folder in an object's place is no object, as it is on an object store.
+_NOT_THERE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -93,6 +96,22 @@ def retried(operation: Callable[[float], _T], title: str, budget_s: float) -> _T
             _log.warning("%s: %s; trying for %.0f s", title, _described(cause), budget_s)
         time.sleep(pause_s)
     raise AssertionError("count() never ends")
+
+
+@contextmanager
+def storage_errors(action: str, uri: str, *, writing: bool = False) -> Iterator[None]:
+    """Raise what went wrong as one of the errors that Store promises, naming the object."""
+    try:
+        yield
+    except (FileExistsError, StorageError):
+        raise
+    except Exception as error:
+        if not writing and isinstance(error, _NOT_THERE):
+            raise FileNotFoundError(f"{uri} does not exist") from error
+        if isinstance(error, FileNotFoundError):
+            missing = error.filename or "its bucket"
+            raise StorageError(f"cannot {action} {uri}: {missing} does not exist") from error
+        raise StorageError(f"cannot {action} {uri}: {type(error).__name__}: {error}") from error
 
 
 def may_pass(error: BaseException) -> bool:

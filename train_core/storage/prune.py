@@ -96,7 +96,7 @@ class Pruning:
 
     def _good_and_damaged(self) -> tuple[list[Checkpoint], dict[str, str]]:
         good, damaged = self.folder.checkpoints(), self.folder.damaged()
-        while good and (faults := self.folder.faults(good[-1])):
+        while good and (faults := self.folder.file_faults(good[-1])):
             damaged[str(good.pop().name)] = "; ".join(faults)
         return good, damaged
 

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
@@ -28,11 +28,7 @@ from train_core.storage import lease
 from train_core.storage.digests import digest_of
 from train_core.storage.documents import read_document, read_object
 from train_core.storage.files import fault_of
-from train_core.storage.manifest import (
-    CheckpointManifest,
-    M,
-    read_manifest,
-)
+from train_core.storage.manifest import CheckpointManifest, FileEntry, M, read_manifest
 from train_core.storage.names import (
     CHECKPOINTS,
     JOURNAL,
@@ -227,10 +223,16 @@ class RunFolder:
 
     def faults(self, checkpoint: Checkpoint) -> list[str]:
         """What of the checkpoint's files and its journal is missing or not what was committed."""
-        manifest = checkpoint.manifest
-        listed = [(f"{checkpoint.key}/{entry.name}", entry) for entry in manifest.files]
-        listed += [(f"{JOURNAL}/{entry.name}", entry) for entry in manifest.journal]
-        return [fault for key, entry in listed if (fault := fault_of(self.store, key, entry))]
+        journal = checkpoint.manifest.journal
+        return self.file_faults(checkpoint) + self._faults(JOURNAL, journal)
+
+    def file_faults(self, checkpoint: Checkpoint) -> list[str]:
+        """What of its files is: what a resume asks."""
+        return self._faults(checkpoint.key, checkpoint.manifest.files)
+
+    def _faults(self, folder: str, files: Iterable[FileEntry]) -> list[str]:
+        found = (fault_of(self.store, f"{folder}/{file.name}", file) for file in files)
+        return [fault for fault in found if fault]
 
     def results(self, above: str, model: type[M]) -> Iterator[tuple[str, M]]:
         """The committed results directly below the key `above`: each one's key and manifest."""
@@ -265,24 +267,30 @@ class RunFolder:
     def fork(self, checkpoint: Checkpoint, name: str) -> RunFolder:
         """A new run beside this one that goes on from `checkpoint`, with the journal up to it.
 
-        The new run exists when all of it is copied. Raises FileExistsError if there is one.
+        The new run exists when all of it is copied. Raises FileExistsError if there is one,
+        ConfigError if there is a part of one, and RunBusyError if another process makes one.
         """
         fork = RunFolder(self.storage, name)
         if fork.exists():
             raise FileExistsError(f"{fork.url} exists")
-        for leftover in (CHECKPOINTS, JOURNAL):
-            # Of a fork that was killed: it would be taken for this one's.
-            fork.store.delete(leftover)
-        keys = [f"{JOURNAL}/{segment.name}" for segment in checkpoint.manifest.journal]
-        keys += [f"{checkpoint.key}/{file.name}" for file in checkpoint.manifest.files]
-        for key in [*keys, f"{checkpoint.key}/{MANIFEST_JSON}"]:
-            self.store.copy(key, fork.store, key)
+        fork.refuse_leftovers()
+        keys = [f"{checkpoint.key}/{file.name}" for file in checkpoint.manifest.files]
+        keys += [f"{JOURNAL}/{segment.name}" for segment in checkpoint.manifest.journal]
         changed = {
             "name": name,
             "created_at": datetime.now(UTC).isoformat(),
             "forked_from": self.store.uri(checkpoint.key),
         }
-        fork.create(self.record().model_copy(update=changed))
+        held = lease.acquire(fork.store, name)
+        with lease.beating(held):
+            for key in [*keys, f"{checkpoint.key}/{MANIFEST_JSON}"]:
+                self.store.copy(key, fork.store, key)
+            try:
+                fork.create(self.record().model_copy(update=changed))
+            except FileExistsError:
+                # Begun by somebody else meanwhile, who has nothing to do with our checkpoint.
+                fork.delete_checkpoint(checkpoint.name, attempt=held.attempt)
+                raise
         return fork
 
     def quarantine(self, name: CheckpointName, reason: str) -> None:

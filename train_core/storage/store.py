@@ -14,7 +14,6 @@ import os
 import posixpath
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from train_core.storage.patience import (
     may_pass,
     retried,
     s3_config,
+    storage_errors,
 )
 
 _DEFAULT_PATIENCE = Patience()
@@ -270,7 +270,7 @@ class Store:
         self._run("delete", key, once)
 
     def probe(self) -> None:
-        """Check that the folder can be written and that `create` has one winner.
+        """Check that the folder can be written, also in bulk, and that `create` has one winner.
 
         Raises StorageError, naming what failed, within seconds.
         """
@@ -281,13 +281,17 @@ class Store:
         try:
             store.create(key, b"2")
         except FileExistsError:
-            return
+            pass
+        else:
+            raise StorageError(
+                f"{self.url} lets an object be created twice: evertrain needs storage with "
+                "conditional create (If-None-Match on S3, exclusive create on a disk)"
+            )
         finally:
             store.delete(key)
-        raise StorageError(
-            f"{self.url} lets an object be created twice: evertrain needs storage with "
-            "conditional create (If-None-Match on S3, exclusive create on a disk)"
-        )
+        # Large objects go through a client of their own on S3.
+        store.put(key, memoryview(b"1"))
+        store.delete(key)
 
     def _path_inside(self, key: str) -> str:
         """The path of an object that is to be changed: it lies where it seems to."""
@@ -352,7 +356,7 @@ class Store:
     ) -> _T:
         """What the operation, given the seconds left, returns; our patience, and our errors."""
         uri = self.uri(key)
-        with _storage_errors(action, uri, writing=writing):
+        with storage_errors(action, uri, writing=writing):
             budget_s = self.patience.for_bytes(size_bytes)
             return retried(operation, f"cannot {action} {uri}", budget_s)
 
@@ -382,19 +386,3 @@ def _is_there(ask: _Ask, path: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
-
-
-@contextmanager
-def _storage_errors(action: str, uri: str, *, writing: bool = False) -> Iterator[None]:
-    """Raise what went wrong as one of the errors that Store promises, naming the object."""
-    try:
-        yield
-    except (FileExistsError, StorageError):
-        raise
-    except FileNotFoundError as error:
-        if not writing:
-            raise FileNotFoundError(f"{uri} does not exist") from error
-        missing = error.filename or "its bucket"
-        raise StorageError(f"cannot {action} {uri}: {missing} does not exist") from error
-    except Exception as error:
-        raise StorageError(f"cannot {action} {uri}: {type(error).__name__}: {error}") from error

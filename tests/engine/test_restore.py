@@ -1,0 +1,51 @@
+"""A resume on several ranks passes over what is not good, and all ranks go on from the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.engine.processes import train
+from tests.engine.test_exact import CONFIG
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.store import Store
+
+
+def bit_flipped(store: Store, key: str) -> None:
+    data = bytearray(store.read(key))
+    data[len(data) // 2] ^= 1
+    store.write(key, bytes(data))
+
+
+def cut(store: Store, key: str) -> None:
+    store.write(key, store.read(key)[:-1])
+
+
+def gone(store: Store, key: str) -> None:
+    store.delete(key)
+
+
+def a_folder(store: Store, key: str) -> None:
+    store.delete(key)
+    store.write(f"{key}/file", b"")
+
+
+@pytest.mark.parametrize("damage", [bit_flipped, cut, gone, a_folder])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_all_ranks_go_on_from_the_newest_good_checkpoint(
+    workers: int, damage: Callable[[Store, str], None], tmp_path: Path
+) -> None:
+    reference = train(str(tmp_path), "whole", attempt=1, workers=1, config=CONFIG)
+    stopped = CONFIG | {"max_steps": 8, "keep_last": 9}
+    train(str(tmp_path), "run", attempt=1, workers=workers, config=stopped)
+    folder = RunFolder(str(tmp_path), "run")
+    *_, older, newest = folder.checkpoints()
+    assert (older.manifest.step, newest.manifest.step) == (6, 8)
+    # The last file is another rank's than the first.
+    names = [file.name for file in newest.manifest.files if file.name.startswith("optimizer")]
+    damage(folder.store, f"{newest.key}/{names[-1]}")
+    found = train(str(tmp_path), "run", attempt=2, workers=workers, config=CONFIG)
+    assert found == reference | {"resumed_from": 6}
+    assert names[-1] in folder.quarantined()[str(newest.name)]
