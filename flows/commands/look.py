@@ -99,7 +99,7 @@ class VerifyCommand(LookAt):
         if bad:
             raise CheckpointError(
                 f"{bad} of {len(rows)} checkpoints of {folder.url} are not what was committed: a "
-                "run that resumes passes over them"
+                "run that resumes passes over those whose files are not"
             )
 
 

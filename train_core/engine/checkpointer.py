@@ -231,8 +231,8 @@ class Checkpointer:
                 try:
                     check_size(store, self._stored[digest], entry)
                     store.link_or_copy(self._stored[digest], store, key)
-                except (FileNotFoundError, CheckpointError):
-                    # It was deleted with its checkpoint, or cut.
+                except (StorageError, CheckpointError):
+                    # It was deleted with its checkpoint, just now or before, or cut.
                     del self._stored[digest]
                 else:
                     return entry

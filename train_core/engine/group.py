@@ -49,7 +49,7 @@ class Group:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0: the one that writes to storage."""
+        """Whether this is rank 0: the one that commits."""
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:

@@ -44,7 +44,7 @@ _CHECKPOINT = "evertrain.checkpoint"
 _DIGEST = "evertrain.checkpoint_digest"
 _MODEL_ID = re.compile(r"\bm-[0-9a-f]{32}\b")
 _MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))?")
-_REQUIREMENTS = (
+REQUIREMENTS = (
     "blake3",
     "mlflow",
     "numpy",
@@ -254,7 +254,7 @@ def _requirements(workload: object) -> list[str]:
     return [
         # A local label ("+cpu") is known to no index.
         f"{name}=={metadata.version(name).partition('+')[0]}"
-        for name in (*_REQUIREMENTS, *owners)
+        for name in (*REQUIREMENTS, *owners)
     ]
 
 
