@@ -239,16 +239,31 @@ def test_three_shards_on_two_workers(tmp_path: Path) -> None:
     assert train(str(tmp_path), "together", attempt=1, workers=2, config=config) == alone
 
 
+ROWS_ON_S3 = [
+    pytest.param([Killed(3, "mid-epoch"), Killed(2, "before manifest")], 4, id="twice"),
+    pytest.param(CHAIN, 4, id="chain", marks=SLOW),
+    *(
+        pytest.param([Killed(2, point, rank_for(point, 2, turn))], 3, id=point, marks=SLOW)
+        for turn, point in enumerate(POINTS)
+    ),
+]
+
+
 @pytest.mark.s3
+@pytest.mark.parametrize(("kills", "workers"), ROWS_ON_S3)
 def test_a_run_on_s3_ends_alike(
-    undisturbed: Callable[[str], str], object_store: str, tmp_path: Path
+    undisturbed: Callable[[str], str],
+    kills: list[Killed],
+    workers: int,
+    object_store: str,
+    tmp_path: Path,
 ) -> None:
     name = "all-adamw-indexed"
     at: dict[str, Any] = {"config": CONFIGS[name], "home": str(tmp_path)}
-    storage = f"{object_store}/{uuid.uuid4().hex}"
-    for attempt, (workers, named) in enumerate(((3, "mid-epoch"), (2, "before manifest")), 1):
-        point, step, after = POINTS[named]
-        how: dict[str, Any] = {"point": point, "step": step, "after": after}
-        assert train(storage, "run", attempt=attempt, workers=workers, **at, **how) is None
-    found = train(storage, "run", attempt=3, workers=4, **at)
-    assert found == {"digest": undisturbed(name), "resumed_from": 5}
+    storage, newest = f"{object_store}/{uuid.uuid4().hex}", 0
+    for attempt, (number, named, rank) in enumerate(kills, start=1):
+        point, step, newest = POINTS[named]
+        how: dict[str, Any] = {"point": point, "step": step, "rank": rank, "after": newest}
+        assert train(storage, "run", attempt=attempt, workers=number, **at, **how) is None
+    found = train(storage, "run", attempt=len(kills) + 1, workers=workers, **at)
+    assert found == {"digest": undisturbed(name), "resumed_from": newest}

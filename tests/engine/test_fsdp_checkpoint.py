@@ -35,12 +35,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, An
 
 
 def test_resumed_on_as_many_workers_it_ends_with_the_same_bits(
-    undisturbed: tuple[RunFolder, Any], tmp_path: Path
+    undisturbed: tuple[RunFolder, Any], storage_url: str, tmp_path: Path
 ) -> None:
-    storage = str(tmp_path)
+    at: dict[str, Any] = {"workers": 3, "config": CONFIG, "home": str(tmp_path)}
     killed = {"point": "in_step", "step": 4, "rank": 1, "after": 4}
-    train(storage, "run", attempt=1, workers=3, config=CONFIG, **killed)
-    found = train(storage, "run", attempt=2, workers=3, config=CONFIG)
+    train(storage_url, "run", attempt=1, **at, **killed)
+    found = train(storage_url, "run", attempt=2, **at)
     assert found == undisturbed[1] | {"resumed_from": 4}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,17 +36,18 @@ def a_folder(store: Store, key: str) -> None:
 @pytest.mark.parametrize("damage", [bit_flipped, cut, gone, a_folder])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_all_ranks_go_on_from_the_newest_good_checkpoint(
-    workers: int, damage: Callable[[Store, str], None], tmp_path: Path
+    workers: int, damage: Callable[[Store, str], None], storage_url: str, tmp_path: Path
 ) -> None:
-    reference = train(str(tmp_path), "whole", attempt=1, workers=1, config=CONFIG)
+    at: dict[str, Any] = {"workers": workers, "home": str(tmp_path)}
+    reference = train(storage_url, "whole", attempt=1, **at, config=CONFIG)
     stopped = CONFIG | {"max_steps": 8, "keep_last": 9}
-    train(str(tmp_path), "run", attempt=1, workers=workers, config=stopped)
-    folder = RunFolder(str(tmp_path), "run")
+    train(storage_url, "run", attempt=1, **at, config=stopped)
+    folder = RunFolder(storage_url, "run")
     *_, older, newest = folder.checkpoints()
     assert (older.manifest.step, newest.manifest.step) == (6, 8)
     # The last file is another rank's than the first.
     names = [file.name for file in newest.manifest.files if file.name.startswith("optimizer")]
     damage(folder.store, f"{newest.key}/{names[-1]}")
-    found = train(str(tmp_path), "run", attempt=2, workers=workers, config=CONFIG)
+    found = train(storage_url, "run", attempt=2, **at, config=CONFIG)
     assert found == reference | {"resumed_from": 6}
     assert names[-1] in folder.quarantined()[str(newest.name)]

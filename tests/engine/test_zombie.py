@@ -15,11 +15,9 @@ from train_core.storage.run_folder import RunFolder
 
 def everything(folder: RunFolder) -> dict[str, bytes]:
     """All that is there but the hint for people and what a deletion announces of itself."""
-    root = Path(folder.url)
-    found = {path.relative_to(root): path for path in root.rglob("*") if path.is_file()}
-    return {
-        str(name): path.read_bytes() for name, path in found.items() if name.name != "live.json"
-    }
+    fs, root = folder.store.fs, folder.store.path("")
+    found = {path.removeprefix(root): fs.cat_file(path) for path in fs.find(root)}
+    return {name: data for name, data in found.items() if not name.endswith("live.json")}
 
 
 @pytest.mark.parametrize(
@@ -27,9 +25,9 @@ def everything(folder: RunFolder) -> dict[str, bytes]:
     [("stop_before_manifest", 4, 1), ("stop_before_manifest", 6, 2), ("stop_before_delete", 2, 1)],
 )
 def test_a_zombie_neither_commits_nor_deletes(
-    point: str, step: int, workers: int, tmp_path: Path
+    point: str, step: int, workers: int, storage_url: str, tmp_path: Path
 ) -> None:
-    folder = RunFolder(str(tmp_path / "storage"), "run")
+    folder = RunFolder(storage_url, "run")
     # The ranks of the tests take no lease themselves: the first attempt is over, as far as it says.
     folder.begin_attempt().release()
     task: dict[str, Any] = {
@@ -47,7 +45,9 @@ def test_a_zombie_neither_commits_nor_deletes(
         # The other ranks wait for it, as they would behind a network that is cut: were they dead,
         # it might learn of that first.
         assert folder.begin_attempt().attempt == 2
-        again = train(folder.storage, "run", attempt=2, workers=2, config=task["config"])
+        (tmp_path / "again").mkdir()
+        how: dict[str, Any] = {"config": task["config"], "home": str(tmp_path / "again")}
+        again = train(folder.storage, "run", attempt=2, workers=2, **how)
         assert again is not None
         before = everything(folder)
         process.resume()
