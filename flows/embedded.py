@@ -33,8 +33,8 @@ def configure(*, verbose: bool) -> None:
 def warming_up() -> Iterator[threading.Thread]:
     """Import Prefect and start its server in a thread, beside what the block does.
 
-    Join the thread before the flow is run. The process waits for it at its end, too: one that
-    leaves while another thread loads compiled modules is aborted.
+    Join the thread before the flow is run. The block's end waits for the import, also if it
+    raises: a process that leaves while a thread loads compiled modules is aborted.
     """
     is_wanted = threading.Event()
     is_wanted.set()
@@ -44,6 +44,7 @@ def warming_up() -> Iterator[threading.Thread]:
         yield thread
     finally:
         is_wanted.clear()
+        thread.join()
 
 
 def _start_prefect(is_wanted: threading.Event) -> None:
