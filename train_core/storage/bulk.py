@@ -1,13 +1,14 @@
 """Moving large objects: hashed on the way, in parallel parts, without a second copy.
 
-`put` takes the bytes from where they lie in memory, `fill` puts them where they shall lie; both
-give their digest. On S3 the parts travel through obstore, which moves them outside of Python's
+`put` takes the bytes from where they lie in memory, `load` gives them in memory; both give their
+digest. On S3 the parts travel through obstore, which moves them outside of Python's
 lock, with the address and the credentials of s3fs; every other storage is spoken to through
-fsspec, which wants to be given `bytes`, a copy. `Store.put` and `Store.fill` are what others call.
+fsspec, which wants to be given `bytes`, a copy. `Store.put` and `Store.load` are what others call.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import time
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     import fsspec
     from obstore.store import S3Credential, S3Store
 
-_CHUNK_BYTES = 4 * 2**20
+_CHUNK_BYTES = 2**20
 _PART_BYTES = 8 * 2**20
 _NUM_CONNECTIONS = 16
 # As often obstore asks for a part; after that the whole object is repeated.
@@ -79,29 +80,29 @@ def put(
     return digest.hexdigest()
 
 
-def fill(
-    fs: fsspec.AbstractFileSystem, path: str, into: memoryview, patience: Patience, left_s: float
-) -> str:
-    """Fill `into` with the object's bytes; their digest, or "" if it has another size.
+def load(
+    fs: fsspec.AbstractFileSystem, path: str, size_bytes: int, patience: Patience, left_s: float
+) -> tuple[memoryview, str]:
+    """The object's bytes, which may be changed, and their digest, or "" if it has another size.
 
-    One byte more is asked for than fits. Raises TimeoutError on S3 when `left_s` seconds are over,
-    other errors as builtin ones.
+    Raises TimeoutError on S3 when `left_s` seconds are over, other errors as builtin ones.
     """
-    digest = new_digest()
     if fs.protocol[0] in _LOCAL:
-        parts = _local_parts(path, into)
-    elif fs.protocol[0] in _S3:
-        parts = _remote_parts(_s3_range(fs, path, patience), into, left_s)
+        return _map(path, size_bytes)
+    # By numpy, which asks the system for large pages: small ones cost as much as the digest.
+    data = np.empty(size_bytes, np.uint8).data
+    if fs.protocol[0] in _S3:
+        parts = _remote_parts(_s3_range(fs, path, patience), data, left_s)
     else:
         # What other storages answer to a range beyond the end is not told.
-        if fs.info(path)["size"] != len(into):
-            return ""
-        parts = _remote_parts(partial(fs.cat_file, path), into, left_s)
-    num_bytes = 0
+        if fs.info(path)["size"] != size_bytes:
+            return data, ""
+        parts = _remote_parts(partial(fs.cat_file, path), data, left_s)
+    num_bytes, digest = 0, new_digest()
     for part in parts:
         num_bytes += len(part)
         digest.update(part)
-    return digest.hexdigest() if num_bytes == len(into) else ""
+    return data, digest.hexdigest() if num_bytes == size_bytes else ""
 
 
 def _s3_range(fs: fsspec.AbstractFileSystem, path: str, patience: Patience) -> Callable[..., Any]:
@@ -151,20 +152,29 @@ def _write_local(path: str, data: memoryview) -> None:
     local_disk.sync(folder)
 
 
-def _local_parts(path: str, into: memoryview) -> Iterator[memoryview]:
+def _map(path: str, size_bytes: int) -> tuple[memoryview, str]:
+    """The file as memory that is shared with the disk's cache until it is changed."""
+    piece, num_bytes, digest = memoryview(bytearray(_CHUNK_BYTES)), 0, new_digest()
     with open(path, "rb", buffering=0) as file:
-        end = 0
-        while count := file.readinto(into[end : end + _CHUNK_BYTES]):
-            yield into[end : end + count]
-            end += count
-        if end == len(into):
-            yield memoryview(file.read(1))
+        # By reading: what the disk cannot read is an error then, and in a mapping a signal.
+        while num_bytes <= size_bytes and (count := file.readinto(piece)):
+            digest.update(piece[:count])
+            num_bytes += count
+        if num_bytes != size_bytes:
+            return memoryview(b""), ""
+        if not size_bytes:
+            return memoryview(bytearray()), digest.hexdigest()
+        mapped = mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_COPY)
+    return memoryview(mapped), digest.hexdigest()
 
 
 def _remote_parts(
     fetch: Callable[..., Any], into: memoryview, left_s: float
 ) -> Iterator[memoryview]:
-    """Fill `into` part by part, some of which are fetched ahead; raises TimeoutError."""
+    """Fill `into` part by part, some of which are fetched ahead; raises TimeoutError.
+
+    One byte more is asked for than fits, and given with the last part if there is one.
+    """
     end = time.monotonic() + left_s
 
     def fetch_part(start: int) -> Any:

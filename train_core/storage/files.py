@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 
-import numpy as np
 import psutil
 
 from train_core.errors import CheckpointError, StorageError
@@ -25,7 +24,7 @@ def check_size(store: Store, key: str, entry: FileEntry) -> None:
 
 
 def read_file(store: Store, key: str, entry: FileEntry) -> memoryview:
-    """The object's bytes, in new memory.
+    """The object's bytes, which may be changed.
 
     Raises CheckpointError, naming the object, if they are not what was committed, and StorageError
     if this machine's memory is too small for them: it may be larger elsewhere.
@@ -36,10 +35,8 @@ def read_file(store: Store, key: str, entry: FileEntry) -> memoryview:
         raise StorageError(
             f"{store.uri(key)}: its {entry.size_bytes} bytes do not fit into this machine's memory"
         )
-    # By numpy, which asks the system for large pages: small ones cost as much as the digest.
-    data = np.empty(entry.size_bytes, np.uint8).data
     try:
-        digest = store.fill(key, data)
+        data, digest = store.load(key, entry.size_bytes)
     except FileNotFoundError as error:
         raise CheckpointError(f"{store.uri(key)} is missing") from error
     except StorageError as error:

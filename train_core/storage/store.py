@@ -168,17 +168,17 @@ class Store:
 
         return self._retried("write", key, once, writing=True, size_bytes=len(data))
 
-    def fill(self, key: str, into: memoryview) -> str:
-        """Fill `into` with the object's bytes, in parallel parts; their digest.
+    def load(self, key: str, size_bytes: int) -> tuple[memoryview, str]:
+        """The object's bytes, which may be changed, and their digest; from parallel parts.
 
-        It is empty if the object has not as many bytes as fit.
+        The digest is empty if the object is not of that size.
         """
         path = self.path(key)
 
-        def once(left_s: float) -> str:
-            return bulk.fill(self._fs, path, into, self.patience, left_s)
+        def once(left_s: float) -> tuple[memoryview, str]:
+            return bulk.load(self._fs, path, size_bytes, self.patience, left_s)
 
-        return self._retried("read", key, once, size_bytes=len(into))
+        return self._retried("read", key, once, size_bytes=size_bytes)
 
     def link_on_the_way(self, key: str) -> str:
         """The first symbolic link below the folder on the way to the object; empty: there is none.
