@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from dataclasses import dataclass
@@ -43,4 +44,6 @@ class Belongings:
             ]
             if not found or time.monotonic() > deadline:
                 return found
+            # A file that is mapped is open for as long as its memory is there.
+            gc.collect()
             time.sleep(0.05)

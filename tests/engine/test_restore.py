@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,21 +34,34 @@ def a_folder(store: Store, key: str) -> None:
     store.write(f"{key}/file", b"")
 
 
-@pytest.mark.parametrize("damage", [bit_flipped, cut, gone, a_folder])
-@pytest.mark.parametrize("workers", [2, 3])
-def test_all_ranks_go_on_from_the_newest_good_checkpoint(
-    workers: int, damage: Callable[[Store, str], None], storage_url: str, tmp_path: Path
+def check_resume(
+    storage: str, workers: int, damage: Callable[[Store, str], None], home: Path
 ) -> None:
-    at: dict[str, Any] = {"workers": workers, "home": str(tmp_path)}
-    reference = train(storage_url, "whole", attempt=1, **at, config=CONFIG)
+    """Damage the newest checkpoint of a run, and see it go on from the one before."""
+    at: dict[str, Any] = {"workers": workers, "home": str(home)}
     stopped = CONFIG | {"max_steps": 8, "keep_last": 9}
-    train(storage_url, "run", attempt=1, **at, config=stopped)
-    folder = RunFolder(storage_url, "run")
+    train(storage, "run", attempt=1, **at, config=stopped)
+    folder = RunFolder(storage, "run")
     *_, older, newest = folder.checkpoints()
     assert (older.manifest.step, newest.manifest.step) == (6, 8)
     # The last file is another rank's than the first.
     names = [file.name for file in newest.manifest.files if file.name.startswith("optimizer")]
     damage(folder.store, f"{newest.key}/{names[-1]}")
-    found = train(storage_url, "run", attempt=2, **at, config=CONFIG)
-    assert found == reference | {"resumed_from": 6}
+    found = train(storage, "run", attempt=2, **at, config=CONFIG)
+    assert found == train(str(home), "whole", attempt=1, workers=1, config=CONFIG) | {
+        "resumed_from": 6
+    }
     assert names[-1] in folder.quarantined()[str(newest.name)]
+
+
+@pytest.mark.parametrize("damage", [bit_flipped, cut, gone, a_folder])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_all_ranks_go_on_from_the_newest_good_checkpoint(
+    workers: int, damage: Callable[[Store, str], None], tmp_path: Path
+) -> None:
+    check_resume(str(tmp_path), workers, damage, tmp_path)
+
+
+@pytest.mark.s3
+def test_so_they_do_on_s3(object_store: str, tmp_path: Path) -> None:
+    check_resume(f"{object_store}/{uuid.uuid4().hex}", 2, a_folder, tmp_path)
