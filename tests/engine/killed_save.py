@@ -6,15 +6,12 @@ its own train it, and kills that. The last one got through.
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
-from itertools import count
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.engine.alone import run
-from tests.storage.killed import die_before
+from tests.storage.killed import kill_before_each_change
 from train_core.engine import recorder
 from train_core.engine.retention import delete_orphans_of_the_dead, delete_superseded
 from train_core.storage.run_folder import RunFolder
@@ -49,19 +46,7 @@ def main(storage: str) -> None:
     with TemporaryDirectory() as elsewhere:
         # What torch loads when it is first used is loaded once, before the forks.
         drive(RunFolder(elsewhere, "warm"))
-    for change in count(1):
-        child = os.fork()
-        if child == 0:
-            try:
-                die_before(change)
-                drive(RunFolder(storage, f"{change}"))
-            except BaseException:  # noqa: BLE001 (told by the exit code)
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if not os.WIFSIGNALED(status):
-            sys.exit(os.WEXITSTATUS(status))
+    kill_before_each_change(lambda change: drive(RunFolder(storage, f"{change}")))
 
 
 if __name__ == "__main__":

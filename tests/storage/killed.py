@@ -72,14 +72,20 @@ def die_before(change: int) -> None:
     sys.addaudithook(look)
 
 
-def main(action: str, template: str, above: str) -> None:
+def kill_before_each_change(
+    act: Callable[[int], object], prepare: Callable[[int], object] = lambda _: None
+) -> None:
+    """Let a process of its own `act(k)`, and kill it before its change k, for every k.
+
+    `prepare(k)` comes before, unharmed. This process ends as the one that got through did.
+    """
     for change in count(1):
-        shutil.copytree(template, f"{above}/{change}/run")
+        prepare(change)
         child = os.fork()
         if child == 0:
             try:
                 die_before(change)
-                ACTIONS[action](RunFolder.at(f"{above}/{change}/run"))
+                act(change)
             except BaseException:  # noqa: BLE001 (told by the exit code)
                 traceback.print_exc()
                 os._exit(1)
@@ -87,6 +93,15 @@ def main(action: str, template: str, above: str) -> None:
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
             sys.exit(os.WEXITSTATUS(status))
+
+
+def main(action: str, template: str, above: str) -> None:
+    def act(change: int) -> None:
+        ACTIONS[action](RunFolder.at(f"{above}/{change}/run"))
+
+    kill_before_each_change(
+        act, prepare=lambda change: shutil.copytree(template, f"{above}/{change}/run")
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Moving large objects: hashed on the way, in parallel parts, without a second copy.
+"""Moving large objects: hashed on the way, in parallel parts.
 
 `put` takes the bytes from where they lie in memory, `load` gives them in memory; both give their
-digest. On S3 the parts travel through obstore, which moves them outside of Python's
-lock, with the address and the credentials of s3fs; every other storage is spoken to through
-fsspec, which wants to be given `bytes`, a copy. `Store.put` and `Store.load` are what others call.
+digest. On S3 the parts travel through obstore, which moves them outside of Python's lock, with the
+address and the credentials of s3fs; every other storage is spoken to through fsspec, which wants
+to be given `bytes`, a copy. `Store.put` and `Store.load` are what others call.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def load(
 ) -> tuple[memoryview, str]:
     """The object's bytes, which may be changed, and their digest, or "" if it has another size.
 
-    Raises TimeoutError on S3 when `left_s` seconds are over, other errors as builtin ones.
+    But on a disk, raises TimeoutError when `left_s` seconds are over; other errors as builtin ones.
     """
     if fs.protocol[0] in _LOCAL:
         return _map(path, size_bytes)
@@ -173,7 +173,8 @@ def _remote_parts(
 ) -> Iterator[memoryview]:
     """Fill `into` part by part, some of which are fetched ahead; raises TimeoutError.
 
-    One byte more is asked for than fits, and given with the last part if there is one.
+    One byte more is asked for than fits, and given with the last part if there is one. The first
+    part that is cut is the last: who lies about a size is not asked for all of it.
     """
     end = time.monotonic() + left_s
 
@@ -198,6 +199,8 @@ def _remote_parts(
             part = into[start : start + len(found)]
             np.frombuffer(part, np.uint8)[:] = found[: len(part)]
             yield found.data
+            if len(found) < min(_PART_BYTES, len(into) - start):
+                return
     finally:
         # What is under way ends by the client's own limits.
         threads.shutdown(wait=False, cancel_futures=True)
