@@ -30,7 +30,7 @@ from flows.commands.retrain import DemoCommand, RetrainCommand
 from flows.commands.runs import RunsCommand
 from flows.commands.ui import UiCommand
 from flows.commands.workloads import WorkloadsCommand
-from train_core.errors import ConfigError, EvertrainError
+from train_core.errors import ConfigError, EvertrainError, StoppedError
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -80,7 +80,7 @@ class Evertrain(BaseSettings):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and give its exit code: 0, 2 for an error, 130 for Ctrl-C."""
+    """Run the command line and give its exit code: 0, 2 for an error, 130 if it was stopped."""
     arguments = sys.argv[1:] if arguments is None else arguments
     _make_importable(os.getcwd())
     try:
@@ -91,6 +91,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse(_one_line(error))
     except SettingsError as error:
         return _refuse(str(error).partition("\n")[0].removeprefix("error parsing CLI: "))
+    except StoppedError as error:
+        sys.stderr.write(f"evertrain: {error}\n")
+        return INTERRUPTED
     except (EvertrainError, OSError, EOFError) as error:
         return _refuse(" ".join(str(error).split()) or type(error).__name__)
     except KeyboardInterrupt:
@@ -136,10 +139,10 @@ def _make_importable(folder: str) -> None:
 
 @contextmanager
 def _orderly_termination() -> Iterator[None]:
-    """Let SIGTERM end the command like an exception, so that the processes it started end too."""
+    """Let SIGTERM end the command as Ctrl-C does, so that the processes it started end too."""
 
-    def leave(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
+    def leave(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, leave)
     try:

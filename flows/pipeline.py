@@ -40,14 +40,17 @@ def _run_flow(
     from rich.console import Console
 
     from flows.progress import TerminalProgress
-    from flows.retrain import retrain
+    from flows.retrain import retrain, stopped
     from flows.summary import print_summary
 
     console = Console()
     folder = RunFolder(parameters.storage, parameters.run)
     console.print(f"{'continuing' if resumed else 'new'} run {parameters.run}", highlight=False)
     with TerminalProgress(session, console, plain=verbose):
-        report = retrain(parameters)
+        state = retrain(parameters, return_state=True)
+    if state.is_cancelled():
+        raise stopped(session.request)
+    report = state.result()
     print_summary(report, folder.store.uri(REPORT_JSON), console)
 
 

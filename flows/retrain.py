@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prefect import flow, get_run_logger, runtime
+from prefect import State, flow, get_run_logger, runtime
+from prefect.exceptions import TerminationSignal
+from prefect.states import Cancelled
 
 from flows.parameters import RetrainParameters, make_tracking_folder
 from tasks.evaluate import evaluate
@@ -11,7 +13,10 @@ from tasks.publish import publish
 from tasks.select import select
 from tasks.session import open_session
 from tasks.train import train
+from train_core.driver import DriverRequest
+from train_core.errors import StoppedError
 from train_core.results import Report
+from train_core.storage.run_folder import RunFolder
 
 
 def run_name() -> str:
@@ -28,11 +33,21 @@ def run_name() -> str:
     persist_result=True,
     result_serializer="json",
 )
-def retrain(parameters: RetrainParameters) -> Report:
-    """Train, choose the best checkpoint on validation, report it on test, infer with it."""
+def retrain(parameters: RetrainParameters) -> Report | State[Report]:
+    """Train, choose the best checkpoint on validation, report it on test, infer with it.
+
+    Who cancels it, or sends SIGINT or SIGTERM, gets a last checkpoint and a cancelled flow run.
+    """
     parameters = parameters.named(run_name())
     make_tracking_folder(parameters.tracked_at())
     request = parameters.request()
+    try:
+        return _stages(request, parameters)
+    except (KeyboardInterrupt, TerminationSignal, StoppedError):
+        return Cancelled(message=str(stopped(request)))
+
+
+def _stages(request: DriverRequest, parameters: RetrainParameters) -> Report:
     with open_session(request) as session:
         session.listen(get_run_logger().info)
         session.prepared()
@@ -43,3 +58,9 @@ def retrain(parameters: RetrainParameters) -> Report:
         tested = evaluate(request, [selection.best], "test")
         predictions = predicting.result()
         return publish(request, trained, evaluations + tested, selection, predictions)
+
+
+def stopped(request: DriverRequest) -> StoppedError:
+    """What is left of a run that was stopped: its newest checkpoint."""
+    checkpoints = RunFolder(request.storage, request.run).checkpoints()
+    return StoppedError(request.run, checkpoints[-1].manifest.step if checkpoints else 0)

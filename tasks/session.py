@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
-from train_core.driver import Driver, DriverRequest, Prepared
+from train_core.driver import Driver, DriverRequest, Prepared, end_status
 
 REMEMBERED_LINES = 2000
 
@@ -72,10 +72,7 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.close("FAILED" if issubclass(kind, Exception) else "KILLED")
+        self.close(end_status(kind))
 
     def _living_driver(self) -> Driver:
         # A driver that died took its Ray with it: a retry needs a new one.

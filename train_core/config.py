@@ -135,6 +135,18 @@ class TrainConfig(BaseModel):
         "out, or wait. One with a validation, and the last one, always wait.",
         json_schema_extra=MAY_CHANGE,
     )
+    grace_s: float = Field(
+        default=20,
+        ge=0,
+        description="Seconds that a training which is asked to stop has for its last checkpoint.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    max_unsaved_s: float = Field(
+        default=3600,
+        ge=0,
+        description="End the training when checkpoints have failed for so many seconds; 0: never.",
+        json_schema_extra=MAY_CHANGE,
+    )
     keep_last: int = Field(
         default=2,
         ge=1,

@@ -19,7 +19,7 @@ from typing import IO, Any, Self
 
 from train_core import errors
 from train_core.config import TrainConfig
-from train_core.errors import EvertrainError, StageError
+from train_core.errors import EvertrainError, StageError, StoppedError
 from train_core.results import (
     CheckpointSummary,
     EvaluationResult,
@@ -144,7 +144,11 @@ class Driver:
         return Report.model_validate(found)
 
     def close(self, status: str = "FINISHED", timeout_s: float = 60) -> None:
-        """End the driver, with what MLflow shall say of the run: FINISHED, FAILED or KILLED."""
+        """End the driver, with what MLflow shall say of the run: FINISHED, FAILED or KILLED.
+
+        A training that still runs gets its `grace_s` beside the timeout, and saves.
+        """
+        timeout_s += self.request.config.grace_s
         if self._process.poll() is None:
             closing = self._call("close", status=status)
             with suppress(TimeoutError, EvertrainError):
@@ -162,10 +166,7 @@ class Driver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.close("FAILED" if issubclass(kind, Exception) else "KILLED")
+        self.close(end_status(kind))
 
     def _call(self, stage: str, **arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -206,6 +207,14 @@ class Driver:
         except subprocess.TimeoutExpired:
             code = None
         return f"the driver process ended unexpectedly (exit code {code})"
+
+
+def end_status(kind: type[BaseException] | None) -> str:
+    """What MLflow shall say of a run that ended with such an exception, or with none."""
+    if kind is None:
+        return "FINISHED"
+    was_asked_to_stop = issubclass(kind, StoppedError) or not issubclass(kind, Exception)
+    return "KILLED" if was_asked_to_stop else "FAILED"
 
 
 # Without Ray's dashboard this actor says each second that it cannot ask it.

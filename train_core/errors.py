@@ -64,6 +64,21 @@ class RunBusyError(EvertrainError, RuntimeError):
         return type(self), (self.run, self.holder)
 
 
+class StoppedError(EvertrainError, RuntimeError):
+    """The run was asked to stop, and may be continued after its newest checkpoint."""
+
+    def __init__(self, run: str, step: int) -> None:
+        self.run = run
+        self.step = step
+        super().__init__(
+            f"run {run!r} was stopped; it is saved up to step {step}. "
+            f"`evertrain runs resume {run}` goes on"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.run, self.step)
+
+
 class FencedError(EvertrainError, RuntimeError):
     """This attempt was replaced by a newer one and may no longer write."""
 
@@ -80,6 +95,25 @@ class FencedError(EvertrainError, RuntimeError):
 
 class StorageError(EvertrainError, OSError):
     """Storage refused, failed or lacks what evertrain needs of it."""
+
+
+class UnsavedError(StorageError):
+    """Checkpoints have failed for longer than `max_unsaved_s`."""
+
+    def __init__(self, seconds: float, step: int, last_good: str | None, cause: str) -> None:
+        self.seconds = seconds
+        self.step = step
+        self.last_good = last_good
+        self.cause = cause
+        kept = f"the last good one is {last_good}" if last_good else "none was saved before"
+        super().__init__(
+            f"checkpoints have failed for {seconds:.0f} s, up to step {step}; {kept}. The newest "
+            f"failure: {cause}. Mend the storage and continue the run by its name; max_unsaved_s "
+            "says how long a training may go on unsaved"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.seconds, self.step, self.last_good, self.cause)
 
 
 class CheckpointError(EvertrainError, ValueError):

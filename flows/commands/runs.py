@@ -23,6 +23,7 @@ from train_core.storage import lease
 from train_core.storage.names import RUN_JSON
 from train_core.storage.pins import pinned
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.stop import ask_to_stop
 from train_core.storage.store import Store
 
 
@@ -97,6 +98,21 @@ class ResumeCommand(InStorage):
         run_pipeline(RetrainParameters.of_run(folder), verbose=self.verbose)
 
 
+class StopCommand(InStorage):
+    """Have a run that is being driven save and end, wherever that is."""
+
+    run: CliPositionalArg[str] = Field(description="The run's name.")
+
+    def cli_cmd(self) -> None:
+        """Leave the request; the training's rank 0 looks for it about once a second."""
+        folder = existing(absolute(self.storage), self.run)
+        holder = lease.holder_of(folder.store)
+        if holder is None:
+            raise ConfigError(f"nobody drives run {self.run!r}: see `evertrain runs status`")
+        ask_to_stop(folder.store, lease.newest_attempt(folder.store), "evertrain runs stop")
+        say(f"{holder} is asked to save and to stop run {self.run}")
+
+
 class ExtendCommand(InStorage):
     """Train a run for more epochs. A learning-rate schedule is not stretched: it holds its end."""
 
@@ -145,11 +161,12 @@ class ForkCommand(InStorage):
 
 
 class RunsCommand(BaseModel):
-    """List, look at, resume, extend, fork and delete runs."""
+    """List, look at, resume, stop, extend, fork and delete runs."""
 
     list: CliSubCommand[ListCommand] = Field(description="List the runs of a storage.")
     status: CliSubCommand[StatusCommand] = Field(description="Tell where a run is.")
     resume: CliSubCommand[ResumeCommand] = Field(description="Go on with a run.")
+    stop: CliSubCommand[StopCommand] = Field(description="Have a run save and end.")
     extend: CliSubCommand[ExtendCommand] = Field(description="Train a run for more epochs.")
     fork: CliSubCommand[ForkCommand] = Field(description="Begin a run with another's checkpoint.")
     delete: CliSubCommand[DeleteCommand] = Field(description="Delete a run.")

@@ -25,6 +25,7 @@ from train_core.engine.snapshot import Snapshot
 from train_core.policy.steps import MicroBatch
 from train_core.storage.manifest import CheckpointManifest
 from train_core.storage.names import CheckpointName
+from train_core.storage.patience import Patience
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.store import Store
 from train_core.workload import Columns, Dataset, fetch
@@ -80,10 +81,10 @@ class MortalStore(Store):
 class MortalFolder(RunFolder):
     """`before_manifest`: all of a checkpoint is there but that; `after_manifest`: that, too."""
 
-    def __init__(self, storage: str, name: str, fault: Fault) -> None:
+    def __init__(self, storage: str, name: str, fault: Fault, patience: Patience) -> None:
         super().__init__(storage, name)
         self.fault = fault
-        store = MortalStore(storage).child(name)
+        store = MortalStore(storage, patience).child(name)
         store.folder = self
         self.store = store
 
@@ -153,6 +154,7 @@ class MortalTrainer(Trainer):
 
     def step(self) -> None:
         self.meet("before_step")
+        self.meet("stop_before_step")
         super().step()
 
     def _forward(self, micro: MicroBatch) -> torch.Tensor:
@@ -176,7 +178,8 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
     if "RANK" in environment:
         dist.init_process_group("gloo")
     fault = Fault(task.get("point", ""), task.get("step", -1), task.get("after", 0))
-    folder = MortalFolder(task["storage"], task["run"], fault)
+    patience = Patience(**task.get("patience", {}))
+    folder = MortalFolder(task["storage"], task["run"], fault, patience)
     config = TrainConfig.model_validate(task["config"])
     trainer = MortalTrainer(folder, config, task["attempt"], Group.current())
     trainer.run()

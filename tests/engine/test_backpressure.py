@@ -47,12 +47,12 @@ class FailingStore(Store):
 class WatchedCheckpointer(Checkpointer):
     """Has a slow store go on as soon as it is waited for."""
 
-    def wait(self, *, must_succeed: bool = False) -> None:
+    def wait(self) -> None:
         store = self._folder.store
         assert isinstance(store, SlowStore)
         if self.is_busy:
             store.waited_for.set()
-        super().wait(must_succeed=must_succeed)
+        super().wait()
         store.waited_for.clear()
 
 
@@ -130,7 +130,7 @@ class OneThatLooks(Trainer):
 
     def step(self) -> None:
         if self.checkpointer._writing is not None:
-            wait([self.checkpointer._writing[0]], timeout=60)
+            wait([self.checkpointer._writing.future], timeout=60)
         super().step()
         if "was not saved" in self.log.text:
             self.heard.append(self.progress.step)
@@ -180,7 +180,7 @@ class OneThatWaits(Trainer):
 
     def step(self) -> None:
         if self.checkpointer._writing is not None:
-            wait([self.checkpointer._writing[0]], timeout=60)
+            wait([self.checkpointer._writing.future], timeout=60)
         if self.progress.step == 3:
             OneThatWaits.stored = self.folder.store.names(f"checkpoints/{FailingStore.failing}")
         super().step()

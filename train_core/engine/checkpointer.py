@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,6 +29,7 @@ from train_core.errors import (
     EvertrainError,
     NotFiniteError,
     StorageError,
+    UnsavedError,
     WorkloadError,
 )
 from train_core.storage.digests import digest_of
@@ -39,8 +41,28 @@ from train_core.storage.run_folder import Checkpoint, RunFolder
 
 COMMIT_TIMEOUT_S = 600.0
 """How long rank 0 waits for the other ranks' files when its own are stored."""
+RETRY_S = 5.0
+"""How soon after a checkpoint failed the next one is tried."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Save:
+    """A checkpoint that is under way."""
+
+    future: Future[Checkpoint | None]
+    entries: list[Entry]
+    step: int
+    begun: float
+
+
+@dataclass(frozen=True)
+class _Unsaved:
+    """Since when checkpoints fail, all of them, on this rank."""
+
+    since: float
+    failed_at: float
 
 
 class Checkpointer:
@@ -65,7 +87,9 @@ class Checkpointer:
         self._posts = Posts(group, attempt)
         self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(1, "checkpointer")
-        self._writing: tuple[Future[Checkpoint | None], list[Entry]] | None = None
+        self._writing: _Save | None = None
+        self._num_saves = 0
+        self._unsaved: _Unsaved | None = None
         self._stored: dict[str, str] = {}
         """Keys of files that are stored already, by digest: those of the last checkpoint."""
         self._given_up: list[CheckpointName] = []
@@ -74,7 +98,13 @@ class Checkpointer:
     @property
     def is_busy(self) -> bool:
         """Whether a checkpoint is under way on this rank."""
-        return self._writing is not None and not self._writing[0].done()
+        return self._writing is not None and not self._writing.future.done()
+
+    @property
+    def wants_to_save(self) -> bool:
+        """Whether the last checkpoint failed and it is time for another one."""
+        unsaved = self._unsaved
+        return unsaved is not None and time.monotonic() - unsaved.failed_at >= RETRY_S
 
     def continue_from(self, checkpoint: Checkpoint) -> None:
         """Go on after this checkpoint, with its journal."""
@@ -105,53 +135,96 @@ class Checkpointer:
             "stopped_by": progress.stopped_by,
             "elapsed_s": progress.elapsed_s,
         }
-        self._writing = self._thread.submit(self._write, facts, entries), entries
+        self._num_saves += 1
+        future = self._thread.submit(self._write, self._num_saves, facts, entries)
+        self._writing = _Save(future, entries, progress.step, begin)
         self._recorder.rate("checkpoint/blocked_s", time.monotonic() - begin)
 
     def poll(self) -> None:
         """See whether the checkpoint under way has ended, and warn if it failed.
 
-        Raises EvertrainError if we were fenced, or if a weight was not a number.
-        """
-        if self._writing is not None and self._writing[0].done():
-            self.wait()
-
-    def wait(self, *, must_succeed: bool = False) -> None:
-        """Wait for the checkpoint under way.
-
-        One that failed is warned about: its steps are covered by the next one. Raises the error
-        if `must_succeed`, and in any case if a newer attempt has the run.
+        Raises EvertrainError if we were fenced, if a weight was not a number, or if nothing could
+        be saved for too long.
         """
         if self._writing is None:
             return
-        future, entries = self._writing
-        self._writing = None
+        if self._writing.future.done():
+            self.wait()
+        elif self._group.is_first:
+            since = self._unsaved.since if self._unsaved else self._writing.begun
+            self._give_up_if_too_long(since, self._writing.step, "it is still being stored")
+
+    def wait(self) -> None:
+        """Wait for the checkpoint under way.
+
+        One that failed is warned about: its steps are covered by the next one. Raises the error
+        if that is of no use, as when a newer attempt has the run, and UnsavedError, on rank 0,
+        if checkpoints have failed for longer than `max_unsaved_s`.
+        """
+        if self._writing is None:
+            return
+        save, self._writing = self._writing, None
         try:
-            self.newest = future.result() or self.newest
-            self._recorder.forget(entries)
+            self.newest = save.future.result() or self.newest
         except (EvertrainError, OSError) as error:
-            if must_succeed or not isinstance(error, OSError):
+            if not isinstance(error, OSError):
                 raise
             self._recorder.rate("checkpoint/failed", 1)
             _log.warning("a checkpoint was not saved, training goes on: %s", error)
+            since = self._unsaved.since if self._unsaved else save.begun
+            self._unsaved = _Unsaved(since, time.monotonic())
+            if self._group.is_first:
+                self._give_up_if_too_long(since, save.step, str(error))
+        else:
+            if self._unsaved and self._group.is_first:
+                _log.warning("checkpoints are saved again, after step %d", save.step)
+            self._unsaved = None
+            self._recorder.forget(save.entries)
+
+    def has_saved(self) -> bool:
+        """Whether the last checkpoint is committed, once it has ended; for rank 0.
+
+        If it failed, this waits until the way is free for all ranks to save again.
+        Raises as `wait`.
+        """
+        self.wait()
+        while (unsaved := self._unsaved) and self._given_up:
+            time.sleep(RETRY_S)
+            last = self._given_up[-1]
+            try:
+                if self._folder.exists_checkpoint(last):
+                    # It was committed after all: the answer was lost.
+                    self.newest, self._unsaved = self._folder.checkpoint(last), None
+                    return True
+                self._folder.store.delete(f"{CHECKPOINTS}/{last}")
+                self._given_up.remove(last)
+            except StorageError as error:
+                self._give_up_if_too_long(unsaved.since, last.step, str(error))
+        return self._unsaved is None
+
+    def _give_up_if_too_long(self, since: float, step: int, cause: str) -> None:
+        unsaved_s, limit_s = time.monotonic() - since, self._config.max_unsaved_s
+        if 0 < limit_s < unsaved_s:
+            last_good = str(self.newest.name) if self.newest else None
+            raise UnsavedError(unsaved_s, step, last_good, cause)
 
     def close(self) -> None:
         """End the thread; a checkpoint that other ranks have not stored yet is given up soon."""
         self._closing.set()
         self._thread.shutdown()
 
-    def _write(self, facts: dict[str, Any], entries: list[Entry]) -> Checkpoint | None:
+    def _write(self, save: int, facts: dict[str, Any], entries: list[Entry]) -> Checkpoint | None:
         """Store this rank's files; rank 0 commits when all ranks have."""
         step = facts["step"]
         name = CheckpointName(step, self._attempt)
         folder = f"{CHECKPOINTS}/{name}"
         if not self._group.is_first:
-            self._write_share(folder, step)
+            self._write_share(folder, save, step)
             return None
         try:
             self._delete_given_up()
             files = self._store_files(folder, step)
-            files += self._others_files(step)
+            files += self._others_files(save, step)
             manifest = self._manifest(files, facts, entries)
             committed = self._folder.commit(name, manifest)
         except BaseException:
@@ -160,24 +233,24 @@ class Checkpointer:
         delete_superseded(self._folder, self._config, self._attempt)
         return committed
 
-    def _write_share(self, folder: str, step: int) -> None:
+    def _write_share(self, folder: str, save: int, step: int) -> None:
         """Store this rank's files and tell rank 0."""
         try:
             files = self._store_files(folder, step)
         except NotFiniteError:
             # Rank 0 knows the newest commit, and says so to all.
-            self._posts.send(step, {"not_finite": True})
+            self._posts.send(save, {"not_finite": True})
             return
         except BaseException as error:
-            self._posts.send(step, {"error": f"{type(error).__name__}: {error}"})
+            self._posts.send(save, {"error": f"{type(error).__name__}: {error}"})
             raise
         stored = [file.model_dump() for file in files]
-        self._posts.send(step, {"plan": self._snapshot.plan_digest, "files": stored})
+        self._posts.send(save, {"plan": self._snapshot.plan_digest, "files": stored})
 
-    def _others_files(self, step: int) -> list[FileEntry]:
+    def _others_files(self, save: int, step: int) -> list[FileEntry]:
         """What the other ranks have stored."""
         files = []
-        for post in self._posts.collect(step, timeout_s=COMMIT_TIMEOUT_S, give_up=self._closing):
+        for post in self._posts.collect(save, timeout_s=COMMIT_TIMEOUT_S, give_up=self._closing):
             if "not_finite" in post:
                 raise self._not_finite(step)
             if "error" in post:

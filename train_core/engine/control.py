@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from train_core.engine.group import Group
 
-_NUM_WISHES = 3
+_NUM_WISHES = 4
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class Word:
     """The step's mean loss over its samples."""
     wants_checkpoint: bool
     wants_stop: bool
+    """Whether the time that the training may take is over."""
+    is_asked_to_stop: bool
+    """Whether somebody outside asked for an early end."""
     is_busy: bool
     """Whether a rank still stores the last checkpoint."""
 
@@ -43,9 +46,11 @@ class ControlWord:
         """Add a micro-batch's loss times its weight; it stays on the device."""
         self._word[shard] += weighted_loss.detach()
 
-    def send(self, *, wants_checkpoint: bool, wants_stop: bool, is_busy: bool) -> None:
+    def send(
+        self, *, wants_checkpoint: bool, wants_stop: bool, is_asked_to_stop: bool, is_busy: bool
+    ) -> None:
         """Send the word with this rank's wishes."""
-        wishes = [wants_checkpoint, wants_stop, is_busy]
+        wishes = [wants_checkpoint, wants_stop, is_asked_to_stop, is_busy]
         self._word[self._num_shards :] = torch.tensor(wishes, dtype=self._word.dtype)
         if self._group.world_size > 1:
             self._work = dist.all_reduce(self._word, async_op=True)
@@ -54,5 +59,5 @@ class ControlWord:
         """Wait for all ranks' words."""
         if self._work is not None:
             self._work.wait()
-        *losses, checkpoint, stop, busy = self._word.tolist()
-        return Word(sum(losses), checkpoint > 0, stop > 0, busy > 0)
+        *losses, checkpoint, stop, asked, busy = self._word.tolist()
+        return Word(sum(losses), checkpoint > 0, stop > 0, asked > 0, busy > 0)

@@ -25,7 +25,13 @@ from train_core.driver import DriverRequest
 from train_core.engine.launcher import LOCAL, check_resources, with_gpus
 from train_core.engine.mirror import EndStatus, Mirror
 from train_core.engine.retention import delete_orphans_of_the_dead, delete_superseded
-from train_core.errors import ConfigError, EvertrainError, StageError, StorageError
+from train_core.errors import (
+    ConfigError,
+    EvertrainError,
+    StageError,
+    StoppedError,
+    StorageError,
+)
 from train_core.results import (
     CheckpointSummary,
     EvaluationResult,
@@ -40,6 +46,7 @@ from train_core.storage.lease import HEARTBEAT_S, Lease
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.pins import pinned
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.stop import STOPPED, ask_to_stop
 
 # A worker or Ray itself may die; the training is begun again so often without new progress.
 MAX_RESTARTS = 3
@@ -55,6 +62,9 @@ class DriverProcess:
         self._lease: Lease | None = None
         self._lease_lock = threading.Lock()
         self._has_launched = False
+        self._is_stopping = False
+        self._is_idle = threading.Event()
+        self._is_idle.set()
         self._joined_cluster = False
         self._closed = threading.Event()
 
@@ -103,7 +113,17 @@ class DriverProcess:
         start_ray(self.config)
 
     def train(self) -> dict[str, Any]:
-        """Train to the end; where workers die, begin again from the newest commit."""
+        """Train to the end; where workers die, begin again from the newest commit.
+
+        Raises StoppedError if the training was asked to stop, and did.
+        """
+        self._is_idle.clear()
+        try:
+            return self._train()
+        finally:
+            self._is_idle.set()
+
+    def _train(self) -> dict[str, Any]:
         from train_core.engine.launcher import launch
 
         begin = time.monotonic()
@@ -119,6 +139,8 @@ class DriverProcess:
                 launch(self.folder, self.config, self._lease.attempt)
                 is_done = True
             except ConnectionError as error:
+                if self._is_stopping:
+                    raise StageError("train", f"workers died while it stopped: {error}") from error
                 restarts = restarts + 1 if self._newest() == newest else 1
                 if restarts > MAX_RESTARTS:
                     raise StageError("train", f"gave up after {restarts} tries: {error}") from error
@@ -128,6 +150,8 @@ class DriverProcess:
         assert self._lease is not None
         # A process that died after its last commit has not done it.
         delete_superseded(self.folder, self.config, self._lease.attempt)
+        if newest.manifest.stopped_by == STOPPED:
+            raise StoppedError(self.folder.name, newest.manifest.step)
         return self._train_result(newest, time.monotonic() - begin).model_dump()
 
     def evaluate(self, checkpoints: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
@@ -200,7 +224,12 @@ class DriverProcess:
         return report.model_dump()
 
     def close(self, status: EndStatus) -> None:
-        """End the mirror, free the run and leave the cluster; `_end` ends a Ray of our own."""
+        """End the mirror, free the run and leave the cluster; `_end` ends a Ray of our own.
+
+        A training that still runs is asked to stop, and may take `grace_s` for its last checkpoint.
+        """
+        if not self._is_idle.is_set():
+            self._stop_training()
         self._closed.set()
         if self.mirror:
             self.mirror.close(status)
@@ -233,6 +262,22 @@ class DriverProcess:
                 self._lease = None
             self._lease = self.folder.begin_attempt()
         delete_orphans_of_the_dead(self.folder, self._lease.attempt)
+
+    def _stop_training(self) -> None:
+        self._is_stopping = True
+        grace_s = self.config.grace_s
+        assert self._lease is not None
+        try:
+            ask_to_stop(self.folder.store, self._lease.attempt, "the program that wanted it ends")
+        except StorageError as error:
+            _log.warning("the training cannot be asked to save, and is ended: %s", error)
+            return
+        if not self._is_idle.wait(grace_s):
+            _log.warning(
+                "the training did not save within grace_s (%g s), and is ended: it goes on from "
+                "its last checkpoint",
+                grace_s,
+            )
 
     def _check_lease(self) -> None:
         """Raise FencedError if a newer attempt has the run; scoring alone needs no lease."""
@@ -300,7 +345,7 @@ def _effective(request: DriverRequest) -> TrainConfig:
 
 def _is_finished(newest: Checkpoint | None, config: TrainConfig) -> bool:
     """Whether the newest checkpoint is the training's last, also by what is asked now."""
-    if newest is None or not newest.manifest.stopped_by:
+    if newest is None or not newest.manifest.is_last:
         return False
     reason, manifest = newest.manifest.stopped_by, newest.manifest
     return (

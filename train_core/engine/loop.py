@@ -34,6 +34,7 @@ from train_core.engine.progress import Progress
 from train_core.engine.recorder import Recorder
 from train_core.engine.restore import newest_good
 from train_core.engine.state import TrainingState
+from train_core.engine.stopping import StopListener
 from train_core.engine.trained import TrainedModel
 from train_core.engine.validation import validate
 from train_core.errors import NotFiniteError
@@ -41,6 +42,7 @@ from train_core.policy.randomness import FORWARD, derive_seed
 from train_core.policy.sharding import shards_of_rank
 from train_core.policy.steps import MicroBatch, due
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.stop import STOPPED
 from train_core.workload import Batch, Workload, indexed, is_stream, load_workload
 
 _log = logging.getLogger(__name__)
@@ -86,11 +88,13 @@ class Trainer:
         self.state = self._all_state()
         self.recorder = Recorder(folder.store, is_enabled=group.is_first)
         self.checkpointer = Checkpointer(folder, config, attempt, self.recorder, group)
+        self.listener = StopListener(folder.store, attempt, is_enabled=group.is_first)
         self.batches: Iterator[Batch] = iter(())
         self._unsettled: tuple[ControlWord, dict[str, float], int] | None = None
         self._grad_norm: torch.Tensor | None = None
         self._wants_checkpoint = False
         self._wants_stop = False
+        self._is_asked_to_stop = False
         self._skips = config.checkpoint_backpressure == "skip"
         self._is_busy = False
         self._saved_step = -1
@@ -105,10 +109,11 @@ class Trainer:
                     self.end_epoch()
                 self.stop_if_due()
                 self.save_if_due()
-            self.checkpointer.wait(must_succeed=True)
+            self.finish()
             self._tell(self.progress.metrics)
         finally:
             self.checkpointer.close()
+            self.listener.close()
             self.recorder.close()
             self.trained.reducer.close()
         return self.progress
@@ -154,6 +159,7 @@ class Trainer:
         word.send(
             wants_checkpoint=self._checkpoint_is_due(),
             wants_stop=self._time_is_up(),
+            is_asked_to_stop=self.listener.is_asked,
             is_busy=self.checkpointer.is_busy,
         )
         trained.buffers.send()
@@ -187,6 +193,8 @@ class Trainer:
     def stop_if_due(self) -> None:
         """Note why the training ends after this step, if it does."""
         reason = self.progress.reason_to_stop(self.config)
+        if self._is_asked_to_stop:
+            reason = reason or STOPPED
         self.progress.stopped_by = reason or ("max_duration" if self._wants_stop else "")
 
     def save_if_due(self) -> None:
@@ -210,6 +218,16 @@ class Trainer:
         self.checkpointer.save(self.state.capture(), self.trained.frozen(), progress)
         self._saved_step = progress.step
         self._saved_at = time.monotonic()
+
+    def finish(self) -> None:
+        """See the last checkpoint committed; where that fails, all ranks try again together."""
+        while not self._all_have_saved():
+            self.checkpointer.save(self.state.capture(), self.trained.frozen(), self.progress)
+
+    def _all_have_saved(self) -> bool:
+        # No rank still stores when rank 0 makes the way free for another try.
+        self.group.all_succeed(self.checkpointer.wait)
+        return self.group.from_first_of(self.checkpointer.has_saved)
 
     def _is_too_early(self) -> bool:
         """Whether all ranks leave out this checkpoint because one still stores the last.
@@ -313,6 +331,7 @@ class Trainer:
         self.progress.add_loss(told.loss, num_samples)
         self._wants_checkpoint |= told.wants_checkpoint
         self._wants_stop |= told.wants_stop
+        self._is_asked_to_stop |= told.is_asked_to_stop
         self._is_busy = told.is_busy
         metrics = {"train/loss": told.loss, **metrics}
         if self._grad_norm is not None:
@@ -353,7 +372,7 @@ class Trainer:
 
     def _checkpoint_is_due(self) -> bool:
         every = self.config.checkpoint_every_s
-        is_due = 0 < every <= time.monotonic() - self._saved_at
+        is_due = 0 < every <= time.monotonic() - self._saved_at or self.checkpointer.wants_to_save
         is_too_early = self._skips and self.checkpointer.is_busy
         return self.group.is_first and is_due and not is_too_early
 

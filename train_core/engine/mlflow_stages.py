@@ -20,7 +20,7 @@ from train_core.workload import workload_class
 def show_training(runs: MlflowRuns) -> bool:
     """Send what the newest checkpoint covers and MLflow lacks; whether the training is done."""
     checkpoints = runs.folder.checkpoints()
-    is_finished = bool(checkpoints) and bool(checkpoints[-1].manifest.stopped_by)
+    is_finished = bool(checkpoints) and checkpoints[-1].manifest.is_last
     if not is_finished:
         runs.set_status("train", "RUNNING")
     if not checkpoints:

@@ -22,7 +22,7 @@ _POLL_S = 0.02
 
 
 class Posts:
-    """Messages of one attempt, by the step of the checkpoint that they are about."""
+    """Messages of one attempt, by the save that they are about: all ranks count alike."""
 
     def __init__(self, group: Group, attempt: int) -> None:
         self._group = group
@@ -32,13 +32,13 @@ class Posts:
             own.set_timeout(timedelta(seconds=30))
             self._store = PrefixStore(f"evertrain/checkpoints/{attempt}", own)
 
-    def send(self, step: int, message: dict[str, Any]) -> None:
+    def send(self, save: int, message: dict[str, Any]) -> None:
         """Tell rank 0 how this rank's part of a checkpoint went."""
         if self._store is not None:
-            self._store.set(f"{step}/{self._group.rank}", json.dumps(message))
+            self._store.set(f"{save}/{self._group.rank}", json.dumps(message))
 
     def collect(
-        self, step: int, *, timeout_s: float, give_up: threading.Event
+        self, save: int, *, timeout_s: float, give_up: threading.Event
     ) -> list[dict[str, Any]]:
         """What the other ranks told, in the order of ranks.
 
@@ -46,7 +46,7 @@ class Posts:
         """
         if self._store is None:
             return []
-        keys = {rank: f"{step}/{rank}" for rank in range(1, self._group.world_size)}
+        keys = {rank: f"{save}/{rank}" for rank in range(1, self._group.world_size)}
         begin = time.monotonic()
         while missing := [rank for rank, key in keys.items() if not self._store.check([key])]:
             if time.monotonic() - begin > timeout_s:

@@ -99,8 +99,8 @@ def load(
             return data, ""
         parts = _remote_parts(partial(fs.cat_file, path), data, left_s)
     num_bytes, digest = 0, new_digest()
-    for part in parts:
-        num_bytes += len(part)
+    for part, count in parts:
+        num_bytes += count
         digest.update(part)
     return data, digest.hexdigest() if num_bytes == size_bytes else ""
 
@@ -170,36 +170,36 @@ def _map(path: str, size_bytes: int) -> tuple[memoryview, str]:
 
 def _remote_parts(
     fetch: Callable[..., Any], into: memoryview, left_s: float
-) -> Iterator[memoryview]:
+) -> Iterator[tuple[memoryview, int]]:
     """Fill `into` part by part, some of which are fetched ahead; raises TimeoutError.
 
-    One byte more is asked for than fits, and given with the last part if there is one. The first
+    Gives each part with the bytes that came for it: one more is asked for than fits. The first
     part that is cut is the last: who lies about a size is not asked for all of it.
     """
     end = time.monotonic() + left_s
 
-    def fetch_part(start: int) -> Any:
+    def fetch_part(start: int) -> int:
         stop = min(start + _PART_BYTES, len(into))
         try:
-            return fetch(start=start, end=stop + 1 if stop == len(into) else stop)
+            found = fetch(start=start, end=stop + 1 if stop == len(into) else stop)
         except EOFError:
-            return b""
+            return 0
+        # Here: what was fetched is given back at once, for the next part to be fetched into. What
+        # comes too late is written where nobody looks: `into` is used if every part came in time.
+        part = into[start : start + len(found)]
+        np.frombuffer(part, np.uint8)[:] = np.frombuffer(found, np.uint8)[: len(part)]
+        return len(found)
 
     starts = range(0, max(len(into), 1), _PART_BYTES)
     threads = ThreadPoolExecutor(_NUM_CONNECTIONS, "read")
     try:
         fetched = deque(threads.submit(fetch_part, s) for s in starts[:_NUM_CONNECTIONS])
         for number, start in enumerate(starts, _NUM_CONNECTIONS):
-            found = np.frombuffer(
-                fetched.popleft().result(max(end - time.monotonic(), 0)), np.uint8
-            )
+            count = fetched.popleft().result(max(end - time.monotonic(), 0))
             if number < len(starts):
                 fetched.append(threads.submit(fetch_part, starts[number]))
-            # Here and by numpy: nothing is written after the time is up, nor in Python's lock.
-            part = into[start : start + len(found)]
-            np.frombuffer(part, np.uint8)[:] = found[: len(part)]
-            yield found.data
-            if len(found) < min(_PART_BYTES, len(into) - start):
+            yield into[start : start + count], count
+            if count < min(_PART_BYTES, len(into) - start):
                 return
     finally:
         # What is under way ends by the client's own limits.

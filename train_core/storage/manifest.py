@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from train_core.storage.digests import ALGORITHM, digest_of
 from train_core.storage.documents import FORMAT, read_document, sealed
 from train_core.storage.names import MANIFEST_JSON
+from train_core.storage.stop import STOPPED
 from train_core.storage.store import Store
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
@@ -64,11 +65,19 @@ class CheckpointManifest(Manifest):
         description="The newest value of each metric; null where it was not finite."
     )
     validated: bool = Field(description="Whether the validation metrics are of this very step.")
-    stopped_by: str = Field(description="Why the training ended with this step; empty: it did not.")
+    stopped_by: str = Field(
+        description="Why the training ended with this step; empty: it did not; "
+        "request: it was asked to, and may go on."
+    )
     elapsed_s: float = Field(default=0, ge=0, description="Seconds of training until here.")
     journal: tuple[FileEntry, ...] = Field(
         description="The segments in ../../journal that this commit covers, oldest first."
     )
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the training ended here by itself, and not because somebody wanted it."""
+        return self.stopped_by not in ("", STOPPED)
 
 
 class EvaluationManifest(Manifest):

@@ -1,0 +1,45 @@
+"""How rank 0 learns that its attempt was asked to stop, without the loop waiting for storage."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from train_core.errors import CheckpointError, StorageError
+from train_core.storage.stop import asked_to_stop
+from train_core.storage.store import Store
+
+LISTEN_EVERY_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class StopListener:
+    """Looks for the request about once a second, in a thread of its own."""
+
+    def __init__(self, store: Store, attempt: int, *, is_enabled: bool) -> None:
+        self.is_asked = False
+        """Whether somebody wants this attempt to save and end."""
+        self._store = store
+        self._attempt = attempt
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="stop-listener", daemon=True)
+        if is_enabled:
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _listen(self) -> None:
+        while not self._ended.wait(LISTEN_EVERY_S):
+            try:
+                reason = asked_to_stop(self._store, self._attempt)
+            except (StorageError, CheckpointError) as error:
+                _log.debug("whether to stop is not known: %s", error)
+                continue
+            if reason:
+                _log.info("asked to stop: %s; a last checkpoint is saved", reason)
+                self.is_asked = True
+                return
