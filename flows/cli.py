@@ -24,6 +24,7 @@ from pydantic_settings import (
 
 from flows.commands.checkpoints import DiffCommand, ExportCommand
 from flows.commands.look import LsCommand, ShowCommand, VerifyCommand
+from flows.commands.mirror import MirrorCommand
 from flows.commands.proof import VerifyResumeCommand
 from flows.commands.prune import PruneCommand
 from flows.commands.retrain import DemoCommand, RetrainCommand
@@ -55,6 +56,7 @@ class Evertrain(BaseSettings):
     show: CliSubCommand[ShowCommand] = Field(description="Show a run or a checkpoint.")
     verify: CliSubCommand[VerifyCommand] = Field(description="Check stored bytes by digest.")
     prune: CliSubCommand[PruneCommand] = Field(description="Delete what nothing keeps of a run.")
+    mirror: CliSubCommand[MirrorCommand] = Field(description="Bring MLflow up to date with a run.")
     diff: CliSubCommand[DiffCommand] = Field(description="Compare two checkpoints to the bit.")
     export: CliSubCommand[ExportCommand] = Field(description="Write weights as one plain file.")
     verify_resume: CliSubCommand[VerifyResumeCommand] = Field(

@@ -135,6 +135,13 @@ class TrainConfig(BaseModel):
         "out, or wait. One with a validation, and the last one, always wait.",
         json_schema_extra=MAY_CHANGE,
     )
+    hang_timeout_s: float = Field(
+        default=600,
+        ge=0,
+        description="A worker that for so many seconds ends no step, and no batch of validation, "
+        "logs where it stands and is started again; 0: never.",
+        json_schema_extra=MAY_CHANGE,
+    )
     grace_s: float = Field(
         default=20,
         ge=0,

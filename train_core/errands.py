@@ -12,7 +12,7 @@ from typing import Any
 
 from train_core.differences import Comparison, RunsComparison
 from train_core.errors import ConfigError
-from train_core.results import ExportResult
+from train_core.results import ExportResult, Tracking
 from train_core.storage.addresses import absolute, file_at
 from train_core.storage.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint, RunFolder
@@ -36,6 +36,14 @@ def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
     """
     found: list[str] = json.loads(_run("unregistered_checkpoints", run_url, tracking_uri))
     return found
+
+
+def mirror_run(folder: RunFolder, tracking_uri: str) -> Tracking:
+    """Send MLflow what it lacks of a run that nobody drives; where it shows it.
+
+    Raises ConfigError if the run is being driven, or if MLflow refuses or does not answer.
+    """
+    return Tracking.model_validate_json(_run("mirror_run", folder.url, tracking_uri))
 
 
 def compare_checkpoints(

@@ -36,7 +36,7 @@ class RunBuilder:
                 name=folder.name,
                 created_at=datetime.fromtimestamp(BEGIN_S, UTC).isoformat(),
                 config=config or TrainConfig(settings={"width": 4}),
-                pipeline={"top": 2},
+                pipeline={"top": 2, "experiment": "tests"},
                 fingerprint={"torch": "2.13.0"},
                 datasets={
                     "train": {"samples": 100, "digest": "a" * 64},

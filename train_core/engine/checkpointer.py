@@ -115,15 +115,10 @@ class Checkpointer:
     def save(self, state: dict[str, Any], frozen: Collection[str], progress: Progress) -> None:
         """Copy the state and start to store it; waits for the checkpoint under way, if any is.
 
-        `frozen` are the paths of the weights that are not trained. Raises EvertrainError if we
-        were fenced.
+        `frozen` are the paths of the weights that are not trained. Raises as `wait`.
         """
-        begin = time.monotonic()
-        if self.is_busy:
-            self.wait()
-            self._recorder.rate("checkpoint/waited", 1)
-            self._recorder.rate("checkpoint/waited_s", time.monotonic() - begin)
         self.wait()
+        begin = time.monotonic()
         self._snapshot.take(state, frozen)
         entries = list(self._recorder.pending)
         facts = {
@@ -139,6 +134,14 @@ class Checkpointer:
         future = self._thread.submit(self._write, self._num_saves, facts, entries)
         self._writing = _Save(future, entries, progress.step, begin)
         self._recorder.rate("checkpoint/blocked_s", time.monotonic() - begin)
+
+    def make_way(self) -> None:
+        """Wait for the checkpoint under way, as the next one is due; count it. Raises as `wait`."""
+        if self.is_busy:
+            begin = time.monotonic()
+            self.wait()
+            self._recorder.rate("checkpoint/waited", 1)
+            self._recorder.rate("checkpoint/waited_s", time.monotonic() - begin)
 
     def poll(self) -> None:
         """See whether the checkpoint under way has ended, and warn if it failed.

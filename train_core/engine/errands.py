@@ -36,6 +36,14 @@ def unregistered_checkpoints(run_url: str, tracking_uri: str) -> None:
     sys.stdout.write(json.dumps(unregistered_checkpoints(run_url, tracking_uri)))
 
 
+def mirror_run(run_url: str, tracking_uri: str) -> None:
+    """Send MLflow what it lacks of the run at `run_url`, and print where it shows it."""
+    from train_core.engine.mirror import catch_up
+    from train_core.storage.run_folder import RunFolder
+
+    sys.stdout.write(catch_up(RunFolder.at(run_url), tracking_uri).model_dump_json())
+
+
 def compare_checkpoints(url_a: str, name_a: str, url_b: str, name_b: str) -> None:
     """Print what differs between two checkpoints of the runs at these addresses."""
     from train_core.engine.compare import compare_checkpoints
@@ -85,6 +93,7 @@ ERRANDS: dict[str, Callable[..., None]] = {
     "settings_schema": settings_schema,
     "delete_tracking": delete_tracking,
     "unregistered_checkpoints": unregistered_checkpoints,
+    "mirror_run": mirror_run,
     "compare_checkpoints": compare_checkpoints,
     "compare_runs": compare_runs,
     "export_weights": export_weights,

@@ -37,6 +37,7 @@ from train_core.engine.state import TrainingState
 from train_core.engine.stopping import StopListener
 from train_core.engine.trained import TrainedModel
 from train_core.engine.validation import validate
+from train_core.engine.watchdog import Watchdog
 from train_core.errors import NotFiniteError
 from train_core.policy.randomness import FORWARD, derive_seed
 from train_core.policy.sharding import shards_of_rank
@@ -89,6 +90,7 @@ class Trainer:
         self.recorder = Recorder(folder.store, is_enabled=group.is_first)
         self.checkpointer = Checkpointer(folder, config, attempt, self.recorder, group)
         self.listener = StopListener(folder.store, attempt, is_enabled=group.is_first)
+        self.watchdog = Watchdog(config.hang_timeout_s)
         self.batches: Iterator[Batch] = iter(())
         self._unsettled: tuple[ControlWord, dict[str, float], int] | None = None
         self._grad_norm: torch.Tensor | None = None
@@ -109,9 +111,11 @@ class Trainer:
                     self.end_epoch()
                 self.stop_if_due()
                 self.save_if_due()
+            self.watchdog.rest()
             self.finish()
             self._tell(self.progress.metrics)
         finally:
+            self.watchdog.rest()
             self.checkpointer.close()
             self.listener.close()
             self.recorder.close()
@@ -140,6 +144,7 @@ class Trainer:
 
     def step(self) -> None:
         """One optimizer step: every shard's gradients, summed, applied."""
+        self.watchdog.move()
         self._settle()
         self.checkpointer.poll()
         progress, trained = self.progress, self.trained
@@ -177,7 +182,9 @@ class Trainer:
         self._settle()
         metrics = self.progress.end_epoch()
         with self.trained.gathered() as model:
-            metrics |= validate(self.workload, model, self.validation_set, self.config, self.group)
+            metrics |= validate(
+                self.workload, model, self.validation_set, self.config, self.group, self.watchdog
+            )
         self.progress.metrics |= metrics
         self.progress.validated_step = self.progress.step
         self.progress.judge(self.config)
@@ -214,6 +221,10 @@ class Trainer:
         if self._is_too_early():
             self.recorder.rate("checkpoint/skipped", 1)
             return
+        if self._is_busy:
+            # A rank that still stores keeps all waiting, and none of them hangs.
+            with self.watchdog.resting():
+                self.group.all_succeed(self.checkpointer.make_way)
         progress.elapsed_s = self._elapsed_s()
         self.checkpointer.save(self.state.capture(), self.trained.frozen(), progress)
         self._saved_step = progress.step
@@ -323,6 +334,7 @@ class Trainer:
         self._unsettled = None
         told = word.read()
         if not math.isfinite(told.loss):
+            self.watchdog.rest()
             self.checkpointer.wait()
             newest = self.checkpointer.newest
             # No rank ends before the checkpoint under way is committed.

@@ -7,7 +7,7 @@ Whoever measures a block, and wherever the blocks are merged, the result has the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -82,8 +82,12 @@ def measure_shard(
     shard: int,
     device: torch.device,
     metrics: Mapping[str, Metric] | None = None,
+    on_batch: Callable[[], None] | None = None,
 ) -> MetricStates:
-    """The states of the metrics over one shard of a split. Leaves the model in its mode."""
+    """The states of the metrics over one shard of a split. Leaves the model in its mode.
+
+    `on_batch` is called before each batch is measured.
+    """
     metrics = {
         name: metric.to(device) for name, metric in (metrics or split_metrics(workload)).items()
     }
@@ -93,6 +97,8 @@ def measure_shard(
     try:
         with torch.inference_mode():
             for batch in eval_batches(workload, dataset, ranges, config, device):
+                if on_batch:
+                    on_batch()
                 outputs, loss = forward(workload, model, batch, config)
                 num_samples = len(next(iter(batch.values())))
                 for name, metric in metrics.items():

@@ -17,8 +17,15 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from train_core.errors import TrackingError
-from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult, Tracking
+from train_core.errors import ConfigError, TrackingError
+from train_core.results import (
+    CheckpointSummary,
+    EvaluationResult,
+    PredictionsResult,
+    Report,
+    Tracking,
+)
+from train_core.storage import lease
 from train_core.storage.names import CHECKPOINTS, MANIFEST_JSON
 from train_core.storage.run_folder import RunFolder
 
@@ -32,6 +39,8 @@ MAX_SAMPLES = 1000
 MAX_BACKOFF_S = 60.0
 # Whoever waits for the mirror gives up when the server has been down for so long.
 PATIENCE_S = 5.0
+# What a run's whole history may take.
+CATCH_UP_S = 3600.0
 
 _ENVIRONMENT = {
     # A request that fails is repeated by the mirror, which knows what was sent.
@@ -320,3 +329,41 @@ def _stages() -> ModuleType:
     from train_core.engine import mlflow_stages
 
     return mlflow_stages
+
+
+def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S) -> Tracking:
+    """Send MLflow what it lacks of a run that nobody drives; where it shows the run.
+
+    Raises ConfigError if somebody does, whose own mirror catches up by itself, and TrackingError
+    if MLflow refuses, or does not take all within `timeout_s`.
+    """
+    if holder := lease.holder_of(folder.store):
+        raise ConfigError(
+            f"run {folder.name!r} is being driven by {holder}, which mirrors it: wait for its end"
+        )
+    from train_core.engine.mlflow_runs import public_uri
+
+    found = folder.report()
+    report = Report.model_validate(found) if found else None
+    newest = folder.checkpoints()[-1:]
+    # A run that was extended has the report of its first end.
+    is_whole = report and all(report.train.step >= one.manifest.step for one in newest)
+    experiment = str(folder.record().pipeline.get("experiment", "evertrain"))
+    mirror = Mirror(folder, tracking_uri, experiment)
+    mirror.check()
+    mirror.start()
+    if report:
+        mirror.begin("evaluate")
+        mirror.log_evaluations(report.evaluations)
+        mirror.begin("infer")
+        mirror.log_predictions(report.predictions)
+        mirror.log_outcome(report.best, report.test_metrics)
+    is_sent = mirror.flush(timeout_s) and mirror.close("FINISHED" if is_whole else "KILLED")
+    tracking = mirror.tracking()
+    if not is_sent:
+        mirror.close("KILLED", timeout_s=0)
+        raise TrackingError(
+            f"MLflow at {public_uri(tracking_uri)} has not taken all of run {folder.name!r}: "
+            "look at it, and mirror the run again; what it has is not sent again"
+        )
+    return tracking

@@ -1,0 +1,33 @@
+"""The mirror flow: what MLflow missed while it was down is sent afterwards."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.parameters import absolute, default_storage, default_tracking_uri, make_tracking_folder
+from tasks.mirror import mirror as mirror_task
+from train_core.errors import ConfigError
+from train_core.results import Tracking
+from train_core.storage.run_folder import RunFolder
+
+
+@flow(
+    name="mirror",
+    flow_run_name="{run}",
+    persist_result=True,
+    result_serializer="json",
+)
+def mirror(run: str, storage: str = "", tracking_uri: str = "") -> Tracking:
+    """Bring MLflow up to date with a run that nobody drives; sending twice changes nothing.
+
+    Args:
+        run: The run's name.
+        storage: The folder of the runs; empty: EVERTRAIN_STORAGE, or .evertrain/runs.
+        tracking_uri: MLflow's address; empty: MLFLOW_TRACKING_URI, or .evertrain/mlflow.db.
+    """
+    folder = RunFolder(absolute(storage) if storage else default_storage(), run)
+    if not folder.exists():
+        raise ConfigError(f"there is no run {run!r} in {folder.storage}")
+    tracking_uri = tracking_uri or default_tracking_uri()
+    make_tracking_folder(tracking_uri)
+    return mirror_task(folder.storage, run, tracking_uri)

@@ -1,0 +1,16 @@
+"""The mirror task: brings MLflow up to date with a run that nobody drives."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from tasks.retries import OPTIONS
+from train_core.errands import mirror_run
+from train_core.results import Tracking
+from train_core.storage.run_folder import RunFolder
+
+
+@task(name="mirror", task_run_name="mirror {run}", **OPTIONS)
+def mirror(storage: str, run: str, tracking_uri: str) -> Tracking:
+    """Send MLflow what it lacks of the run; where it shows it."""
+    return mirror_run(RunFolder(storage, run), tracking_uri)
