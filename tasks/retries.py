@@ -1,16 +1,16 @@
 """Which failures Prefect retries: decided here, for every task.
 
-Ray restarts workers by itself, within one try. Prefect retries what is left of the
-infrastructure's failures: a stage or a driver process that failed, a storage that did. What the
-user has to mend, a workload's own bug, a diverged loss or a run that another process drives
-would fail again.
+The driver begins a training again whose workers died, so often without progress and no more.
+Prefect retries what is left of the infrastructure's failures: a stage or a driver process that
+failed, a storage that did. So the two do not multiply. What the user has to mend, a workload's own
+bug, a diverged loss or a run that another process drives would fail again.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from train_core.errors import StageError, StorageError, UserCodeError
+from train_core.errors import GaveUpError, StageError, StorageError, UserCodeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def is_transient(error: BaseException) -> bool:
     """Whether the same call may succeed when it is tried again."""
-    return isinstance(error, (StageError, StorageError)) and not isinstance(error, UserCodeError)
+    is_final = isinstance(error, (UserCodeError, GaveUpError))
+    return isinstance(error, (StageError, StorageError)) and not is_final
 
 
 def may_retry(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:

@@ -157,6 +157,10 @@ class StageError(EvertrainError, RuntimeError):
         return type(self), (self.stage, self.summary, self.traceback)
 
 
+class GaveUpError(StageError):
+    """What a stage needs failed again and again, and it was tried again as often as it may be."""
+
+
 class UserCodeError(StageError):
     """The workload's own code raised; carries the first failing rank's traceback. Never retried."""
 

@@ -29,6 +29,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def environment(home: Path) -> dict[str, str]:
+    return isolated(home)
+
+
+def isolated(home: Path) -> dict[str, str]:
     """An environment in which Prefect, MLflow and evertrain know of nothing but `home`."""
     inherited = {
         name: value

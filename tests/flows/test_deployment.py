@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,13 +12,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from tests.chaos.held import HOLD, NOTES
 from tests.flows.conftest import ROOT
+from train_core.storage import lease
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
@@ -55,16 +59,39 @@ def wait_until_healthy(url: str) -> None:
             time.sleep(0.2)
 
 
+class Server:
+    """A Prefect server that can be stopped and started again."""
+
+    def __init__(self, home: Path, environment: dict[str, str]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = str(free.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self._port}/api"
+        self._home, self._environment = home, environment
+        self._running = ExitStack()
+
+    def start(self) -> None:
+        server, log = ("server", "start", "--port", self._port), self._home / "server.log"
+        self._running.enter_context(running(*server, environment=self._environment, log=log))
+        wait_until_healthy(self.url)
+
+    def stop(self) -> None:
+        self._running.close()
+
+
 @pytest.fixture(scope="module")
-def api(home: Path, environment: dict[str, str]) -> Iterator[str]:
+def server(home: Path, environment: dict[str, str]) -> Iterator[Server]:
+    found = Server(home, environment)
+    found.start()
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture(scope="module")
+def api(server: Server) -> str:
     """The API's URL of a Prefect server."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    server = ("server", "start", "--port", port)
-    with running(*server, environment=environment, log=home / "server.log"):
-        url = f"http://127.0.0.1:{port}/api"
-        wait_until_healthy(url)
-        yield url
+    return server.url
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +102,9 @@ def prefect(api: str, home: Path, environment: dict[str, str]) -> Iterator[Prefe
         "PREFECT_API_URL": api,
         "EVERTRAIN_STORAGE": str(home / "runs"),
         "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
+        # What the runs of HeldDigits obey.
+        HOLD: "mid-epoch@0",
+        NOTES: str(home / "notes"),
     }
 
     def run(*arguments: str) -> str:
@@ -91,6 +121,7 @@ def prefect(api: str, home: Path, environment: dict[str, str]) -> Iterator[Prefe
 
     run("work-pool", "create", "evertrain", "--type", "process")
     run("deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
+    run("automation", "create", "--from-file", "deployments/automations.yaml")
     worker = ("worker", "start", "--pool", "evertrain")
     with running(*worker, environment=there, log=home / "worker.log"):
         yield run
@@ -175,3 +206,105 @@ def test_mnist_reaches_its_accuracy(prefect: Prefect, home: Path, real_data: Pat
     assert report is not None, (home / "worker.log").read_text()
     assert report["train"]["epoch"] == 1
     assert report["test_metrics"]["accuracy"] >= 0.985
+
+
+@contextmanager
+def held(prefect: Prefect, home: Path, run: str) -> Iterator[tuple[RunFolder, Path]]:
+    """A worker's run that stands still after a step, and the file that lets it go on."""
+    notes, folder = home / "notes", RunFolder(str(home / "runs"), run)
+    notes.mkdir()
+    parameters = {
+        "run": run,
+        "workload": "tests.chaos.held:HeldDigits",
+        "epochs": 3,
+        "batch_size": 64,
+        "num_shards": 2,
+        "checkpoint_every_steps": 7,
+        "checkpoint_backpressure": "wait",
+    }
+    prefect(
+        "deployment", "run", "retrain/retrain", "--param", f"parameters={json.dumps(parameters)}"
+    )
+    wait_for((notes / "held").exists, home)
+    try:
+        yield folder, notes / "go-on"
+    finally:
+        shutil.rmtree(notes)
+
+
+def wait_for(what: Callable[[], object], home: Path, within_s: float = 150) -> None:
+    deadline = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < deadline, (home / "worker.log").read_text()[-3000:]
+        time.sleep(0.2)
+
+
+def flow_runs(api: str, run: str) -> list[dict[str, Any]]:
+    listed = json.dumps({"flow_runs": {"name": {"any_": [run]}}}).encode()
+    asked = urllib.request.Request(
+        f"{api}/flow_runs/filter", listed, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        found: list[dict[str, Any]] = json.load(answer)
+        return found
+
+
+def state(api: str, run: str) -> str:
+    return str(flow_runs(api, run)[-1]["state_type"])
+
+
+def log_of(api: str, run: str) -> str:
+    return "\n".join(one["message"] for one in found(api, "logs", run))
+
+
+def flow_of(folder: RunFolder) -> psutil.Process:
+    """The process that runs the flow: the parent of the run's driver."""
+    holder = lease.holder_of(folder.store)
+    assert holder is not None
+    parent = psutil.Process(holder.pid).parent()
+    assert parent is not None
+    return parent
+
+
+def test_a_run_whose_process_dies_is_run_again_by_the_automation(
+    prefect: Prefect, api: str, home: Path
+) -> None:
+    with held(prefect, home, "crashed") as (folder, go_on):
+        flow_of(folder).kill()
+        go_on.touch()
+        wait_for(lambda: folder.report() is not None, home)
+        wait_for(lambda: state(api, "crashed") == "COMPLETED", home)
+    newest = folder.checkpoints()[-1]
+    assert (newest.manifest.step, newest.name.attempt) == (60, 2)
+
+
+def test_a_run_that_is_cancelled_saves_and_goes_on_later(
+    prefect: Prefect, api: str, home: Path
+) -> None:
+    with held(prefect, home, "cancelled") as (folder, go_on):
+        (flow_run,) = flow_runs(api, "cancelled")
+        prefect("flow-run", "cancel", flow_run["id"])
+        wait_for(lambda: "asked to stop: " in log_of(api, "cancelled"), home)
+        go_on.touch()
+        wait_for(lambda: state(api, "cancelled") == "CANCELLED", home)
+        assert lease.holder_of(folder.store) is None
+        last = folder.checkpoints()[-1].manifest
+        assert (31 < last.step < 60, last.stopped_by) == (True, "request")
+        prefect("flow-run", "retry", flow_run["id"])
+        wait_for(lambda: state(api, "cancelled") == "COMPLETED", home)
+    newest = folder.checkpoints()[-1]
+    assert (newest.manifest.step, newest.name.attempt) == (60, 2)
+
+
+def test_a_run_survives_a_restart_of_the_server(
+    prefect: Prefect, server: Server, home: Path
+) -> None:
+    with held(prefect, home, "serverless") as (folder, go_on):
+        server.stop()
+        go_on.touch()
+        wait_for(lambda: (folder.live() or {}).get("step", 0) >= 45, home)
+        server.start()
+        wait_for(lambda: folder.report() is not None, home)
+        wait_for(lambda: state(server.url, "serverless") == "COMPLETED", home)
+    newest = folder.checkpoints()[-1]
+    assert (newest.manifest.step, newest.name.attempt) == (60, 1)

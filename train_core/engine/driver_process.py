@@ -28,6 +28,7 @@ from train_core.engine.retention import delete_orphans_of_the_dead, delete_super
 from train_core.errors import (
     ConfigError,
     EvertrainError,
+    GaveUpError,
     StageError,
     StoppedError,
     StorageError,
@@ -50,6 +51,7 @@ from train_core.storage.stop import STOPPED, ask_to_stop
 
 # A worker or Ray itself may die; the training is begun again so often without new progress.
 MAX_RESTARTS = 3
+RESTART_PAUSE_S = 2.0
 
 _log = logging.getLogger("train_core.driver")
 
@@ -143,8 +145,11 @@ class DriverProcess:
                     raise StageError("train", f"workers died while it stopped: {error}") from error
                 restarts = restarts + 1 if self._newest() == newest else 1
                 if restarts > MAX_RESTARTS:
-                    raise StageError("train", f"gave up after {restarts} tries: {error}") from error
+                    said = f"gave up after {restarts} tries without a new checkpoint: {error}"
+                    raise GaveUpError("train", said) from error
                 _log.warning("%s; begins again from the newest checkpoint", error)
+                # At once the first time; what fails again may need a while.
+                self._closed.wait(RESTART_PAUSE_S * (2 ** (restarts - 1) - 1))
             newest = self._newest()
         assert newest is not None, "a training ends with a checkpoint"
         assert self._lease is not None

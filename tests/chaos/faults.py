@@ -1,0 +1,33 @@
+"""Who is struck, and when."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+from tests.chaos.pipeline import HELD, SHOWN, Fault
+
+SCHEDULED = [
+    *(Fault("rank 0", stage) for stage in HELD),
+    *(Fault("rank 1", stage, rank=1) for stage in ("set-up", "first step", "mid-epoch", "upload")),
+    Fault("rank 1", "validation", rank=1),
+    *(Fault("all ranks", stage) for stage in ("mid-epoch", "before the manifest")),
+    *(Fault("the controller", stage) for stage in ("set-up", "mid-epoch", "validation")),
+    *(Fault("the raylet", stage) for stage in ("mid-epoch", "upload")),
+    *(Fault("the head", stage) for stage in ("mid-epoch", "upload")),
+    *(Fault("the driver", stage) for stage in ("mid-epoch", "before the manifest", *SHOWN)),
+    *(Fault("the flow", stage) for stage in (*HELD, *SHOWN)),
+    Fault("rank 1", "mid-epoch", rank=1, how=signal.SIGSTOP),
+    *(Fault("the flow", stage, how=signal.SIGTERM) for stage in ("mid-epoch", *SHOWN)),
+    *(Fault("the flow", stage, how=signal.SIGINT) for stage in ("mid-epoch", "validation")),
+]
+"""Every stage, every process."""
+
+_VICTIMS = ("rank 0", "all ranks", "the controller", "the driver", "the flow")
+
+
+def at_random(drawn: random.Random, count: int) -> list[Fault]:
+    """So many faults at stages drawn by chance."""
+    return [
+        Fault(drawn.choice(_VICTIMS), drawn.choice(HELD), how=signal.SIGKILL) for _ in range(count)
+    ]

@@ -1,0 +1,293 @@
+"""A pipeline that is struck at a stage, brought to its end, compared with an undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+import pyarrow.parquet as pq
+
+from tests.chaos.held import HOLD, NOTES
+from tests.engine.digests import digest_of_training
+from tests.flows.mlflow_side import shown_in_mlflow
+from train_core.storage.journal import read_segments
+from train_core.storage.names import REPORT_JSON
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.store import Store
+
+ROOT = Path(__file__).parents[2]
+WITHIN_S = 180.0
+GRACE_S = 30.0
+"""What Ray's own processes may take to end after everything else."""
+
+# 1257 samples make 20 steps an epoch; checkpoints at 7, 14, 20, 21, 28, 35, 40, …
+PARAMETERS = (
+    *("retrain", "--workload", "tests.chaos.held:HeldDigits", "--epochs", "3"),
+    *("--batch-size", "64", "--num-shards", "4", "--num-workers", "2"),
+    *("--checkpoint-every-steps", "7", "--cpus-per-worker", "0.5", "--gpus-per-worker", "0"),
+    *("--checkpoint-backpressure", "wait", "--hang-timeout-s", "10"),
+)
+HELD = (
+    *("set-up", "first step", "mid-epoch", "snapshot", "upload"),
+    *("before the manifest", "after the manifest", "validation"),
+)
+"""Stages at which a rank stands still until it is struck."""
+SHOWN = {
+    "evaluation": "evaluate validation",
+    "inference": "infer",
+    "report": "publish",
+}
+"""Stages that the command line tells, and what it says."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Who is struck, at which stage, and how."""
+
+    victim: str
+    stage: str
+    rank: int = 0
+    """Who reaches the stage; the other ranks wait for it."""
+    how: signal.Signals = signal.SIGKILL
+    storage: str = "disk"
+
+    def __str__(self) -> str:
+        return f"{self.how.name} of {self.victim}"
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What became of it."""
+
+    fault: Fault
+    again: bool
+    """Whether the run had to be started again by its name."""
+    seconds: float
+    """From the blow to the next new step, or to the report if all steps were done."""
+    steps_repeated: int
+    differences: list[str]
+    left_behind: list[str]
+
+    @property
+    def faults(self) -> list[str]:
+        """What differs, and what is left."""
+        return [*self.differences, *(f"left: {what}" for what in self.left_behind)]
+
+    @property
+    def is_good(self) -> bool:
+        return not self.faults
+
+
+@dataclass
+class House:
+    """Where the pipelines of one suite live: a home of a user's, and storages."""
+
+    home: Path
+    environment: dict[str, str]
+    storages: dict[str, str]
+
+    def folder(self, run: str, storage: str = "disk") -> RunFolder:
+        return RunFolder(self.storages[storage], run)
+
+    def command(self, run: str, storage: str) -> list[str]:
+        more = ("--run", run, "--storage", self.storages[storage])
+        return [sys.executable, "-m", "flows.cli", *PARAMETERS, *more]
+
+
+def undisturbed(house: House, run: str = "undisturbed") -> dict[str, Any]:
+    """What becomes of a pipeline that nobody strikes."""
+    done = subprocess.run(
+        house.command(run, "disk"),
+        cwd=house.home,
+        env=house.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return outcome(house, house.folder(run))
+
+
+def outcome(house: House, folder: RunFolder) -> dict[str, Any]:
+    """All that two equal pipelines have in common."""
+    report = folder.report()
+    assert report is not None
+    rows = []
+    for uri in report["predictions"]["files"]:
+        where, _, name = uri.rpartition("/")
+        with Store(where).fs.open(Store(where).path(name), "rb") as file:
+            rows += pq.read_table(file).to_pylist()
+    return {
+        "training": digest_of_training(folder),
+        "evaluations": [[e["split"], e["metrics"]] for e in report["evaluations"]],
+        "best": report["best"]["step"],
+        "predictions": sorted(rows, key=lambda row: str(row["id"])),
+        "mlflow": shown_in_mlflow(house.home, folder.url),
+    }
+
+
+def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> Recovery:
+    """Strike a new pipeline, bring it to its end, and compare it with the reference."""
+    folder = house.folder(run, fault.storage)
+    notes = house.home / f"notes-{run}"
+    notes.mkdir()
+    # Short: Ray's sockets lie in it.
+    scratch = Path(tempfile.mkdtemp(prefix="c-", dir="/tmp"))
+    hold = f"{fault.stage}@{fault.rank}" if fault.stage in HELD else "nothing"
+    environment = house.environment | {HOLD: hold, NOTES: str(notes), "TMPDIR": str(scratch)}
+    again = False
+    with started(house.command(run, fault.storage), house.home, environment) as first:
+        first.wait_for(fault.stage, notes)
+        belongings = first.belongings()
+        # It shows a step in the next one, about twice a second.
+        time.sleep(1)
+        at = (folder.live() or {}).get("step", 0)
+        for victim in victims(fault, first.process, notes):
+            with suppress(psutil.NoSuchProcess):
+                victim.send_signal(fault.how)
+        struck_at = time.time()
+        (notes / "go-on").touch()
+        code = first.process.wait(WITHIN_S)
+    log = first.log
+    left = remaining(belongings)
+    if code != 0:
+        again = True
+        with started(house.command(run, fault.storage), house.home, environment) as second:
+            second.wait_for("evaluation", notes)
+            belongings = second.belongings()
+            code = second.process.wait(WITHIN_S)
+            log = second.log
+        left += remaining(belongings)
+    differences = [f"exit code {code}: {log[-500:]}"] if code else []
+    if not code:
+        found = outcome(house, folder)
+        differences = [name for name in reference if found[name] != reference[name]]
+    # Ray keeps the logs of its sessions there, and torch makes a folder that stays empty.
+    kept = ("ray", "torchinductor_")
+    left += [f"{scratch}/{n}" for n in sorted(os.listdir(scratch)) if not n.startswith(kept)]
+    shutil.rmtree(scratch, ignore_errors=True)
+    seconds = recovered_at(folder, at) - struck_at
+    return Recovery(fault, again, seconds, repeated(house, run, at), differences, left)
+
+
+def victims(fault: Fault, flow: subprocess.Popen[str], notes: Path) -> list[psutil.Process]:
+    """The processes that are struck."""
+    if fault.victim == "the flow":
+        return [psutil.Process(flow.pid)]
+    if fault.victim.startswith("rank "):
+        return [psutil.Process(int((notes / f"pid-{fault.victim[5:]}").read_text()))]
+    if fault.victim == "all ranks":
+        return [psutil.Process(int(file.read_text())) for file in sorted(notes.glob("pid-*"))]
+    known = {
+        "the driver": "train_core.engine.driver_process",
+        "the controller": "ray::TrainController",
+        "the raylet": "raylet/raylet",
+        "the head": "gcs_server",
+    }
+    wanted = known[fault.victim]
+    found = []
+    for process in psutil.Process(flow.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if any(wanted in argument for argument in process.cmdline()[:3]):
+                found.append(process)
+    assert found, f"there is no process of {fault.victim}"
+    return found[:1]
+
+
+class Started:
+    """A pipeline of the command line, and what it says."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.log = ""
+        self._changed = threading.Condition()
+        assert process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(process.stdout,))
+        self._reader.start()
+
+    def belongings(self) -> list[psutil.Process]:
+        """All processes that it has started."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def wait_for(self, stage: str, notes: Path) -> None:
+        """Wait until the stage is reached."""
+        if stage in HELD:
+            self._wait((notes / "held").exists, stage)
+        else:
+            self._wait(lambda: SHOWN[stage] in self.log.splitlines(), stage)
+
+    def _wait(self, what: Callable[[], bool], title: str) -> None:
+        deadline = time.monotonic() + WITHIN_S
+        while not what():
+            assert self.process.poll() is None, f"it ended before {title}: {self.log[-2000:]}"
+            assert time.monotonic() < deadline, f"no {title} came: {self.log[-2000:]}"
+            time.sleep(0.05)
+
+    def _read(self, output: IO[str]) -> None:
+        for line in output:
+            self.log += line
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
+
+@contextmanager
+def started(command: list[str], home: Path, environment: dict[str, str]) -> Iterator[Started]:
+    """The command, which is killed at the end if it still runs."""
+    with subprocess.Popen(
+        command,
+        cwd=home,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        running = Started(process)
+        try:
+            yield running
+        finally:
+            running.close()
+
+
+def remaining(processes: list[psutil.Process]) -> list[str]:
+    """Those that still run when the grace is over; they are killed then."""
+    _, alive = psutil.wait_procs(processes, timeout=GRACE_S)
+    left = []
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                left.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
+                process.kill()
+    return left
+
+
+def recovered_at(folder: RunFolder, at: int) -> float:
+    """When the first new step was done, or the report written, in seconds since 1970."""
+    newest = folder.checkpoints()[-1].manifest
+    entries = read_segments(folder.store, newest.journal)
+    if after := [entry.time for entry in entries if entry.step > at]:
+        return min(after)
+    return folder.store.fs.modified(folder.store.path(REPORT_JSON)).timestamp()
+
+
+def repeated(house: House, run: str, at: int) -> int:
+    """How many steps were done twice, by what the log says of the last resume."""
+    log = (house.home / f".evertrain/logs/{run}.log").read_text()
+    resumed = [line for line in log.splitlines() if "resuming after step" in line]
+    if not resumed:
+        return at if "begins again" in log else 0
+    return max(0, at - int(resumed[-1].split("resuming after step")[1].split()[0]))
