@@ -29,6 +29,8 @@ from train_core.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 180.0
+FELT_S = 12.0
+"""How long who is held is waited for; longer than ranks wait for one that hangs."""
 GRACE_S = 30.0
 """What Ray's own processes may take to end after everything else."""
 
@@ -158,6 +160,8 @@ def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> R
             with suppress(psutil.NoSuchProcess):
                 victim.send_signal(fault.how)
         struck_at = time.time()
+        # Who is held dies of it, or lives on with what is left; a request to stop is heard.
+        first.wait_until_felt(notes / f"pid-{fault.rank}")
         (notes / "go-on").touch()
         code = first.process.wait(WITHIN_S)
     log = first.log
@@ -227,6 +231,12 @@ class Started:
             self._wait((notes / "held").exists, stage)
         else:
             self._wait(lambda: SHOWN[stage] in self.log.splitlines(), stage)
+
+    def wait_until_felt(self, held: Path) -> None:
+        """Wait until the process that is held is gone, or for FELT_S."""
+        if held.exists():
+            with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+                psutil.Process(int(held.read_text())).wait(FELT_S)
 
     def _wait(self, what: Callable[[], bool], title: str) -> None:
         deadline = time.monotonic() + WITHIN_S
