@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo ui test test-s3 test-slow exact check format bench-pipeline \
+.PHONY: help venv demo ui test test-s3 test-slow exact chaos check format bench-pipeline \
 	bench-checkpoint clean
 
 help: ## Show the targets
@@ -35,6 +35,9 @@ test-slow: $(STAMP) ## Run the tests that take minutes
 
 exact: $(STAMP) ## Kill trainings at every point, on 1 to 8 workers: the full table of exactness
 	$(BIN)/pytest tests/engine/test_exact.py tests/engine/test_entries.py --verbose --durations=12
+
+chaos: $(STAMP) ## Strike whole pipelines everywhere and compare each with an undisturbed one: hours
+	$(BIN)/python -m tests.chaos
 
 check: $(STAMP) ## Check format, lint, types and the walls between the layers
 	$(BIN)/ruff format --check

@@ -14,7 +14,7 @@ from tasks.select import select
 from tasks.session import open_session
 from tasks.train import train
 from train_core.driver import DriverRequest
-from train_core.errors import StoppedError
+from train_core.errors import StoppedError, StorageError
 from train_core.results import Report
 from train_core.storage.run_folder import RunFolder
 
@@ -61,6 +61,9 @@ def _stages(request: DriverRequest, parameters: RetrainParameters) -> Report:
 
 
 def stopped(request: DriverRequest) -> StoppedError:
-    """What is left of a run that was stopped: its newest checkpoint."""
-    checkpoints = RunFolder(request.storage, request.run).checkpoints()
+    """What is left of a run that was stopped: its newest checkpoint, as far as can be told."""
+    try:
+        checkpoints = RunFolder(request.storage, request.run).checkpoints()
+    except StorageError:
+        checkpoints = []
     return StoppedError(request.run, checkpoints[-1].manifest.step if checkpoints else 0)

@@ -1,8 +1,8 @@
 """Which failures Prefect retries: decided here, for every task.
 
-The driver begins a training again whose workers died, so often without progress and no more.
+The driver begins a training again whose workers died, up to a limit, and gives up for good.
 Prefect retries what is left of the infrastructure's failures: a stage or a driver process that
-failed, a storage that did. So the two do not multiply. What the user has to mend, a workload's own
+failed, a storage that did. What the user has to mend, a workload's own
 bug, a diverged loss or a run that another process drives would fail again.
 """
 
@@ -10,7 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from train_core.errors import GaveUpError, StageError, StorageError, UserCodeError
+from train_core.errors import (
+    GaveUpError,
+    StageError,
+    StorageError,
+    UnsavedError,
+    UserCodeError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +27,7 @@ if TYPE_CHECKING:
 
 def is_transient(error: BaseException) -> bool:
     """Whether the same call may succeed when it is tried again."""
-    is_final = isinstance(error, (UserCodeError, GaveUpError))
+    is_final = isinstance(error, (UserCodeError, GaveUpError, UnsavedError))
     return isinstance(error, (StageError, StorageError)) and not is_final
 
 

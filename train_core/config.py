@@ -151,7 +151,8 @@ class TrainConfig(BaseModel):
     max_unsaved_s: float = Field(
         default=3600,
         ge=0,
-        description="End the training when checkpoints have failed for so many seconds; 0: never.",
+        description="End the training when no checkpoint could be stored for so many seconds; 0: "
+        "never.",
         json_schema_extra=MAY_CHANGE,
     )
     keep_last: int = Field(

@@ -151,8 +151,13 @@ class Driver:
         timeout_s += self.request.config.grace_s
         if self._process.poll() is None:
             closing = self._call("close", status=status)
-            with suppress(TimeoutError, EvertrainError):
-                closing.result(timeout_s)
+            try:
+                with suppress(TimeoutError, EvertrainError):
+                    closing.result(timeout_s)
+            except BaseException:
+                # Who interrupts the wait, as by a second Ctrl-C, wants the end at once.
+                self._process.kill()
+                raise
         self._commands.close()
         try:
             self._process.wait(timeout_s)

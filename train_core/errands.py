@@ -41,7 +41,7 @@ def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
 def mirror_run(folder: RunFolder, tracking_uri: str) -> Tracking:
     """Send MLflow what it lacks of a run that nobody drives; where it shows it.
 
-    Raises ConfigError if the run is being driven, or if MLflow refuses or does not answer.
+    Raises ConfigError if the run is being driven, or if MLflow has not all of it in the end.
     """
     return Tracking.model_validate_json(_run("mirror_run", folder.url, tracking_uri))
 

@@ -73,6 +73,8 @@ class StoppedError(EvertrainError, RuntimeError):
         super().__init__(
             f"run {run!r} was stopped; it is saved up to step {step}. "
             f"`evertrain runs resume {run}` goes on"
+            if step
+            else f"run {run!r} was stopped before a checkpoint of it was found"
         )
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -199,7 +199,10 @@ def _peak_memory(*, wanted: bool) -> Iterator[list[int]]:
 
 
 def _memory_bytes() -> int:
-    """Without files: how many processes share the libraries' pages changes by the minute."""
+    """Without files, and without asking with how many a page is shared: that changes by the minute.
+
+    The workers are forked, and others of that family come and go.
+    """
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    parts = [line for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:"))]
+    parts = [line for line in lines if line.startswith(("Anonymous:", "Pss_Shmem:"))]
     return sum(int(line.split()[1]) * 1024 for line in parts)

@@ -1,4 +1,4 @@
-"""`evertrain runs list|status|delete`."""
+"""`evertrain runs`: list, look at, resume, stop, extend, fork and delete them."""
 
 from __future__ import annotations
 

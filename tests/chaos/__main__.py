@@ -26,7 +26,7 @@ from tests.flows.conftest import isolated
 @contextmanager
 def house() -> Iterator[House]:
     with tempfile.TemporaryDirectory(prefix="chaos-") as home:
-        yield House(Path(home), isolated(Path(home)), {"disk": f"{home}/.evertrain/runs"})
+        yield House(Path(home), isolated(Path(home)), f"{home}/.evertrain/runs")
 
 
 def show(recoveries: list[Recovery]) -> None:

@@ -24,10 +24,10 @@ SCHEDULED = [
 """Every stage, every process."""
 
 _VICTIMS = ("rank 0", "all ranks", "the controller", "the driver", "the flow")
+_PIPELINE_S = 30.0
 
 
 def at_random(drawn: random.Random, count: int) -> list[Fault]:
-    """So many faults at stages drawn by chance."""
-    return [
-        Fault(drawn.choice(_VICTIMS), drawn.choice(HELD), how=signal.SIGKILL) for _ in range(count)
-    ]
+    """So many faults at moments drawn by chance, after the command began."""
+    moments = [drawn.uniform(1, _PIPELINE_S) for _ in range(count)]
+    return [Fault(drawn.choice(_VICTIMS), "at random", after_s=after) for after in moments]

@@ -78,7 +78,7 @@ _put, _commit = Store.put, RunFolder.commit
 
 
 def put(store: Store, key: str, data: memoryview) -> str:
-    """As the store's own; the first file of a checkpoint is there, and no other."""
+    """As the store's own; the first file of this rank is there, and no other of its own."""
     digest = _put(store, key, data)
     reach("upload")
     return digest

@@ -63,10 +63,12 @@ class Fault:
     rank: int = 0
     """Who reaches the stage; the other ranks wait for it."""
     how: signal.Signals = signal.SIGKILL
-    storage: str = "disk"
+    after_s: float = 0.0
+    """If the moment is random: seconds after the command began."""
 
     def __str__(self) -> str:
-        return f"{self.how.name} of {self.victim}"
+        when = f" after {self.after_s:.1f} s" if self.after_s else ""
+        return f"{self.how.name} of {self.victim}{when}"
 
 
 @dataclass(frozen=True)
@@ -98,20 +100,20 @@ class House:
 
     home: Path
     environment: dict[str, str]
-    storages: dict[str, str]
+    storage: str
 
-    def folder(self, run: str, storage: str = "disk") -> RunFolder:
-        return RunFolder(self.storages[storage], run)
+    def folder(self, run: str) -> RunFolder:
+        return RunFolder(self.storage, run)
 
-    def command(self, run: str, storage: str) -> list[str]:
-        more = ("--run", run, "--storage", self.storages[storage])
+    def command(self, run: str) -> list[str]:
+        more = ("--run", run, "--storage", self.storage)
         return [sys.executable, "-m", "flows.cli", *PARAMETERS, *more]
 
 
 def undisturbed(house: House, run: str = "undisturbed") -> dict[str, Any]:
     """What becomes of a pipeline that nobody strikes."""
     done = subprocess.run(
-        house.command(run, "disk"),
+        house.command(run),
         cwd=house.home,
         env=house.environment,
         capture_output=True,
@@ -142,7 +144,7 @@ def outcome(house: House, folder: RunFolder) -> dict[str, Any]:
 
 def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> Recovery:
     """Strike a new pipeline, bring it to its end, and compare it with the reference."""
-    folder = house.folder(run, fault.storage)
+    folder = house.folder(run)
     notes = house.home / f"notes-{run}"
     notes.mkdir()
     # Short: Ray's sockets lie in it.
@@ -150,9 +152,13 @@ def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> R
     hold = f"{fault.stage}@{fault.rank}" if fault.stage in HELD else "nothing"
     environment = house.environment | {HOLD: hold, NOTES: str(notes), "TMPDIR": str(scratch)}
     again = False
-    with started(house.command(run, fault.storage), house.home, environment) as first:
-        first.wait_for(fault.stage, notes)
-        belongings = first.belongings()
+    with started(house.command(run), house.home, environment) as first:
+        if fault.after_s:
+            with suppress(subprocess.TimeoutExpired):
+                first.process.wait(fault.after_s)
+        else:
+            first.wait_for(fault.stage, notes)
+        belongings = first.belongings() if first.process.poll() is None else []
         # It shows a step in the next one, about twice a second.
         time.sleep(1)
         at = (folder.live() or {}).get("step", 0)
@@ -163,15 +169,15 @@ def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> R
         # Who is held dies of it, or lives on with what is left; a request to stop is heard.
         first.wait_until_felt(notes / f"pid-{fault.rank}")
         (notes / "go-on").touch()
-        code = first.process.wait(WITHIN_S)
+        code = first.end()
     log = first.log
     left = remaining(belongings)
     if code != 0:
         again = True
-        with started(house.command(run, fault.storage), house.home, environment) as second:
+        with started(house.command(run), house.home, environment) as second:
             second.wait_for("evaluation", notes)
             belongings = second.belongings()
-            code = second.process.wait(WITHIN_S)
+            code = second.end()
             log = second.log
         left += remaining(belongings)
     differences = [f"exit code {code}: {log[-500:]}"] if code else []
@@ -189,11 +195,11 @@ def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> R
 def victims(fault: Fault, flow: subprocess.Popen[str], notes: Path) -> list[psutil.Process]:
     """The processes that are struck."""
     if fault.victim == "the flow":
-        return [psutil.Process(flow.pid)]
-    if fault.victim.startswith("rank "):
-        return [psutil.Process(int((notes / f"pid-{fault.victim[5:]}").read_text()))]
-    if fault.victim == "all ranks":
-        return [psutil.Process(int(file.read_text())) for file in sorted(notes.glob("pid-*"))]
+        return [psutil.Process(flow.pid)] if flow.poll() is None else []
+    if fault.victim == "all ranks" or fault.victim.startswith("rank "):
+        files = notes.glob("pid-*" if fault.victim == "all ranks" else f"pid-{fault.victim[5:]}")
+        pids = {int(file.read_text()) for file in files}
+        return [psutil.Process(pid) for pid in sorted(pids) if psutil.pid_exists(pid)]
     known = {
         "the driver": "train_core.engine.driver_process",
         "the controller": "ray::TrainController",
@@ -206,7 +212,8 @@ def victims(fault: Fault, flow: subprocess.Popen[str], notes: Path) -> list[psut
         with suppress(psutil.NoSuchProcess):
             if any(wanted in argument for argument in process.cmdline()[:3]):
                 found.append(process)
-    assert found, f"there is no process of {fault.victim}"
+    # At a random moment there may be none, or none yet.
+    assert found or fault.after_s, f"there is no process of {fault.victim}"
     return found[:1]
 
 
@@ -248,6 +255,15 @@ class Started:
     def _read(self, output: IO[str]) -> None:
         for line in output:
             self.log += line
+
+    def end(self) -> int:
+        """Its exit code; one that does not end is killed, which is no success."""
+        try:
+            return self.process.wait(WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.log += f"\nit did not end within {WITHIN_S:g} s"
+            self.process.kill()
+            return self.process.wait()
 
     def close(self) -> None:
         self.process.kill()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +16,6 @@ from tests.engine import rank
 from tests.engine.processes import files, ranks, train
 from tests.engine.rank import MortalTrainer
 from tests.engine.test_exact import CONFIG
-from train_core.engine.watchdog import Watchdog
 from train_core.policy.steps import MicroBatch
 from train_core.storage.store import Store
 
@@ -124,12 +125,19 @@ def test_what_is_only_slow_is_no_hang(main: Any, tmp_path: Path) -> None:
     assert ended["resumed_from"] == 0
 
 
+RESTING = """
+import time
+from train_core.engine.watchdog import Watchdog
+
+watchdog = Watchdog(2)
+watchdog.move()
+watchdog.rest()
+time.sleep(3)
+with watchdog.resting():
+    time.sleep(3)
+watchdog.rest()
+"""
+
+
 def test_nothing_fires_once_it_rests() -> None:
-    watchdog = Watchdog(0.05)
-    watchdog.move()
-    watchdog.rest()
-    time.sleep(0.2)
-    watchdog.move()
-    with watchdog.resting():
-        time.sleep(0.2)
-    watchdog.rest()
+    subprocess.run([sys.executable, "-c", RESTING], check=True, timeout=60)

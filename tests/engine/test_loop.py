@@ -16,7 +16,7 @@ from tests.engine.processes import train
 from tests.engine.tiny import Tiny
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
-from train_core.engine.driver_process import DriverProcess
+from train_core.engine.driver_stages import DriverStages
 from train_core.engine.evaluator import load_model
 from train_core.engine.group import Group
 from train_core.engine.loop import Trainer
@@ -267,7 +267,7 @@ def test_weights_that_fail_to_verify_are_quarantined_when_they_are_evaluated(
 
 def test_a_replaced_driver_evaluates_infers_and_publishes_nothing(folder: RunFolder) -> None:
     run(folder)
-    driver = DriverProcess()
+    driver = DriverStages()
     driver.request = DriverRequest(
         storage=folder.storage, run=folder.name, config=folder.record().config
     )
@@ -292,7 +292,7 @@ def test_a_driver_that_begins_collects_what_a_dead_one_left(folder: RunFolder) -
     folder.store.write(f"checkpoints/step-00000099-a0001/{MODEL_FILE}", b"half a checkpoint")
     folder.store.write("journal/steps-00000006-00000099-a0001.jsonl", b"{}")
     segments = [entry.name for entry in committed.manifest.journal]
-    driver = DriverProcess()
+    driver = DriverStages()
     driver.folder = folder
     driver._take_run()
     assert folder.store.names("checkpoints") == [str(committed.name)]

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.engine import rank
-from tests.engine.alone import create, run
+from tests.engine.alone import create
 from tests.engine.processes import train
 from tests.engine.rank import MortalTrainer
 from tests.engine.test_exact import CONFIG
@@ -18,6 +18,7 @@ from train_core.config import TrainConfig
 from train_core.engine.control import ControlWord
 from train_core.engine.group import Group
 from train_core.engine.loop import Trainer
+from train_core.engine.stopping import StopListener
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.stop import ask_to_stop, asked_to_stop
 
@@ -44,7 +45,8 @@ def main(*arguments: Any) -> None:
 def test_all_ranks_stop_after_the_same_step_and_go_on_from_there(
     workers: int, after: int, tmp_path: Path
 ) -> None:
-    config = CONFIG | {"num_shards": 4, "keep_last": 99}
+    # Step 4 is no third one, and no epoch's last.
+    config = CONFIG | {"num_shards": 4, "keep_last": 2, "checkpoint_every_steps": 3}
     storage = str(tmp_path)
     undisturbed = train(storage, "undisturbed", attempt=1, workers=1, config=config)
 
@@ -53,9 +55,12 @@ def test_all_ranks_stop_after_the_same_step_and_go_on_from_there(
     last = RunFolder(storage, "run").checkpoints()[-1]
     # The wish travels in the word of step 3, which is read in step 4.
     assert (last.manifest.step, last.manifest.stopped_by) == (ASKED_AFTER + 2, "request")
-    assert not last.manifest.is_last
+    assert (last.manifest.is_last, last.manifest.in_turn) == (False, False)
     again = train(storage, "run", attempt=2, workers=after, config=config)
     assert again == {"digest": undisturbed["digest"], "resumed_from": ASKED_AFTER + 2}
+    kept = {run: RunFolder(storage, run).checkpoints() for run in ("undisturbed", "run")}
+    steps = {run: [one.manifest.step for one in found] for run, found in kept.items()}
+    assert steps["run"] == steps["undisturbed"]
 
 
 def test_a_request_is_for_one_attempt(tmp_path: Path) -> None:
@@ -65,26 +70,32 @@ def test_a_request_is_for_one_attempt(tmp_path: Path) -> None:
     assert asked_to_stop(folder.store, 8) == ""
 
 
-def test_whoever_reads_nonsense_trains_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nonsense", [b"{}", b"", b'{"format": 99, "reason": "later"}'])
+def test_nonsense_is_no_request_and_does_not_deafen(nonsense: bytes, tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
-    folder.store.write("lease/0001-stop.json", b"{}")
-    progress = run(folder, epochs=1)
-    assert progress.stopped_by == "epochs"
+    listener = StopListener(folder.store, 1, is_enabled=False)
+    folder.store.write("lease/0001-stop.json", nonsense)
+    listener.look()
+    assert not listener.is_asked
+    ask_to_stop(folder.store, 1, "Ctrl-C")
+    listener.look()
+    assert listener.is_asked
 
 
 def test_the_end_has_its_own_reason_also_if_somebody_asked(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
-    config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, max_steps=1)
+    config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, max_steps=2)
     create(folder, config)
     trainer = Trainer(folder, config, 1, Group.current())
     trainer.listener.is_asked = True
     assert trainer.run().stopped_by == "max_steps"
 
 
-def test_the_word_tells_wishes_apart() -> None:
+@pytest.mark.parametrize("wish", ["wants_retry", "is_asked_to_stop", "is_busy"])
+def test_the_word_tells_wishes_apart(wish: str) -> None:
     assert not dist.is_initialized()
     word = ControlWord(1, Group.current())
-    word.send(wants_checkpoint=False, wants_stop=False, is_asked_to_stop=True, is_busy=False)
+    names = ["wants_checkpoint", "wants_retry", "is_time_up", "is_asked_to_stop", "is_busy"]
+    word.send(**{name: name == wish for name in names})
     told = word.read()
-    found = (told.wants_checkpoint, told.wants_stop, told.is_asked_to_stop, told.is_busy)
-    assert found == (False, False, True, False)
+    assert {name: getattr(told, name) for name in names} == {name: name == wish for name in names}

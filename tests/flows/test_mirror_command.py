@@ -23,7 +23,7 @@ def test_what_mlflow_missed_is_mirrored_afterwards(
     assert done.returncode == 0, done.stderr
     refused = evertrain("mirror", "unseen", "--tracking-uri", NOBODY_LISTENS)
     assert refused.returncode == 2
-    assert "has not taken all of run 'unseen'" in refused.stderr
+    assert "has not all of run 'unseen'" in refused.stderr
     folders = [RunFolder(str(home / ".evertrain/runs"), run) for run in ("undisturbed", "unseen")]
     for _ in range(2):
         done = evertrain("mirror", "unseen", "--json")

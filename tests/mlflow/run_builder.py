@@ -9,7 +9,14 @@ import safetensors.torch
 from torch import nn
 
 from train_core.config import TrainConfig
-from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult
+from train_core.results import (
+    CheckpointSummary,
+    EvaluationResult,
+    PredictionsResult,
+    Report,
+    Tracking,
+    TrainResult,
+)
 from train_core.storage.journal import Entry, append
 from train_core.storage.lease import Lease
 from train_core.storage.manifest import (
@@ -18,7 +25,7 @@ from train_core.storage.manifest import (
     FileEntry,
     PredictionsManifest,
 )
-from train_core.storage.names import MANIFEST_JSON, CheckpointName
+from train_core.storage.names import MANIFEST_JSON, REPORT_JSON, CheckpointName
 from train_core.storage.run_folder import RunFolder, RunRecord
 
 BEGIN_S = 1_790_000_000.0
@@ -120,6 +127,35 @@ class RunBuilder:
         )
         store.create(MANIFEST_JSON, manifest.to_json())
         return PredictionsResult(checkpoint=checkpoint, uri=store.url, num_rows=7, files=[])
+
+    def report(self, best: CheckpointSummary) -> None:
+        """Write the report of a pipeline whose best checkpoint is `best`."""
+        train = TrainResult(
+            run=self.folder.name,
+            attempt=self.lease.attempt,
+            step=best.step,
+            epoch=best.epoch,
+            samples_seen=10 * best.step,
+            stopped_by="epochs",
+            metrics=best.metrics,
+            samples_per_s=1.0,
+            seconds=1.0,
+            checkpoints=[best],
+        )
+        evaluations = [self.evaluate(best, split) for split in ("validation", "test")]
+        report = Report(
+            run=self.folder.name,
+            uri=self.folder.store.uri(REPORT_JSON),
+            workload="train_core.workloads.digits:Digits",
+            train=train,
+            evaluations=evaluations,
+            best=best,
+            test_metrics=evaluations[1].metrics,
+            predictions=self.predict(best),
+            tracking=Tracking(tracking_uri="", experiment_id="", run_id="", url="", model_uri=""),
+            seconds={},
+        )
+        self.folder.store.write(REPORT_JSON, report.model_dump_json().encode())
 
 
 def entry(step: int, time_s: float = BEGIN_S) -> Entry:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
+from mlflow.entities import Run
 
 from tests.mlflow.conftest import MlflowServer
 from tests.mlflow.run_builder import RunBuilder
 from tests.mlflow.test_mirror import expected, mirror_once, points, stages
 from train_core.engine.mirror import catch_up
-from train_core.errors import ConfigError, TrackingError
+from train_core.errors import RunBusyError, TrackingError
 
 
 def test_what_was_missed_is_sent_and_what_is_there_is_not(
@@ -19,21 +20,50 @@ def test_what_was_missed_is_sent_and_what_is_there_is_not(
     run.commit(range(1, 30))
     mirror_once(run, tracking_uri, "FAILED")
     run.new_attempt()
-    run.commit(range(30, 60), finished=True)
+    run.commit(range(30, 60))
     run.lease.release()
-    before = stages(tracking_uri)["pipeline"].info.run_id
+    before = stages(tracking_uri)
     for _ in range(2):
         tracking = catch_up(run.folder, tracking_uri)
-        assert tracking.run_id == before
+        assert tracking.run_id == before["pipeline"].info.run_id
         assert points(tracking_uri) == expected(range(1, 60))
-        # It has no report: its pipeline was interrupted after the training.
-        shown = {name: stage.info.status for name, stage in stages(tracking_uri).items()}
-        assert shown == {"pipeline": "KILLED", "train": "FINISHED"}
+        after = stages(tracking_uri)
+        # It has no report, and MLflow knows how it ended, and when.
+        assert {name: stage.info.status for name, stage in after.items()} == {
+            "pipeline": "FAILED",
+            "train": "FAILED",
+        }
+        for name, stage in after.items():
+            assert stage.info.end_time == before[name].info.end_time
+            assert system_metrics(stage) == system_metrics(before[name])
+
+
+def system_metrics(stage: Run) -> dict[str, float]:
+    return {key: value for key, value in stage.data.metrics.items() if key.startswith("system/")}
+
+
+def test_a_training_that_ended_unseen_is_shown_as_ended(run: RunBuilder, tracking_uri: str) -> None:
+    run.commit(range(1, 30), finished=True)
+    run.lease.release()
+    catch_up(run.folder, tracking_uri)
+    assert {name: stage.info.status for name, stage in stages(tracking_uri).items()} == {
+        "pipeline": "KILLED",
+        "train": "FINISHED",
+    }
+
+
+def test_what_cannot_be_shown_is_told(run: RunBuilder, tracking_uri: str) -> None:
+    best = run.commit(range(1, 30), finished=True)
+    run.report(best)
+    run.folder.store.delete(f"evaluations/{best.name}-test")
+    run.lease.release()
+    with pytest.raises(TrackingError, match=r"has not all of run 'digits-1' .*FileNotFoundError"):
+        catch_up(run.folder, tracking_uri)
 
 
 def test_a_run_that_is_driven_has_a_mirror_already(run: RunBuilder, tracking_uri: str) -> None:
     run.commit(range(1, 30))
-    with pytest.raises(ConfigError, match="which mirrors it: wait for its end"):
+    with pytest.raises(RunBusyError, match="is being driven by process"):
         catch_up(run.folder, tracking_uri)
 
 
@@ -44,6 +74,6 @@ def test_a_server_that_is_down_is_an_error_within_seconds(
     run.lease.release()
     server.stop()
     begin = time.monotonic()
-    with pytest.raises(TrackingError, match="has not taken all of run 'digits-1'"):
+    with pytest.raises(TrackingError, match="has not all of run 'digits-1'"):
         catch_up(run.folder, server.uri)
     assert time.monotonic() - begin < 60

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -222,3 +223,26 @@ def test_applying_the_rules_again_deletes_nothing_more(
 def survivors(asked: list[Candidate], asked_rules: RetentionRules) -> list[Candidate]:
     found = retention_verdicts(asked, asked_rules, now=NOW, protected={})
     return [one.candidate for one in found if one.is_kept]
+
+
+VALUES = st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=2, max_size=8)
+
+
+@given(VALUES, st.integers(1, 3), st.integers(1, 3), st.integers(0, 3), st.data())
+def test_one_out_of_turn_takes_nobodys_place(
+    values: list[float | None], last: int, best: int, every: int, data: st.DataObject
+) -> None:
+    asked, some = candidates(values), rules(last, best, every, keep_newer_than_s=60)
+    place = data.draw(st.integers(0, len(values) - 2))
+    extra = replace(asked[place], name="extra", in_turn=False)
+    before = {v.candidate.name: v.reasons for v in verdicts(asked, some)}
+    after = {v.candidate.name: v.reasons for v in verdicts([*asked, extra], some)}
+    assert after.pop("extra") == ()
+    assert after == before
+
+
+def test_one_out_of_turn_stays_while_it_is_the_newest() -> None:
+    asked = [*candidates([0.5, 0.6]), Candidate("extra", 7, {}, NOW, in_turn=False)]
+    found = {v.candidate.name: v.reasons for v in verdicts(asked, rules())}
+    assert found["extra"] == ("the newest: a resume begins here",)
+    assert found["1"] == ("among the last 1", "among the best 1 by accuracy")

@@ -12,10 +12,11 @@ import math
 import threading
 import time
 from collections.abc import Collection
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from train_core.config import TrainConfig
 from train_core.engine.group import Group
@@ -41,6 +42,8 @@ from train_core.storage.run_folder import Checkpoint, RunFolder
 
 COMMIT_TIMEOUT_S = 600.0
 """How long rank 0 waits for the other ranks' files when its own are stored."""
+LAST_BREATH_S = 10.0
+"""How long a checkpoint that is under way may take when the training ends with an error."""
 RETRY_S = 5.0
 """How soon after a checkpoint failed the next one is tried."""
 
@@ -59,9 +62,10 @@ class _Save:
 
 @dataclass(frozen=True)
 class _Unsaved:
-    """Since when checkpoints fail, all of them, on this rank."""
+    """Since when checkpoints fail, all of them, on this rank; and which one did last, and when."""
 
     since: float
+    step: int
     failed_at: float
 
 
@@ -104,7 +108,9 @@ class Checkpointer:
     def wants_to_save(self) -> bool:
         """Whether the last checkpoint failed and it is time for another one."""
         unsaved = self._unsaved
-        return unsaved is not None and time.monotonic() - unsaved.failed_at >= RETRY_S
+        if unsaved is None or self._writing is not None:
+            return False
+        return time.monotonic() - unsaved.failed_at >= RETRY_S
 
     def continue_from(self, checkpoint: Checkpoint) -> None:
         """Go on after this checkpoint, with its journal."""
@@ -112,10 +118,18 @@ class Checkpointer:
         files = checkpoint.manifest.files
         self._stored = {entry.digest: f"{checkpoint.key}/{entry.name}" for entry in files}
 
-    def save(self, state: dict[str, Any], frozen: Collection[str], progress: Progress) -> None:
+    def save(
+        self,
+        state: dict[str, Any],
+        frozen: Collection[str],
+        progress: Progress,
+        *,
+        in_turn: bool = True,
+    ) -> None:
         """Copy the state and start to store it; waits for the checkpoint under way, if any is.
 
-        `frozen` are the paths of the weights that are not trained. Raises as `wait`.
+        `frozen` are the paths of the weights that are not trained; one not `in_turn` is kept until
+        the next commit only. Raises as `wait`.
         """
         self.wait()
         begin = time.monotonic()
@@ -128,6 +142,7 @@ class Checkpointer:
             "metrics": finite(progress.metrics),
             "validated": progress.validated_step == progress.step,
             "stopped_by": progress.stopped_by,
+            "in_turn": in_turn,
             "elapsed_s": progress.elapsed_s,
         }
         self._num_saves += 1
@@ -175,7 +190,7 @@ class Checkpointer:
             self._recorder.rate("checkpoint/failed", 1)
             _log.warning("a checkpoint was not saved, training goes on: %s", error)
             since = self._unsaved.since if self._unsaved else save.begun
-            self._unsaved = _Unsaved(since, time.monotonic())
+            self._unsaved = _Unsaved(since, save.step, time.monotonic())
             if self._group.is_first:
                 self._give_up_if_too_long(since, save.step, str(error))
         else:
@@ -184,26 +199,30 @@ class Checkpointer:
             self._unsaved = None
             self._recorder.forget(save.entries)
 
-    def has_saved(self) -> bool:
-        """Whether the last checkpoint is committed, once it has ended; for rank 0.
+    def outcome(self) -> Literal["saved", "again", "later"]:
+        """What became of the last checkpoint; for rank 0, when all ranks have waited for theirs.
 
-        If it failed, this waits until the way is free for all ranks to save again.
-        Raises as `wait`.
+        `again`: it failed, and the way is free for all ranks to save once more. `later`: the
+        storage is still away. One look takes seconds, so that no rank waits in a collective for
+        longer than that may take. Raises UnsavedError if checkpoints have failed for too long.
         """
-        self.wait()
-        while (unsaved := self._unsaved) and self._given_up:
-            time.sleep(RETRY_S)
-            last = self._given_up[-1]
-            try:
-                if self._folder.exists_checkpoint(last):
-                    # It was committed after all: the answer was lost.
-                    self.newest, self._unsaved = self._folder.checkpoint(last), None
-                    return True
-                self._folder.store.delete(f"{CHECKPOINTS}/{last}")
-                self._given_up.remove(last)
-            except StorageError as error:
-                self._give_up_if_too_long(unsaved.since, last.step, str(error))
-        return self._unsaved is None
+        unsaved = self._unsaved
+        if unsaved is None:
+            return "saved"
+        time.sleep(RETRY_S)
+        last = CheckpointName(unsaved.step, self._attempt)
+        try:
+            if self._folder.exists_checkpoint(last):
+                # The answer to its commit was lost.
+                self.newest, self._unsaved = self._folder.checkpoint(last), None
+                return "saved"
+            # Its files are created anew, and exclusively.
+            self._folder.store.delete(f"{CHECKPOINTS}/{last}")
+        except StorageError as error:
+            self._give_up_if_too_long(unsaved.since, last.step, str(error))
+            return "later"
+        self._given_up = [name for name in self._given_up if name != last]
+        return "again"
 
     def _give_up_if_too_long(self, since: float, step: int, cause: str) -> None:
         unsaved_s, limit_s = time.monotonic() - since, self._config.max_unsaved_s
@@ -212,9 +231,14 @@ class Checkpointer:
             raise UnsavedError(unsaved_s, step, last_good, cause)
 
     def close(self) -> None:
-        """End the thread; a checkpoint that other ranks have not stored yet is given up soon."""
+        """End the thread; a checkpoint that other ranks have not stored yet is given up soon.
+
+        One whose storage hangs is left behind: the process ends without it.
+        """
         self._closing.set()
-        self._thread.shutdown()
+        if self._writing is not None:
+            futures.wait([self._writing.future], LAST_BREATH_S)
+        self._thread.shutdown(wait=not self.is_busy, cancel_futures=True)
 
     def _write(self, save: int, facts: dict[str, Any], entries: list[Entry]) -> Checkpoint | None:
         """Store this rank's files; rank 0 commits when all ranks have."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from train_core.engine.group import Group
 
-_NUM_WISHES = 4
+_NUM_WISHES = 5
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,9 @@ class Word:
     loss: float
     """The step's mean loss over its samples."""
     wants_checkpoint: bool
-    wants_stop: bool
+    wants_retry: bool
+    """Whether a checkpoint failed and another one is to be tried, out of turn."""
+    is_time_up: bool
     """Whether the time that the training may take is over."""
     is_asked_to_stop: bool
     """Whether somebody outside asked for an early end."""
@@ -47,10 +49,16 @@ class ControlWord:
         self._word[shard] += weighted_loss.detach()
 
     def send(
-        self, *, wants_checkpoint: bool, wants_stop: bool, is_asked_to_stop: bool, is_busy: bool
+        self,
+        *,
+        wants_checkpoint: bool,
+        wants_retry: bool,
+        is_time_up: bool,
+        is_asked_to_stop: bool,
+        is_busy: bool,
     ) -> None:
         """Send the word with this rank's wishes."""
-        wishes = [wants_checkpoint, wants_stop, is_asked_to_stop, is_busy]
+        wishes = [wants_checkpoint, wants_retry, is_time_up, is_asked_to_stop, is_busy]
         self._word[self._num_shards :] = torch.tensor(wishes, dtype=self._word.dtype)
         if self._group.world_size > 1:
             self._work = dist.all_reduce(self._word, async_op=True)
@@ -59,5 +67,6 @@ class ControlWord:
         """Wait for all ranks' words."""
         if self._work is not None:
             self._work.wait()
-        *losses, checkpoint, stop, asked, busy = self._word.tolist()
-        return Word(sum(losses), checkpoint > 0, stop > 0, asked > 0, busy > 0)
+        told = self._word.tolist()
+        losses, wishes = told[: self._num_shards], told[self._num_shards :]
+        return Word(sum(losses), *(wish > 0 for wish in wishes))

@@ -94,12 +94,12 @@ class Trainer:
         self.batches: Iterator[Batch] = iter(())
         self._unsettled: tuple[ControlWord, dict[str, float], int] | None = None
         self._grad_norm: torch.Tensor | None = None
-        self._wants_checkpoint = False
-        self._wants_stop = False
-        self._is_asked_to_stop = False
+        self._wants_checkpoint = self._wants_retry = False
+        self._is_time_up = self._is_asked_to_stop = False
         self._skips = config.checkpoint_backpressure == "skip"
         self._is_busy = False
         self._saved_step = -1
+        self._saved_in_turn = True
 
     def run(self) -> Progress:
         """Train to the end, from the newest good checkpoint if there is one."""
@@ -163,7 +163,8 @@ class Trainer:
             trained.buffers.end_shard(shard)
         word.send(
             wants_checkpoint=self._checkpoint_is_due(),
-            wants_stop=self._time_is_up(),
+            wants_retry=self.checkpointer.wants_to_save,
+            is_time_up=self._time_is_up(),
             is_asked_to_stop=self.listener.is_asked,
             is_busy=self.checkpointer.is_busy,
         )
@@ -202,22 +203,22 @@ class Trainer:
         reason = self.progress.reason_to_stop(self.config)
         if self._is_asked_to_stop:
             reason = reason or STOPPED
-        self.progress.stopped_by = reason or ("max_duration" if self._wants_stop else "")
+        self.progress.stopped_by = reason or ("max_duration" if self._is_time_up else "")
 
     def save_if_due(self) -> None:
         """Take a checkpoint if one is due after this step, or if it was the last."""
         progress, config = self.progress, self.config
-        ended_epoch = progress.step_in_epoch == 0
-        is_due = (
-            bool(progress.stopped_by)
+        in_turn = (
+            progress.stopped_by not in ("", STOPPED)
             or self._wants_checkpoint
             or due(config.checkpoint_every_steps, progress.step)
-            or (ended_epoch and due(config.checkpoint_every_epochs, progress.epoch))
+            or (progress.step_in_epoch == 0 and due(config.checkpoint_every_epochs, progress.epoch))
         )
+        is_due = in_turn or bool(progress.stopped_by) or self._wants_retry
         if not is_due or self._saved_step == progress.step:
             return
         self._settle()
-        self._wants_checkpoint = False
+        self._wants_checkpoint = self._wants_retry = False
         if self._is_too_early():
             self.recorder.rate("checkpoint/skipped", 1)
             return
@@ -226,19 +227,24 @@ class Trainer:
             with self.watchdog.resting():
                 self.group.all_succeed(self.checkpointer.make_way)
         progress.elapsed_s = self._elapsed_s()
-        self.checkpointer.save(self.state.capture(), self.trained.frozen(), progress)
-        self._saved_step = progress.step
+        self._saved_step, self._saved_in_turn = progress.step, in_turn
+        self._save()
         self._saved_at = time.monotonic()
+
+    def _save(self) -> None:
+        state, frozen = self.state.capture(), self.trained.frozen()
+        self.checkpointer.save(state, frozen, self.progress, in_turn=self._saved_in_turn)
 
     def finish(self) -> None:
         """See the last checkpoint committed; where that fails, all ranks try again together."""
-        while not self._all_have_saved():
-            self.checkpointer.save(self.state.capture(), self.trained.frozen(), self.progress)
+        while (outcome := self._outcome()) != "saved":
+            if outcome == "again":
+                self._save()
 
-    def _all_have_saved(self) -> bool:
+    def _outcome(self) -> str:
         # No rank still stores when rank 0 makes the way free for another try.
         self.group.all_succeed(self.checkpointer.wait)
-        return self.group.from_first_of(self.checkpointer.has_saved)
+        return self.group.from_first_of(self.checkpointer.outcome)
 
     def _is_too_early(self) -> bool:
         """Whether all ranks leave out this checkpoint because one still stores the last.
@@ -342,7 +348,8 @@ class Trainer:
             raise NotFiniteError(self.progress.step, told.loss, last_good)
         self.progress.add_loss(told.loss, num_samples)
         self._wants_checkpoint |= told.wants_checkpoint
-        self._wants_stop |= told.wants_stop
+        self._wants_retry |= told.wants_retry
+        self._is_time_up |= told.is_time_up
         self._is_asked_to_stop |= told.is_asked_to_stop
         self._is_busy = told.is_busy
         metrics = {"train/loss": told.loss, **metrics}
@@ -384,7 +391,7 @@ class Trainer:
 
     def _checkpoint_is_due(self) -> bool:
         every = self.config.checkpoint_every_s
-        is_due = 0 < every <= time.monotonic() - self._saved_at or self.checkpointer.wants_to_save
+        is_due = 0 < every <= time.monotonic() - self._saved_at
         is_too_early = self._skips and self.checkpointer.is_busy
         return self.group.is_first and is_due and not is_too_early
 

@@ -17,7 +17,7 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from train_core.errors import ConfigError, TrackingError
+from train_core.errors import TrackingError
 from train_core.results import (
     CheckpointSummary,
     EvaluationResult,
@@ -68,9 +68,15 @@ class Mirror:
     `connect` begins in the background, `check` says whether the server refuses, `start` begins
     to mirror once the run folder exists. The `log_` methods return at once: what they are given
     is sent in their order, after all that was committed before. `close` must be called.
+    Of a run that is not `is_live`, what MLflow missed is shown, and not this machine's load.
     """
 
-    def __init__(self, folder: RunFolder, tracking_uri: str, experiment: str) -> None:
+    def __init__(
+        self, folder: RunFolder, tracking_uri: str, experiment: str, *, is_live: bool = True
+    ) -> None:
+        self.not_shown: list[str] = []
+        """Why something cannot be shown, though MLflow answers."""
+        self._is_live = is_live
         self._folder = folder
         self._uri = tracking_uri
         self._experiment = experiment
@@ -243,7 +249,7 @@ class Mirror:
     def _open_runs(self) -> MlflowRuns:
         from train_core.engine.mlflow_runs import MlflowRuns, public_uri
 
-        runs = MlflowRuns(self._folder, self._uri, self._experiment)
+        runs = MlflowRuns(self._folder, self._uri, self._experiment, is_live=self._is_live)
         uri, run_id = public_uri(self._uri).rstrip("/"), runs.run_id("pipeline")
         page = f"{uri}/#/experiments/{runs.experiment_id}/runs/{run_id}"
         self._tracking = Tracking(
@@ -289,6 +295,7 @@ class Mirror:
                     raise
                 # It would fail again, and what comes after it shall be shown.
                 said = f"{type(error).__name__}: {self._say(error)}"
+                self.not_shown.append(said)
                 _log.warning("something is not shown in MLflow: %s", said)
                 _log.debug("where it failed", exc_info=True)
             self._tasks.popleft()
@@ -304,7 +311,7 @@ class Mirror:
         self._is_over = True
 
     def _sample_system(self) -> None:
-        if self._is_trained or time.monotonic() < self._sample_at:
+        if self._is_trained or not self._is_live or time.monotonic() < self._sample_at:
             return
         from train_core.engine.system_metrics import SystemMetrics
 
@@ -334,36 +341,32 @@ def _stages() -> ModuleType:
 def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S) -> Tracking:
     """Send MLflow what it lacks of a run that nobody drives; where it shows the run.
 
-    Raises ConfigError if somebody does, whose own mirror catches up by itself, and TrackingError
-    if MLflow refuses, or does not take all within `timeout_s`.
+    Raises RunBusyError if somebody does, whose own mirror catches up by itself, and TrackingError
+    if MLflow refuses, does not take all within `timeout_s`, or cannot show something of it.
     """
-    if holder := lease.holder_of(folder.store):
-        raise ConfigError(
-            f"run {folder.name!r} is being driven by {holder}, which mirrors it: wait for its end"
-        )
     from train_core.engine.mlflow_runs import public_uri
 
-    found = folder.report()
-    report = Report.model_validate(found) if found else None
-    newest = folder.checkpoints()[-1:]
-    # A run that was extended has the report of its first end.
-    is_whole = report and all(report.train.step >= one.manifest.step for one in newest)
-    experiment = str(folder.record().pipeline.get("experiment", "evertrain"))
-    mirror = Mirror(folder, tracking_uri, experiment)
-    mirror.check()
-    mirror.start()
-    if report:
-        mirror.begin("evaluate")
-        mirror.log_evaluations(report.evaluations)
-        mirror.begin("infer")
-        mirror.log_predictions(report.predictions)
-        mirror.log_outcome(report.best, report.test_metrics)
-    is_sent = mirror.flush(timeout_s) and mirror.close("FINISHED" if is_whole else "KILLED")
-    tracking = mirror.tracking()
-    if not is_sent:
-        mirror.close("KILLED", timeout_s=0)
+    held = lease.acquire(folder.store, folder.name)
+    with lease.beating(held):
+        found = folder.report()
+        report = Report.model_validate(found) if found else None
+        newest = folder.checkpoints()[-1:]
+        # A run that was extended has the report of its first end.
+        is_whole = report and all(report.train.step >= one.manifest.step for one in newest)
+        experiment = str(folder.record().pipeline.get("experiment", "evertrain"))
+        mirror = Mirror(folder, tracking_uri, experiment, is_live=False)
+        mirror.check()
+        mirror.start()
+        if report:
+            mirror.log_evaluations(report.evaluations)
+            mirror.log_predictions(report.predictions)
+            mirror.log_outcome(report.best, report.test_metrics)
+        is_sent = mirror.flush(timeout_s)
+        is_sent = mirror.close("FINISHED" if is_whole else "KILLED") and is_sent
+    if mirror.not_shown or not is_sent:
+        why = "; ".join(mirror.not_shown) or "it does not answer"
         raise TrackingError(
-            f"MLflow at {public_uri(tracking_uri)} has not taken all of run {folder.name!r}: "
-            "look at it, and mirror the run again; what it has is not sent again"
+            f"MLflow at {public_uri(tracking_uri)} has not all of run {folder.name!r} ({why}). "
+            "Mend that and mirror the run again; what it has is not sent again"
         )
-    return tracking
+    return mirror.tracking()

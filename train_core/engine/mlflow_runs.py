@@ -48,9 +48,15 @@ _NOT_IN_KEYS = re.compile(r"[^\w\-. :/]")
 
 
 class MlflowRuns:
-    """The MLflow runs of one run folder. Making it creates what is missing of the parent."""
+    """The MLflow runs of one run folder. Making it creates what is missing of the parent.
 
-    def __init__(self, folder: RunFolder, tracking_uri: str, experiment: str) -> None:
+    Of a run that is not `is_live`, only shown afterwards, no stage is set to run again.
+    """
+
+    def __init__(
+        self, folder: RunFolder, tracking_uri: str, experiment: str, *, is_live: bool = True
+    ) -> None:
+        self._is_live = is_live
         self.client = MlflowClient(tracking_uri, tracking_uri)
         self.folder = folder
         self.record = folder.record()
@@ -87,7 +93,7 @@ class MlflowRuns:
 
     def set_status(self, stage: Stage, status: Status) -> None:
         """Say how the stage is, if MLflow does not say so yet."""
-        if self.status(stage) == status:
+        if self.status(stage) == status or (status == "RUNNING" and not self._is_live):
             return
         if status == "RUNNING":
             self.client.update_run(self.run_id(stage), status)
@@ -101,7 +107,9 @@ class MlflowRuns:
         for stage in children:
             if self._statuses.get(stage) == "RUNNING":
                 self.set_status(stage, status)
-        self.set_status("pipeline", status)
+        # How a run ended that somebody shows afterwards, MLflow may know better.
+        if self._is_live or status == "FINISHED" or self.status("pipeline") == "RUNNING":
+            self.set_status("pipeline", status)
 
     def mirrored_step(self) -> int:
         """The last step whose journal entry MLflow has; -1 if it has none."""

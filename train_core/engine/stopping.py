@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from train_core.errors import CheckpointError, StorageError
+from train_core.errors import EvertrainError
 from train_core.storage.stop import asked_to_stop
 from train_core.storage.store import Store
 
@@ -26,20 +26,23 @@ class StopListener:
         if is_enabled:
             self._thread.start()
 
+    def look(self) -> None:
+        """Look once."""
+        try:
+            reason = asked_to_stop(self._store, self._attempt)
+        except EvertrainError as error:
+            _log.debug("whether to stop is not known: %s", error)
+            return
+        if reason:
+            _log.info("asked to stop: %s; a last checkpoint is saved", reason)
+            self.is_asked = True
+
     def close(self) -> None:
-        """End the thread."""
+        """End the thread; one that waits for its storage is left behind."""
         self._ended.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(LISTEN_EVERY_S)
 
     def _listen(self) -> None:
-        while not self._ended.wait(LISTEN_EVERY_S):
-            try:
-                reason = asked_to_stop(self._store, self._attempt)
-            except (StorageError, CheckpointError) as error:
-                _log.debug("whether to stop is not known: %s", error)
-                continue
-            if reason:
-                _log.info("asked to stop: %s; a last checkpoint is saved", reason)
-                self.is_asked = True
-                return
+        while not self.is_asked and not self._ended.wait(LISTEN_EVERY_S):
+            self.look()

@@ -68,14 +68,18 @@ def retention_verdicts(
     there, a report names it, somebody reads it. `now` and the candidates' `created_at` are aware
     of their time zones. One whose age is not known counts as young: it stays.
 
+    One that was committed out of turn stays while it is the newest, and no rule counts it.
+
     Apart from age, what goes now would also go later: whoever applies the rules after each
     commit and whoever does so once at the end keep the same checkpoints.
     """
     oldest_first = sorted(candidates, key=lambda c: (c.step, c.name))
     newest = {c.name for c in oldest_first[-1:]}
-    last = {c.name for c in oldest_first[-rules.keep_last :]}
+    # One out of turn would displace another, and a run that was stopped end with other checkpoints.
+    in_turn = [c for c in oldest_first if c.in_turn]
+    last = {c.name for c in in_turn[-rules.keep_last :]}
     # What was not measured is not among the best, however few there are.
-    measured = [c for c in oldest_first if _is_measured(c, rules)]
+    measured = [c for c in in_turn if _is_measured(c, rules)]
     best = {c.name for c in ranked(measured, rules.metric, rules.order)[: rules.keep_best]}
 
     def reasons(candidate: Candidate) -> Iterable[str]:
@@ -85,9 +89,9 @@ def retention_verdicts(
             yield f"among the last {rules.keep_last}"
         if candidate.name in best:
             yield f"among the best {rules.keep_best} by {rules.metric}"
-        if due(rules.keep_every_steps, candidate.step):
+        if candidate.in_turn and due(rules.keep_every_steps, candidate.step):
             yield f"one of every {rules.keep_every_steps} steps"
-        if _is_young(candidate, rules, now):
+        if candidate.in_turn and _is_young(candidate, rules, now):
             yield f"younger than {rules.keep_newer_than_s:g} s"
         yield from protected.get(candidate.name, ())
 

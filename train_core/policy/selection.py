@@ -20,6 +20,8 @@ class Candidate:
     metrics: Mapping[str, float | None]
     created_at: datetime | None = None
     """When it was committed, if that matters and is known."""
+    in_turn: bool = True
+    """Whether it was due; one that was not is kept as the newest only."""
 
 
 def score(value: float | None, order: Order) -> float:

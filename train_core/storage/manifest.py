@@ -69,6 +69,11 @@ class CheckpointManifest(Manifest):
         description="Why the training ended with this step; empty: it did not; "
         "request: it was asked to, and may go on."
     )
+    in_turn: bool = Field(
+        default=True,
+        description="Whether it was due. One that was not, as where somebody stopped the training, "
+        "goes when the next is committed: no rule counts it.",
+    )
     elapsed_s: float = Field(default=0, ge=0, description="Seconds of training until here.")
     journal: tuple[FileEntry, ...] = Field(
         description="The segments in ../../journal that this commit covers, oldest first."

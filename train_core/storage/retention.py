@@ -62,6 +62,7 @@ def _candidate(checkpoint: Checkpoint) -> Candidate:
         # Metrics of another step rank nothing.
         manifest.metrics if manifest.validated else {},
         _parse_time(manifest.created_at),
+        manifest.in_turn,
     )
 
 

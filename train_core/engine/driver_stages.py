@@ -1,0 +1,370 @@
+"""The stages of one request, as the driver process runs them: plain JSON in, plain JSON out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+from train_core.config import TrainConfig
+from train_core.driver import DriverRequest
+from train_core.engine.launcher import LOCAL, check_resources, with_gpus
+from train_core.engine.mirror import EndStatus, Mirror
+from train_core.engine.retention import delete_orphans_of_the_dead, delete_superseded
+from train_core.errors import (
+    ConfigError,
+    GaveUpError,
+    StoppedError,
+    StorageError,
+)
+from train_core.results import (
+    CheckpointSummary,
+    EvaluationResult,
+    PredictionsResult,
+    Report,
+    Tracking,
+    TrainResult,
+)
+from train_core.storage import lease
+from train_core.storage.journal import read_good_segments
+from train_core.storage.lease import HEARTBEAT_S, Lease
+from train_core.storage.names import CURVES_PNG, REPORT_JSON
+from train_core.storage.patience import Patience
+from train_core.storage.pins import pinned
+from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.stop import STOPPED, ask_to_stop, asked_to_stop
+from train_core.storage.store import Store
+
+# A worker or Ray itself may die; the training is begun again so often without new progress.
+MAX_RESTARTS = 3
+RESTART_PAUSE_S = 2.0
+HASTE_S = 5.0
+
+_log = logging.getLogger("train_core.driver")
+
+
+class DriverStages:
+    """The stages of one request, each a method that takes and gives plain JSON."""
+
+    def __init__(self) -> None:
+        self.mirror: Mirror | None = None
+        self._lease: Lease | None = None
+        self._lease_lock = threading.Lock()
+        self._has_launched = False
+        self._is_stopping = threading.Event()
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+        self._joined_cluster = False
+        self._closed = threading.Event()
+
+    def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Check the request and create the run if it is new."""
+        from train_core.engine.preflight import check, check_scoring, new_record
+
+        self.request = DriverRequest.model_validate(request)
+        self.folder = RunFolder(self.request.storage, self.request.run)
+        if self.request.scores_only:
+            # One worker is enough: the shards queue. It need not be where the training was.
+            fewer = {"num_workers": 1, "gpus_per_worker": None}
+            self.config = self.request.config.model_copy(update=fewer)
+            prepared = check_scoring(self.folder, self.request)
+            self._join_cluster()
+            self.config = with_gpus(self.config)
+            return prepared.model_dump()
+        self.config = _effective(self.request)
+        mirror = None
+        if self.request.tracking_uri:
+            mirror = Mirror(self.folder, self.request.tracking_uri, self.request.experiment)
+            mirror.connect()
+        checked = check(self.folder, self.request.model_copy(update={"config": self.config}))
+        # What a cluster can give is only known there; nothing has been written yet.
+        self._join_cluster()
+        self.config = with_gpus(self.config)
+        if mirror is not None:
+            mirror.check()
+        if not checked.prepared.resumed:
+            self.folder.refuse_leftovers()
+            # Of two that begin the run at once, one creates it and one gets the lease.
+            record = new_record(self.request, self.config, checked.datasets, checked.origin)
+            with suppress(FileExistsError):
+                self.folder.create(record)
+        self._take_run()
+        if mirror is not None:
+            mirror.start()
+            self.mirror = mirror
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        return checked.prepared.model_dump()
+
+    def start_ray(self) -> None:
+        """Start Ray; what fails is raised by the first stage that needs it."""
+        from train_core.engine.launcher import start_ray
+
+        start_ray(self.config)
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end; where workers die, begin again from the newest commit.
+
+        Raises StoppedError if the training was asked to stop, and did.
+        """
+        self._is_idle.clear()
+        try:
+            return self._train()
+        finally:
+            self._is_idle.set()
+
+    def _train(self) -> dict[str, Any]:
+        from train_core.engine.launcher import launch
+
+        begin = time.monotonic()
+        newest = self._newest()
+        restarts, is_done = 0, _is_finished(newest, self.config)
+        while not is_done:
+            # Also when a stage is tried again: steps of an attempt are never written twice.
+            if self._has_launched:
+                self._take_run()
+            self._has_launched = True
+            assert self._lease is not None
+            attempt = self._lease.attempt
+            if self._is_stopping.is_set():
+                raise StoppedError(self.folder.name, newest.manifest.step if newest else 0)
+            try:
+                launch(self.folder, self.config, attempt)
+                is_done = True
+            except ConnectionError as error:
+                self._check_asked_to_stop(attempt)
+                restarts = restarts + 1 if self._newest() == newest else 1
+                if restarts > MAX_RESTARTS:
+                    said = f"gave up after {restarts} tries without a new checkpoint: {error}"
+                    raise GaveUpError("train", said) from error
+                _log.warning("%s; begins again from the newest checkpoint", error)
+                # At once the first time; what fails again may need a while.
+                self._is_stopping.wait(RESTART_PAUSE_S * (2 ** (restarts - 1) - 1))
+            newest = self._newest()
+        assert newest is not None, "a training ends with a checkpoint"
+        assert self._lease is not None
+        # A process that died after its last commit has not done it.
+        delete_superseded(self.folder, self.config, self._lease.attempt)
+        # One of an attempt before was stopped, and this one had nothing left to do.
+        stopped_here = newest.name.attempt == self._lease.attempt
+        if stopped_here and newest.manifest.stopped_by == STOPPED:
+            raise StoppedError(self.folder.name, newest.manifest.step)
+        return self._train_result(newest, time.monotonic() - begin).model_dump()
+
+    def evaluate(self, checkpoints: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
+        """Measure checkpoints on a split."""
+        from train_core.engine.evaluator import evaluate
+
+        self._check_lease()
+        if self.mirror:
+            self.mirror.begin("evaluate")
+        summaries = [CheckpointSummary.model_validate(one) for one in checkpoints]
+        with self._pinned(summaries, "evaluate"):
+            results = evaluate(self.folder, self.config, summaries, split, self._max_batches)  # type: ignore[arg-type]  # checked by the evaluator
+        if self.mirror:
+            self.mirror.log_evaluations(results)
+        return [result.model_dump() for result in results]
+
+    def infer(self, checkpoint: dict[str, Any], source: str) -> dict[str, Any]:
+        """Score new data with a checkpoint."""
+        from train_core.engine.predictor import infer
+
+        self._check_lease()
+        if self.mirror:
+            self.mirror.begin("infer")
+        summary = CheckpointSummary.model_validate(checkpoint)
+        with self._pinned([summary], "infer"):
+            result = infer(self.folder, self.config, summary, source, self._max_batches)
+        if self.mirror:
+            self.mirror.log_predictions(result)
+        return result.model_dump()
+
+    def publish(
+        self,
+        train: dict[str, Any],
+        evaluations: list[dict[str, Any]],
+        best: dict[str, Any],
+        predictions: dict[str, Any],
+        seconds: dict[str, float],
+    ) -> dict[str, Any]:
+        """Draw the curves, complete the mirror and write report.json."""
+        from train_core.engine.figures import curves, png
+
+        newest = self._newest()
+        assert newest is not None
+        entries = read_good_segments(self.folder.store, newest.manifest.journal)
+        self._check_lease()
+        self.folder.store.write(CURVES_PNG, png(curves(entries)))
+        measured = [EvaluationResult.model_validate(one) for one in evaluations]
+        chosen = CheckpointSummary.model_validate(best)
+        test = [e for e in measured if e.split == "test" and e.checkpoint.name == chosen.name]
+        test_metrics = test[0].metrics if test else {}
+        tracking = Tracking(tracking_uri="", experiment_id="", run_id="", url="", model_uri="")
+        if self.mirror:
+            self.mirror.log_outcome(chosen, test_metrics)
+            self.mirror.flush()
+            tracking = self.mirror.tracking()
+        report = Report(
+            run=self.folder.name,
+            uri=self.folder.store.uri(REPORT_JSON),
+            workload=self.config.workload,
+            train=TrainResult.model_validate(train),
+            evaluations=measured,
+            best=chosen,
+            test_metrics=test_metrics,
+            predictions=PredictionsResult.model_validate(predictions),
+            tracking=tracking,
+            seconds=seconds,
+        )
+        self._check_lease()
+        self.folder.store.write(REPORT_JSON, (report.model_dump_json(indent=1) + "\n").encode())
+        return report.model_dump()
+
+    def close(self, status: EndStatus) -> None:
+        """End the mirror, free the run and leave the cluster; `_end` ends a Ray of our own.
+
+        A training that still runs is asked to stop, and may take `grace_s` for its last checkpoint.
+        """
+        try:
+            if not self._is_idle.is_set():
+                self._stop_training()
+        finally:
+            self._closed.set()
+            if self.mirror:
+                self.mirror.close(status)
+        if self._lease:
+            try:
+                self._lease.release()
+            except StorageError as error:
+                _log.warning("the lease was not released: %s", error)
+        if self._joined_cluster:
+            from train_core.engine.launcher import leave_ray
+
+            leave_ray()
+
+    @property
+    def _max_batches(self) -> int:
+        return 1 if self.request.dry_run else 0
+
+    def _join_cluster(self) -> None:
+        if self.config.ray_address == LOCAL:
+            return
+        self.start_ray()
+        self._joined_cluster = True
+        check_resources(self.config)
+
+    def _take_run(self) -> None:
+        """A new attempt: whatever an earlier one still does no longer counts."""
+        with self._lease_lock:
+            if self._lease:
+                self._lease.release()
+                self._lease = None
+            self._lease = self.folder.begin_attempt()
+        delete_orphans_of_the_dead(self.folder, self._lease.attempt)
+
+    def _stop_training(self) -> None:
+        """Let the training save and end; what it does not do in its grace is left."""
+        self._is_stopping.set()
+        grace_s = self.config.grace_s
+        with self._lease_lock:
+            attempt = self._lease.attempt if self._lease else 0
+        # An end that was asked for is not kept waiting by a storage that is away.
+        hasty = Store(self.folder.url, Patience(HASTE_S, HASTE_S))
+        try:
+            ask_to_stop(hasty, attempt, "the program that wanted it ends")
+        except StorageError as error:
+            _log.warning("the training cannot be asked to save, and is ended: %s", error)
+            return
+        if not self._is_idle.wait(grace_s):
+            _log.warning(
+                "the training did not save within grace_s (%g s), and is ended: it goes on from "
+                "its last checkpoint",
+                grace_s,
+            )
+
+    def _check_asked_to_stop(self, attempt: int) -> None:
+        """Raise StoppedError if somebody wants the attempt, or this process, to end."""
+        if self._is_stopping.is_set() or asked_to_stop(self.folder.store, attempt):
+            newest = self._newest()
+            raise StoppedError(self.folder.name, newest.manifest.step if newest else 0)
+
+    def _check_lease(self) -> None:
+        """Raise FencedError if a newer attempt has the run, and StoppedError if it shall end.
+
+        Scoring alone needs no lease.
+        """
+        if self._lease:
+            lease.check(self.folder.store, self._lease.attempt)
+            self._check_asked_to_stop(self._lease.attempt)
+
+    def _pinned(
+        self, summaries: list[CheckpointSummary], activity: str
+    ) -> AbstractContextManager[None]:
+        """Keep the checkpoints while they are read, also from one who has the run's lease."""
+        names = [self.folder.find(summary.name).name for summary in summaries]
+        attempt = self._lease.attempt if self._lease else 0
+        return pinned(self.folder.store, names, activity, attempt=attempt)
+
+    def _beat(self) -> None:
+        while not self._closed.wait(HEARTBEAT_S):
+            try:
+                with self._lease_lock:
+                    if self._lease and not self._closed.is_set():
+                        self._lease.beat()
+            except StorageError as error:
+                _log.warning("the heartbeat was not written: %s", error)
+
+    def _newest(self) -> Checkpoint | None:
+        return max(self.folder.checkpoints(), key=lambda c: c.name, default=None)
+
+    def _train_result(self, newest: Checkpoint, seconds: float) -> TrainResult:
+        live = self.folder.live() or {}
+        assert self._lease is not None
+        return TrainResult(
+            run=self.folder.name,
+            attempt=self._lease.attempt,
+            step=newest.manifest.step,
+            epoch=newest.manifest.epoch,
+            samples_seen=newest.manifest.samples_seen,
+            stopped_by=newest.manifest.stopped_by,
+            metrics=newest.manifest.metrics,
+            samples_per_s=live.get("samples_per_s") or 0.0,
+            seconds=seconds,
+            checkpoints=[self.folder.summary(c) for c in self.folder.checkpoints()],
+        )
+
+
+def _effective(request: DriverRequest) -> TrainConfig:
+    """The configuration with the shards and GPUs that the run began with; a dry run's one step."""
+    config = request.config
+    folder = RunFolder(request.storage, request.run)
+    try:
+        exists = folder.exists()
+    except StorageError as error:
+        raise ConfigError(str(error)) from error
+    if exists:
+        begun = folder.record().config
+        if not config.num_shards:
+            if config.num_workers > begun.shards:
+                raise ConfigError(
+                    f"run {request.run!r} has {begun.shards} shards, so at most {begun.shards} "
+                    f"workers can share them: num_workers is {config.num_workers}"
+                )
+            config = config.model_copy(update={"num_shards": begun.shards})
+        if config.gpus_per_worker is None:
+            config = config.model_copy(update={"gpus_per_worker": begun.gpus_per_worker})
+    return config.model_copy(update={"max_steps": 1}) if request.dry_run else config.fixed()
+
+
+def _is_finished(newest: Checkpoint | None, config: TrainConfig) -> bool:
+    """Whether the newest checkpoint is the training's last, also by what is asked now."""
+    if newest is None or not newest.manifest.is_last:
+        return False
+    reason, manifest = newest.manifest.stopped_by, newest.manifest
+    return (
+        reason == "early_stopping"
+        or (reason == "epochs" and manifest.epoch >= config.epochs)
+        or (reason == "max_steps" and 0 < config.max_steps <= manifest.step)
+        or (reason == "max_duration" and 0 < config.max_duration_s <= manifest.elapsed_s)
+    )
