@@ -19,9 +19,10 @@ from tests.engine.digests import digest_of_training
 from tests.engine.killed_save import CONFIG, drive, tell_nothing
 from tests.storage.faulty_store import FaultyStore
 from train_core.engine import checkpointer, recorder
-from train_core.errors import UnsavedError
+from train_core.errors import StorageError, UnsavedError
 from train_core.storage.journal import read_segments
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 # No checkpoint; the first; the second beside it; the second alone.
@@ -140,5 +141,47 @@ def test_a_training_that_can_save_no_more_says_so_and_goes_on_later(
     assert caught.value.last_good == (str(folder.checkpoints()[-1].name) if kept else None)
     store.work_again()
     run(folder, attempt=2, **CONFIG)
+    assert check_whole(folder)[-1] == 2
+    assert digest_of_training(folder) == reference
+
+
+class AwayStore(Store):
+    """Away, for writers and readers alike, as soon as the first manifest is created."""
+
+    calls_left: int | None = None
+
+    def _answer(self) -> None:
+        if self.calls_left:
+            self.calls_left -= 1
+            raise StorageError("the storage is away")
+
+    def create(self, key: str, data: bytes) -> None:
+        self._answer()
+        super().create(key, data)
+        if key.endswith("manifest.json") and self.calls_left is None:
+            self.calls_left = 20
+            self._answer()
+
+    def put(self, key: str, data: memoryview) -> str:
+        self._answer()
+        return super().put(key, data)
+
+    def exists(self, key: str) -> bool:
+        self._answer()
+        return super().exists(key)
+
+    def delete(self, key: str) -> None:
+        self._answer()
+        super().delete(key)
+
+
+def test_an_older_commit_whose_answer_was_lost_is_not_taken_for_the_last(
+    tmp_path: Path, reference: str
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    store = AwayStore(folder.url)
+    folder.store = store
+    run(folder, **CONFIG)
+    assert store.calls_left == 0
     assert check_whole(folder)[-1] == 2
     assert digest_of_training(folder) == reference
