@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -188,7 +189,7 @@ def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> R
     kept = ("ray", "torchinductor_")
     left += [f"{scratch}/{n}" for n in sorted(os.listdir(scratch)) if not n.startswith(kept)]
     shutil.rmtree(scratch, ignore_errors=True)
-    seconds = recovered_at(folder, at) - struck_at
+    seconds = math.nan if code else recovered_at(folder, at) - struck_at
     return Recovery(fault, again, seconds, repeated(house, run, at), differences, left)
 
 

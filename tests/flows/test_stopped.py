@@ -123,6 +123,23 @@ def test_who_does_not_save_within_its_grace_is_ended(
 
 
 @pytest.mark.slow
+def test_a_second_signal_ends_everything_at_once(environment: dict[str, str], home: Path) -> None:
+    with held("hasty", home, environment) as (process, folder, _):
+        wait_for(lambda: folder.checkpoints()[-1:], process)
+        started = psutil.Process(process.pid).children(recursive=True)
+        os.kill(process.pid, signal.SIGINT)
+        wait_for(lambda: "asked to stop: " in log_of(home, "hasty"), process)
+        begin = time.monotonic()
+        os.kill(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+        # The training, which is held, would have had its grace of 20 s.
+        assert time.monotonic() - begin < 15
+    assert process.returncode == 130
+    _, alive = psutil.wait_procs(started, timeout=70)
+    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.slow
 def test_stop_asks_the_training_wherever_it_is(
     evertrain: Evertrain, environment: dict[str, str], home: Path
 ) -> None:
