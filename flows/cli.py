@@ -50,7 +50,7 @@ class Evertrain(BaseSettings):
 
     retrain: CliSubCommand[RetrainCommand] = Field(description="Run the whole pipeline.")
     demo: CliSubCommand[DemoCommand] = Field(description="Run it on handwritten digits.")
-    runs: CliSubCommand[RunsCommand] = Field(description="List, look at and delete runs.")
+    runs: CliSubCommand[RunsCommand] = Field(description="List, resume, stop, extend, fork runs.")
     workloads: CliSubCommand[WorkloadsCommand] = Field(description="What can be trained.")
     ls: CliSubCommand[LsCommand] = Field(description="List a storage's runs, a run's checkpoints.")
     show: CliSubCommand[ShowCommand] = Field(description="Show a run or a checkpoint.")

@@ -22,6 +22,8 @@ def configure(*, verbose: bool) -> None:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+        # Beside other work its 20 s are not enough, and the flow would start a second server.
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
         # The terminal belongs to the progress display; Prefect's API keeps the log.
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO" if verbose else "CRITICAL",
     }
@@ -56,11 +58,13 @@ def _start_prefect(is_wanted: threading.Event) -> None:
 
         if not is_wanted.is_set():
             return
-        with get_client(sync_client=True) as client:
-            client.api_healthcheck()
-        for child in psutil.Process().children():
-            if any("prefect.server" in argument for argument in child.cmdline()):
-                _end_with_us(child.pid)
+        try:
+            with get_client(sync_client=True) as client:
+                client.api_healthcheck()
+        finally:
+            for child in psutil.Process().children():
+                if any("prefect.server" in argument for argument in child.cmdline()):
+                    _end_with_us(child.pid)
 
 
 def _end_with_us(pid: int) -> None:

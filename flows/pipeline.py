@@ -45,7 +45,10 @@ def _run_flow(
 
     console = Console()
     folder = RunFolder(parameters.storage, parameters.run)
-    console.print(f"{'continuing' if resumed else 'new'} run {parameters.run}", highlight=False)
+    checkpoints = folder.checkpoints() if resumed else []
+    after = f" after step {checkpoints[-1].manifest.step}" if checkpoints else ""
+    kind = "continuing" if resumed else "new"
+    console.print(f"{kind} run {parameters.run}{after}", highlight=False)
     with TerminalProgress(session, console, plain=verbose):
         state = retrain(parameters, return_state=True)
     if state.is_cancelled():

@@ -18,6 +18,7 @@ from typing import Self
 from train_core.driver import Driver, DriverRequest, Prepared, end_status
 
 REMEMBERED_LINES = 2000
+STOPPING = "stopping: a last checkpoint is stored; once more ends at once"
 
 
 class Session:
@@ -66,6 +67,8 @@ class Session:
         """End the driver: FINISHED, FAILED or KILLED. The request may be opened again."""
         with _lock:
             _sessions.pop(_key(self.request), None)
+        if status == "KILLED":
+            self.stage = STOPPING
         self._driver.close(status)
 
     def __enter__(self) -> Self:

@@ -42,7 +42,8 @@ class RunConflictError(ConfigError):
         )
         super().__init__(
             f"run {run!r} exists and these parameters may not change in it: {shown}. "
-            "Ask for the old values, or start a run under another name."
+            f"`evertrain runs resume {run}` asks for what it was begun with; or ask for the old "
+            "values, or start a run under another name."
         )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -57,7 +58,7 @@ class RunBusyError(EvertrainError, RuntimeError):
         self.holder = holder
         super().__init__(
             f"run {run!r} is being driven by {holder}. "
-            "Wait for it to end, stop it, or start a run under another name."
+            f"Wait for it to end, stop it (`evertrain runs stop {run}`), or take another name."
         )
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -22,14 +22,15 @@ class LsCommand(BaseModel):
     """List the runs of a storage, or the checkpoints of a run."""
 
     url: CliPositionalArg[str] = Field(
-        default_factory=default_storage, description="A storage's or a run's path or URL."
+        default_factory=default_storage,
+        description="A storage's or a run's path or URL, or the name of a run.",
     )
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
 
     def cli_cmd(self) -> None:
         """Print the list."""
         url = absolute(self.url).rstrip("/")
-        folder = run_at(url)
+        folder = run_at(url) or _run_named(self.url)
         if folder is None:
             if url != default_storage() and not Store(url).names():
                 raise ConfigError(f"there is nothing at {url}: give a storage's or a run's address")
@@ -37,6 +38,14 @@ class LsCommand(BaseModel):
         else:
             rows = [checkpoint_row(folder, one) for one in folder.checkpoints()]
             print_rows(rows, as_json=self.as_json, empty=f"no checkpoints in {folder.url}")
+
+
+def _run_named(name: str) -> RunFolder | None:
+    """The run of that name in the storage of this machine's settings, if there is one."""
+    if "/" in name:
+        return None
+    found = RunFolder(default_storage(), name)
+    return found if found.exists() else None
 
 
 class LookAt(InStorage):

@@ -129,9 +129,15 @@ class ExtendCommand(InStorage):
 
         folder = existing(absolute(self.storage), self.run)
         epochs = int(self.epochs)
+        trained = [checkpoint.manifest.epoch for checkpoint in folder.checkpoints()]
+        has = max(folder.record().config.epochs, *trained, 0)
         if self.epochs.startswith("+"):
-            trained = [checkpoint.manifest.epoch for checkpoint in folder.checkpoints()]
-            epochs += max(folder.record().config.epochs, *trained, 0)
+            epochs += has
+        if epochs <= has:
+            raise ConfigError(
+                f"run {self.run!r} has {has} epochs already: ask for more, as --epochs {has + 4} "
+                "or --epochs +4"
+            )
         run_pipeline(RetrainParameters.of_run(folder, epochs=epochs), verbose=self.verbose)
 
 

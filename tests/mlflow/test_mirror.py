@@ -3,6 +3,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from mlflow.entities import Run
 
 from tests.mlflow.run_builder import RunBuilder, entry
 from train_core.engine.mirror import POLL_S, EndStatus, Mirror
+from train_core.engine.mlflow_runs import MlflowRuns
 from train_core.storage.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 
@@ -146,6 +149,31 @@ def test_commits_are_shown_while_the_training_runs(run: RunBuilder, tracking_uri
         assert "system/cpu_utilization_percentage" in system
     finally:
         mirror.close("KILLED")
+    assert {s.info.status for s in stages(tracking_uri).values()} == {"KILLED"}
+
+
+class SlowMirror(Mirror):
+    """Looks for commits, and then takes its time."""
+
+    def _mirror_training(self, runs: MlflowRuns) -> None:
+        super()._mirror_training(runs)
+        self.has_looked.set()
+        time.sleep(1)
+
+    has_looked = threading.Event()
+
+
+def test_who_closes_in_the_middle_of_an_attempt_waits_for_the_next(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    mirror = SlowMirror(run.folder, tracking_uri, "tests")
+    mirror.start()
+    assert mirror.has_looked.wait(60)
+    run.commit(range(1, 10))
+    begin = time.monotonic()
+    assert mirror.close("KILLED", timeout_s=30)
+    assert time.monotonic() - begin < 20
+    assert points(tracking_uri) == expected(range(1, 10))
     assert {s.info.status for s in stages(tracking_uri).values()} == {"KILLED"}
 
 

@@ -85,6 +85,8 @@ class Mirror:
         self._refusal: TrackingError | None = None
         self._contacted = self._started = self._closed = self._is_over = False
         self._asked = self._done = 0
+        self._end_status: EndStatus | None = None
+        self._end_in = 0
         self._failures = 0
         self._failed_since: float | None = None
         self._failed_last = 0.0
@@ -163,12 +165,15 @@ class Mirror:
         """Send what is left, end the MLflow runs with `status`, and stop; whether all was sent."""
         is_sent = True
         if self._started:
-            self._add(partial(self._end, status=status))
+            with self._changed:
+                # By the attempt that the flush asks for, and none before: it has seen all commits.
+                self._end_status, self._end_in = status, self._asked + 1
             is_sent = self.flush(timeout_s)
             if not is_sent:
                 _log.warning(
-                    "MLflow has not all of run %r. Nothing is lost: continue the run by its name, "
-                    "and the rest is sent from %s.",
+                    "MLflow has not all of run %r. Nothing is lost: `evertrain mirror %s` sends "
+                    "the rest from %s.",
+                    self._folder.name,
                     self._folder.name,
                     self._folder.url,
                 )
@@ -227,6 +232,10 @@ class Mirror:
             runs = self._runs or self._open_runs()
             self._mirror_training(runs)
             self._run_tasks(runs)
+            if self._end_status and asked >= self._end_in:
+                runs.end(self._end_status)
+                # A training that was stopped may commit once more; that would show it as running.
+                self._is_over = True
         except Exception as error:  # noqa: BLE001 (whatever it is, the training goes on)
             # The next attempt looks everything up again: it may have been deleted meanwhile.
             self._runs = None
@@ -304,11 +313,6 @@ class Mirror:
         from train_core.engine.mlflow_runs import without_login
 
         return without_login(str(error), self._uri)
-
-    def _end(self, runs: MlflowRuns, status: EndStatus) -> None:
-        runs.end(status)
-        # A training that was stopped may commit once more; that would show it as running.
-        self._is_over = True
 
     def _sample_system(self) -> None:
         if self._is_trained or not self._is_live or time.monotonic() < self._sample_at:
