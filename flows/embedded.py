@@ -10,10 +10,13 @@ import contextlib
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
+
+_LOOK_EVERY_S = 0.2
 
 
 def configure(*, verbose: bool) -> None:
@@ -40,13 +43,16 @@ def warming_up() -> Iterator[threading.Thread]:
     """
     is_wanted = threading.Event()
     is_wanted.set()
+    guard = threading.Thread(target=_guard_server, args=(is_wanted,))
     thread = threading.Thread(target=_start_prefect, args=(is_wanted,))
+    guard.start()
     thread.start()
     try:
         yield thread
     finally:
         is_wanted.clear()
         thread.join()
+        guard.join()
 
 
 def _start_prefect(is_wanted: threading.Event) -> None:
@@ -58,13 +64,19 @@ def _start_prefect(is_wanted: threading.Event) -> None:
 
         if not is_wanted.is_set():
             return
-        try:
-            with get_client(sync_client=True) as client:
-                client.api_healthcheck()
-        finally:
-            for child in psutil.Process().children():
+        with get_client(sync_client=True) as client:
+            client.api_healthcheck()
+
+
+def _guard_server(is_wanted: threading.Event) -> None:
+    """Tie the server to this process as soon as there is one: it takes long to answer."""
+    while is_wanted.is_set():
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
                 if any("prefect.server" in argument for argument in child.cmdline()):
                     _end_with_us(child.pid)
+                    return
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _end_with_us(pid: int) -> None:

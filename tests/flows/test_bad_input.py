@@ -13,6 +13,9 @@ from tests.flows.conftest import RETRAIN, Evertrain
 from train_core.storage.store import Store
 from train_core.workloads.idx import format_idx
 
+# The first one that needs the undisturbed pipeline waits for it.
+pytestmark = pytest.mark.timeout(300)
+
 IMAGES = "t10k-images-idx3-ubyte"
 
 
