@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -30,7 +31,9 @@ class LsCommand(BaseModel):
     def cli_cmd(self) -> None:
         """Print the list."""
         url = absolute(self.url).rstrip("/")
-        folder = run_at(url) or _run_named(self.url)
+        folder = run_at(url)
+        if folder is None and not Store(url).names():
+            folder = _run_named(self.url)
         if folder is None:
             if url != default_storage() and not Store(url).names():
                 raise ConfigError(f"there is nothing at {url}: give a storage's or a run's address")
@@ -42,10 +45,10 @@ class LsCommand(BaseModel):
 
 def _run_named(name: str) -> RunFolder | None:
     """The run of that name in the storage of this machine's settings, if there is one."""
-    if "/" in name:
-        return None
-    found = RunFolder(default_storage(), name)
-    return found if found.exists() else None
+    with suppress(ConfigError):  # what can be no run's name
+        found = RunFolder(default_storage(), name)
+        return found if found.exists() else None
+    return None
 
 
 class LookAt(InStorage):

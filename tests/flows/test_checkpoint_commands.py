@@ -158,3 +158,24 @@ def test_the_verdict_names_the_first_difference(capsys: pytest.CaptureFixture[st
     assert "first metric  step 6, train/loss: A 1.0, B 1.5" in shown
     assert "first tensor  step 6, model/0.weight [1, 0]: A 0.5, B 0.25" in shown
     assert "1 of 3 tensors" in shown
+
+
+def test_a_run_is_listed_by_its_name_and_a_folder_by_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(RunFolder(str(tmp_path), "alone"), max_steps=2)
+    monkeypatch.setenv("EVERTRAIN_STORAGE", str(tmp_path))
+    assert evertrain("ls", "alone") == 0
+    assert "step-00000002-a0001" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    assert evertrain("ls", ".") == 0
+    assert "alone" in capsys.readouterr().out
+    assert evertrain("ls", "nobody") == 2
+    assert "there is nothing at" in capsys.readouterr().err
+
+
+def test_a_run_is_not_extended_to_less_than_it_has(
+    storage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evertrain("runs", "extend", "a", "--epochs", "1", "--storage", storage) == 2
+    assert "run 'a' has 1 epochs already: ask for more" in capsys.readouterr().err

@@ -16,12 +16,14 @@ from train_core.errors import (
     CheckpointError,
     ConfigError,
     FencedError,
+    GaveUpError,
     NotFiniteError,
     ResourceError,
     RunBusyError,
     RunConflictError,
     StageError,
     StorageError,
+    UnsavedError,
     UserCodeError,
 )
 from train_core.results import (
@@ -107,6 +109,8 @@ def test_failures_of_the_infrastructure_are_tried_again(error: Exception) -> Non
     "error",
     [
         UserCodeError("train", "ValueError: x"),
+        GaveUpError("train", "gave up after 4 tries"),
+        UnsavedError(3600, 7, None, "the disk is full"),
         ConfigError("no"),
         ResourceError("no"),
         RunConflictError("r", {}),

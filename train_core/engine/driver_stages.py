@@ -272,7 +272,8 @@ class DriverStages:
         # An end that was asked for is not kept waiting by a storage that is away.
         hasty = Store(self.folder.url, Patience(HASTE_S, HASTE_S))
         try:
-            ask_to_stop(hasty, attempt, "the program that wanted it ends")
+            if attempt:  # between two attempts the training itself sees that it shall end
+                ask_to_stop(hasty, attempt, "the program that wanted it ends")
         except StorageError as error:
             _log.warning("the training cannot be asked to save, and is ended: %s", error)
             return
