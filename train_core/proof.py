@@ -62,6 +62,8 @@ class ProofRequest(Result):
     workers_after: int = Field(default=1, ge=1)
     kill_after: int = Field(default=0, ge=0)
     """The step after which rank 0 is killed; 0: after three fifths of them."""
+    storage: str
+    """Where the two runs are written: an empty place."""
 
     @property
     def checkpoint_every(self) -> int:
@@ -135,13 +137,14 @@ class Verdict(Result):
 
 
 def prove(request: ProofRequest, folder: Path, on_step: OnStep | None = None) -> Verdict:
-    """Train undisturbed; train, kill and resume; compare. All that is written goes into `folder`.
+    """Train undisturbed; train, kill and resume; compare.
 
-    Raises ConfigError for a request that cannot be carried out, and StageError, with the end of
-    its log, if a training failed by itself.
+    What the ranks are told, and what they say, goes into `folder`. Raises ConfigError for a request
+    that cannot be carried out, and StageError, with the end of its log, if a training failed by
+    itself.
     """
     config, killed_after = request.config(), request.killed_after
-    storage = str(folder)
+    storage = request.storage
     undisturbed, resumed = RunFolder(storage, "undisturbed"), RunFolder(storage, "resumed")
     task = StandaloneTask(
         storage=storage,

@@ -16,17 +16,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from flows.commands.checkpoints import tensor_rows, value_rows
 from flows.commands.output import DIFFERENT, print_mapping, print_rows, say
+from flows.parameters import absolute
 from train_core.config import TrainConfig
 from train_core.proof import OnStep, Phase, ProofRequest, Verdict, prove
+from train_core.storage.store import Store
 
 
 class VerifyResumeCommand(BaseModel):
     """Prove that a workload resumes exactly, with real processes and a real SIGKILL.
 
-    A short training runs twice on this machine's CPUs, without Ray, in a temporary storage. The
-    second is killed in the middle of a step and resumed on another number of workers; then every
-    tensor, the rest of the state and every metric of both are compared to the bit. The exit code
-    is 0 if they are identical, 1 if they differ and 2 if a training failed by itself.
+    A short training runs twice on this machine's CPUs, without Ray. The second is killed in the
+    middle of a step and resumed on another number of workers; then every tensor, the rest of the
+    state and every metric of both are compared to the bit. The exit code is 0 if they are
+    identical, 1 if they differ and 2 if a training failed by itself.
     """
 
     workload: str = Field(
@@ -53,14 +55,20 @@ class VerifyResumeCommand(BaseModel):
     kill_after: int = Field(
         default=0, ge=0, description="Steps done at the kill; 0: three fifths of all."
     )
-    keep: bool = Field(default=False, description="Keep the folder with both runs and the logs.")
+    storage: str = Field(
+        default="",
+        description="Where both runs are written, in a folder of their own: a folder or a URL that "
+        "fsspec knows. If it is not given, a temporary folder.",
+    )
+    keep: bool = Field(default=False, description="Keep both runs and the logs.")
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
 
     def cli_cmd(self) -> None:
         """Print the verdict; leave with code 1 if the runs differ."""
-        names = ProofRequest.model_fields
-        request = ProofRequest(**{name: getattr(self, name) for name in names})
         folder = Path(tempfile.mkdtemp(prefix="evertrain-proof-"))
+        runs = f"{absolute(self.storage)}/{folder.name}" if self.storage else str(folder)
+        asked = {name: getattr(self, name) for name in ProofRequest.model_fields}
+        request = ProofRequest(**asked | {"storage": runs})
         is_over = False
         try:
             with _progress(request, quiet=self.as_json) as on_step:
@@ -70,13 +78,15 @@ class VerifyResumeCommand(BaseModel):
             # Of a training that failed by itself the log is wanted.
             if not self.keep and (is_over or not any(folder.glob("*.log"))):
                 shutil.rmtree(folder)
-        kept = str(folder) if self.keep else None
+            if not self.keep and runs != str(folder):
+                Store(runs).delete("")
+        kept = {"folder": str(folder), "storage": runs} if self.keep else {}
         if self.as_json:
-            print_mapping(verdict.model_dump(mode="json") | {"folder": kept}, as_json=True)
+            print_mapping(verdict.model_dump(mode="json") | kept, as_json=True)
         else:
             print_verdict(verdict)
             if kept:
-                say(f"Both runs are in {kept}")
+                say(f"Both runs are in {runs}, their logs in {folder}")
         if not verdict.identical:
             raise SystemExit(DIFFERENT)
 

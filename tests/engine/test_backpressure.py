@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import wait
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,11 +64,11 @@ class WatchedTrainer(Trainer):
         )
 
 
-def prepared(tmp_path: Path, store: type[Store], **config: Any) -> tuple[RunFolder, TrainConfig]:
+def prepared(storage_url: str, store: type[Store], **config: Any) -> tuple[RunFolder, TrainConfig]:
     """A run of five steps with a validation after the last one."""
     given: dict[str, Any] = {"workload": "tests.engine.tiny:Tiny", "batch_size": 32}
     asked = TrainConfig(**given | {"checkpoint_every_steps": 1, "keep_last": 99} | config)
-    folder = RunFolder(str(tmp_path), "run")
+    folder = RunFolder(storage_url, "run")
     folder.store = store(folder.url)
     create(folder, asked)
     return folder, asked
@@ -86,8 +85,8 @@ def saved(folder: RunFolder) -> list[int]:
     return [one.manifest.step for one in folder.checkpoints()]
 
 
-def test_skip_leaves_out_what_comes_too_early_and_counts_it(tmp_path: Path) -> None:
-    folder, config = prepared(tmp_path, SlowStore, checkpoint_backpressure="skip")
+def test_skip_leaves_out_what_comes_too_early_and_counts_it(storage_url: str) -> None:
+    folder, config = prepared(storage_url, SlowStore, checkpoint_backpressure="skip")
     entries = trained(folder, config, WatchedTrainer)
     # The first one is under way all the time; the last one has a validation, and is never skipped.
     assert saved(folder) == [1, 5]
@@ -96,15 +95,15 @@ def test_skip_leaves_out_what_comes_too_early_and_counts_it(tmp_path: Path) -> N
     assert skipped == {1: 0, 2: 0, 3: 1, 4: 1, 5: 1}
 
 
-def test_skip_never_leaves_out_the_last_one(tmp_path: Path) -> None:
-    folder, config = prepared(tmp_path, SlowStore, checkpoint_backpressure="skip", max_steps=3)
+def test_skip_never_leaves_out_the_last_one(storage_url: str) -> None:
+    folder, config = prepared(storage_url, SlowStore, checkpoint_backpressure="skip", max_steps=3)
     trained(folder, config, WatchedTrainer)
     assert saved(folder) == [1, 3]
 
 
-def test_skip_never_leaves_out_a_validated_one(tmp_path: Path) -> None:
+def test_skip_never_leaves_out_a_validated_one(storage_url: str) -> None:
     folder, config = prepared(
-        tmp_path, SlowStore, checkpoint_backpressure="skip", epochs=3, checkpoint_every_steps=4
+        storage_url, SlowStore, checkpoint_backpressure="skip", epochs=3, checkpoint_every_steps=4
     )
     trained(folder, config, WatchedTrainer)
     # Of 4 and 8 the storing is under way at 5 and 10, and of 10 at 12.
@@ -112,8 +111,8 @@ def test_skip_never_leaves_out_a_validated_one(tmp_path: Path) -> None:
     assert [one.manifest.validated for one in folder.checkpoints()] == [False, True, True, True]
 
 
-def test_wait_saves_all_and_counts_how_often_and_how_long(tmp_path: Path) -> None:
-    folder, config = prepared(tmp_path, SlowStore, checkpoint_backpressure="wait")
+def test_wait_saves_all_and_counts_how_often_and_how_long(storage_url: str) -> None:
+    folder, config = prepared(storage_url, SlowStore, checkpoint_backpressure="wait")
     entries = trained(folder, config, WatchedTrainer)
     assert saved(folder) == [1, 2, 3, 4, 5]
     waited = [step for step, entry in entries.items() if "checkpoint/waited_s" in entry.rates]
@@ -137,9 +136,9 @@ class OneThatLooks(Trainer):
 
 
 def test_a_failed_save_is_told_at_the_next_step_with_its_cause(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    storage_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, config = prepared(tmp_path, FailingStore, checkpoint_every_steps=3)
+    folder, config = prepared(storage_url, FailingStore, checkpoint_every_steps=3)
     OneThatLooks.heard, OneThatLooks.log = [], caplog
     with caplog.at_level(logging.WARNING):
         entries = trained(folder, config, OneThatLooks)
@@ -163,8 +162,8 @@ class OneThatRemembers(FailingStore):
         return super().put(key, data)
 
 
-def test_what_a_failed_save_has_stored_makes_room_for_the_next(tmp_path: Path) -> None:
-    folder, config = prepared(tmp_path, OneThatRemembers, checkpoint_backpressure="wait")
+def test_what_a_failed_save_has_stored_makes_room_for_the_next(storage_url: str) -> None:
+    folder, config = prepared(storage_url, OneThatRemembers, checkpoint_backpressure="wait")
     assert isinstance(folder.store, OneThatRemembers)
     folder.store.left = []
     trained(folder, config, OneThatWaits)

@@ -8,14 +8,17 @@ import json
 import pickle
 import re
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from fsspec.core import url_to_fs
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.cli import main
@@ -85,10 +88,57 @@ def bomb(marker: Path, file: str) -> bytes:
     return saved.getvalue()
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def on_both(files: list[str]) -> list[Any]:
+    """Each file on a disk and on S3, for the fixture `template` and an argument `file`."""
+    s3 = [pytest.mark.s3]
+    few = ("manifest.json", "/model.safetensors", "0001.json")
+    return [
+        *(pytest.param("local", file, id=f"local-{file}") for file in files),
+        *(
+            pytest.param(
+                *("s3", file),
+                id=f"s3-{file}",
+                marks=s3 if file.endswith(few) else [*s3, pytest.mark.slow],
+            )
+            for file in files
+        ),
+    ]
+
+
+def any_place(
+    storage: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    if storage == "s3":
+        return f"{request.getfixturevalue('object_store')}/{uuid.uuid4().hex}"
+    return str(tmp_path_factory.mktemp("storage"))
+
+
+def put(folder: RunFolder, file: str, data: bytes) -> None:
+    """As an enemy does it: past evertrain."""
+    files, path = url_to_fs(f"{folder.url}/{file}")
+    files.pipe_file(path, data)
+
+
+def get(folder: RunFolder, file: str) -> bytes:
+    files, path = url_to_fs(f"{folder.url}/{file}")
+    return bytes(files.cat_file(path))
+
+
+def copy_of(folder: RunFolder, storage: str) -> RunFolder:
+    """A copy to spoil."""
+    files, there = url_to_fs(folder.url)
+    here = url_to_fs(storage)[1]
+    for path in files.find(there):
+        copied = f"{here}/run{path.removeprefix(there)}"
+        files.makedirs(copied.rpartition("/")[0], exist_ok=True)
+        files.cp_file(path, copied)
+    return RunFolder(storage, "run")
+
+
+@pytest.fixture(scope="module", params=["local"])
+def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run that has one of each kind of file that is read again."""
-    folder = RunFolder(str(tmp_path_factory.mktemp("template")), "run")
+    folder = RunFolder(any_place(request.param, request, tmp_path_factory), "run")
     held = folder.begin_attempt()
     run(folder, **CONFIG)
     held.release()
@@ -104,9 +154,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture
 def folder(template: RunFolder, tmp_path: Path) -> RunFolder:
-    """A copy to spoil."""
-    shutil.copytree(template.url, tmp_path / "storage" / "run")
-    return RunFolder(str(tmp_path / "storage"), "run")
+    """A copy to spoil, on the storage that the template is on."""
+    if "://" in template.url:
+        return copy_of(template, f"{template.storage}-{uuid.uuid4().hex}")
+    return copy_of(template, str(tmp_path / "storage"))
 
 
 @pytest.fixture(scope="module")
@@ -114,15 +165,14 @@ def reference(template: RunFolder) -> str:
     return digest_of_training(template)
 
 
-def vouch_for(folder: RunFolder, file: Path) -> None:
+def vouch_for(folder: RunFolder, file: str) -> None:
     """Have the manifests list the file as it is now."""
+    data = get(folder, file)
     for checkpoint in folder.checkpoints():
 
         def listed(entries: tuple[FileEntry, ...], place: str) -> tuple[FileEntry, ...]:
             return tuple(
-                FileEntry.of(entry.name, file.read_bytes())
-                if file == Path(folder.url, place, entry.name)
-                else entry
+                FileEntry.of(entry.name, data) if file == f"{place}/{entry.name}" else entry
                 for entry in entries
             )
 
@@ -219,11 +269,11 @@ def test_the_bombs_of_these_tests_go_off(tmp_path: Path) -> None:
         assert (tmp_path / file).exists()
 
 
-@pytest.mark.parametrize("file", EVERY_FILE)
+@pytest.mark.parametrize(("template", "file"), on_both(EVERY_FILE), indirect=["template"])
 def test_a_pickle_in_the_place_of_a_file_is_never_loaded(
     folder: RunFolder, reference: str, file: str, tmp_path: Path
 ) -> None:
-    Path(folder.url, file).write_bytes(bomb(tmp_path / "marker", file))
+    put(folder, file, bomb(tmp_path / "marker", file))
     look_at(folder)
     said = met_by_all(folder)
     assert not (tmp_path / "marker").exists()
@@ -235,12 +285,14 @@ def test_a_pickle_in_the_place_of_a_file_is_never_loaded(
         assert f"{folder.url}/{file}" in said or f"{file}:" in said
 
 
-@pytest.mark.parametrize("file", [*NEWEST_FILES[1:], *JOURNAL_FILES])
+@pytest.mark.parametrize(
+    ("template", "file"), on_both([*NEWEST_FILES[1:], *JOURNAL_FILES]), indirect=["template"]
+)
 def test_a_pickle_that_a_manifest_vouches_for_is_never_loaded(
     folder: RunFolder, reference: str, file: str, tmp_path: Path
 ) -> None:
-    Path(folder.url, file).write_bytes(bomb(tmp_path / "marker", file))
-    vouch_for(folder, Path(folder.url, file))
+    put(folder, file, bomb(tmp_path / "marker", file))
+    vouch_for(folder, file)
     look_at(folder)
     said = met_by_all(folder)
     assert not (tmp_path / "marker").exists()
@@ -280,19 +332,37 @@ def test_a_link_out_of_the_run_folder_is_not_followed(
 @pytest.fixture(scope="module")
 def to_damage(template: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A copy in which one file at a time is damaged, and mended again."""
-    storage = tmp_path_factory.mktemp("to_damage")
-    shutil.copytree(template.url, storage / "run")
-    return RunFolder(str(storage), "run")
+    if "://" in template.url:
+        return copy_of(template, f"{template.storage}-to-damage")
+    return copy_of(template, str(tmp_path_factory.mktemp("to_damage")))
 
 
-@pytest.mark.parametrize("file", [*NEWEST_FILES, *JOURNAL_FILES])
+TO_DAMAGE = [*NEWEST_FILES, *JOURNAL_FILES]
+
+
+@pytest.mark.parametrize("file", TO_DAMAGE)
 @given(drawn=st.data())
 def test_no_damage_to_a_checkpoint_goes_unnoticed(
     to_damage: RunFolder, file: str, drawn: st.DataObject
 ) -> None:
-    path = Path(to_damage.url, file)
-    whole = path.read_bytes()
-    path.write_bytes(drawn.draw(damaged(whole)))
+    damage_is_noticed(to_damage, file, drawn)
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+@pytest.mark.parametrize("template", ["s3"], indirect=True)
+@pytest.mark.parametrize("file", TO_DAMAGE)
+@settings(max_examples=10)
+@given(drawn=st.data())
+def test_no_damage_on_s3_goes_unnoticed(
+    to_damage: RunFolder, file: str, drawn: st.DataObject
+) -> None:
+    damage_is_noticed(to_damage, file, drawn)
+
+
+def damage_is_noticed(to_damage: RunFolder, file: str, drawn: st.DataObject) -> None:
+    whole = get(to_damage, file)
+    put(to_damage, file, drawn.draw(damaged(whole)))
     try:
         found = {one.key: one for one in to_damage.checkpoints()}
         if file.endswith("manifest.json"):
@@ -305,7 +375,7 @@ def test_no_damage_to_a_checkpoint_goes_unnoticed(
             with pytest.raises(CheckpointError, match=file):
                 load_state(to_damage.store, found[NEWEST])
     finally:
-        path.write_bytes(whole)
+        put(to_damage, file, whole)
 
 
 FORBIDDEN_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,16 @@ from train_core.workload import ArrayDataset, fetch, is_stream
 pytestmark = pytest.mark.timeout(240)
 
 
-def request(name: str = "Tiny", **changes: Any) -> ProofRequest:
+def request(storage: Path | str, name: str = "Tiny", **changes: Any) -> ProofRequest:
     # 150 samples would be 5 steps an epoch: the proof cuts them to 4, so it crosses two ends.
     asked = {"steps": 8, "kill_after": 5, "workload": f"tests.engine.tiny:{name}"}
-    return ProofRequest(**asked | changes)
+    return ProofRequest(storage=str(storage), **asked | changes)
 
 
 @pytest.mark.slow
 def test_a_good_workload_is_found_identical_on_other_workers(tmp_path: Path) -> None:
     shown = []
-    verdict = prove(request(), tmp_path, lambda *told: shown.append(told))
+    verdict = prove(request(tmp_path), tmp_path, lambda *told: shown.append(told))
     assert verdict.identical
     # A checkpoint every second step; the kill came in the step after the fifth.
     assert (verdict.killed_after, verdict.resumed_after) == (5, 4)
@@ -43,8 +44,20 @@ def test_a_good_workload_is_found_identical_on_other_workers(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.s3
+def test_it_is_proved_on_the_storage_that_is_named(object_store: str, tmp_path: Path) -> None:
+    storage = f"{object_store}/{uuid.uuid4().hex}"
+    verdict = prove(request(storage), tmp_path)
+    assert verdict.identical
+    assert (verdict.killed_after, verdict.resumed_after) == (5, 4)
+    assert {c.name.step for c in RunFolder(storage, "resumed").checkpoints()} == {2, 4, 6, 8}
+    # The logs and what the ranks were told lie here.
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+@pytest.mark.slow
 def test_state_that_no_checkpoint_has_is_found_and_named(tmp_path: Path) -> None:
-    verdict = prove(request("Forgetful", workers_after=2), tmp_path)
+    verdict = prove(request(tmp_path, "Forgetful", workers_after=2), tmp_path)
     assert not verdict.identical
     # Up to the forward pass of step 5 all is as it was; its hook then adds 1 where it added 5.
     assert verdict.resumed_after == 4
@@ -59,20 +72,20 @@ def test_state_that_no_checkpoint_has_is_found_and_named(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["StreamingTiny", "Noisy"])
 def test_streams_and_hooks_that_draw_resume_exactly(name: str, tmp_path: Path) -> None:
-    verdict = prove(request(name, workers=1, workers_after=2), tmp_path)
+    verdict = prove(request(tmp_path, name, workers=1, workers_after=2), tmp_path)
     assert verdict.identical
 
 
 @pytest.mark.slow
 def test_a_training_that_fails_by_itself_says_why(tmp_path: Path) -> None:
     with pytest.raises(StageError, match=r"undisturbed: ZeroDivisionError.*undisturbed\.log"):
-        prove(request("Buggy"), tmp_path)
+        prove(request(tmp_path, "Buggy"), tmp_path)
     assert "in loss" in (tmp_path / "undisturbed.log").read_text()
 
 
 def test_a_workload_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no Workload named 'Nobody'"):
-        prove(request("Nobody", workers=1), tmp_path)
+        prove(request(tmp_path, "Nobody", workers=1), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +102,7 @@ def test_a_request_that_proves_nothing_is_refused_before_any_process_starts(
     changes: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=told):
-        prove(request(**changes), tmp_path)
+        prove(request(tmp_path, **changes), tmp_path)
     # A process is told what to do in a file.
     assert list(tmp_path.iterdir()) == []
 
