@@ -79,11 +79,12 @@ def mlflow_server(folder: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def ray_cluster(folder: Path, *options: str) -> Iterator[str]:
     """The address of a Ray cluster of this machine, started with `options` of `ray start`."""
-    port = free_port()
+    port, dashboard_port, agent_port = free_port(), free_port(), free_port()
     command = [
         *(str(BIN / "ray"), "start", "--head", "--block", f"--port={port}"),
         *(
-            "--include-dashboard=false",
+            f"--dashboard-port={dashboard_port}",
+            f"--dashboard-agent-listen-port={agent_port}",
             f"--temp-dir={folder}/ray",
             "--disable-usage-stats",
             *options,
@@ -94,7 +95,12 @@ def ray_cluster(folder: Path, *options: str) -> Iterator[str]:
             command,
             stdout=output,
             stderr=output,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            # A job of it is started as `python`.
+            env={
+                **os.environ,
+                "PYTHONPATH": str(Path(__file__).parents[1]),
+                "PATH": f"{BIN}:{os.environ['PATH']}",
+            },
         )
     try:
         deadline = time.monotonic() + 60

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from prefect import State, flow, get_run_logger, runtime
+from uuid import UUID
+
+from prefect import State, flow, get_client, get_run_logger, runtime
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
 from flows.parameters import RetrainParameters, make_tracking_folder
+from tasks.artifacts import show_job
 from tasks.evaluate import evaluate
 from tasks.infer import infer
 from tasks.publish import publish
 from tasks.select import select
 from tasks.session import open_session
 from tasks.train import train
+from train_core.config import LOCAL
 from train_core.driver import DriverRequest
 from train_core.errors import StoppedError, StorageError
 from train_core.results import Report
@@ -36,28 +40,49 @@ def run_name() -> str:
 def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     """Train, choose the best checkpoint on validation, report it on test, infer with it.
 
-    Who cancels it, or sends SIGINT or SIGTERM, gets a last checkpoint and a cancelled flow run.
+    Who cancels it, or sends SIGINT or SIGTERM, gets a last checkpoint and a cancelled flow run. A
+    job on a cluster ends for a cancel only: where only this process is to end, as when its pod is
+    moved, the flow crashes, the job goes on, and the flow attaches to it when it is run again.
     """
     parameters = parameters.named(run_name())
     make_tracking_folder(parameters.tracked_at())
     request = parameters.request()
     try:
         return _stages(request, parameters)
-    except (KeyboardInterrupt, TerminationSignal, StoppedError):
+    except TerminationSignal:
+        if goes_on_alone(request):
+            raise
+        return Cancelled(message=str(stopped(request)))
+    except (KeyboardInterrupt, StoppedError):
         return Cancelled(message=str(stopped(request)))
 
 
 def _stages(request: DriverRequest, parameters: RetrainParameters) -> Report:
     with open_session(request) as session:
         session.listen(get_run_logger().info)
-        session.prepared()
-        trained = train(request)
-        evaluations = evaluate(request, trained.checkpoints, "validation")
-        selection = select(evaluations, parameters.monitor, parameters.monitor_order)
-        predicting = infer.submit(request, selection.best, parameters.infer_input)
-        tested = evaluate(request, [selection.best], "test")
-        predictions = predicting.result()
-        return publish(request, trained, evaluations + tested, selection, predictions)
+        try:
+            if job_url := session.prepared().job_url:
+                show_job(request.run, job_url)
+            trained = train(request)
+            evaluations = evaluate(request, trained.checkpoints, "validation")
+            selection = select(evaluations, parameters.monitor, parameters.monitor_order)
+            predicting = infer.submit(request, selection.best, parameters.infer_input)
+            tested = evaluate(request, [selection.best], "test")
+            predictions = predicting.result()
+            return publish(request, trained, evaluations + tested, selection, predictions)
+        except TerminationSignal:
+            if goes_on_alone(request):
+                session.leave()
+            raise
+
+
+def goes_on_alone(request: DriverRequest) -> bool:
+    """Whether a SIGTERM means this process only: nobody has cancelled, and a cluster trains."""
+    if request.config.ray_address == LOCAL:
+        return False
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(UUID(str(runtime.flow_run.id))).state
+    return state is None or not (state.is_cancelling() or state.is_cancelled())
 
 
 def stopped(request: DriverRequest) -> StoppedError:

@@ -11,7 +11,11 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import get_run_logger
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_table_artifact,
+)
 
 from tasks.metrics import full_metrics
 from train_core.driver import DriverRequest
@@ -35,6 +39,17 @@ def best_effort(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | 
     except Exception as error:  # noqa: BLE001 (whatever the API's client raises)
         get_run_logger().warning("an artifact could not be stored: %s", error)
         return None
+
+
+def show_job(run: str, url: str) -> None:
+    """Store a link to Ray's page of the job that drives the run."""
+    best_effort(
+        create_link_artifact,
+        link=url,
+        link_text="the job and its logs in Ray's dashboard",
+        key=artifact_key("ray-job", run),
+        description=f"Ray's job of {run}",
+    )
 
 
 def show_report(report: Report, request: DriverRequest) -> None:

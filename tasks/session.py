@@ -71,6 +71,12 @@ class Session:
             self.stage = STOPPING
         self._driver.close(status)
 
+    def leave(self) -> None:
+        """Let a job on a cluster go on by itself; the request may be opened again."""
+        with _lock:
+            _sessions.pop(_key(self.request), None)
+        self._driver.leave()
+
     def __enter__(self) -> Self:
         return self
 

@@ -16,6 +16,8 @@ from train_core.policy.retention import RetentionRules
 from train_core.policy.steps import StepPlan
 
 MAY_CHANGE: dict[str, JsonValue] = {"may_change": True}
+LOCAL = "local"
+"""The `ray_address` of a Ray that is started for the run."""
 
 
 class TrainConfig(BaseModel):
@@ -180,7 +182,17 @@ class TrainConfig(BaseModel):
         json_schema_extra=MAY_CHANGE,
     )
     num_workers: int = Field(
-        default=1, ge=1, description="Ray Train workers (ranks).", json_schema_extra=MAY_CHANGE
+        default=1,
+        ge=1,
+        description="Ray Train workers (ranks). MIN,MAX: as many as there is room for, and more or "
+        "fewer as nodes come and go.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    min_workers: int = Field(
+        default=0,
+        ge=0,
+        description="Fewer workers than num_workers will do, so many at least; 0: they will not.",
+        json_schema_extra=MAY_CHANGE,
     )
     num_shards: int = Field(
         default=0,
@@ -211,8 +223,9 @@ class TrainConfig(BaseModel):
         json_schema_extra=MAY_CHANGE,
     )
     ray_address: str = Field(
-        default="local",
-        description="'local' starts Ray for this run; else the address of a running cluster.",
+        default=LOCAL,
+        description="'local' starts Ray for this run; else the address of a running cluster, "
+        "where a job trains that outlives this program: http://head:8265 or head:6379.",
         json_schema_extra=MAY_CHANGE,
     )
     runtime_env: dict[str, Any] = Field(
@@ -227,6 +240,21 @@ class TrainConfig(BaseModel):
         json_schema_extra=MAY_CHANGE,
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _split_range(cls, given: Any) -> Any:
+        """`num_workers=(2, 4)`, or `"2,4"` on a command line, is a least and a most."""
+        if not isinstance(given, dict):
+            return given
+        asked = given.get("num_workers")
+        if isinstance(asked, str) and "," in asked:
+            asked = asked.strip("[]()").split(",")
+        if not isinstance(asked, (list, tuple)):
+            return given
+        if len(asked) != 2:
+            raise ValueError(f"num_workers is a number or MIN,MAX, got {given['num_workers']!r}")
+        return given | {"min_workers": asked[0], "num_workers": asked[1]}
+
     @field_validator("settings", "runtime_env", mode="before")
     @classmethod
     def _parse_json(cls, value: object) -> object:
@@ -234,6 +262,10 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
+        if self.min_workers > self.num_workers:
+            raise ValueError(
+                f"min_workers is {self.min_workers}, more than num_workers, {self.num_workers}"
+            )
         if self.num_shards and self.num_shards < self.num_workers:
             raise ValueError(
                 f"num_workers is {self.num_workers} but num_shards is {self.num_shards}: "
@@ -276,6 +308,11 @@ class TrainConfig(BaseModel):
     def shards(self) -> int:
         """The number of shards of every batch."""
         return self.num_shards or self.num_workers
+
+    @property
+    def fewest_workers(self) -> int:
+        """The number of workers without which it does not train."""
+        return self.min_workers or self.num_workers
 
     @property
     def uses_gpu(self) -> bool:

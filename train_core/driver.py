@@ -47,6 +47,8 @@ class DriverRequest(Result):
     """Where MLflow is; empty: no mirror."""
     experiment: str = "evertrain"
     dry_run: bool = False
+    job_url: str = ""
+    """The page of the job that drives the run, where the driver is one."""
     scores_only: bool = False
     """Only `infer` will be called, for a run that exists: nobody has to have the run for it."""
 
@@ -60,6 +62,8 @@ class Prepared(Result):
     """Whether the run existed before."""
     num_samples: dict[str, int]
     total_steps: int
+    job_url: str = ""
+    """The page of the job that does it, if it is done on a cluster."""
 
 
 class Driver:
@@ -167,6 +171,12 @@ class Driver:
         for thread in self._threads:
             thread.join()
 
+    def leave(self) -> None:
+        """End this process's part at once; a job on a cluster goes on without it."""
+        self._process.kill()
+        self._process.wait()
+        self.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -192,7 +202,7 @@ class Driver:
                 reply = json.loads(line)
                 future = self._calls[reply["call"]]
                 if "error" in reply:
-                    future.set_exception(_rebuild(reply["error"]))
+                    future.set_exception(rebuild(reply["error"]))
                 else:
                     future.set_result(reply["result"])
         with self._lock:
@@ -230,7 +240,7 @@ def _dump(results: list[Any]) -> list[dict[str, Any]]:
     return [result.model_dump(mode="json") for result in results]
 
 
-def _rebuild(error: dict[str, Any]) -> Exception:
+def rebuild(error: dict[str, Any]) -> Exception:
     """The exception that the driver raised, from its type's name and its facts."""
     kind = getattr(errors, error["type"], None)
     if kind is None:

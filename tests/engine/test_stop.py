@@ -20,7 +20,7 @@ from train_core.engine.group import Group
 from train_core.engine.loop import Trainer
 from train_core.engine.stopping import StopListener
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.stop import ask_to_stop, asked_to_stop
+from train_core.storage.stop import StopRequest, ask_to_move, ask_to_stop, stop_request
 
 ASKED_AFTER = 2
 
@@ -66,8 +66,14 @@ def test_all_ranks_stop_after_the_same_step_and_go_on_from_there(
 def test_a_request_is_for_one_attempt(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     ask_to_stop(folder.store, 7, "Ctrl-C")
-    assert asked_to_stop(folder.store, 7) == "Ctrl-C"
-    assert asked_to_stop(folder.store, 8) == ""
+    assert stop_request(folder.store, 7) == StopRequest(reason="Ctrl-C")
+    assert stop_request(folder.store, 8) is None
+    # Who asked for an end gets it, and who is to move may still be asked for an end.
+    ask_to_move(folder.store, 7, "a drain")
+    assert stop_request(folder.store, 7) == StopRequest(reason="Ctrl-C")
+    ask_to_move(folder.store, 8, "a drain")
+    ask_to_stop(folder.store, 8, "Ctrl-C")
+    assert stop_request(folder.store, 8) == StopRequest(reason="Ctrl-C")
 
 
 @pytest.mark.parametrize("nonsense", [b"{}", b"", b'{"format": 99, "reason": "later"}'])

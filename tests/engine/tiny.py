@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -218,6 +219,28 @@ class Mortal(Tiny):
         if step == 4 and dist.is_initialized() and dist.get_rank() == 1 and not died.exists():
             died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Waiting(Tiny):
+    """Stands still after step 3 until `go-on` lies in `scratch`."""
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        super().after_step(model, step)
+        while (
+            step == 3
+            and self.settings.scratch
+            and not Path(self.settings.scratch, "go-on").exists()
+        ):
+            time.sleep(0.02)
+
+
+class Unhurried(Tiny):
+    """Takes a second for a step."""
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        super().after_step(model, step)
+        if dist.is_initialized():
+            time.sleep(1)
 
 
 class Backbone(Tiny):

@@ -278,6 +278,7 @@ class FaultProxy(socketserver.ThreadingTCPServer):
         upstream: str,
         port: int = 0,
         *,
+        host: str = "127.0.0.1",
         latency_s: float = 0.0,
         bytes_per_s: float = math.inf,
     ) -> None:
@@ -290,11 +291,11 @@ class FaultProxy(socketserver.ThreadingTCPServer):
         self.stopped = threading.Event()
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
-        super().__init__(("127.0.0.1", port), _Connection)
+        super().__init__((host, port), _Connection)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return f"http://{self.server_address[0]!s}:{self.server_address[1]}"
 
     def __enter__(self) -> Self:
         self._serving = threading.Thread(target=self.serve_forever, args=(0.05,), name="proxy")

@@ -19,7 +19,9 @@ from typing import IO, Any
 
 import psutil
 
+from train_core.config import LOCAL
 from train_core.engine.driver_stages import DriverStages
+from train_core.engine.job_stages import JobStages
 from train_core.errors import EvertrainError
 
 
@@ -28,7 +30,7 @@ def serve(commands: IO[str], replies: IO[str]) -> None:
 
     A Ray that is started from a thread dies with it.
     """
-    driver = DriverStages()
+    driver: DriverStages | JobStages = DriverStages()
     writing = threading.Lock()
 
     def reply(call: int, **content: Any) -> None:
@@ -40,7 +42,7 @@ def serve(commands: IO[str], replies: IO[str]) -> None:
         try:
             reply(call, result=getattr(driver, stage)(**arguments))
         except Exception as error:  # noqa: BLE001 (the other process raises it)
-            reply(call, error=_describe(stage, error))
+            reply(call, error=describe(stage, error))
             return False
         return True
 
@@ -53,11 +55,13 @@ def serve(commands: IO[str], replies: IO[str]) -> None:
             run(call, stage, arguments)
             break
         if stage == "prepare":
+            if arguments["request"]["config"]["ray_address"] != LOCAL:
+                driver = JobStages()
             if run(call, stage, arguments):
                 try:
                     driver.start_ray()
                 except Exception as error:  # noqa: BLE001 (told by the next stage)
-                    ray_error = _describe("prepare", error)
+                    ray_error = describe("prepare", error)
         elif ray_error:
             reply(call, error=ray_error)
         else:
@@ -77,7 +81,8 @@ def _end() -> None:
     os._exit(0)
 
 
-def _describe(stage: str, error: Exception) -> dict[str, Any]:
+def describe(stage: str, error: Exception) -> dict[str, Any]:
+    """What another process needs to raise the error as what it is."""
     # Ray wraps what a task raised.
     cause = getattr(error, "cause", None)
     error = cause if isinstance(cause, Exception) else error

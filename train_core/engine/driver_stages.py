@@ -6,15 +6,15 @@ import logging
 import threading
 import time
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any
 
-from train_core.config import TrainConfig
+from train_core.config import LOCAL, TrainConfig
 from train_core.driver import DriverRequest
-from train_core.engine.launcher import LOCAL, check_resources, with_gpus
+from train_core.engine.launcher import check_resources, with_gpus
 from train_core.engine.mirror import EndStatus, Mirror
 from train_core.engine.retention import delete_orphans_of_the_dead, delete_superseded
 from train_core.errors import (
-    ConfigError,
     GaveUpError,
     StoppedError,
     StorageError,
@@ -34,7 +34,7 @@ from train_core.storage.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.patience import Patience
 from train_core.storage.pins import pinned
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.stop import STOPPED, ask_to_stop, asked_to_stop
+from train_core.storage.stop import STOPPED, ask_to_stop, stop_request
 from train_core.storage.store import Store
 
 # A worker or Ray itself may die; the training is begun again so often without new progress.
@@ -61,7 +61,7 @@ class DriverStages:
 
     def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Check the request and create the run if it is new."""
-        from train_core.engine.preflight import check, check_scoring, new_record
+        from train_core.engine.preflight import check, check_scoring, effective, new_record
 
         self.request = DriverRequest.model_validate(request)
         self.folder = RunFolder(self.request.storage, self.request.run)
@@ -73,10 +73,15 @@ class DriverStages:
             self._join_cluster()
             self.config = with_gpus(self.config)
             return prepared.model_dump()
-        self.config = _effective(self.request)
+        self.config = effective(self.request)
         mirror = None
         if self.request.tracking_uri:
-            mirror = Mirror(self.folder, self.request.tracking_uri, self.request.experiment)
+            mirror = Mirror(
+                self.folder,
+                self.request.tracking_uri,
+                self.request.experiment,
+                job_url=self.request.job_url,
+            )
             mirror.connect()
         checked = check(self.folder, self.request.model_copy(update={"config": self.config}))
         # What a cluster can give is only known there; nothing has been written yet.
@@ -95,7 +100,7 @@ class DriverStages:
             mirror.start()
             self.mirror = mirror
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-        return checked.prepared.model_dump()
+        return checked.prepared.model_copy(update={"job_url": self.request.job_url}).model_dump()
 
     def start_ray(self) -> None:
         """Start Ray; what fails is raised by the first stage that needs it."""
@@ -115,8 +120,6 @@ class DriverStages:
             self._is_idle.set()
 
     def _train(self) -> dict[str, Any]:
-        from train_core.engine.launcher import launch
-
         begin = time.monotonic()
         newest = self._newest()
         restarts, is_done = 0, _is_finished(newest, self.config)
@@ -130,8 +133,8 @@ class DriverStages:
             if self._is_stopping.is_set():
                 raise StoppedError(self.folder.name, newest.manifest.step if newest else 0)
             try:
-                launch(self.folder, self.config, attempt)
-                is_done = True
+                self._launch(attempt)
+                is_done = not self._shall_move(attempt)
             except ConnectionError as error:
                 self._check_asked_to_stop(attempt)
                 restarts = restarts + 1 if self._newest() == newest else 1
@@ -151,6 +154,31 @@ class DriverStages:
         if stopped_here and newest.manifest.stopped_by == STOPPED:
             raise StoppedError(self.folder.name, newest.manifest.step)
         return self._train_result(newest, time.monotonic() - begin).model_dump()
+
+    def _launch(self, attempt: int) -> None:
+        """Train with as many workers as there is room for, until they end."""
+        from train_core.engine.elastic import ClusterWatch, number_of_workers
+        from train_core.engine.launcher import launch
+
+        if self.config.ray_address == LOCAL and not self.config.min_workers:
+            launch(self.folder, self.config, attempt)
+            return
+        workers = number_of_workers(self.config, partial(self._check_asked_to_stop, attempt))
+        watch = ClusterWatch(self.folder.store, attempt, self.config, workers)
+        with watch.watching():
+            _log.info("training on %d workers", workers)
+            launch(self.folder, self.config.model_copy(update={"num_workers": workers}), attempt)
+
+    def _shall_move(self, attempt: int) -> bool:
+        """Whether the attempt ended only because another one is to begin on other workers."""
+        request, newest = stop_request(self.folder.store, attempt), self._newest()
+        return (
+            request is not None
+            and request.goes_on
+            and newest is not None
+            and newest.manifest.stopped_by == STOPPED
+            and not self._is_stopping.is_set()
+        )
 
     def evaluate(self, checkpoints: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
         """Measure checkpoints on a split."""
@@ -286,7 +314,8 @@ class DriverStages:
 
     def _check_asked_to_stop(self, attempt: int) -> None:
         """Raise StoppedError if somebody wants the attempt, or this process, to end."""
-        if self._is_stopping.is_set() or asked_to_stop(self.folder.store, attempt):
+        request = stop_request(self.folder.store, attempt)
+        if self._is_stopping.is_set() or (request and not request.goes_on):
             newest = self._newest()
             raise StoppedError(self.folder.name, newest.manifest.step if newest else 0)
 
@@ -334,28 +363,6 @@ class DriverStages:
             seconds=seconds,
             checkpoints=[self.folder.summary(c) for c in self.folder.checkpoints()],
         )
-
-
-def _effective(request: DriverRequest) -> TrainConfig:
-    """The configuration with the shards and GPUs that the run began with; a dry run's one step."""
-    config = request.config
-    folder = RunFolder(request.storage, request.run)
-    try:
-        exists = folder.exists()
-    except StorageError as error:
-        raise ConfigError(str(error)) from error
-    if exists:
-        begun = folder.record().config
-        if not config.num_shards:
-            if config.num_workers > begun.shards:
-                raise ConfigError(
-                    f"run {request.run!r} has {begun.shards} shards, so at most {begun.shards} "
-                    f"workers can share them: num_workers is {config.num_workers}"
-                )
-            config = config.model_copy(update={"num_shards": begun.shards})
-        if config.gpus_per_worker is None:
-            config = config.model_copy(update={"gpus_per_worker": begun.gpus_per_worker})
-    return config.model_copy(update={"max_steps": 1}) if request.dry_run else config.fixed()
 
 
 def _is_finished(newest: Checkpoint | None, config: TrainConfig) -> bool:

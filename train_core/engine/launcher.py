@@ -10,17 +10,13 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import socket
 import traceback
-from pathlib import Path
 from typing import Any
 
-from train_core.config import TrainConfig
+from train_core.config import LOCAL, TrainConfig
 from train_core.driver import available_cpus
 from train_core.errors import EvertrainError, ResourceError, UserCodeError
 from train_core.storage.run_folder import RunFolder
-
-LOCAL = "local"
 
 _ENVIRONMENT = {
     # Ray's default polls every 2 s, so each report would block about as long.
@@ -64,16 +60,9 @@ def with_gpus(config: TrainConfig) -> TrainConfig:
 
 
 def start_ray(config: TrainConfig) -> None:
-    """Start Ray for this process, or connect to the cluster at `ray_address`.
-
-    Raises ResourceError if the cluster cannot be reached.
-    """
+    """Start Ray for this process, or connect to the cluster whose job this process is."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if config.ray_address != LOCAL and _has_token():
-        # Clusters ask for a token by default, and Ray sends it to a named address only if told,
-        # before it is imported.
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
     if ray.is_initialized():
@@ -87,30 +76,8 @@ def start_ray(config: TrainConfig) -> None:
             logging_level=logging.WARNING,
         )
         return
-    try:
-        _knock(config.ray_address)
-        ray.init(
-            address=config.ray_address,
-            runtime_env=config.runtime_env or None,
-            logging_level=logging.WARNING,
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ResourceError(
-            f"no Ray cluster answers at ray_address {config.ray_address!r}: {error}. Is it "
-            "running, and is its token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token?"
-        ) from error
-
-
-def _knock(address: str) -> None:
-    """Raise OSError if nobody listens at `host:port`: Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-
-
-def _has_token() -> bool:
-    named = os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
-    return bool(named) or Path("~/.ray/auth_token").expanduser().exists()
+    # This process is a job of that cluster: it has the job's environment already.
+    ray.init(address=os.environ["RAY_ADDRESS"], logging_level=logging.WARNING)
 
 
 def leave_ray() -> None:
@@ -118,6 +85,40 @@ def leave_ray() -> None:
     import ray
 
     ray.shutdown()
+
+
+def free_resources() -> list[dict[str, float]]:
+    """What nobody uses now of each node that will stay."""
+    # Which node is drained, and what it has free, Ray has in no public function. Ray Train's own
+    # notice of a preemption is a collective, for which every step would wait.
+    from ray._private import state
+
+    draining = draining_nodes()
+    free = state.available_resources_per_node()
+    return [free[node] for node in free if node not in draining]
+
+
+def draining_nodes() -> set[str]:
+    """The ids of the nodes that are to be taken away."""
+    from ray._private import state
+
+    return set(state.state.get_draining_nodes())
+
+
+def capacity(config: TrainConfig, nodes: list[dict[str, float]]) -> int:
+    """How many workers can be placed on nodes of these resources."""
+    wanted = _wanted(config)
+    fits = [
+        int(min(node.get(name, 0) / amount for name, amount in wanted.items())) for node in nodes
+    ]
+    can_place = {"STRICT_SPREAD": sum(fit > 0 for fit in fits), "STRICT_PACK": max(fits, default=0)}
+    return can_place.get(config.placement_strategy, sum(fits))
+
+
+def _wanted(config: TrainConfig) -> dict[str, float]:
+    """What each worker reserves."""
+    each = {"CPU": config.cpus_per_worker, "GPU": config.gpus_per_worker or 0}
+    return {name: amount for name, amount in each.items() if amount}
 
 
 def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
@@ -226,18 +227,13 @@ def _is_broken_connection(error: Exception) -> bool:
 
 def _compare(config: TrainConfig, where: str, nodes: list[dict[str, float]]) -> None:
     """Raise ResourceError if the workers can never be placed on nodes of these resources."""
-    each = {"CPU": config.cpus_per_worker, "GPU": config.gpus_per_worker or 0}
-    wanted = {name: amount for name, amount in each.items() if amount}
-    fits = [
-        int(min(node.get(name, 0) / amount for name, amount in wanted.items())) for node in nodes
-    ]
-    can_place = {"STRICT_SPREAD": sum(fit > 0 for fit in fits), "STRICT_PACK": max(fits, default=0)}
-    most = can_place.get(config.placement_strategy, sum(fits))
-    if config.num_workers > most:
+    most, fewest = capacity(config, nodes), config.fewest_workers
+    if fewest > most:
+        wanted = _wanted(config)
         needs = " and ".join(f"{amount:g} {name}" for name, amount in wanted.items())
         has = ", ".join(f"{sum(node.get(name, 0) for node in nodes):g} {name}" for name in wanted)
         raise ResourceError(
-            f"{config.num_workers} workers of {needs} each cannot be placed by "
+            f"{fewest} workers of {needs} each cannot be placed by "
             f"{config.placement_strategy}: {where} has {len(nodes)} node(s) with {has}, enough for "
             f"{most}. Ask for fewer workers (num_workers) or less for each (cpus_per_worker, "
             "gpus_per_worker)"

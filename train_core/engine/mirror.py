@@ -72,7 +72,13 @@ class Mirror:
     """
 
     def __init__(
-        self, folder: RunFolder, tracking_uri: str, experiment: str, *, is_live: bool = True
+        self,
+        folder: RunFolder,
+        tracking_uri: str,
+        experiment: str,
+        *,
+        is_live: bool = True,
+        job_url: str = "",
     ) -> None:
         self.not_shown: list[str] = []
         """Why something cannot be shown, though MLflow answers."""
@@ -80,6 +86,7 @@ class Mirror:
         self._folder = folder
         self._uri = tracking_uri
         self._experiment = experiment
+        self._job_url = job_url
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         self._refusal: TrackingError | None = None
@@ -259,6 +266,8 @@ class Mirror:
         from train_core.engine.mlflow_runs import MlflowRuns, public_uri
 
         runs = MlflowRuns(self._folder, self._uri, self._experiment, is_live=self._is_live)
+        if self._job_url:
+            runs.link_job(self._job_url)
         uri, run_id = public_uri(self._uri).rstrip("/"), runs.run_id("pipeline")
         page = f"{uri}/#/experiments/{runs.experiment_id}/runs/{run_id}"
         self._tracking = Tracking(

@@ -36,6 +36,7 @@ Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 _ID = "evertrain.id"
 _RUN = "evertrain.run"
 _STAGE = "evertrain.stage"
+_JOB = "evertrain.ray_job"
 _MIRRORED_STEP = "evertrain.mirrored_step"
 
 # The server takes 1,000 things a request, and the position travels with the metrics.
@@ -150,6 +151,14 @@ class MlflowRuns:
         """Set tags of a stage's run."""
         self.client.log_batch(self.run_id(stage), tags=[RunTag(*tag) for tag in tags.items()])
 
+    def link_job(self, url: str) -> None:
+        """Show where the cluster shows the job that drives the run, with its logs."""
+        note = f"{self._note()} [Ray's job]({url}) drives it."
+        self.set_tags("pipeline", {_JOB: url, mlflow_tags.MLFLOW_RUN_NOTE: note})
+
+    def _note(self) -> str:
+        return f"The run folder is `{self.folder.url}`."
+
     def _create(self, stage: Stage) -> Any:
         tags = {_ID: self._id, _RUN: self.folder.url, _STAGE: stage}
         if stage == "pipeline":
@@ -165,7 +174,7 @@ class MlflowRuns:
             "evertrain.workload": self.record.config.workload,
             **{f"fingerprint.{key}": text for key, text in self.record.fingerprint.items()},
             mlflow_tags.MLFLOW_SOURCE_NAME: self.record.config.workload,
-            mlflow_tags.MLFLOW_RUN_NOTE: f"The run folder is `{self.folder.url}`.",
+            mlflow_tags.MLFLOW_RUN_NOTE: self._note(),
         }
         self.set_tags("pipeline", dict(list(tags.items())[:_MAX_TAGS_AND_PARAMS]))
         params = [Param(_plain_key(key), text) for key, text in _flat_parameters(self.record)]

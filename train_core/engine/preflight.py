@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from train_core.config import TrainConfig
+from train_core.config import LOCAL, TrainConfig
 from train_core.driver import DriverRequest, Prepared
 from train_core.engine.first_state import FirstState, find_origin
 from train_core.engine.fsdp import check_passes
 from train_core.engine.inputs import open_input
-from train_core.engine.launcher import LOCAL, check_resources
+from train_core.engine.launcher import check_resources
 from train_core.engine.measure import check_split, split_metrics
 from train_core.engine.progress import Progress
-from train_core.errors import ConfigError, DataError, RunConflictError
+from train_core.errors import ConfigError, DataError, RunConflictError, StorageError
 from train_core.storage.run_folder import Origin, RunFolder, RunRecord
 from train_core.storage.store import Store
 from train_core.workload import SPLITS, Dataset, Stream, Workload, indexed, load_workload
@@ -36,6 +36,28 @@ class Checked:
     datasets: Mapping[str, Dataset | Stream]
     origin: Origin | None
     """Whose weights the run begins with."""
+
+
+def effective(request: DriverRequest) -> TrainConfig:
+    """The configuration with the shards and GPUs that the run began with; a dry run's one step."""
+    config = request.config
+    folder = RunFolder(request.storage, request.run)
+    try:
+        exists = folder.exists()
+    except StorageError as error:
+        raise ConfigError(str(error)) from error
+    if exists:
+        begun = folder.record().config
+        if not config.num_shards:
+            if config.num_workers > begun.shards:
+                raise ConfigError(
+                    f"run {request.run!r} has {begun.shards} shards, so at most {begun.shards} "
+                    f"workers can share them: num_workers is {config.num_workers}"
+                )
+            config = config.model_copy(update={"num_shards": begun.shards})
+        if config.gpus_per_worker is None:
+            config = config.model_copy(update={"gpus_per_worker": begun.gpus_per_worker})
+    return config.model_copy(update={"max_steps": 1}) if request.dry_run else config.fixed()
 
 
 def check(folder: RunFolder, request: DriverRequest) -> Checked:

@@ -6,7 +6,7 @@ import logging
 import threading
 
 from train_core.errors import EvertrainError
-from train_core.storage.stop import asked_to_stop
+from train_core.storage.stop import stop_request
 from train_core.storage.store import Store
 
 LISTEN_EVERY_S = 1.0
@@ -29,12 +29,12 @@ class StopListener:
     def look(self) -> None:
         """Look once."""
         try:
-            reason = asked_to_stop(self._store, self._attempt)
+            request = stop_request(self._store, self._attempt)
         except EvertrainError as error:
             _log.debug("whether to stop is not known: %s", error)
             return
-        if reason:
-            _log.info("asked to stop: %s; a last checkpoint is saved", reason)
+        if request:
+            _log.info("asked to stop: %s; a last checkpoint is saved", request.reason)
             self.is_asked = True
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ PINS = "pins"
 EVALUATIONS = "evaluations"
 PREDICTIONS = "predictions"
 RAY = "ray"
+CALLS = "calls"
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CHECKPOINT = re.compile(r"step-(\d{8,})-a(\d{4,})")

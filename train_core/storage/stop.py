@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from pydantic import BaseModel
 
 from train_core.storage.documents import read_document
@@ -16,9 +18,10 @@ STOPPED = "request"
 
 
 class StopRequest(BaseModel):
-    """Why an attempt shall stop, for the log."""
+    """Why an attempt shall stop, for the log, and whether its driver begins another one then."""
 
     reason: str
+    goes_on: bool = False
 
 
 def ask_to_stop(store: Store, attempt: int, reason: str) -> None:
@@ -26,12 +29,22 @@ def ask_to_stop(store: Store, attempt: int, reason: str) -> None:
     store.write(_key(attempt), StopRequest(reason=reason).model_dump_json().encode())
 
 
-def asked_to_stop(store: Store, attempt: int) -> str:
-    """Why the attempt was asked to stop; empty if it was not. Raises StorageError."""
+def ask_to_move(store: Store, attempt: int, reason: str) -> None:
+    """Ask the attempt to save and end, for another one; who asked for an end gets that.
+
+    Raises StorageError.
+    """
+    request = StopRequest(reason=reason, goes_on=True)
+    with suppress(FileExistsError):
+        store.create(_key(attempt), request.model_dump_json().encode())
+
+
+def stop_request(store: Store, attempt: int) -> StopRequest | None:
+    """What the attempt was asked for, if it was. Raises StorageError."""
     try:
-        return read_document(store, StopRequest, _key(attempt), "a request to stop")[0].reason
+        return read_document(store, StopRequest, _key(attempt), "a request to stop")[0]
     except FileNotFoundError:
-        return ""
+        return None
 
 
 def _key(attempt: int) -> str:

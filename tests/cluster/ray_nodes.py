@@ -1,0 +1,150 @@
+"""A real Ray cluster whose nodes are machines of a network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from benchmarks.services import BIN
+from tests.cluster.network import Machine, Network
+
+ROOT = Path(__file__).parents[2]
+# A node that is cut off is missed after 5 s, not after half a minute.
+_HEALTH = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
+_WITHIN_S = 90
+
+
+class Node:
+    """A node of the cluster: a machine, and `ray start` on it."""
+
+    def __init__(self, machine: Machine, command: list[str], log: Path) -> None:
+        self.machine = machine
+        self._log = log
+        environment = {
+            **os.environ,
+            **_HEALTH,
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+        }
+        with log.open("w") as output:
+            self._process = subprocess.Popen(
+                machine.command(*command),
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def wait_until_it_runs(self) -> None:
+        deadline = time.monotonic() + _WITHIN_S
+        while "Ray runtime started" not in self._log.read_text():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"Ray did not start:\n{self._log.read_text()}")
+            time.sleep(0.2)
+
+    def processes(self) -> list[psutil.Process]:
+        """All that runs on it."""
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill(self) -> None:
+        """As a machine that loses its power."""
+        left = self.processes()
+        self._process.kill()
+        self._process.wait()
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=10)
+
+
+class RayCluster:
+    """A head without CPUs for workers, and nodes that have some."""
+
+    def __init__(self, network: Network, folder: Path) -> None:
+        self._network = network
+        self._folder = folder
+        self.nodes: list[Node] = []
+        machine = network.machine()
+        self.dashboard = f"http://{machine.address}:8265"
+        self._gcs = f"{machine.address}:6379"
+        self.head = Node(
+            machine,
+            [
+                *(str(BIN / "ray"), "start", "--head", "--block", "--port=6379", "--num-cpus=0"),
+                *(f"--node-ip-address={machine.address}", "--dashboard-host=0.0.0.0"),
+                *(f"--temp-dir={folder}/ray", "--disable-usage-stats"),
+            ],
+            folder / "head.log",
+        )
+
+    def add(self, cpus: int) -> Node:
+        """One more node; it is there when this returns."""
+        machine = self._network.machine()
+        node = Node(
+            machine,
+            [
+                *(str(BIN / "ray"), "start", "--block", f"--address={self._gcs}"),
+                *(f"--node-ip-address={machine.address}", f"--num-cpus={cpus}"),
+            ],
+            self._folder / f"node-{len(self.nodes)}.log",
+        )
+        self.nodes.append(node)
+        node.wait_until_it_runs()
+        return node
+
+    def drain(self, node: Node, within_s: int = 120) -> None:
+        """Announce that the node will be taken away."""
+        (found,) = [
+            line.split()[1]
+            for line in self.ray("list", "nodes").splitlines()
+            if node.machine.address in line.split()
+        ]
+        reason = ("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test")
+        deadline = ("--deadline-remaining-seconds", str(within_s))
+        self.ray("drain-node", "--address", self._gcs, "--node-id", found, *reason, *deadline)
+
+    def ray(self, *command: str) -> str:
+        """What a command of Ray's says on the head."""
+        done = subprocess.run(
+            self.head.machine.command(str(BIN / "ray"), *command),
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "RAY_ADDRESS": self._gcs},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@contextmanager
+def ray_nodes(network: Network, *cpus: int) -> Iterator[RayCluster]:
+    """A cluster with a node for each number of CPUs."""
+    # Ray's sockets need a short path.
+    folder = Path(tempfile.mkdtemp(prefix="rc-", dir="/tmp"))
+    cluster = RayCluster(network, folder)
+    try:
+        cluster.head.wait_until_it_runs()
+        for count in cpus:
+            cluster.add(count)
+        yield cluster
+    finally:
+        for node in [*cluster.nodes, cluster.head]:
+            node.kill()
+        shutil.rmtree(folder, ignore_errors=True)

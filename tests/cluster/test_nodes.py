@@ -1,0 +1,191 @@
+"""Nodes of a real cluster that vanish, are cut off, are drained and come: the same bits.
+
+The nodes are machines of a network of their own, the run folder is on a real S3 server, and the
+program that asks is on none of the nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from tests.cluster.network import Network, network
+from tests.cluster.ray_nodes import Node, RayCluster, ray_nodes
+from tests.engine.alone import run
+from tests.engine.digests import digest_of_training
+from tests.leaks import Belongings
+from tests.storage.fault_proxy import FaultProxy
+from train_core import TrainConfig
+from train_core.driver import Driver, DriverRequest
+from train_core.results import TrainResult
+from train_core.storage import lease
+from train_core.storage.run_folder import RunFolder
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.s3,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(
+        not shutil.which("ip") or os.geteuid() != 0, reason="needs iproute2, as root"
+    ),
+]
+
+CONFIG: dict[str, Any] = {
+    "workload": "tests.engine.tiny:Unhurried",
+    "batch_size": 32,
+    "eval_batch_size": 16,
+    "num_shards": 2,
+    "epochs": 4,
+    "gpus_per_worker": 0,
+    "checkpoint_every_steps": 2,
+    "checkpoint_backpressure": "wait",
+    "keep_last": 99,
+    "hang_timeout_s": 15,
+}
+NUM_STEPS = 20
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """The cluster starts workers while a test runs; what is left is looked at when it ended."""
+
+
+@pytest.fixture
+def net() -> Iterator[Network]:
+    before = Belongings.now()
+    with network() as made:
+        yield made
+    assert not before.added(within_s=10)
+
+
+@pytest.fixture
+def storage(object_store: str, net: Network, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A place on the S3 server, by an address that all machines know."""
+    with FaultProxy(os.environ["AWS_ENDPOINT_URL"], host=net.address) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        yield f"{object_store}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = RunFolder(str(tmp_path_factory.mktemp("undisturbed")), "run")
+    run(folder, **CONFIG)
+    return digest_of_training(folder)
+
+
+class Training:
+    """A training on the cluster, in a thread."""
+
+    def __init__(self, cluster: RayCluster, storage: str, num_workers: Any) -> None:
+        config = CONFIG | {"num_workers": num_workers, "ray_address": cluster.dashboard}
+        request = DriverRequest(storage=storage, run="run", config=TrainConfig(**config))
+        self.folder = RunFolder(storage, "run")
+        self.log: list[str] = []
+        self._result: TrainResult | None = None
+        self._driver = Driver(request, self._hear)
+        self._thread = threading.Thread(target=self._train)
+
+    def __enter__(self) -> Self:
+        self._driver.prepared()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._driver.close()
+        self._thread.join()
+
+    def wait_for_step(self, step: int) -> None:
+        wait_for(lambda: (self.folder.live() or {}).get("step", 0) >= step, self.log)
+
+    def wait_for_line(self, text: str) -> None:
+        wait_for(lambda: any(text in line for line in self.log), self.log)
+
+    def result(self) -> TrainResult:
+        self._thread.join(180)
+        assert self._result, "\n".join(self.log[-40:])
+        return self._result
+
+    def _train(self) -> None:
+        self._result = self._driver.train()
+
+    def _hear(self, line: str) -> None:
+        self.log.append(line)
+
+
+def wait_for(what: Callable[[], object], log: list[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < deadline, "\n".join(log[-40:])
+        time.sleep(0.1)
+
+
+def node_with_workers(cluster: RayCluster) -> Node:
+    """A node on which a rank runs."""
+    for node in cluster.nodes:
+        if any("RayTrainWorker" in " ".join(p.cmdline()) for p in node.processes()):
+            return node
+    raise AssertionError("no rank runs")
+
+
+def test_a_node_that_loses_its_power(net: Network, storage: str, undisturbed: str) -> None:
+    with ray_nodes(net, 1, 1, 1) as cluster, Training(cluster, storage, 2) as training:
+        training.wait_for_step(5)
+        node_with_workers(cluster).kill()
+        assert training.result().step == NUM_STEPS
+        assert digest_of_training(training.folder) == undisturbed
+        assert lease.newest_attempt(training.folder.store) == 2
+
+
+def test_a_node_that_is_cut_off_and_comes_back(
+    net: Network, storage: str, undisturbed: str
+) -> None:
+    with ray_nodes(net, 1, 1, 1) as cluster, Training(cluster, storage, 2) as training:
+        training.wait_for_step(5)
+        node = node_with_workers(cluster)
+        node.machine.cut_off()
+        training.wait_for_line("begins again")
+        # Whatever of the first attempt still lives there has no say any more.
+        node.machine.connect()
+        assert training.result().step == NUM_STEPS
+        assert digest_of_training(training.folder) == undisturbed
+
+
+def test_a_node_that_is_drained_is_left_and_one_that_comes_is_used(
+    net: Network, storage: str, undisturbed: str
+) -> None:
+    with ray_nodes(net, 1, 1) as cluster, Training(cluster, storage, (1, 2)) as training:
+        training.wait_for_line("training on 2 workers")
+        training.wait_for_step(4)
+        drained_at = (training.folder.live() or {})["step"]
+        node = node_with_workers(cluster)
+        cluster.drain(node)
+        training.wait_for_line("is being drained")
+        training.wait_for_line("training on 1 workers")
+        # A checkpoint of just then: nothing that was done is done again.
+        saved = training.folder.checkpoints()[-1].manifest
+        assert (saved.stopped_by, saved.in_turn) == ("request", False)
+        assert saved.step >= drained_at
+        node.kill()
+        cluster.add(1)
+        training.wait_for_line("room for more than 1 workers")
+        assert training.result().step == NUM_STEPS
+        assert sum("training on 2 workers" in line for line in training.log) == 2
+        assert digest_of_training(training.folder) == undisturbed
+
+
+@pytest.mark.parametrize("cpus", [1])
+def test_too_few_for_the_fewest_is_refused(net: Network, storage: str, cpus: int) -> None:
+    with ray_nodes(net, cpus) as cluster:
+        config = CONFIG | {"num_workers": 2, "ray_address": cluster.dashboard}
+        request = DriverRequest(storage=storage, run="run", config=TrainConfig(**config))
+        with Driver(request) as driver, pytest.raises(Exception, match="enough for 1"):
+            driver.prepared()
+    assert not Path(storage).exists()

@@ -1,0 +1,221 @@
+"""Training as a job of a real Ray cluster: it outlives who asked for it, and is attached to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks.services import ray_cluster
+from tests.engine.alone import run
+from tests.engine.digests import digest_of_training
+from tests.leaks import Belongings
+from train_core import TrainConfig
+from train_core.driver import Driver, DriverRequest
+from train_core.errors import ConfigError, RunBusyError, StageError, StoppedError
+from train_core.storage import calls, lease
+from train_core.storage.run_folder import RunFolder
+
+pytestmark = pytest.mark.timeout(240)
+
+CONFIG: dict[str, Any] = {
+    "workload": "tests.engine.tiny:Waiting",
+    "batch_size": 32,
+    "eval_batch_size": 16,
+    "num_shards": 2,
+    "num_workers": 2,
+    "epochs": 2,
+    "cpus_per_worker": 0.5,
+    "gpus_per_worker": 0,
+    "checkpoint_every_steps": 2,
+    "checkpoint_backpressure": "wait",
+    "keep_last": 99,
+}
+HELD_AFTER = 3
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """The cluster starts workers while a test runs; what is left is looked at when it ended."""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    before = Belongings.now()
+    # Ray's sockets need a short path.
+    with (
+        TemporaryDirectory(prefix="ray-") as folder,
+        ray_cluster(Path(folder), "--num-cpus=2") as found,
+    ):
+        yield found
+    assert not before.added(within_s=10)
+
+
+class Asked:
+    """A run that waits after a step until it may go on."""
+
+    def __init__(self, address: str, home: Path) -> None:
+        self.go_on = home / "go-on"
+        self.log: list[str] = []
+        settings = {"scratch": str(home)}
+        config = CONFIG | {"ray_address": address, "settings": settings}
+        self.request = DriverRequest(
+            storage=str(home / "runs"), run="run", config=TrainConfig(**config)
+        )
+        self.folder = RunFolder(self.request.storage, "run")
+
+    @contextmanager
+    def training(self) -> Iterator[Driver]:
+        """A driver whose training is held."""
+        with Driver(self.request, self.log.append) as driver:
+            driver.prepared()
+            training = driver._call("train")
+            wait_for(lambda: (self.folder.live() or {}).get("step") == HELD_AFTER - 1)
+            assert not training.done()
+            yield driver
+
+    def job(self) -> str:
+        (job,) = calls.jobs(self.folder.store)
+        return job
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 90
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def process_of(job: str) -> psutil.Process:
+    (found,) = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or [])[-1:] == [job]
+    ]
+    return found
+
+
+@pytest.fixture
+def asked(address: str, tmp_path: Path) -> Asked:
+    return Asked(address, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = RunFolder(str(tmp_path_factory.mktemp("undisturbed")), "run")
+    run(folder, **CONFIG | {"num_workers": 1})
+    return digest_of_training(folder)
+
+
+def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
+    asked: Asked, undisturbed: str
+) -> None:
+    with asked.training() as driver:
+        job = asked.job()
+        assert job.startswith("run-a0001-")
+        driver.leave()
+    assert process_of(job).is_running()
+    with Driver(asked.request, print) as driver:
+        prepared = driver.prepared()
+        assert prepared.resumed
+        assert prepared.job_url.endswith(f"/#/jobs/{job}")
+        asked.go_on.touch()
+        assert driver.train().step == 10
+    # One attempt did it all, and nothing of the calls stays.
+    assert lease.newest_attempt(asked.folder.store) == 1
+    assert digest_of_training(asked.folder) == undisturbed
+    wait_for(lambda: not calls.jobs(asked.folder.store))
+
+
+def test_a_job_that_dies_is_followed_by_another(asked: Asked, undisturbed: str) -> None:
+    with asked.training() as driver:
+        job = asked.job()
+        process_of(job).send_signal(signal.SIGKILL)
+        with pytest.raises(StageError, match=f"job {job} FAILED"):
+            driver.train()
+    asked.go_on.touch()
+    with Driver(asked.request, print) as driver:
+        assert driver.prepared().resumed
+        assert driver.train().step == 10
+        assert asked.job().startswith("run-a0002-")
+    assert digest_of_training(asked.folder) == undisturbed
+
+
+def test_who_wants_something_else_of_the_run_is_refused(asked: Asked) -> None:
+    with asked.training():
+        config = asked.request.config.model_copy(update={"epochs": 3})
+        other = asked.request.model_copy(update={"config": config})
+        with (
+            Driver(other) as second,
+            pytest.raises(RunBusyError, match=f"{asked.job()}.* another epochs"),
+        ):
+            second.prepared()
+        asked.go_on.touch()
+
+
+def test_an_end_that_is_asked_for_is_orderly(asked: Asked, undisturbed: str) -> None:
+    with asked.training() as driver:
+        training = driver._call("train")
+        closing = threading.Thread(target=driver.close, args=("KILLED",))
+        closing.start()
+        # A rank has heard it, in the step that is held.
+        wait_for(lambda: any("asked to stop" in line for line in asked.log))
+        asked.go_on.touch()
+        closing.join()
+        with pytest.raises(StoppedError):
+            training.result(0)
+    stopped_at = asked.folder.checkpoints()[-1].manifest
+    assert stopped_at.stopped_by == "request"
+    with Driver(asked.request, print) as driver:
+        assert driver.train().attempt == 2
+    assert digest_of_training(asked.folder) == undisturbed
+
+
+def test_a_users_module_and_environment_reach_the_workers(address: str, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/mine.py").write_text(MINE)
+    runtime_env = {"working_dir": str(tmp_path / "code"), "env_vars": {"COLOUR": "red"}}
+    config = TrainConfig(**CONFIG | {"workload": "mine:Mine", "ray_address": address}).model_copy(
+        update={"runtime_env": runtime_env}
+    )
+    request = DriverRequest(storage=str(tmp_path / "runs"), run="run", config=config)
+    with Driver(request, print) as driver:
+        assert driver.train().step == 10
+
+
+MINE = """
+import os
+from tests.engine.tiny import Tiny
+
+class Mine(Tiny):
+    def model(self):
+        assert os.environ["COLOUR"] == "red"
+        assert "mine.py" in os.listdir()
+        return super().model()
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"storage": "s3://bucket/runs", "tracking_uri": "sqlite:///x.db"}, "of this machine"),
+        ({"tracking_uri": "http://me:secret@127.0.0.1:1"}, "MLFLOW_TRACKING_PASSWORD"),
+    ],
+)
+def test_what_means_nothing_elsewhere_is_refused(changes: dict[str, str], told: str) -> None:
+    config = TrainConfig(ray_address="127.0.0.1:1")
+    given = {"storage": os.devnull, "run": "run", "config": config}
+    with (
+        Driver(DriverRequest.model_validate(given | changes)) as driver,
+        pytest.raises(ConfigError, match=told),
+    ):
+        driver.prepared()
