@@ -4,7 +4,7 @@ STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo ui test test-s3 test-slow exact chaos check format bench-pipeline \
-	bench-checkpoint clean
+	bench-checkpoint bench-recovery clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -54,6 +54,9 @@ bench-pipeline: $(STAMP) ## Measure what the pipeline costs around the training
 
 bench-checkpoint: $(STAMP) ## Measure what checkpoints cost beside their peers and limits
 	$(BIN)/python -m benchmarks.checkpoint
+
+bench-recovery: $(STAMP) ## Measure how soon a training goes on when a worker was killed
+	$(BIN)/python -m benchmarks.recovery
 
 clean: ## Delete caches; runs and .venv stay
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -12,7 +12,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -20,13 +20,18 @@ from rich.table import Table
 
 from tests.chaos.faults import SCHEDULED, at_random
 from tests.chaos.pipeline import House, Recovery, strike, undisturbed
+from tests.conftest import object_store_in
 from tests.flows.conftest import isolated
 
 
 @contextmanager
-def house() -> Iterator[House]:
-    with tempfile.TemporaryDirectory(prefix="chaos-") as home:
-        yield House(Path(home), isolated(Path(home)), f"{home}/.evertrain/runs")
+def house(*, is_on_s3: bool) -> Iterator[House]:
+    with ExitStack() as used:
+        home = Path(used.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+        storage = str(home / ".evertrain/runs")
+        if is_on_s3:
+            storage = used.enter_context(object_store_in(home / "object-store"))
+        yield House(home, isolated(home), storage)
 
 
 def show(recoveries: list[Recovery]) -> None:
@@ -48,11 +53,12 @@ def main() -> None:
     parser.add_argument("--random", type=int, default=40, help="moments beside the scheduled ones")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
     parser.add_argument("--only", default="", help="faults whose text has this")
+    parser.add_argument("--s3", action="store_true", help="run folders on a real S3 server")
     asked = parser.parse_args()
     faults = [*SCHEDULED, *at_random(random.Random(asked.seed), asked.random)]
     faults = [fault for fault in faults if asked.only in f"{fault} {fault.stage}"]
     recoveries = []
-    with house() as ours:
+    with house(is_on_s3=asked.s3) as ours:
         reference = undisturbed(ours)
         for number, fault in enumerate(faults):
             recovery = strike(ours, fault, f"struck-{number}", reference)

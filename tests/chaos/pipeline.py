@@ -122,10 +122,10 @@ def undisturbed(house: House, run: str = "undisturbed") -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return outcome(house, house.folder(run))
+    return outcome(house.home, house.folder(run))
 
 
-def outcome(house: House, folder: RunFolder) -> dict[str, Any]:
+def outcome(home: Path, folder: RunFolder) -> dict[str, Any]:
     """All that two equal pipelines have in common."""
     report = folder.report()
     assert report is not None
@@ -139,7 +139,7 @@ def outcome(house: House, folder: RunFolder) -> dict[str, Any]:
         "evaluations": [[e["split"], e["metrics"]] for e in report["evaluations"]],
         "best": report["best"]["step"],
         "predictions": sorted(rows, key=lambda row: str(row["id"])),
-        "mlflow": shown_in_mlflow(house.home, folder.url),
+        "mlflow": shown_in_mlflow(home, folder.url),
     }
 
 
@@ -183,7 +183,7 @@ def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> R
         left += remaining(belongings)
     differences = [f"exit code {code}: {log[-500:]}"] if code else []
     if not code:
-        found = outcome(house, folder)
+        found = outcome(house.home, folder)
         differences = [name for name in reference if found[name] != reference[name]]
     # Ray keeps the logs of its sessions there, and torch makes a folder that stays empty.
     kept = ("ray", "torchinductor_")

@@ -18,8 +18,12 @@ from benchmarks.services import BIN
 from tests.cluster.network import Machine, Network
 
 ROOT = Path(__file__).parents[2]
-# A node that is cut off is missed after 5 s, not after half a minute.
-_HEALTH = {
+_ENVIRONMENT = {
+    # As clusters do it by default; nodes that join a head are not asked whether they do.
+    "RAY_AUTH_MODE": "token",
+    # All of them have one name, which gloo would look up.
+    "GLOO_SOCKET_IFNAME": "eth0",
+    # A node that is cut off is missed after 5 s, not after half a minute.
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
@@ -31,15 +35,11 @@ _WITHIN_S = 90
 class Node:
     """A node of the cluster: a machine, and `ray start` on it."""
 
-    def __init__(self, machine: Machine, command: list[str], log: Path) -> None:
+    def __init__(
+        self, machine: Machine, command: list[str], log: Path, environment: dict[str, str]
+    ) -> None:
         self.machine = machine
         self._log = log
-        environment = {
-            **os.environ,
-            **_HEALTH,
-            "PYTHONPATH": str(ROOT),
-            "PATH": f"{BIN}:{os.environ['PATH']}",
-        }
         with log.open("w") as output:
             self._process = subprocess.Popen(
                 machine.command(*command),
@@ -77,8 +77,15 @@ class Node:
 class RayCluster:
     """A head without CPUs for workers, and nodes that have some."""
 
-    def __init__(self, network: Network, folder: Path) -> None:
+    def __init__(self, network: Network, folder: Path, environment: dict[str, str]) -> None:
         self._network = network
+        self._environment = {
+            **os.environ,
+            **_ENVIRONMENT,
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            **environment,
+        }
         self._folder = folder
         self.nodes: list[Node] = []
         machine = network.machine()
@@ -92,6 +99,7 @@ class RayCluster:
                 *(f"--temp-dir={folder}/ray", "--disable-usage-stats"),
             ],
             folder / "head.log",
+            self._environment,
         )
 
     def add(self, cpus: int) -> Node:
@@ -104,6 +112,7 @@ class RayCluster:
                 *(f"--node-ip-address={machine.address}", f"--num-cpus={cpus}"),
             ],
             self._folder / f"node-{len(self.nodes)}.log",
+            self._environment,
         )
         self.nodes.append(node)
         node.wait_until_it_runs()
@@ -127,18 +136,18 @@ class RayCluster:
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, "RAY_ADDRESS": self._gcs},
+            env={**self._environment, "RAY_ADDRESS": self._gcs},
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
 
 @contextmanager
-def ray_nodes(network: Network, *cpus: int) -> Iterator[RayCluster]:
-    """A cluster with a node for each number of CPUs."""
+def ray_nodes(network: Network, *cpus: int, environment: dict[str, str]) -> Iterator[RayCluster]:
+    """A cluster with a node for each number of CPUs, whose processes have this environment, too."""
     # Ray's sockets need a short path.
     folder = Path(tempfile.mkdtemp(prefix="rc-", dir="/tmp"))
-    cluster = RayCluster(network, folder)
+    cluster = RayCluster(network, folder, environment)
     try:
         cluster.head.wait_until_it_runs()
         for count in cpus:

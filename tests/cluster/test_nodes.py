@@ -12,8 +12,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Self
+from unittest.mock import patch
 
 import pytest
 
@@ -43,14 +45,14 @@ CONFIG: dict[str, Any] = {
     "batch_size": 32,
     "eval_batch_size": 16,
     "num_shards": 2,
-    "epochs": 4,
+    "epochs": 10,
     "gpus_per_worker": 0,
     "checkpoint_every_steps": 2,
     "checkpoint_backpressure": "wait",
     "keep_last": 99,
     "hang_timeout_s": 15,
 }
-NUM_STEPS = 20
+NUM_STEPS = 50
 
 
 @pytest.fixture(autouse=True)
@@ -66,12 +68,18 @@ def net() -> Iterator[Network]:
     assert not before.added(within_s=10)
 
 
+@dataclass(frozen=True)
+class Place:
+    """A place on the S3 server, and by which address the machines find that."""
+
+    storage: str
+    environment: dict[str, str]
+
+
 @pytest.fixture
-def storage(object_store: str, net: Network, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A place on the S3 server, by an address that all machines know."""
+def place(object_store: str, net: Network) -> Iterator[Place]:
     with FaultProxy(os.environ["AWS_ENDPOINT_URL"], host=net.address) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        yield f"{object_store}/{uuid.uuid4().hex}"
+        yield Place(f"{object_store}/{uuid.uuid4().hex}", {"AWS_ENDPOINT_URL": proxy.url})
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +89,22 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest_of_training(folder)
 
 
+def cluster_of(net: Network, place: Place, *cpus: int) -> AbstractContextManager[RayCluster]:
+    return ray_nodes(net, *cpus, environment=place.environment)
+
+
 class Training:
     """A training on the cluster, in a thread."""
 
-    def __init__(self, cluster: RayCluster, storage: str, num_workers: Any) -> None:
+    def __init__(self, cluster: RayCluster, place: Place, num_workers: Any) -> None:
         config = CONFIG | {"num_workers": num_workers, "ray_address": cluster.dashboard}
-        request = DriverRequest(storage=storage, run="run", config=TrainConfig(**config))
-        self.folder = RunFolder(storage, "run")
+        request = DriverRequest(storage=place.storage, run="run", config=TrainConfig(**config))
+        self.folder = RunFolder(place.storage, "run")
         self.log: list[str] = []
         self._result: TrainResult | None = None
-        self._driver = Driver(request, self._hear)
+        # This process has other connections to that server, by another address.
+        with patch.dict(os.environ, place.environment):
+            self._driver = Driver(request, self._hear)
         self._thread = threading.Thread(target=self._train)
 
     def __enter__(self) -> Self:
@@ -135,8 +149,8 @@ def node_with_workers(cluster: RayCluster) -> Node:
     raise AssertionError("no rank runs")
 
 
-def test_a_node_that_loses_its_power(net: Network, storage: str, undisturbed: str) -> None:
-    with ray_nodes(net, 1, 1, 1) as cluster, Training(cluster, storage, 2) as training:
+def test_a_node_that_loses_its_power(net: Network, place: Place, undisturbed: str) -> None:
+    with cluster_of(net, place, 1, 1, 1) as cluster, Training(cluster, place, 2) as training:
         training.wait_for_step(5)
         node_with_workers(cluster).kill()
         assert training.result().step == NUM_STEPS
@@ -145,9 +159,9 @@ def test_a_node_that_loses_its_power(net: Network, storage: str, undisturbed: st
 
 
 def test_a_node_that_is_cut_off_and_comes_back(
-    net: Network, storage: str, undisturbed: str
+    net: Network, place: Place, undisturbed: str
 ) -> None:
-    with ray_nodes(net, 1, 1, 1) as cluster, Training(cluster, storage, 2) as training:
+    with cluster_of(net, place, 1, 1, 1) as cluster, Training(cluster, place, 2) as training:
         training.wait_for_step(5)
         node = node_with_workers(cluster)
         node.machine.cut_off()
@@ -159,9 +173,9 @@ def test_a_node_that_is_cut_off_and_comes_back(
 
 
 def test_a_node_that_is_drained_is_left_and_one_that_comes_is_used(
-    net: Network, storage: str, undisturbed: str
+    net: Network, place: Place, undisturbed: str
 ) -> None:
-    with ray_nodes(net, 1, 1) as cluster, Training(cluster, storage, (1, 2)) as training:
+    with cluster_of(net, place, 1, 1) as cluster, Training(cluster, place, (1, 2)) as training:
         training.wait_for_line("training on 2 workers")
         training.wait_for_step(4)
         drained_at = (training.folder.live() or {})["step"]
@@ -171,7 +185,7 @@ def test_a_node_that_is_drained_is_left_and_one_that_comes_is_used(
         training.wait_for_line("training on 1 workers")
         # A checkpoint of just then: nothing that was done is done again.
         saved = training.folder.checkpoints()[-1].manifest
-        assert (saved.stopped_by, saved.in_turn) == ("request", False)
+        assert saved.stopped_by == "request"
         assert saved.step >= drained_at
         node.kill()
         cluster.add(1)
@@ -179,13 +193,3 @@ def test_a_node_that_is_drained_is_left_and_one_that_comes_is_used(
         assert training.result().step == NUM_STEPS
         assert sum("training on 2 workers" in line for line in training.log) == 2
         assert digest_of_training(training.folder) == undisturbed
-
-
-@pytest.mark.parametrize("cpus", [1])
-def test_too_few_for_the_fewest_is_refused(net: Network, storage: str, cpus: int) -> None:
-    with ray_nodes(net, cpus) as cluster:
-        config = CONFIG | {"num_workers": 2, "ray_address": cluster.dashboard}
-        request = DriverRequest(storage=storage, run="run", config=TrainConfig(**config))
-        with Driver(request) as driver, pytest.raises(Exception, match="enough for 1"):
-            driver.prepared()
-    assert not Path(storage).exists()

@@ -16,8 +16,8 @@ from sklearn.datasets import load_digits
 from tests.engine.digests import digest_of_training
 from tests.leaks import Belongings
 from train_core import TrainConfig, fit
-from train_core.driver import Driver, DriverRequest
-from train_core.errors import DataError, NotFiniteError, UserCodeError
+from train_core.driver import Driver, DriverRequest, available_cpus
+from train_core.errors import DataError, GaveUpError, NotFiniteError, UserCodeError
 from train_core.results import CheckpointSummary
 from train_core.storage.pins import valid_pins
 from train_core.storage.run_folder import RunFolder
@@ -188,3 +188,16 @@ def test_loss_that_is_no_number_ends_the_training_and_keeps_what_was_good(tmp_pa
     with pytest.raises(NotFiniteError, match="step-00000003-a0001"):
         fit(config, storage=str(tmp_path), run="nan", on_log=None)
     assert max(c.manifest.step for c in RunFolder(str(tmp_path), "nan").checkpoints()) == 3
+
+
+@pytest.mark.slow
+def test_workers_that_never_begin_are_given_up(tmp_path: Path) -> None:
+    # No process group comes about; Ray Train keeps the places of such workers, which are all here.
+    config = TrainConfig(
+        num_workers=2,
+        cpus_per_worker=available_cpus() / 2,
+        runtime_env={"env_vars": {"GLOO_SOCKET_IFNAME": "nowhere"}},
+    )
+    request = DriverRequest(storage=str(tmp_path), run="run", config=config)
+    with Driver(request) as driver, pytest.raises(GaveUpError, match="gave up after 4 tries"):
+        driver.train()

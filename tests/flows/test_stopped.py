@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.chaos.pipeline import outcome
 from tests.flows.conftest import RETRAIN, Evertrain
 from tests.flows.held import HOLD_AFTER_STEP, HOLD_UNTIL
 from tests.flows.mlflow_side import shown_in_mlflow
-from tests.flows.test_killed import outcome
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(300)
@@ -100,7 +100,7 @@ def test_a_signal_gets_a_last_checkpoint_and_an_orderly_end(
     done = evertrain("runs", "resume", run)
 
     assert done.returncode == 0, done.stderr
-    assert outcome(home, run) == outcome(home, "undisturbed")
+    assert outcome(home, folder) == outcome(home, RunFolder(folder.storage, "undisturbed"))
     newest = folder.checkpoints()[-1]
     assert (newest.manifest.step, newest.name.attempt) == (60, 2)
 

@@ -167,7 +167,24 @@ def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
     except WorkerGroupError as error:
         raise _first_failure(error.worker_failures) from error
     except (ControllerError, RayError) as error:
+        _give_back_places()
         raise ConnectionError(f"Ray Train ended: {type(error).__name__}: {error}") from error
+
+
+def _give_back_places() -> None:
+    """Free what Ray Train reserved: it keeps the places of workers that failed as they began."""
+    import ray
+    from ray._raylet import PlacementGroupID
+    from ray.util.placement_group import (
+        PlacementGroup,
+        placement_group_table,
+        remove_placement_group,
+    )
+
+    job = ray.get_runtime_context().get_job_id()
+    for key, reserved in placement_group_table().items():
+        if key.endswith(job) and reserved["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(key))))
 
 
 def _train_worker(task: dict[str, Any]) -> None:

@@ -1,0 +1,57 @@
+"""Some rows of `make chaos`, on a disk and on S3: whole pipelines that are struck and compared."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.chaos.pipeline import Fault, House, strike, undisturbed
+from tests.flows.conftest import isolated
+
+pytestmark = pytest.mark.timeout(400)
+
+S3 = pytest.mark.s3
+FEW = [
+    pytest.param("local", Fault("the flow", "before the manifest"), id="disk, the flow"),
+    pytest.param("local", Fault("the driver", "evaluation"), id="disk, the driver"),
+    pytest.param("s3", Fault("rank 1", "upload", rank=1), id="S3, a rank", marks=S3),
+    pytest.param("s3", Fault("the flow", "validation"), id="S3, the flow", marks=S3),
+]
+
+
+@pytest.fixture(scope="module")
+def house_on(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], House]:
+    """The house whose run folders are on that storage."""
+    home = tmp_path_factory.mktemp("chaos")
+
+    @cache
+    def on(storage: str) -> House:
+        url = str(home / ".evertrain/runs")
+        if storage == "s3":
+            url = f"{request.getfixturevalue('object_store')}/{uuid.uuid4().hex}"
+        # The address of the server is in the environment by now.
+        return House(home, isolated(home), url)
+
+    return on
+
+
+@pytest.fixture(scope="module")
+def reference(house_on: Callable[[str], House]) -> dict[str, Any]:
+    return undisturbed(house_on("local"))
+
+
+@pytest.mark.parametrize(("storage", "fault"), FEW)
+def test_a_pipeline_that_is_struck_ends_as_if_it_was_not(
+    house_on: Callable[[str], House],
+    reference: dict[str, Any],
+    storage: str,
+    fault: Fault,
+) -> None:
+    recovery = strike(house_on(storage), fault, f"struck-{uuid.uuid4().hex[:8]}", reference)
+    assert recovery.faults == []
