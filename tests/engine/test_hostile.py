@@ -91,14 +91,13 @@ def bomb(marker: Path, file: str) -> bytes:
 def on_both(files: list[str]) -> list[Any]:
     """Each file on a disk and on S3, for the fixture `template` and an argument `file`."""
     s3 = [pytest.mark.s3]
-    few = ("manifest.json", "/model.safetensors", "0001.json")
     return [
         *(pytest.param("local", file, id=f"local-{file}") for file in files),
         *(
             pytest.param(
                 *("s3", file),
                 id=f"s3-{file}",
-                marks=s3 if file.endswith(few) else [*s3, pytest.mark.slow],
+                marks=s3 if file.endswith("/model.safetensors") else [*s3, pytest.mark.slow],
             )
             for file in files
         ),

@@ -136,6 +136,7 @@ def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
     wait_for(lambda: not calls.jobs(asked.folder.store))
 
 
+@pytest.mark.slow
 def test_a_job_that_dies_is_followed_by_another(asked: Asked, undisturbed: str) -> None:
     with asked.training() as driver:
         job = asked.job()
@@ -150,6 +151,7 @@ def test_a_job_that_dies_is_followed_by_another(asked: Asked, undisturbed: str) 
     assert digest_of_training(asked.folder) == undisturbed
 
 
+@pytest.mark.slow
 def test_who_wants_something_else_of_the_run_is_refused(asked: Asked) -> None:
     with asked.training():
         config = asked.request.config.model_copy(update={"epochs": 3})
@@ -162,6 +164,7 @@ def test_who_wants_something_else_of_the_run_is_refused(asked: Asked) -> None:
         asked.go_on.touch()
 
 
+@pytest.mark.slow
 def test_an_end_that_is_asked_for_is_orderly(asked: Asked, undisturbed: str) -> None:
     with asked.training() as driver:
         training = driver._call("train")

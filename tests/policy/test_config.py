@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
 from train_core.config import TrainConfig
 
 
@@ -14,3 +19,26 @@ def test_shards_are_recorded_as_they_were_begun() -> None:
     assert asked.recorded().num_shards == 2
     assert asked.recorded().differences(TrainConfig(num_workers=1)) == {}
     assert asked.recorded().differences(TrainConfig(seed=1)) == {"seed": (0, 1)}
+
+
+@pytest.mark.parametrize("given", [(2, 4), [2, 4], "2,4", "[2, 4]", "(2,4)"])
+def test_workers_may_be_a_least_and_a_most(given: Any) -> None:
+    config = TrainConfig.model_validate({"num_workers": given})
+    assert (config.fewest_workers, config.num_workers, config.shards) == (2, 4, 4)
+
+
+def test_workers_are_as_many_as_asked_for_else() -> None:
+    assert TrainConfig(num_workers=3).fewest_workers == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("1,2,3", "a number or MIN,MAX, got '1,2,3'"),
+        ((4, 2), "min_workers is 4, more than num_workers, 2"),
+        ("1,x", "num_workers"),
+    ],
+)
+def test_a_range_that_is_none_is_refused(given: Any, told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        TrainConfig.model_validate({"num_workers": given})

@@ -157,13 +157,14 @@ class DriverStages:
 
     def _launch(self, attempt: int) -> None:
         """Train with as many workers as there is room for, until they end."""
-        from train_core.engine.elastic import ClusterWatch, number_of_workers
+        from train_core.engine.elastic import ClusterWatch, number_of_workers, room
         from train_core.engine.launcher import launch
 
         if self.config.ray_address == LOCAL and not self.config.min_workers:
             launch(self.folder, self.config, attempt)
             return
-        workers = number_of_workers(self.config, partial(self._check_asked_to_stop, attempt))
+        check = partial(self._check_asked_to_stop, attempt)
+        workers = number_of_workers(self.config, partial(room, self.config), check)
         watch = ClusterWatch(self.folder.store, attempt, self.config, workers)
         with watch.watching():
             _log.info("training on %d workers", workers)

@@ -32,13 +32,15 @@ def room(config: TrainConfig) -> int:
     return capacity(config, free_resources())
 
 
-def number_of_workers(config: TrainConfig, check: Callable[[], None]) -> int:
+def number_of_workers(
+    config: TrainConfig, room: Callable[[], int], check: Callable[[], None]
+) -> int:
     """With how many workers to begin now: waits until there is room for the fewest.
 
-    While it waits it calls `check`, which may raise.
+    `room` says for how many there is; while it waits it calls `check`, which may raise.
     """
     begin = said_at = time.monotonic()
-    while (found := room(config)) < config.num_workers:
+    while (found := room()) < config.num_workers:
         waited_s = time.monotonic() - begin
         if found >= config.fewest_workers and waited_s > SETTLE_S:
             return found

@@ -1,0 +1,79 @@
+"""How many workers fit, and when another number of them would be better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain, repeat
+from typing import Any
+
+import pytest
+
+from train_core import TrainConfig
+from train_core.engine import elastic
+from train_core.engine.launcher import capacity, check_resources
+from train_core.errors import ResourceError, StoppedError
+
+NODES = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 1.5}, {"memory": 10.0}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "most"),
+    [
+        ({}, 5),
+        ({"cpus_per_worker": 0.5}, 11),
+        ({"cpus_per_worker": 2}, 2),
+        ({"cpus_per_worker": 1, "gpus_per_worker": 0.5}, 4),
+        ({"cpus_per_worker": 5}, 0),
+        ({"placement_strategy": "STRICT_PACK"}, 4),
+        ({"placement_strategy": "STRICT_SPREAD"}, 2),
+    ],
+)
+def test_so_many_workers_fit(asked: dict[str, Any], most: int) -> None:
+    assert capacity(TrainConfig(**asked), NODES) == most
+
+
+def test_nothing_fits_nowhere() -> None:
+    assert capacity(TrainConfig(), []) == 0
+    assert capacity(TrainConfig(placement_strategy="STRICT_PACK"), []) == 0
+
+
+def test_the_fewest_have_to_fit_and_the_most_need_not() -> None:
+    check_resources(elastic_config(1, 1000))
+    with pytest.raises(ResourceError, match="999 workers of 1 CPU each cannot be placed"):
+        check_resources(elastic_config(999, 1000))
+
+
+def elastic_config(fewest: int, most: int) -> TrainConfig:
+    return TrainConfig(min_workers=fewest, num_workers=most, batch_size=1000)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(elastic, "SETTLE_S", 0.05)
+
+
+def rooms(*found: int) -> Callable[[], int]:
+    """There is room for so many, each time that it is looked, and for the last number then."""
+    numbers = chain(found, repeat(found[-1]))
+    return lambda: next(numbers)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("found", "workers"), [((9,), 4), ((0, 1, 4), 4), ((3,), 3), ((1, 3), 3)])
+def test_it_begins_with_what_there_is_room_for(found: tuple[int, ...], workers: int) -> None:
+    config = elastic_config(2, 4)
+    assert elastic.number_of_workers(config, rooms(*found), lambda: None) == workers
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_waits_for_room_can_be_stopped() -> None:
+    looked = []
+
+    def check() -> None:
+        looked.append(1)
+        if len(looked) == 20:
+            raise StoppedError("run", 0)
+
+    with pytest.raises(StoppedError):
+        elastic.number_of_workers(elastic_config(2, 4), rooms(1), check)
