@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo ui test test-s3 test-slow exact chaos check format bench-pipeline \
+.PHONY: help venv demo ui test test-s3 test-slow exact chaos soak check format bench-pipeline \
 	bench-checkpoint bench-recovery clean
 
 help: ## Show the targets
@@ -38,6 +38,9 @@ exact: $(STAMP) ## Kill trainings at every point, on 1 to 8 workers: the full ta
 
 chaos: $(STAMP) ## Strike whole pipelines everywhere and compare each with an undisturbed one: hours
 	$(BIN)/python -m tests.chaos
+
+soak: $(STAMP) ## Retrain again and again for an hour with faults by chance, and look for leaks
+	$(BIN)/python -m tests.chaos.soak
 
 check: $(STAMP) ## Check format, lint, types and the walls between the layers
 	$(BIN)/ruff format --check

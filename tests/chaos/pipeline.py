@@ -102,13 +102,15 @@ class House:
     home: Path
     environment: dict[str, str]
     storage: str
+    more: tuple[str, ...] = ()
+    """Parameters of every pipeline, beside those of the suite."""
 
     def folder(self, run: str) -> RunFolder:
         return RunFolder(self.storage, run)
 
     def command(self, run: str) -> list[str]:
         more = ("--run", run, "--storage", self.storage)
-        return [sys.executable, "-m", "flows.cli", *PARAMETERS, *more]
+        return [sys.executable, "-m", "flows.cli", *PARAMETERS, *more, *self.more]
 
 
 def undisturbed(house: House, run: str = "undisturbed") -> dict[str, Any]:
@@ -163,7 +165,7 @@ def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> R
         # It shows a step in the next one, about twice a second.
         time.sleep(1)
         at = (folder.live() or {}).get("step", 0)
-        for victim in victims(fault, first.process, notes):
+        for victim in victims(fault, first.process, notes, folder):
             with suppress(psutil.NoSuchProcess):
                 victim.send_signal(fault.how)
         struck_at = time.time()
@@ -193,8 +195,19 @@ def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> R
     return Recovery(fault, again, seconds, repeated(house, run, at), differences, left)
 
 
-def victims(fault: Fault, flow: subprocess.Popen[str], notes: Path) -> list[psutil.Process]:
+def victims(
+    fault: Fault, flow: subprocess.Popen[str], notes: Path, folder: RunFolder
+) -> list[psutil.Process]:
     """The processes that are struck."""
+    if fault.victim == "nobody":
+        return []
+    if fault.victim == "the job":
+        wanted = ["train_core.engine.job_process", folder.storage, folder.name]
+        return [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if (process.info["cmdline"] or [])[2:5] == wanted
+        ]
     if fault.victim == "the flow":
         return [psutil.Process(flow.pid)] if flow.poll() is None else []
     if fault.victim == "all ranks" or fault.victim.startswith("rank "):
@@ -207,11 +220,11 @@ def victims(fault: Fault, flow: subprocess.Popen[str], notes: Path) -> list[psut
         "the raylet": "raylet/raylet",
         "the head": "gcs_server",
     }
-    wanted = known[fault.victim]
+    title = known[fault.victim]
     found = []
     for process in psutil.Process(flow.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if any(wanted in argument for argument in process.cmdline()[:3]):
+            if any(title in argument for argument in process.cmdline()[:3]):
                 found.append(process)
     # At a random moment there may be none, or none yet.
     assert found or fault.after_s, f"there is no process of {fault.victim}"

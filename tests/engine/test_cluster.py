@@ -52,12 +52,12 @@ def prepare(storage: Path, **config: Any) -> RunFolder:
         ({"num_workers": 2, "placement_strategy": "STRICT_SPREAD"}, "enough for 1"),
     ],
 )
-def test_what_the_cluster_can_never_give_is_refused_before_anything_is_written(
+def test_what_the_cluster_can_never_give_is_refused_before_there_is_a_run(
     address: str, tmp_path: Path, config: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(ResourceError, match=told):
         prepare(tmp_path, ray_address=address, **config)
-    assert not (tmp_path / "run").exists()
+    assert not RunFolder(str(tmp_path), "run").exists()
 
 
 @pytest.mark.parametrize(("workers", "gpus"), [(2, 1), (3, 0)])

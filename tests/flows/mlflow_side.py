@@ -12,9 +12,13 @@ from mlflow.entities import Run
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 
+def _database(home: Path) -> str:
+    return f"sqlite:///{home}/.evertrain/mlflow.db"
+
+
 @contextmanager
-def _client(home: Path) -> Iterator[MlflowClient]:
-    yield MlflowClient(f"sqlite:///{home}/.evertrain/mlflow.db")
+def _client(uri: str) -> Iterator[MlflowClient]:
+    yield MlflowClient(uri)
     # MLflow keeps the database open for the process.
     for engine in SqlAlchemyStore._engine_map.values():
         engine.dispose()
@@ -22,16 +26,26 @@ def _client(home: Path) -> Iterator[MlflowClient]:
 
 def runs_in_mlflow(home: Path, url: str) -> list[Run]:
     """All runs of the pipeline whose run folder is at `url`, those of its stages included."""
-    with _client(home) as client:
+    return runs_in(_database(home), url)
+
+
+def runs_in(uri: str, url: str) -> list[Run]:
+    """The same, where MLflow is at `uri`."""
+    with _client(uri) as client:
         experiments = [e.experiment_id for e in client.search_experiments()]
         return list(client.search_runs(experiments, f"tags.`evertrain.run` = '{url}'"))
 
 
 def shown_in_mlflow(home: Path, url: str) -> dict[str, Any]:
     """Each stage's status and metrics, those aside that tell of the machine."""
+    return shown_at(_database(home), url)
+
+
+def shown_at(uri: str, url: str) -> dict[str, Any]:
+    """The same, where MLflow is at `uri`."""
     shown: dict[str, Any] = {}
-    runs = runs_in_mlflow(home, url)
-    with _client(home) as client:
+    runs = runs_in(uri, url)
+    with _client(uri) as client:
         for run in runs:
             stage = run.data.tags["evertrain.stage"]
             assert stage not in shown, f"two runs of the stage {stage}"

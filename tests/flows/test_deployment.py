@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -14,15 +15,20 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
 
+from benchmarks.services import ray_cluster
 from tests.chaos.held import HOLD, NOTES
 from tests.flows.conftest import ROOT
+from tests.flows.mlflow_side import runs_in
 from train_core.storage import lease
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.stop import stop_request
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -214,7 +220,7 @@ def test_mnist_reaches_its_accuracy(prefect: Prefect, home: Path, real_data: Pat
 
 
 @contextmanager
-def held(prefect: Prefect, home: Path, run: str) -> Iterator[tuple[RunFolder, Path]]:
+def held(prefect: Prefect, home: Path, run: str, **more: Any) -> Iterator[tuple[RunFolder, Path]]:
     """A worker's run that stands still after a step, and the file that lets it go on."""
     notes, folder = home / "notes", RunFolder(str(home / "runs"), run)
     notes.mkdir()
@@ -226,6 +232,7 @@ def held(prefect: Prefect, home: Path, run: str) -> Iterator[tuple[RunFolder, Pa
         "num_shards": 2,
         "checkpoint_every_steps": 7,
         "checkpoint_backpressure": "wait",
+        **more,
     }
     prefect(
         "deployment", "run", "retrain/retrain", "--param", f"parameters={json.dumps(parameters)}"
@@ -314,3 +321,70 @@ def test_a_run_survives_a_restart_of_the_server(
         wait_for(lambda: state(server.url, "serverless") == "COMPLETED", home)
     newest = folder.checkpoints()[-1]
     assert (newest.manifest.step, newest.name.attempt) == (60, 1)
+
+
+@pytest.fixture(scope="module")
+def cluster(home: Path) -> Iterator[str]:
+    """The address of a Ray cluster whose workers obey as those of a Ray of our own."""
+    told = {HOLD: "mid-epoch@0", NOTES: str(home / "notes")}
+    with (
+        TemporaryDirectory(prefix="ray-") as folder,
+        patch.dict(os.environ, told),
+        ray_cluster(Path(folder), "--num-cpus=2") as address,
+    ):
+        yield address
+
+
+def flow_that_asks() -> psutil.Process:
+    """The process of the flow whose run is driven by a job: the parent of what talks to it."""
+    (talking,) = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "train_core.engine.driver_process" in (process.info["cmdline"] or [])
+    ]
+    parent = talking.parent()
+    assert parent is not None
+    return parent
+
+
+def test_a_flow_that_is_moved_leaves_its_job_alone_and_attaches_again(
+    prefect: Prefect, api: str, home: Path, cluster: str
+) -> None:
+    with held(prefect, home, "moved", ray_address=cluster) as (folder, go_on):
+        flow_that_asks().terminate()
+        wait_for(lambda: state(api, "moved") != "RUNNING", home)
+        # The job trains on, and has not been asked for anything.
+        assert lease.holder_of(folder.store) is not None
+        assert stop_request(folder.store, 1) is None
+        wait_for(lambda: state(api, "moved") == "RUNNING", home)
+        go_on.touch()
+        wait_for(lambda: state(api, "moved") == "COMPLETED", home)
+    newest = folder.checkpoints()[-1]
+    assert (newest.manifest.step, newest.name.attempt) == (60, 1)
+    (link,) = {
+        str(one["data"])
+        for one in found(api, "artifacts", "moved")
+        if one["key"] == "ray-job-moved"
+    }
+    assert "/#/jobs/moved-a0001-" in link
+    (shown,) = {
+        run.data.tags.get("evertrain.ray_job")
+        for run in runs_in(f"sqlite:///{home}/mlflow.db", folder.url)
+        if run.data.tags["evertrain.stage"] == "pipeline"
+    }
+    assert shown is not None
+    assert "/#/jobs/moved-a0001-" in shown
+
+
+def test_a_flow_that_is_cancelled_ends_its_job(
+    prefect: Prefect, api: str, home: Path, cluster: str
+) -> None:
+    with held(prefect, home, "called-off", ray_address=cluster) as (folder, go_on):
+        (flow_run,) = flow_runs(api, "called-off")
+        prefect("flow-run", "cancel", flow_run["id"])
+        wait_for(lambda: "asked to stop: " in log_of(api, "called-off"), home)
+        go_on.touch()
+        wait_for(lambda: state(api, "called-off") == "CANCELLED", home)
+    assert lease.holder_of(folder.store) is None
+    last = folder.checkpoints()[-1].manifest
+    assert (31 < last.step < 60, last.stopped_by) == (True, "request")

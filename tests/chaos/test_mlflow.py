@@ -1,0 +1,122 @@
+"""Whole pipelines whose MLflow server is down, slow or broken: shown as if it had not been."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.services import mlflow_server
+from tests.chaos.held import HOLD, NOTES
+from tests.chaos.pipeline import House, Started, started
+from tests.flows.conftest import isolated
+from tests.flows.mlflow_side import shown_at
+from tests.storage.fault_proxy import Fault, FaultProxy, Kind
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+
+BROKEN = Fault(Kind.REFUSE, times=math.inf, status="500 Internal Server Error", body=b"broken")
+SLOW_S = 10.0
+
+
+@dataclass
+class Tracked:
+    """Pipelines whose MLflow is behind a proxy."""
+
+    house: House
+    proxy: FaultProxy
+    uri: str
+
+    def shown(self, run: str) -> dict[str, Any]:
+        return shown_at(self.uri, self.house.folder(run).url)
+
+    def start(self, run: str, stack: ExitStack) -> tuple[Started, Path]:
+        """A pipeline that is held in the middle of an epoch, and where its notes are."""
+        notes = self.house.home / f"notes-{run}"
+        notes.mkdir()
+        there = self.house.environment | {HOLD: "mid-epoch@0", NOTES: str(notes)}
+        found = stack.enter_context(started(self.house.command(run), self.house.home, there))
+        return found, notes
+
+    def whole(self, run: str, at_stage: Callable[[str], None]) -> str:
+        """A pipeline from its start to its end, `at_stage` called on its way; what it said."""
+        at_stage("start")
+        with ExitStack() as stack:
+            pipeline, notes = self.start(run, stack)
+            pipeline.wait_for("mid-epoch", notes)
+            at_stage("mid-epoch")
+            (notes / "go-on").touch()
+            pipeline.wait_for("evaluation", notes)
+            at_stage("evaluation")
+            assert pipeline.end() == 0, pipeline.log
+            return pipeline.log
+
+    def mirror(self, run: str) -> None:
+        """What an operator does when the server is back."""
+        where = ("--storage", self.house.storage, "--tracking-uri", self.proxy.url)
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", "mirror", run, *where],
+            cwd=self.house.home,
+            env=self.house.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracked]:
+    home = tmp_path_factory.mktemp("tracked")
+    with mlflow_server(home) as server, FaultProxy(server) as proxy:
+        more = ("--tracking-uri", proxy.url)
+        house = House(home, isolated(home), str(home / ".evertrain/runs"), more)
+        yield Tracked(house, proxy, server)
+
+
+@pytest.fixture(scope="module")
+def reference(tracked: Tracked) -> dict[str, Any]:
+    tracked.whole("undisturbed", lambda _: None)
+    return tracked.shown("undisturbed")
+
+
+def test_broken_until_the_training_is_over(tracked: Tracked, reference: dict[str, Any]) -> None:
+    def at(stage: str) -> None:
+        if stage == "start":
+            tracked.proxy.schedule.add(BROKEN)
+        if stage == "evaluation":
+            tracked.proxy.schedule.clear()
+
+    tracked.whole("broken-at-first", at)
+    # It caught up by itself.
+    assert tracked.shown("broken-at-first") == reference
+
+
+def test_broken_from_the_middle_to_the_end(tracked: Tracked, reference: dict[str, Any]) -> None:
+    def at(stage: str) -> None:
+        if stage == "mid-epoch":
+            tracked.proxy.schedule.add(BROKEN)
+
+    tracked.whole("broken-at-last", at)
+    assert tracked.shown("broken-at-last") != reference
+    tracked.proxy.schedule.clear()
+    for _ in range(2):
+        tracked.mirror("broken-at-last")
+        assert tracked.shown("broken-at-last") == reference
+
+
+def test_ten_seconds_for_an_answer(tracked: Tracked, reference: dict[str, Any]) -> None:
+    tracked.proxy.latency_s = SLOW_S
+    try:
+        tracked.whole("slow", lambda _: None)
+    finally:
+        tracked.proxy.latency_s = 0
+    tracked.mirror("slow")
+    assert tracked.shown("slow") == reference
