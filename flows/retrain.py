@@ -14,7 +14,7 @@ from tasks.evaluate import evaluate
 from tasks.infer import infer
 from tasks.publish import publish
 from tasks.select import select
-from tasks.session import open_session
+from tasks.session import Session, open_session
 from tasks.train import train
 from train_core.config import LOCAL
 from train_core.driver import DriverRequest
@@ -47,41 +47,49 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     parameters = parameters.named(run_name())
     make_tracking_folder(parameters.tracked_at())
     request = parameters.request()
+    is_left = False
     try:
-        return _stages(request, parameters)
-    except TerminationSignal:
-        if goes_on_alone(request):
+        with open_session(request) as session:
+            try:
+                return _stages(session, parameters)
+            except TerminationSignal:
+                is_left = goes_on_alone(request)
+                if is_left:
+                    session.leave()
+                raise
+    except (KeyboardInterrupt, TerminationSignal, StoppedError):
+        if is_left:
             raise
-        return Cancelled(message=str(stopped(request)))
-    except (KeyboardInterrupt, StoppedError):
         return Cancelled(message=str(stopped(request)))
 
 
-def _stages(request: DriverRequest, parameters: RetrainParameters) -> Report:
-    with open_session(request) as session:
-        session.listen(get_run_logger().info)
-        try:
-            if job_url := session.prepared().job_url:
-                show_job(request.run, job_url)
-            trained = train(request)
-            evaluations = evaluate(request, trained.checkpoints, "validation")
-            selection = select(evaluations, parameters.monitor, parameters.monitor_order)
-            predicting = infer.submit(request, selection.best, parameters.infer_input)
-            tested = evaluate(request, [selection.best], "test")
-            predictions = predicting.result()
-            return publish(request, trained, evaluations + tested, selection, predictions)
-        except TerminationSignal:
-            if goes_on_alone(request):
-                session.leave()
-            raise
+def _stages(session: Session, parameters: RetrainParameters) -> Report:
+    request = session.request
+    session.listen(get_run_logger().info)
+    if job_url := session.prepared().job_url:
+        show_job(request.run, job_url)
+    trained = train(request)
+    evaluations = evaluate(request, trained.checkpoints, "validation")
+    selection = select(evaluations, parameters.monitor, parameters.monitor_order)
+    predicting = infer.submit(request, selection.best, parameters.infer_input)
+    tested = evaluate(request, [selection.best], "test")
+    predictions = predicting.result()
+    return publish(request, trained, evaluations + tested, selection, predictions)
 
 
 def goes_on_alone(request: DriverRequest) -> bool:
-    """Whether a SIGTERM means this process only: nobody has cancelled, and a cluster trains."""
-    if request.config.ray_address == LOCAL:
+    """Whether a SIGTERM ends this process only: a cluster trains, and nobody has cancelled.
+
+    On a command line, which no deployment runs, it is a wish that the training ends.
+    """
+    if request.config.ray_address == LOCAL or not runtime.deployment.id:
         return False
-    with get_client(sync_client=True) as client:
-        state = client.read_flow_run(UUID(str(runtime.flow_run.id))).state
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(str(runtime.flow_run.id))).state
+    except Exception as error:  # noqa: BLE001 (whatever the API's client raises)
+        get_run_logger().warning("whether the run was cancelled is not known: %s", error)
+        return True
     return state is None or not (state.is_cancelling() or state.is_cancelled())
 
 

@@ -184,14 +184,15 @@ class TrainConfig(BaseModel):
     num_workers: int = Field(
         default=1,
         ge=1,
-        description="Ray Train workers (ranks). MIN,MAX: as many as there is room for, and more or "
-        "fewer as nodes come and go.",
+        description="Ray Train workers (ranks). With min_workers, or as MIN,MAX on the command "
+        "line, the most of them.",
         json_schema_extra=MAY_CHANGE,
     )
     min_workers: int = Field(
         default=0,
         ge=0,
-        description="Fewer workers than num_workers will do, so many at least; 0: they will not.",
+        description="Train with as many workers as there is room for, so many at least, and more "
+        "or fewer as nodes come and go; 0: with num_workers only.",
         json_schema_extra=MAY_CHANGE,
     )
     num_shards: int = Field(
@@ -265,6 +266,11 @@ class TrainConfig(BaseModel):
         if self.min_workers > self.num_workers:
             raise ValueError(
                 f"min_workers is {self.min_workers}, more than num_workers, {self.num_workers}"
+            )
+        if self.strategy == "fsdp" and self.fewest_workers < self.num_workers:
+            raise ValueError(
+                "with strategy fsdp other numbers of workers are other bits: ask for one number of "
+                f"workers, not for {self.min_workers} to {self.num_workers}, or for ddp"
             )
         if self.num_shards and self.num_shards < self.num_workers:
             raise ValueError(

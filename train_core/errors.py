@@ -160,6 +160,10 @@ class StageError(EvertrainError, RuntimeError):
         return type(self), (self.stage, self.summary, self.traceback)
 
 
+class JobEndedError(StageError):
+    """The job of a cluster that drives a run ended, and owes an answer; another one may follow."""
+
+
 class GaveUpError(StageError):
     """What a stage needs failed again and again, and it was tried again as often as it may be."""
 

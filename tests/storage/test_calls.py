@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from train_core.errors import CheckpointError
-from train_core.storage.calls import Answer, Call, Calls, jobs
+from train_core.storage.calls import Answer, Call, Calls, caller_of, jobs
 from train_core.storage.store import Store
 
 JOB = "run-a0001-0a1b2c3d"
@@ -82,3 +82,21 @@ def test_what_is_no_call_is_not_read_as_one(store: Store) -> None:
     store.write(f"calls/{JOB}/{name}.json", b"\x80\x04K\x01.")
     with pytest.raises(CheckpointError, match="not a call"):
         calls.read(name)
+
+
+def test_a_callers_heart_is_heard(store: Store) -> None:
+    caller, job = Calls(store, JOB), Calls(store, JOB)
+    name = caller.ask("train", {})
+    assert job.heard(caller_of(name)) == 0
+    for counter in (1, 2):
+        caller.beat()
+        assert job.heard(caller_of(name)) == counter
+    assert job.asked() == [name]
+
+
+def test_a_call_can_be_taken_back(store: Store) -> None:
+    caller, job = Calls(store, JOB), Calls(store, JOB)
+    name = caller.ask("train", {})
+    caller.take_back(name)
+    assert job.asked() == []
+    assert job.read(name) is None

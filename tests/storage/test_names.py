@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from train_core.errors import ConfigError
 from train_core.storage.names import (
     CheckpointName,
+    JobName,
     LeaseName,
     PinName,
     SegmentName,
@@ -102,3 +103,21 @@ def test_a_hostile_name_of_somebody_who_pins_is_refused_and_shown(who: str) -> N
         PinName(CheckpointName(1, 1), who)
     assert repr(who) in str(caught.value)
     assert PinName.parse(f"step-00000001-a0001/{who}.json") is None
+
+
+@given(
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}", fullmatch=True),
+    NUMBERS,
+    st.from_regex(r"[0-9a-f]{8}", fullmatch=True),
+    st.integers(1, 99),
+)
+def test_a_job_is_named_after_its_run_and_attempt(
+    run: str, attempt: int, where: str, number: int
+) -> None:
+    name = JobName(run, attempt, where, number)
+    assert JobName.parse(str(name)) == name
+
+
+@pytest.mark.parametrize("text", ["run", "run-a0001", "run-a0001-0a1b2c3", "run-score-abcdefgh"])
+def test_what_is_no_jobs_name(text: str) -> None:
+    assert JobName.parse(text) is None

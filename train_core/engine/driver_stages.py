@@ -56,7 +56,6 @@ class DriverStages:
         self._is_stopping = threading.Event()
         self._is_idle = threading.Event()
         self._is_idle.set()
-        self._joined_cluster = False
         self._closed = threading.Event()
 
     def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -125,10 +124,13 @@ class DriverStages:
         restarts, is_done = 0, _is_finished(newest, self.config)
         while not is_done:
             # Also when a stage is tried again: steps of an attempt are never written twice.
-            if self._has_launched:
-                self._take_run()
-            self._has_launched = True
             assert self._lease is not None
+            if self._has_launched:
+                before = self._lease.attempt
+                self._take_run()
+                # Who asked while nothing ran meant this one.
+                self._check_asked_to_stop(before)
+            self._has_launched = True
             attempt = self._lease.attempt
             if self._is_stopping.is_set():
                 raise StoppedError(self.folder.name, newest.manifest.step if newest else 0)
@@ -251,7 +253,7 @@ class DriverStages:
         return report.model_dump()
 
     def close(self, status: EndStatus) -> None:
-        """End the mirror, free the run and leave the cluster; `_end` ends a Ray of our own.
+        """End the mirror and free the run; Ray ends with the process.
 
         A training that still runs is asked to stop, and may take `grace_s` for its last checkpoint.
         """
@@ -267,10 +269,6 @@ class DriverStages:
                 self._lease.release()
             except StorageError as error:
                 _log.warning("the lease was not released: %s", error)
-        if self._joined_cluster:
-            from train_core.engine.launcher import leave_ray
-
-            leave_ray()
 
     @property
     def _max_batches(self) -> int:
@@ -280,7 +278,6 @@ class DriverStages:
         if self.config.ray_address == LOCAL:
             return
         self.start_ray()
-        self._joined_cluster = True
         check_resources(self.config)
 
     def _take_run(self) -> None:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from train_core.config import TrainConfig
-from train_core.engine.launcher import capacity, draining_nodes, free_resources
+from train_core.engine.launcher import capacity, drained_under_workers, free_resources
 from train_core.errors import StorageError
 from train_core.storage.stop import ask_to_move
 from train_core.storage.store import Store
 
 LOOK_EVERY_S = 1.0
+LAST_LOOK_S = 5.0
 SETTLE_S = 5.0
 """How long resources of workers that ended may be on their way back."""
 GROW_AFTER_S = 10.0
@@ -64,7 +65,6 @@ class ClusterWatch:
         self._attempt = attempt
         self._config = config
         self._workers = workers
-        self._draining = draining_nodes()
         self._room_since: float | None = None
         self._ended = threading.Event()
 
@@ -77,7 +77,8 @@ class ClusterWatch:
             yield
         finally:
             self._ended.set()
-            thread.join()
+            # One that waits for a storage or for Ray is left behind.
+            thread.join(LAST_LOOK_S)
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_EVERY_S):
@@ -94,7 +95,7 @@ class ClusterWatch:
 
     def _reason(self) -> str:
         """Why another attempt would be better; empty if it would not."""
-        if drained := draining_nodes() - self._draining:
+        if drained := drained_under_workers():
             return f"node {', '.join(sorted(drained))} is being drained"
         # What has to lie on one node, or on as many, is not seen by looking at what is free.
         may_grow = self._config.placement_strategy in ("PACK", "SPREAD")

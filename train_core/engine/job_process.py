@@ -1,8 +1,9 @@
-"""The driver as a job of a cluster: `python -m train_core.engine.job_process STORAGE RUN JOB`.
+"""The driver as a job of a cluster: `python -m train_core.engine.job_process STORAGE RUN JOB CALL`.
 
 What the driver process is told through its pipes, this one reads and answers in the run folder. It
 goes on when whoever called it is gone: a training that runs is trained to its end, and whoever
-wants the run next attaches to it. It ends when it is told to, or when nobody has called for long.
+wants the run next attaches to it. It ends when its last caller says so, or when none has lived for
+long.
 """
 
 from __future__ import annotations
@@ -11,64 +12,94 @@ import json
 import logging
 import os
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 from train_core.driver import DriverRequest
 from train_core.engine.driver_process import describe
 from train_core.engine.driver_stages import DriverStages
-from train_core.errors import RunBusyError, StorageError
-from train_core.storage.calls import Answer, Call, Calls
+from train_core.engine.preflight import effective
+from train_core.errors import ConfigError, RunBusyError, StorageError
+from train_core.storage import calls as calling
+from train_core.storage.calls import BEAT_EVERY_S, STANDSTILL_S, Answer, Call, Calls, caller_of
+from train_core.storage.names import JobName
 from train_core.storage.run_folder import RunFolder
 
 LINGER_S = 60.0
-"""How long a job that has nothing to do waits for the next call."""
+"""How long a job waits that has no living caller and nothing to do."""
+STAGES = ("train", "evaluate", "infer", "publish")
 _FIRST_PAUSE_S, _PAUSE_S = 0.1, 1.0
+_FIRST_CALL_WITHIN_S = 20.0
 _TAKEN_WITHIN_S = 10.0
 _log = logging.getLogger("train_core.driver")
 
 
+@dataclass
+class Work:
+    """A stage under way, and the calls that wait for it."""
+
+    future: Future[Answer]
+    names: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Caller:
+    """Who calls, and when a move of its heart was last seen."""
+
+    counter: int = 0
+    moved_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class Closing:
+    """A call that ends the job, unless one of the other callers moves again."""
+
+    name: str
+    arguments: dict[str, Any]
+    others: dict[str, int]
+    """How far each other's heart was."""
+
+
 class JobServer:
-    """Carries out calls; the first has to be `prepare`, which this thread does itself.
+    """Carries out calls, each stage in a thread; this one reads, answers and prepares.
 
     A Ray that is joined from a thread would be left with it.
     """
 
-    def __init__(self, calls: Calls, job: str) -> None:
-        self._calls = calls
-        self._job = job
-        self._driver = DriverStages()
+    def __init__(self, calls: Calls, folder: RunFolder) -> None:
         self.last = ""
         """The name of the call that ended it."""
+        self._calls = calls
+        self._folder = folder
+        self._driver = DriverStages()
         self._request: DriverRequest | None = None
         self._prepared: dict[str, Any] = {}
         self._seen: set[str] = set()
-        self._under_way: dict[str, list[str]] = {}
-        """The names of the calls that wait for the same work, by what is to be done."""
-        self._lock = threading.Lock()
+        self._callers: dict[str, Caller] = {}
+        self._heard_at = 0.0
+        self._closing: Closing | None = None
+        self._works: dict[str, Work] = {}
+        self._unsent: dict[str, Answer] = {}
         self._pool = ThreadPoolExecutor(4, "stage")
 
-    def serve(self) -> bool:
-        """Work until the end; whether it was a good one."""
+    def serve(self, first: str) -> bool:
+        """Work until the end, beginning with the call of that name; whether the end was a good one.
+
+        Raises ConfigError if that call is not there.
+        """
+        self._wait_for(first)
         idle_since, pause_s = time.monotonic(), _FIRST_PAUSE_S
         while True:
             found = self._new_calls()
             for name, call in found:
-                if call.stage == "close":
-                    self.last = name
-                    self._answer([name], self._done("close", call.arguments))
-                    return call.arguments.get("status") == "FINISHED"
-                if call.stage == "prepare":
-                    answer = self._prepare(call.arguments["request"])
-                    self._answer([name], answer)
-                    if self._request is None:
-                        self.last = name
-                        return False
-                else:
-                    self._begin(name, call)
-            if found or self._under_way:
+                self._take(name, call)
+            end = self._closed()
+            self._send()
+            if end is not None:
+                return end
+            if found or self._works or self._unsent or self._living():
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > LINGER_S:
                 _log.warning("nobody has called for %g s: the job ends", LINGER_S)
@@ -77,47 +108,134 @@ class JobServer:
             pause_s = _FIRST_PAUSE_S if found else min(2 * pause_s, _PAUSE_S)
             time.sleep(pause_s)
 
+    def _wait_for(self, first: str) -> None:
+        deadline = time.monotonic() + _FIRST_CALL_WITHIN_S
+        while first not in self._calls.asked():
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{self._folder.url} is another place on the cluster than where the run was "
+                    "asked for: take a storage that both reach, such as s3://"
+                )
+            time.sleep(_PAUSE_S)
+
     def _new_calls(self) -> list[tuple[str, Call]]:
+        found = []
         try:
-            names = [name for name in self._calls.asked() if name not in self._seen]
-            found = [(name, self._calls.read(name)) for name in names]
+            for name in self._calls.asked():
+                if name in self._seen:
+                    continue
+                try:
+                    call = self._calls.read(name)
+                except (ValueError, ConfigError) as error:
+                    self._unsent[name] = _answer(error=describe("call", error))
+                    call = None
+                self._seen.add(name)
+                if call:
+                    found.append((name, call))
         except StorageError as error:
             _log.warning("calls cannot be read: %s", error)
-            return []
-        self._seen.update(names)
-        return [(name, call) for name, call in found if call]
+        return found
 
-    def _prepare(self, request: Any) -> Answer:
+    def _take(self, name: str, call: Call) -> None:
+        """Begin what is asked."""
+        self._callers.setdefault(caller_of(name), Caller())
+        if call.stage == "close":
+            del self._callers[caller_of(name)]
+            self._listen()
+            others = {other: caller.counter for other, caller in self._callers.items()}
+            self._closing = Closing(name, call.arguments, others)
+        elif call.stage == "prepare":
+            answer = self._unsent[name] = self._prepare(call.arguments)
+            self.last = name
+            if answer.error:
+                # It will call no more.
+                del self._callers[caller_of(name)]
+        elif call.stage in STAGES:
+            work = json.dumps([call.stage, call.arguments], sort_keys=True)
+            if work not in self._works:
+                future = self._pool.submit(self._done, call.stage, call.arguments)
+                self._works[work] = Work(future)
+            # Who asks for what is under way waits for that.
+            self._works[work].names.append(name)
+        else:
+            error = ConfigError(f"there is no stage {call.stage!r}")
+            self._unsent[name] = _answer(error=describe("call", error))
+
+    def _closed(self) -> bool | None:
+        """Whether the job ends well or badly; None if it goes on."""
+        if self.last and self._request is None:
+            return False
+        if self._closing is None:
+            return None
+        name, others = self._closing.name, self._closing.others
+        lives = self._living()
+        if any(self._callers[other].counter > others[other] for other in others):
+            # It is the other's job now.
+            self._unsent[name] = _answer(result=None)
+            self._closing = None
+            return None
+        if lives:
+            return None
+        self.last = name
+        self._unsent[name] = self._done("close", self._closing.arguments)
+        return self._closing.arguments.get("status") == "FINISHED"
+
+    def _prepare(self, arguments: dict[str, Any]) -> Answer:
         """The first caller's request is the job's; who comes later must want the same."""
-        asked = DriverRequest.model_validate(request)
-        if self._request is not None:
-            if differing := _differing(self._request, asked):
-                holder = f"job {self._job}, which has another {' and another '.join(differing)}"
-                return _answer(error=describe("prepare", RunBusyError(asked.run, holder)))
-            return _answer(result=self._prepared | {"resumed": True})
         try:
-            self._prepared = self._driver.prepare(request)
-            self._driver.start_ray()
+            asked = DriverRequest.model_validate(arguments.get("request"))
+            if self._request is not None:
+                self._refuse_another(self._request, asked)
+                return _answer(result=self._prepared | {"resumed": True})
+            self._prepared = self._driver.prepare(asked.model_dump(mode="json"))
         except Exception as error:  # noqa: BLE001 (raised where it was asked for)
             return _answer(error=describe("prepare", error))
         self._request = asked
+        self._clear_others()
         return _answer(result=self._prepared)
 
-    def _begin(self, name: str, call: Call) -> None:
-        """Do it in a thread; who asks for what is under way waits for that."""
-        work = json.dumps([call.stage, call.arguments], sort_keys=True)
+    def _refuse_another(self, ours: DriverRequest, theirs: DriverRequest) -> None:
+        """Raise RunBusyError if two requests want different things of the run."""
+        configs = [self._driver.config.model_dump(), effective(theirs).model_dump()]
+        # What the run decided as it began, and by which address the cluster is reached.
+        free = {"ray_address", "runtime_env", "gpus_per_worker"}
+        a, b = ({k: v for k, v in config.items() if k not in free} for config in configs)
+        for name in ("pipeline", "experiment", "dry_run"):
+            a[name], b[name] = getattr(ours, name), getattr(theirs, name)
+        if differing := sorted(name for name in a if a[name] != b[name]):
+            others = " and another ".join(differing)
+            holder = f"job {self._calls.job}, which was asked for another {others}"
+            raise RunBusyError(theirs.run, holder)
 
-        def do() -> None:
-            answer = self._done(call.stage, call.arguments)
-            with self._lock:
-                waiting = self._under_way.pop(work)
-            self._answer(waiting, answer)
+    def _clear_others(self) -> None:
+        """Delete what was asked of earlier jobs: the lease is this one's."""
+        if self._request is None or self._request.scores_only:
+            return
+        try:
+            for job in calling.jobs(self._folder.store):
+                if job != self._calls.job and JobName.parse(job):
+                    Calls(self._folder.store, job).clear()
+        except StorageError as error:
+            _log.warning("calls of earlier jobs are left: %s", error)
 
-        with self._lock:
-            waiting = self._under_way.setdefault(work, [])
-            waiting.append(name)
-        if waiting == [name]:
-            self._pool.submit(do)
+    def _living(self) -> bool:
+        """Whether a caller lives."""
+        now = time.monotonic()
+        if now - self._heard_at > BEAT_EVERY_S:
+            self._listen()
+        return any(now - caller.moved_at < STANDSTILL_S for caller in self._callers.values())
+
+    def _listen(self) -> None:
+        """Look how far each caller's heart is."""
+        now = self._heard_at = time.monotonic()
+        for name, caller in self._callers.items():
+            try:
+                counter = self._calls.heard(name)
+            except (StorageError, ValueError) as error:
+                _log.debug("whether caller %s lives is not known: %s", name, error)
+                continue
+            if counter != caller.counter:
+                caller.counter, caller.moved_at = counter, now
 
     def _done(self, stage: str, arguments: dict[str, Any]) -> Answer:
         try:
@@ -125,12 +243,17 @@ class JobServer:
         except Exception as error:  # noqa: BLE001 (raised where it was asked for)
             return _answer(error=describe(stage, error))
 
-    def _answer(self, names: list[str], answer: Answer) -> None:
-        for name in names:
-            try:
-                self._calls.answer(name, answer)
-            except StorageError as error:
-                _log.warning("an answer cannot be written: %s", error)
+    def _send(self) -> None:
+        """Write the answers that there are; what cannot be written now is kept."""
+        for work in [work for work, one in self._works.items() if one.future.done()]:
+            done = self._works.pop(work)
+            self._unsent |= dict.fromkeys(done.names, done.future.result())
+        try:
+            for name in list(self._unsent):
+                self._calls.answer(name, self._unsent[name])
+                del self._unsent[name]
+        except StorageError as error:
+            _log.warning("an answer cannot be written, and is tried again: %s", error)
 
 
 def _answer(**content: Any) -> Answer:
@@ -138,28 +261,20 @@ def _answer(**content: Any) -> Answer:
     return Answer.model_validate_json(json.dumps(content))
 
 
-def _differing(ours: DriverRequest, theirs: DriverRequest) -> list[str]:
-    """What two requests want differently."""
-    a, b = ours.model_dump(mode="json"), theirs.model_dump(mode="json")
-    a, b = a | a.pop("config"), b | b.pop("config")
-    # The same cluster has several addresses, and its job as many.
-    same = {"ray_address", "job_url"}
-    return sorted(name for name in a.keys() | b.keys() if name not in same and a[name] != b[name])
-
-
 def main() -> None:
-    """Entry point: the storage, the run's name and the job's."""
+    """Entry point: the storage, the run's name, the job's, and that of the first call."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    storage, run, job = sys.argv[1:]
-    calls = Calls(RunFolder(storage, run).store, job)
-    server = JobServer(calls, job)
-    is_good = False
+    storage, run, job, first = sys.argv[1:]
+    folder = RunFolder(storage, run)
+    calls = Calls(folder.store, job)
+    server, is_good = JobServer(calls, folder), False
     try:
-        is_good = server.serve()
+        is_good = server.serve(first)
         calls.clear(server.last, _TAKEN_WITHIN_S)
-    except BaseException:
+    except ConfigError as error:
+        _log.error("%s", error)
+    except Exception:  # noqa: BLE001 (whatever it is, nobody else will say it)
         _log.exception("the job ends")
-        raise
     finally:
         logging.shutdown()
         # Threads that train, or wait for a storage or a server, must not keep it.

@@ -6,30 +6,31 @@ attached to: it goes on where it is, and what it has to tell is this caller's, t
 
 from __future__ import annotations
 
-import itertools
 import logging
+import random
+import string
 import sys
 import threading
 import time
+from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 
 from train_core.driver import DriverRequest, rebuild
 from train_core.engine.jobs import Jobs
-from train_core.errors import ConfigError, StageError, StorageError
+from train_core.errors import ConfigError, JobEndedError, StorageError
 from train_core.storage import calls, lease
-from train_core.storage.calls import Answer, Calls
+from train_core.storage.calls import BEAT_EVERY_S, Answer, Calls
 from train_core.storage.digests import digest_of
+from train_core.storage.names import JobName
 from train_core.storage.run_folder import RunFolder
 
 _FIRST_PAUSE_S, _PAUSE_S = 0.1, 1.0
 _LOOK_EVERY_S = 3.0
+_SILENT_S = 60.0
+"""A job counts as dead when Ray does not say how it is, and its heart stands still for so long."""
 _LAST_LINES_S = 3.0
 _log = logging.getLogger("train_core.driver")
-
-
-class JobEndedError(StageError):
-    """The job ended and owes an answer."""
 
 
 class JobStages:
@@ -37,6 +38,8 @@ class JobStages:
 
     def __init__(self) -> None:
         self._calls: Calls | None = None
+        self._lock = threading.Lock()
+        self._has_left = threading.Event()
         self._following: threading.Thread | None = None
 
     def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -48,117 +51,161 @@ class JobStages:
         _refuse_what_cannot_travel(self._request)
         self._folder = RunFolder(self._request.storage, self._request.run)
         self._jobs = Jobs(self._request.config.ray_address)
-        while running := self._running():
-            try:
-                return self._prepare_in(running)
-            except JobEndedError:
-                _log.info("job %s ended just now", running)
-        return self._prepare_in(self._submitted())
+        return self._prepare()
 
     def start_ray(self) -> None:
         """The job does that."""
 
     def train(self) -> dict[str, Any]:
         """Train to the end, from the newest good checkpoint if there is one."""
-        return dict(self._call("train"))
+        return dict(self._stage("train"))
 
     def evaluate(self, **arguments: Any) -> list[Any]:
         """Measure checkpoints on a split."""
-        return list(self._call("evaluate", **arguments))
+        return list(self._stage("evaluate", **arguments))
 
     def infer(self, **arguments: Any) -> dict[str, Any]:
         """Score new data with a checkpoint."""
-        return dict(self._call("infer", **arguments))
+        return dict(self._stage("infer", **arguments))
 
     def publish(self, **arguments: Any) -> dict[str, Any]:
         """Draw the curves, complete the mirror and write report.json."""
-        return dict(self._call("publish", **arguments))
+        return dict(self._stage("publish", **arguments))
 
     def close(self, status: str) -> None:
-        """End the job, in order; a training that still runs saves first."""
-        if self._calls is not None:
-            self._call("close", status=status)
-            assert self._following is not None
-            self._following.join(_LAST_LINES_S)
+        """End the job, in order, if nobody else needs it; what still trains saves first."""
+        calling = self._calls
+        if calling is not None:
+            self._stage("close", status=status)
+            self._leave(calling)
+
+    def _prepare(self) -> dict[str, Any]:
+        while running := self._running():
+            try:
+                return self._asked_first(running, self._first_call(running))
+            except JobEndedError:
+                _log.info("job %s ended just now", running)
+        for number in count(1):
+            job = str(self._name(number))
+            # There before the job is, which ends at once if it does not find it.
+            asking = self._first_call(job)
+            command = ["python", "-m", "train_core.engine.job_process"]
+            command += [self._request.storage, self._request.run, job, asking[1]]
+            is_new = self._jobs.submit(job, command, self._request.config.runtime_env)
+            if is_new:
+                _log.info("submitted job %s: %s", job, self._jobs.url(job))
+            # Or somebody else has submitted the same just before.
+            if is_new or self._jobs.is_running(job):
+                return self._asked_first(job, asking)
+            asking[0].clear()
+        raise AssertionError
 
     def _running(self) -> str:
         """The job that drives the run; empty if none does."""
         if self._request.scores_only:
             return ""
-        for job in calls.jobs(self._folder.store):
-            if self._jobs.is_running(job):
-                return job
-            # It died before it could clear them away.
-            Calls(self._folder.store, job).clear()
-        return ""
+        jobs = calls.jobs(self._folder.store)
+        return next((j for j in jobs if JobName.parse(j) and self._jobs.is_running(j)), "")
 
-    def _submitted(self) -> str:
-        """A new job; or the one that somebody else submitted at the same time."""
-        store = self._folder.store
+    def _name(self, number: int) -> JobName | str:
+        """What a new job is called; `number` counts those of that name that have ended."""
+        if self._request.scores_only:
+            return (
+                f"{self._folder.name}-score-{''.join(random.choices(string.ascii_lowercase, k=8))}"
+            )
         # Other storages may have a run of that name.
         where = digest_of(self._folder.url.encode())[:8]
-        attempt = 0 if self._request.scores_only else lease.newest_attempt(store) + 1
-        for number in itertools.count(1):
-            job = f"{self._folder.name}-a{attempt:04d}-{where}"
-            job += f"-{number}" if number > 1 else ""
-            command = [
-                *("python", "-m", "train_core.engine.job_process"),
-                *(self._request.storage, self._request.run, job),
-            ]
-            if self._jobs.submit(job, command, self._request.config.runtime_env):
-                _log.info("submitted job %s: %s", job, self._jobs.url(job))
-                return job
-            if attempt and self._jobs.is_running(job):
-                return job
-        raise AssertionError
+        attempt = lease.newest_attempt(self._folder.store) + 1
+        return JobName(self._folder.name, attempt, where, number)
 
-    def _prepare_in(self, job: str) -> dict[str, Any]:
-        asked = self._request.model_copy(update={"job_url": self._jobs.url(job)})
-        self._calls = Calls(self._folder.store, job)
-        self._following = threading.Thread(target=self._follow, args=(job,), daemon=True)
+    def _first_call(self, job: str) -> tuple[Calls, str]:
+        asking = Calls(self._folder.store, job)
+        # The environment, which may hold secrets, is the job's by Ray's own way.
+        config = self._request.config.model_copy(update={"runtime_env": {}})
+        request = self._request.model_copy(
+            update={"config": config, "job_url": self._jobs.url(job)}
+        )
+        asking.beat()
+        return asking, asking.ask("prepare", {"request": request.model_dump(mode="json")})
+
+    def _asked_first(self, job: str, asking: tuple[Calls, str]) -> dict[str, Any]:
+        self._calls, name = asking
+        self._has_left.clear()
+        told = (job, _print, self._has_left)
+        self._following = threading.Thread(target=self._jobs.follow, args=told, daemon=True)
         self._following.start()
+        threading.Thread(target=self._beat, args=(self._calls,), daemon=True).start()
         try:
-            return dict(self._call("prepare", request=asked.model_dump(mode="json")))
+            return dict(self._result(self._calls, "prepare", name))
         except BaseException:
             # A job whose request is refused ends by itself.
-            self._calls = None
+            self._leave(self._calls)
             raise
 
-    def _call(self, stage: str, **arguments: Any) -> Any:
-        """What the job answers; raises what it raised, and JobEndedError if it died."""
-        assert self._calls is not None
-        name = self._calls.ask(stage, arguments)
-        answer = self._answer(stage, name)
+    def _stage(self, stage: str, **arguments: Any) -> Any:
+        """What the job says; raises what it raised, and JobEndedError if it died."""
+        with self._lock:
+            if self._calls is None:
+                # The last one died: this is another try.
+                self._prepare()
+            asking = self._calls
+        assert asking is not None
+        name = asking.ask(stage, arguments)
+        try:
+            return self._result(asking, stage, name)
+        except JobEndedError:
+            with self._lock:
+                self._leave(asking)
+            raise
+
+    def _result(self, asking: Calls, stage: str, name: str) -> Any:
+        answer = self._answer(asking, stage, name)
         if answer.error is not None:
             raise rebuild(answer.error)
         return answer.result
 
-    def _answer(self, stage: str, name: str) -> Answer:
-        assert self._calls is not None
-        pause_s, looked_at = _FIRST_PAUSE_S, time.monotonic()
-        has_ended = False
+    def _answer(self, asking: Calls, stage: str, name: str) -> Answer:
+        job, pause_s, looked_at = asking.job, _FIRST_PAUSE_S, time.monotonic()
+        alive_at, pulse, has_ended = time.monotonic(), (0, 0), False
         while True:
             try:
-                if answer := self._calls.answer_to(name):
+                if answer := asking.answer_to(name):
                     return answer
+                if has_ended:
+                    asking.take_back(name)
+                    raise JobEndedError(stage, self._jobs.end_of(job))
+                if time.monotonic() - looked_at > _LOOK_EVERY_S:
+                    found, now = self._jobs.has_ended(job), lease.pulse(self._folder.store)
+                    if found is False or now != pulse:
+                        alive_at, pulse = time.monotonic(), now
+                    # Its last answer may have come just before.
+                    has_ended = bool(found) or time.monotonic() - alive_at > _SILENT_S
+                    looked_at = time.monotonic()
             except StorageError as error:
                 _log.warning("whether %s is done is not known: %s", stage, error)
-            if has_ended:
-                raise JobEndedError(stage, self._jobs.end_of(self._calls.job))
-            if time.monotonic() - looked_at > _LOOK_EVERY_S:
-                looked_at = time.monotonic()
-                # Its last answer may have come just before.
-                has_ended = not self._jobs.is_running(self._calls.job)
-            else:
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _PAUSE_S)
+                alive_at = time.monotonic()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S)
 
-    def _follow(self, job: str) -> None:
-        def write(text: str) -> None:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+    def _beat(self, calling: Calls) -> None:
+        while not self._has_left.wait(BEAT_EVERY_S) and self._calls is calling:
+            try:
+                calling.beat()
+            except StorageError as error:
+                _log.debug("the heartbeat was not written: %s", error)
 
-        self._jobs.follow(job, write)
+    def _leave(self, calling: Calls) -> None:
+        if self._calls is not calling:
+            return
+        self._calls = None
+        self._has_left.set()
+        if self._following is not None:
+            self._following.join(_LAST_LINES_S)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _refuse_what_cannot_travel(request: DriverRequest) -> None:
@@ -169,8 +216,8 @@ def _refuse_what_cannot_travel(request: DriverRequest) -> None:
             "the login in MLFLOW_TRACKING_URI would have to be written down for the cluster: set "
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD on its nodes instead"
         )
-    is_elsewhere = storage.scheme not in ("", "file")
-    if request.tracking_uri and is_elsewhere and not tracking.scheme.startswith("http"):
+    is_here = tracking.scheme in ("", "file", "sqlite")
+    if request.tracking_uri and is_here and storage.scheme not in ("", "file"):
         raise ConfigError(
             f"tracking_uri {request.tracking_uri!r} is a place of this machine, and the training "
             f"runs on the cluster at {request.config.ray_address!r}: name an MLflow server "

@@ -1,4 +1,4 @@
-"""Ray Jobs: the training's driver as a job of a cluster, which outlives who asked for it."""
+"""Ray Jobs: a run's driver as a job of a cluster, which outlives who asked for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import logging
 import os
 import shlex
 import socket
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -15,11 +17,15 @@ from urllib.parse import urlsplit
 from train_core.errors import ResourceError, StageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from ray.job_submission import JobSubmissionClient
 
 PATIENCE_S = 60.0
-"""How long a dashboard that does not answer is asked again."""
+"""How long a cluster that does not answer is asked again before a job begins."""
+_TIMEOUT_S = 10.0
 _PAUSE_S = 1.0
+_ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
+# The caller's own cluster is another one than that which was asked for.
+_MISLEADING = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 _log = logging.getLogger("train_core.driver")
 
 
@@ -31,16 +37,16 @@ class Jobs:
 
     def __init__(self, address: str) -> None:
         self.address = address
+        for name in _MISLEADING:
+            os.environ.pop(name, None)
         if _has_token():
             # Clusters ask for a token by default, and Ray sends it to a named address only if
             # told, before it is imported.
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         try:
             _knock(address)
-            from ray.job_submission import JobSubmissionClient
-
-            self._client = JobSubmissionClient(address)
-        except (OSError, ValueError, RuntimeError) as error:
+            self._client = _client(address)
+        except _errors() as error:
             raise ResourceError(
                 f"no Ray cluster answers at ray_address {address!r}: {error}. Is it running with "
                 "its dashboard, and is its token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
@@ -54,52 +60,48 @@ class Jobs:
     def submit(self, job: str, command: list[str], runtime_env: dict[str, Any]) -> bool:
         """Begin a job; False if there is, or was, one of that name.
 
-        Raises ResourceError if the cluster refuses it.
+        Raises ResourceError if the cluster refuses it, and StageError if it does not answer.
         """
-        try:
-            self._client.submit_job(
-                entrypoint=shlex.join(command), submission_id=job, runtime_env=runtime_env
-            )
-        except (RuntimeError, ValueError) as error:
-            if self.state(job):
-                return False
-            raise ResourceError(f"Ray does not take the job {job}: {error}") from error
-        return True
 
-    def state(self, job: str) -> str:
-        """How the job is, as Ray says it: PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED.
-
-        Empty if there is none. Raises StageError if nobody answers for PATIENCE_S.
-        """
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+        def once() -> bool:
             try:
-                return str(self._client.get_job_status(job).value)
+                self._client.submit_job(
+                    entrypoint=shlex.join(command), submission_id=job, runtime_env=runtime_env
+                )
+            except ValueError as error:
+                raise ResourceError(f"Ray does not take the job {job}: {error}") from error
             except RuntimeError as error:
-                if "404" in str(error) or "does not exist" in str(error):
-                    return ""
-                cause: Exception = error
-            except OSError as error:
-                cause = error
-            if time.monotonic() > deadline:
-                said = f"Ray at {self.address} has not answered for {PATIENCE_S:g} s: {cause}"
-                raise StageError("driver", said) from cause
-            time.sleep(_PAUSE_S)
+                if "already exists" in str(error):
+                    return False
+                if _code(error) == 400:
+                    raise ResourceError(f"Ray does not take the job {job}: {error}") from error
+                raise
+            return True
+
+        return self._patiently(once)
 
     def is_running(self, job: str) -> bool:
-        """Whether the job runs, or soon will. Raises StageError."""
-        return self.state(job) in ("PENDING", "RUNNING")
+        """Whether the job runs, or soon will. Raises StageError if nobody answers."""
+        return self._patiently(lambda: not self._has_ended(job))
+
+    def has_ended(self, job: str) -> bool | None:
+        """Whether the job is over; None if nobody says."""
+        try:
+            return self._has_ended(job)
+        except _errors() as error:
+            _log.debug("how job %s is, is not known: %s", job, error)
+            return None
 
     def end_of(self, job: str) -> str:
         """What Ray says of a job that ended."""
         try:
             info = self._client.get_job_info(job)
-        except (OSError, RuntimeError) as error:
+        except _errors() as error:
             return f"job {job} ended, and nothing more is known: {error}"
         return f"job {job} {info.status.value}: {info.message}"
 
-    def follow(self, job: str, write: Callable[[str], None]) -> None:
-        """Give `write` all that the job prints, until it ends or nobody answers any more."""
+    def follow(self, job: str, write: Callable[[str], None], ended: threading.Event) -> None:
+        """Give `write` all that the job prints, until it has `ended`."""
         written = 0
 
         async def follow() -> None:
@@ -113,17 +115,60 @@ class Jobs:
                     written = seen
                     write(new)
 
-        while True:
+        while not ended.is_set():
             try:
                 asyncio.run(follow())
-            except (OSError, RuntimeError) as error:
+            except Exception as error:  # noqa: BLE001 (aiohttp's, Ray's, the system's)
                 _log.debug("the log of %s is not heard: %s", job, error)
-            try:
-                if not self.is_running(job):
-                    return
-            except StageError:
+            if self.has_ended(job):
                 return
+            ended.wait(_PAUSE_S)
+
+    def _has_ended(self, job: str) -> bool:
+        try:
+            return self._client.get_job_status(job).value in _ENDED
+        except RuntimeError as error:
+            if _code(error) == 404:
+                return True
+            raise
+
+    def _patiently(self, ask: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return ask()
+            except ResourceError:
+                raise
+            except _errors() as error:
+                if time.monotonic() > deadline:
+                    said = f"Ray at {self.address} has not answered for {PATIENCE_S:g} s: {error}"
+                    raise StageError("driver", said) from error
             time.sleep(_PAUSE_S)
+
+
+def _client(address: str) -> JobSubmissionClient:
+    from ray.job_submission import JobSubmissionClient
+
+    class Client(JobSubmissionClient):
+        """Ray's own would wait for ever for who takes a request and does not answer."""
+
+        def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
+            return super()._do_request(method, endpoint, **{"timeout": _TIMEOUT_S} | options)
+
+    return Client(address)
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """What Ray's client raises for a cluster that does not answer, or refuses."""
+    from ray.exceptions import RayError
+
+    return OSError, RuntimeError, ValueError, RayError
+
+
+def _code(error: RuntimeError) -> int:
+    """The HTTP status in what Ray's client raises; 0 if there is none."""
+    code = str(error).removeprefix("Request failed with status code ").partition(":")[0]
+    return int(code) if code.isdigit() else 0
 
 
 def _knock(address: str) -> None:

@@ -30,6 +30,8 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+# Ray counts in ten thousandths: 0.6 CPUs are three times 0.2.
+_ROUNDING = 1e-4
 _log = logging.getLogger(__name__)
 
 
@@ -48,7 +50,7 @@ def check_resources(config: TrainConfig) -> None:
 
 
 def with_gpus(config: TrainConfig) -> TrainConfig:
-    """The configuration with `gpus_per_worker` decided: 1 if all workers can have one, else 0."""
+    """The configuration with `gpus_per_worker` decided: 1 if the fewest can have one, else 0."""
     if config.gpus_per_worker is not None:
         return config
     with_one = config.model_copy(update={"gpus_per_worker": 1.0})
@@ -80,36 +82,31 @@ def start_ray(config: TrainConfig) -> None:
     ray.init(address=os.environ["RAY_ADDRESS"], logging_level=logging.WARNING)
 
 
-def leave_ray() -> None:
-    """Leave the cluster that `start_ray` connected to."""
-    import ray
-
-    ray.shutdown()
-
-
 def free_resources() -> list[dict[str, float]]:
     """What nobody uses now of each node that will stay."""
     # Which node is drained, and what it has free, Ray has in no public function. Ray Train's own
     # notice of a preemption is a collective, for which every step would wait.
     from ray._private import state
 
-    draining = draining_nodes()
+    draining = set(state.state.get_draining_nodes())
     free = state.available_resources_per_node()
     return [free[node] for node in free if node not in draining]
 
 
-def draining_nodes() -> set[str]:
-    """The ids of the nodes that are to be taken away."""
+def drained_under_workers() -> set[str]:
+    """The ids of the nodes with workers of this process's training that are to be taken away."""
     from ray._private import state
 
-    return set(state.state.get_draining_nodes())
+    used = {node for _, reserved in _places() for node in reserved["bundles_to_node_id"].values()}
+    return used & set(state.state.get_draining_nodes())
 
 
 def capacity(config: TrainConfig, nodes: list[dict[str, float]]) -> int:
     """How many workers can be placed on nodes of these resources."""
     wanted = _wanted(config)
     fits = [
-        int(min(node.get(name, 0) / amount for name, amount in wanted.items())) for node in nodes
+        int(min(node.get(name, 0) / amount for name, amount in wanted.items()) + _ROUNDING)
+        for node in nodes
     ]
     can_place = {"STRICT_SPREAD": sum(fit > 0 for fit in fits), "STRICT_PACK": max(fits, default=0)}
     return can_place.get(config.placement_strategy, sum(fits))
@@ -173,18 +170,26 @@ def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
 
 def _give_back_places() -> None:
     """Free what Ray Train reserved: it keeps the places of workers that failed as they began."""
-    import ray
     from ray._raylet import PlacementGroupID
-    from ray.util.placement_group import (
-        PlacementGroup,
-        placement_group_table,
-        remove_placement_group,
-    )
+    from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+    try:
+        for key, _ in _places():
+            remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(key))))
+    except Exception as error:  # noqa: BLE001 (whatever Ray raises when it is gone itself)
+        _log.debug("what is reserved is not known: %s", error)
+
+
+def _places() -> list[tuple[str, dict[str, Any]]]:
+    """The placement groups of this process, by their ids, which end with that of its job."""
+    import ray
+    from ray.util.placement_group import placement_group_table
 
     job = ray.get_runtime_context().get_job_id()
-    for key, reserved in placement_group_table().items():
-        if key.endswith(job) and reserved["state"] != "REMOVED":
-            remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(key))))
+    table: dict[str, dict[str, Any]] = placement_group_table()
+    return [
+        (key, one) for key, one in table.items() if key.endswith(job) and one["state"] != "REMOVED"
+    ]
 
 
 def _train_worker(task: dict[str, Any]) -> None:

@@ -1,23 +1,30 @@
 """Calls of stages from far away: a small object for each, and one for its answer.
 
-`calls/<job>/<caller>-0003.json` asks, and `calls/<job>/<caller>-0003-answer.json` answers. Whoever
-can read the run folder can reach the job that drives it, wherever that is.
+`calls/<job>/<caller>-0003.json` asks, and `calls/<job>/<caller>-0003-answer.json` answers; a
+counter in `calls/<job>/<caller>-beat.json` moves while the caller lives. Whoever can read the run
+folder can reach the job that drives it, wherever that is.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 import uuid
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
+from train_core.errors import StorageError
 from train_core.storage.documents import read_document
 from train_core.storage.names import CALLS
 from train_core.storage.store import Store
 
-_CALL = re.compile(r"([0-9a-f]{32}-\d{4})\.json")
+BEAT_EVERY_S = 5.0
+STANDSTILL_S = 12.0
+
+_CALL = re.compile(r"([0-9a-f]{32}-\d{4,})\.json")
 
 
 class Call(BaseModel):
@@ -38,27 +45,42 @@ class Answer(BaseModel):
     error: dict[str, JsonValue] | None = None
 
 
+class Beat(BaseModel):
+    """What a caller tells of itself."""
+
+    counter: int
+
+
 def jobs(store: Store) -> list[str]:
-    """The jobs that calls were written for and that have not cleared them away."""
+    """The jobs that calls were written for and not cleared away."""
     return store.names(CALLS)
 
 
+def caller_of(name: str) -> str:
+    """Who made the call of that name."""
+    return name.partition("-")[0]
+
+
 class Calls:
-    """The calls of one job. All methods raise StorageError."""
+    """The calls of one job, for one caller or for the job itself. All raise StorageError."""
 
     def __init__(self, store: Store, job: str) -> None:
         self.job = job
         self._store = store
         self._caller = uuid.uuid4().hex
-        self._count = 0
+        self._numbers = itertools.count(1)
+        self._beats = itertools.count(1)
 
     def ask(self, stage: str, arguments: dict[str, Any]) -> str:
         """Write a call, and give its name."""
-        self._count += 1
-        name = f"{self._caller}-{self._count:04d}"
+        name = f"{self._caller}-{next(self._numbers):04d}"
         call = Call(stage=stage, arguments=arguments)
         self._store.write(self._key(name), call.model_dump_json().encode())
         return name
+
+    def take_back(self, name: str) -> None:
+        """Delete a call that nobody will answer."""
+        self._store.delete(self._key(name))
 
     def answer_to(self, name: str) -> Answer | None:
         """The answer to a call, which is then cleared away; None if there is none yet."""
@@ -67,9 +89,24 @@ class Calls:
             answer, _ = read_document(self._store, Answer, key, "an answer")
         except FileNotFoundError:
             return None
-        self._store.delete(self._key(name))
-        self._store.delete(key)
+        # What stays goes with the job.
+        with suppress(StorageError):
+            self._store.delete(self._key(name))
+            self._store.delete(key)
         return answer
+
+    def beat(self) -> None:
+        """Say that this caller lives; call it every BEAT_EVERY_S."""
+        beat = Beat(counter=next(self._beats))
+        self._store.write(self._key(f"{self._caller}-beat"), beat.model_dump_json().encode())
+
+    def heard(self, caller: str) -> int:
+        """How often a caller has said that it lives."""
+        try:
+            key = self._key(f"{caller}-beat")
+            return read_document(self._store, Beat, key, "a caller's heartbeat")[0].counter
+        except FileNotFoundError:
+            return 0
 
     def asked(self) -> list[str]:
         """The names of all calls that are there, answered or not."""
@@ -77,7 +114,7 @@ class Calls:
         return sorted(match[1] for match in found if match)
 
     def read(self, name: str) -> Call | None:
-        """A call; None if its caller took it back."""
+        """A call; None if it is not there, or was taken back. Raises CheckpointError for junk."""
         try:
             return read_document(self._store, Call, self._key(name), "a call")[0]
         except FileNotFoundError:

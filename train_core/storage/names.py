@@ -28,6 +28,7 @@ CALLS = "calls"
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CHECKPOINT = re.compile(r"step-(\d{8,})-a(\d{4,})")
+_JOB = re.compile(r"(.+)-a(\d{4,})-([0-9a-f]{8})(?:-(\d+))?")
 _SEGMENT = re.compile(r"steps-(\d{8,})-(\d{8,})-a(\d{4,})\.jsonl")
 _LEASE = re.compile(r"(\d{4,})\.json")
 _WHO = re.compile(r"[a-z][a-z0-9-]{0,99}")
@@ -45,6 +46,28 @@ def check_run_name(name: str) -> str:
             "with a letter or digit, at most 128 of them, without '..' or '/'"
         )
     return name
+
+
+@dataclass(frozen=True)
+class JobName:
+    """A job of a cluster: the run that it drives, the attempt that it begins, where that lies."""
+
+    run: str
+    attempt: int
+    where: str
+    """The beginning of the digest of the run folder's address."""
+    number: int = 1
+    """Which of that name it is: the ones before ended before they began their attempt."""
+
+    def __str__(self) -> str:
+        again = f"-{self.number}" if self.number > 1 else ""
+        return f"{self.run}-a{self.attempt:04d}-{self.where}{again}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """The name that `text` spells, or None."""
+        match = _JOB.fullmatch(text)
+        return cls(match[1], int(match[2]), match[3], int(match[4] or 1)) if match else None
 
 
 @dataclass(frozen=True, order=True)
