@@ -54,6 +54,8 @@ class Training:
             checkpoint_every_s=1,
             checkpoint_every_epochs=0,
             gpus_per_worker=0,
+            monitor="validation/loss",
+            monitor_order="min",
         )
         request = DriverRequest(storage=str(folder / "runs"), run="run", config=config)
         self.driver = Driver(request, lambda line: self.log.append((time.time(), line)))
