@@ -174,10 +174,10 @@ def test_a_server_that_goes_on_failing_is_named_within_the_budget(
     with pytest.raises(
         # Four seconds, and what a machine that is busy adds; retries that multiply take minutes.
         StorageError,
-        match=rf"^cannot \w+ {near.url}\S*: .+ \(given up after 1?\d s, in attempt",
+        match=rf"^cannot \w+ {near.url}\S*: .+ \(given up after \d?\d s, in attempt",
     ) as raised:
         act()
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
     if kind is Kind.REFUSE:
         # The answer to HEAD has no body that could say more.
         assert re.search("Reduce your request rate|Service Unavailable", str(raised.value))
