@@ -339,8 +339,8 @@ def flow_that_asks() -> psutil.Process:
     """The process of the flow whose run is driven by a job: the parent of what talks to it."""
     (talking,) = [
         process
-        for process in psutil.process_iter(["cmdline"])
-        if "train_core.engine.driver_process" in (process.info["cmdline"] or [])
+        for process in psutil.Process().children(recursive=True)
+        if "train_core.engine.driver_process" in process.cmdline()
     ]
     parent = talking.parent()
     assert parent is not None
