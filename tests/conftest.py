@@ -28,14 +28,17 @@ STORAGES = ["local", pytest.param("s3", marks=pytest.mark.s3)]
 
 
 class PartsSideBySide(LoadScopeScheduling):
-    """Three processes run the tests side by side: whole pipelines, storage, which waits for a
-    server most of the time, and the rest.
+    """Three processes run the tests side by side: whole pipelines; storage, which waits for a
+    server most of the time, and what waits for Ray; and the rest.
     """
 
+    _WAIT_FOR_RAY = ("engine/test_cluster", "engine/test_driver", "engine/test_jobs")
+
     def _split_scope(self, nodeid: str) -> str:
-        part = nodeid.removeprefix("tests/").partition("/")[0]
-        part = "flows" if part == "chaos" else part
-        return part if part in ("flows", "storage") else "rest"
+        name = nodeid.removeprefix("tests/")
+        if name.startswith(("storage/", *self._WAIT_FOR_RAY)):
+            return "storage and Ray"
+        return "pipelines" if name.startswith(("flows/", "chaos/")) else "rest"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> PartsSideBySide:
