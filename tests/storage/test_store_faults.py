@@ -178,7 +178,8 @@ def test_a_server_that_goes_on_failing_is_named_within_the_budget(
     ) as raised:
         act()
     assert time.monotonic() - begin < 60
-    if kind is Kind.REFUSE:
+    # A machine too busy to hear one answer in four seconds has none to name.
+    if kind is Kind.REFUSE and "in attempt 1)" not in str(raised.value):
         # The answer to HEAD has no body that could say more.
         assert re.search("Reduce your request rate|Service Unavailable", str(raised.value))
 
