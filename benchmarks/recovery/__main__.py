@@ -32,6 +32,7 @@ ROUNDS, KILLS_A_ROUND = 5, 3
 WATCHED_S = 30.0
 STATE_MB, BATCH_SIZE = 14.0, 64
 _WITHIN_S = 120.0
+_IN_FLIGHT_S = 0.5
 
 RECOVERED = "from SIGKILL to the next new step, s"
 DETECTED = "from SIGKILL to the driver's warning, s"
@@ -99,14 +100,15 @@ def kill_once(training: Training, report: Report, rest_s: float) -> None:
     begun = len(training.steps())
     wait_until(lambda: len(training.steps()) > begun + 5)
     time.sleep(rest_s)
-    done = max(step for step, _ in training.steps())
     killed_at = time.time()
     os.kill(training.rank(1)["pid"], signal.SIGKILL)
-    before = [one for one in training.steps() if one[1] <= killed_at]
-    done = max(done, *(step for step, _ in before))
+    # The first worker may end the step that it is in.
+    time.sleep(_IN_FLIGHT_S)
+    before = training.steps()
+    done = max(step for step, _ in before)
     wait_until(lambda: max(step for step, _ in training.steps()) > done + 1)
     steps = training.steps()[len(before) :]
-    again_from = min(step for step, at in steps if at > killed_at + 0.5)
+    again_from = min(step for step, _ in steps)
     saved_at = max((at for step, at in before if step < again_from), default=before[0][1])
     report.add(RECOVERED, next(at for step, at in steps if step > done) - killed_at)
     report.add(LOST, killed_at - saved_at)

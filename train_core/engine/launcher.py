@@ -20,7 +20,7 @@ from train_core.storage.run_folder import RunFolder
 
 _ENVIRONMENT = {
     # Ray's default polls every 2 s, so each report would block about as long, and a worker's death
-    # be seen as late. More often costs more than 1% of the workers' CPU time.
+    # be seen as late. Twice a second costs 1% of the workers' CPU time.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     # Ray's default gives way to every other process, also to those that only watch the training.
     "RAY_worker_niceness": "0",
