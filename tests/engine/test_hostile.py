@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import json
 import pickle
@@ -38,7 +37,6 @@ from train_core.storage.pins import pin
 from train_core.storage.prune import Pruning
 from train_core.storage.run_folder import RunFolder
 
-ROOT = Path(__file__).parents[2]
 STEPS = (2, 4, 5, 6, 8, 10)
 OLDEST, NEWEST = (f"checkpoints/step-{step:08d}-a0001" for step in (STEPS[0], STEPS[-1]))
 CONFIG = {
@@ -375,54 +373,3 @@ def damage_is_noticed(to_damage: RunFolder, file: str, drawn: st.DataObject) -> 
                 load_state(to_damage.store, found[NEWEST])
     finally:
         put(to_damage, file, whole)
-
-
-FORBIDDEN_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
-FORBIDDEN_CALLS = {
-    "torch": {"load", "save"},
-    "np": {"load"},
-    "numpy": {"load"},
-    "pd": {"read_pickle", "to_pickle"},
-    "pandas": {"read_pickle", "to_pickle"},
-}
-
-
-def picklers_in(source: str) -> set[str]:
-    """What a program imports or calls that reads or writes pickles."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names} & FORBIDDEN_MODULES
-        elif isinstance(node, ast.ImportFrom):
-            module = (node.module or "").partition(".")[0]
-            found |= {module} & FORBIDDEN_MODULES
-            names = {alias.name for alias in node.names}
-            found |= {f"{module}.{name}" for name in names & FORBIDDEN_CALLS.get(module, set())}
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.attr in FORBIDDEN_CALLS.get(node.value.id, ()):
-                found.add(f"{node.value.id}.{node.attr}")
-        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
-            found.add("allow_pickle")
-    return found
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("import pickle", "pickle"),
-        ("from cloudpickle import dumps", "cloudpickle"),
-        ("import torch; torch.load(x)", "torch.load"),
-        ("from torch import save", "torch.save"),
-        ("np.load(x, allow_pickle=True)", "allow_pickle"),
-    ],
-)
-def test_a_pickler_is_found(source: str, found: str) -> None:
-    assert found in picklers_in(source)
-
-
-def test_nothing_of_evertrain_reads_or_writes_pickles() -> None:
-    files = [
-        file for room in ("flows", "tasks", "train_core") for file in (ROOT / room).rglob("*.py")
-    ]
-    assert len(files) > 50
-    assert {str(file): found for file in files if (found := picklers_in(file.read_text()))} == {}

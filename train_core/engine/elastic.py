@@ -34,14 +34,14 @@ def room(config: TrainConfig) -> int:
 
 
 def number_of_workers(
-    config: TrainConfig, room: Callable[[], int], check: Callable[[], None]
+    config: TrainConfig, look: Callable[[], int], check: Callable[[], None]
 ) -> int:
     """With how many workers to begin now: waits until there is room for the fewest.
 
-    `room` says for how many there is; while it waits it calls `check`, which may raise.
+    `look` says for how many there is; while it waits it calls `check`, which may raise.
     """
     begin = said_at = time.monotonic()
-    while (found := room()) < config.num_workers:
+    while (found := look()) < config.num_workers:
         waited_s = time.monotonic() - begin
         if found >= config.fewest_workers and waited_s > SETTLE_S:
             return found
