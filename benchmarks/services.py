@@ -95,9 +95,11 @@ def ray_cluster(folder: Path, *options: str) -> Iterator[str]:
             command,
             stdout=output,
             stderr=output,
-            # A job of it is started as `python`.
+            # A job of it is started as `python`. Ray's workers would give way to every other
+            # process (niceness 15), which on a machine that is busy means that they do not begin.
             env={
                 **os.environ,
+                "RAY_worker_niceness": "0",
                 "PYTHONPATH": str(Path(__file__).parents[1]),
                 "PATH": f"{BIN}:{os.environ['PATH']}",
             },

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from benchmarks.services import ray_cluster
-from tests.leaks import Belongings
 from train_core import TrainConfig
 from train_core.driver import Driver, DriverRequest
 from train_core.errors import ResourceError
 from train_core.storage.run_folder import RunFolder
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> None:
-    """The cluster starts workers while a test runs; what is left is looked at when it ended."""
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """A cluster of one node that says it has 4 CPUs and 2 GPUs."""
-    before = Belongings.now()
-    # Ray's sockets need a short path.
-    with (
-        TemporaryDirectory(prefix="ray-") as folder,
-        ray_cluster(Path(folder), "--num-cpus=4", "--num-gpus=2") as found,
-    ):
-        yield found
-    assert not before.added(within_s=10)
+    """The cluster's own look for them is enough."""
 
 
 def prepare(storage: Path, **config: Any) -> RunFolder:
@@ -47,24 +30,24 @@ def prepare(storage: Path, **config: Any) -> RunFolder:
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"num_workers": 5, "gpus_per_worker": 0}, "1 node\\(s\\) with 4 CPU, enough for 4"),
-        ({"num_workers": 3, "gpus_per_worker": 1}, "with 4 CPU, 2 GPU, enough for 2"),
+        ({"num_workers": 3, "gpus_per_worker": 0}, "1 node\\(s\\) with 2 CPU, enough for 2"),
+        ({"num_workers": 2, "gpus_per_worker": 1}, "with 2 CPU, 1 GPU, enough for 1"),
         ({"num_workers": 2, "placement_strategy": "STRICT_SPREAD"}, "enough for 1"),
     ],
 )
 def test_what_the_cluster_can_never_give_is_refused_before_there_is_a_run(
-    address: str, tmp_path: Path, config: dict[str, Any], told: str
+    ray_address: str, tmp_path: Path, config: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(ResourceError, match=told):
-        prepare(tmp_path, ray_address=address, **config)
+        prepare(tmp_path, ray_address=ray_address, **config)
     assert not RunFolder(str(tmp_path), "run").exists()
 
 
-@pytest.mark.parametrize(("workers", "gpus"), [(2, 1), (3, 0)])
+@pytest.mark.parametrize(("workers", "gpus"), [(1, 1), (2, 0)])
 def test_a_new_run_uses_the_gpus_if_every_worker_can_have_one(
-    address: str, tmp_path: Path, workers: int, gpus: float
+    ray_address: str, tmp_path: Path, workers: int, gpus: float
 ) -> None:
-    folder = prepare(tmp_path, ray_address=address, num_workers=workers)
+    folder = prepare(tmp_path, ray_address=ray_address, num_workers=workers)
     assert folder.record().config.gpus_per_worker == gpus
 
 

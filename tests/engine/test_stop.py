@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+import torchmetrics
 
 from tests.engine import rank
 from tests.engine.alone import create
 from tests.engine.processes import train
 from tests.engine.rank import MortalTrainer
 from tests.engine.test_exact import CONFIG
+from tests.engine.tiny import Tiny
 from train_core.config import TrainConfig
 from train_core.engine.control import ControlWord
 from train_core.engine.group import Group
@@ -21,6 +23,7 @@ from train_core.engine.loop import Trainer
 from train_core.engine.stopping import StopListener
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.stop import StopRequest, ask_to_move, ask_to_stop, stop_request
+from train_core.workload import Batch
 
 ASKED_AFTER = 2
 
@@ -61,6 +64,61 @@ def test_all_ranks_stop_after_the_same_step_and_go_on_from_there(
     kept = {run: RunFolder(storage, run).checkpoints() for run in ("undisturbed", "run")}
     steps = {run: [one.manifest.step for one in found] for run, found in kept.items()}
     assert steps["run"] == steps["undisturbed"]
+
+
+class Lengthy(Tiny):
+    """A validation takes seconds, also the third of it."""
+
+    def update_metric(self, metric: torchmetrics.Metric, outputs: Any, batch: Batch) -> None:
+        super().update_metric(metric, outputs, batch)
+        time.sleep(0.15)
+
+
+class AskingInValidation(MortalTrainer):
+    """Its rank 0 asks as the validation of epoch `config.seed` begins, which takes seconds."""
+
+    def end_epoch(self) -> None:
+        if self.progress.epoch == self.config.seed:
+            self.workload.__class__ = type("Lengthy", (Lengthy, type(self.workload)), {})
+            if self.group.is_first:
+                ask_to_stop(self.folder.store, self.attempt, "the test wants it")
+        super().end_epoch()
+
+
+def main_of_validation(*arguments: Any) -> None:
+    rank.MortalTrainer = AskingInValidation  # type: ignore[misc]  # in this process, which is a rank
+    rank.main(*arguments)
+
+
+@pytest.mark.parametrize("workload", ["Tiny", "StreamingTiny"])
+@pytest.mark.parametrize(("workers", "after", "epoch"), [(1, 2, 0), (2, 1, 1), (3, 3, 1)])
+def test_a_validation_that_is_interrupted_starts_over(
+    workers: int, after: int, epoch: int, workload: str, tmp_path: Path
+) -> None:
+    config = CONFIG | {
+        "workload": f"tests.engine.tiny:{workload}",
+        "eval_batch_size": 1,
+        "seed": epoch,
+        # A checkpoint is due after each epoch's last step, with its validation.
+        "checkpoint_every_steps": 5,
+    }
+    storage = str(tmp_path)
+    undisturbed = train(storage, "undisturbed", attempt=1, workers=1, config=config)
+
+    began = time.monotonic()
+    train(storage, "run", attempt=1, workers=workers, config=config, main=main_of_validation)
+    # It would have taken 70 samples x 2 metrics x 0.15 s.
+    assert workers > 1 or time.monotonic() - began < 15
+
+    (*_, last) = RunFolder(storage, "run").checkpoints()
+    assert (last.manifest.step, last.manifest.epoch) == (5 * (epoch + 1), epoch)
+    assert (last.manifest.stopped_by, last.manifest.in_turn) == ("request", False)
+    assert not last.manifest.is_last
+    again = train(storage, "run", attempt=2, workers=after, config=config)
+    assert again == {"digest": undisturbed["digest"], "resumed_from": 5 * (epoch + 1)}
+    runs = (RunFolder(storage, run).checkpoints() for run in ("undisturbed", "run"))
+    one, other = ([(c.manifest.step, c.manifest.metrics) for c in found] for found in runs)
+    assert [found for found in other if found in one] == one
 
 
 def test_a_request_is_for_one_attempt(tmp_path: Path) -> None:

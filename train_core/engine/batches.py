@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from train_core.config import TrainConfig
+from train_core.engine.group import Group
 from train_core.policy.randomness import AUGMENT, SampleRandom, derive_seed, sample_order
 from train_core.policy.steps import MicroBatch
 from train_core.workload import (
@@ -85,9 +86,13 @@ class StreamBatches:
         self._restored = {}
         return (self._batch(key) for key in keys)
 
-    def capture(self) -> dict[str, Any]:
-        """Where the streams of this process's shards stand."""
-        return {str(shard): part.state_dict() for shard, part in self._parts.items()}
+    def captured_everywhere(self, group: Group) -> dict[str, Any]:
+        """Where every shard's stream stands, on every rank."""
+        here = {str(shard): part.state_dict() for shard, part in self._parts.items()}
+        captured: dict[str, Any] = {}
+        for of_rank in group.gather(here):
+            captured |= of_rank
+        return captured
 
     def restore(self, state: dict[str, Any]) -> None:
         """Begin the next `batches` from here."""

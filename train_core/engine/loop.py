@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,8 +107,9 @@ class Trainer:
         try:
             self.restore()
             while not self.progress.stopped_by:
-                self.step()
-                if self.progress.step_in_epoch == self.plan.steps_per_epoch:
+                if not self.progress.awaits_validation(self.plan):
+                    self.step()
+                if self.progress.awaits_validation(self.plan):
                     self.end_epoch()
                 self.stop_if_due()
                 self.save_if_due()
@@ -129,8 +131,10 @@ class Trainer:
             checkpoint, state = found
             self.state.restore(state)
             self.checkpointer.continue_from(checkpoint)
-            self._saved_step = self.progress.step
-            self.progress.stopped_by = self.progress.reason_to_stop(self.config)
+            # A validation that was interrupted starts over, and what follows it is saved.
+            if not self.progress.awaits_validation(self.plan):
+                self._saved_step = self.progress.step
+            self.progress.stopped_by = self.progress.reason_to_stop(self.config, self.plan)
             if self.group.is_first:
                 _log.info("resuming after step %d from %s", self.progress.step, checkpoint.name)
                 if quarantined := self.folder.quarantined():
@@ -179,13 +183,17 @@ class Trainer:
         self.workload.after_step(trained.model, progress.step)
 
     def end_epoch(self) -> None:
-        """Validate, remember the epoch's metrics, and tell Ray."""
+        """Validate, remember the epoch's metrics, and tell Ray; not if a request to stop comes."""
         self._settle()
-        metrics = self.progress.end_epoch()
-        with self.trained.gathered() as model:
-            metrics |= validate(
-                self.workload, model, self.validation_set, self.config, self.group, self.watchdog
+        with self.trained.gathered() as model, self.listener.on_every_rank():
+            measured = validate(
+                *(self.workload, model, self.validation_set, self.config, self.group),
+                *(self.watchdog, self.listener),
             )
+        if measured is None:
+            self._is_asked_to_stop = True
+            return
+        metrics = self.progress.end_epoch() | measured
         self.progress.metrics |= metrics
         self.progress.validated_step = self.progress.step
         self.progress.judge(self.config)
@@ -200,15 +208,14 @@ class Trainer:
 
     def stop_if_due(self) -> None:
         """Note why the training ends after this step, if it does."""
-        reason = self.progress.reason_to_stop(self.config)
-        if self._is_asked_to_stop:
-            reason = reason or STOPPED
-        self.progress.stopped_by = reason or ("max_duration" if self._is_time_up else "")
+        reason = self.progress.reason_to_stop(self.config, self.plan)
+        asked = STOPPED if self._is_asked_to_stop else ""
+        self.progress.stopped_by = reason or asked or ("max_duration" if self._is_time_up else "")
 
     def save_if_due(self) -> None:
         """Take a checkpoint if one is due after this step, or if it was the last."""
         progress, config = self.progress, self.config
-        in_turn = (
+        in_turn = not progress.awaits_validation(self.plan) and (
             progress.stopped_by not in ("", STOPPED)
             or self._wants_checkpoint
             or due(config.checkpoint_every_steps, progress.step)
@@ -273,7 +280,8 @@ class Trainer:
         state = TrainingState()
         self.trained.add_to(state)
         if self.streams is not None:
-            state.add("streams", self._capture_streams, self.streams.restore)
+            capture = partial(self.streams.captured_everywhere, self.group)
+            state.add("streams", capture, self.streams.restore)
         state.add("workload", self.workload.state_dict, self.workload.load_state_dict)
         state.add("progress", self.progress.capture, self.progress.restore)
         return state
@@ -310,14 +318,6 @@ class Trainer:
                 num_processes=self.config.data_workers,
                 device=self.group.device,
             )
-
-    def _capture_streams(self) -> dict[str, Any]:
-        """Where every shard's stream stands, on every rank."""
-        assert self.streams is not None
-        captured: dict[str, Any] = {}
-        for of_rank in self.group.gather(self.streams.capture()):
-            captured |= of_rank
-        return captured
 
     def _forward(self, micro: MicroBatch) -> torch.Tensor:
         """The micro-batch's loss times its share of the step's samples."""

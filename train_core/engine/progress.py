@@ -70,8 +70,14 @@ class Progress:
         else:
             self.num_bad_validations += 1
 
-    def reason_to_stop(self, config: TrainConfig) -> str:
+    def awaits_validation(self, plan: StepPlan) -> bool:
+        """Whether all steps of an epoch are done, and its validation is not."""
+        return self.step_in_epoch == plan.steps_per_epoch
+
+    def reason_to_stop(self, config: TrainConfig, plan: StepPlan) -> str:
         """Why the training ends here, or nothing."""
+        if self.awaits_validation(plan):
+            return ""
         if self.epoch >= config.epochs:
             return "epochs"
         if 0 < config.max_steps <= self.step:

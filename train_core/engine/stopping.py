@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from train_core.errors import EvertrainError
 from train_core.storage.stop import stop_request
@@ -22,9 +24,21 @@ class StopListener:
         self._store = store
         self._attempt = attempt
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="stop-listener", daemon=True)
+        self._thread: threading.Thread | None = None
         if is_enabled:
-            self._thread.start()
+            self._begin()
+
+    @contextmanager
+    def on_every_rank(self) -> Iterator[None]:
+        """Look in the block where nobody looks else: no step comes that would tell the others."""
+        begins_here = self._thread is None
+        if begins_here:
+            self._begin()
+        try:
+            yield
+        finally:
+            if begins_here:
+                self.close()
 
     def look(self) -> None:
         """Look once."""
@@ -40,9 +54,17 @@ class StopListener:
     def close(self) -> None:
         """End the thread; one that waits for its storage is left behind."""
         self._ended.set()
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join(LISTEN_EVERY_S)
+            self._thread = None
 
-    def _listen(self) -> None:
-        while not self.is_asked and not self._ended.wait(LISTEN_EVERY_S):
+    def _begin(self) -> None:
+        self._ended = threading.Event()
+        self._thread = threading.Thread(
+            target=self._listen, args=(self._ended,), name="stop-listener", daemon=True
+        )
+        self._thread.start()
+
+    def _listen(self, ended: threading.Event) -> None:
+        while not self.is_asked and not ended.wait(LISTEN_EVERY_S):
             self.look()
