@@ -28,7 +28,7 @@ class DataError(ConfigError):
 
 
 class ResourceError(ConfigError):
-    """More was asked than the cluster can ever give."""
+    """More was asked than the cluster can give."""
 
 
 class RunConflictError(ConfigError):

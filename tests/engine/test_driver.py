@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,7 +18,13 @@ from tests.engine.digests import digest_of_training
 from tests.leaks import Belongings
 from train_core import TrainConfig, fit
 from train_core.driver import Driver, DriverRequest, available_cpus
-from train_core.errors import DataError, GaveUpError, NotFiniteError, UserCodeError
+from train_core.errors import (
+    DataError,
+    GaveUpError,
+    NotFiniteError,
+    ResourceError,
+    UserCodeError,
+)
 from train_core.results import CheckpointSummary
 from train_core.storage.pins import valid_pins
 from train_core.storage.run_folder import RunFolder
@@ -188,6 +195,23 @@ def test_loss_that_is_no_number_ends_the_training_and_keeps_what_was_good(tmp_pa
     with pytest.raises(NotFiniteError, match="step-00000003-a0001"):
         fit(config, storage=str(tmp_path), run="nan", on_log=None)
     assert max(c.manifest.step for c in RunFolder(str(tmp_path), "nan").checkpoints()) == 3
+
+
+@pytest.mark.slow
+def test_a_rank_that_takes_too_much_memory_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = psutil.virtual_memory()
+    used = memory.total - memory.available
+    monkeypatch.setenv("RAY_memory_usage_threshold", f"{(used + 3e9) / memory.total:.3f}")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    config = TrainConfig(
+        workload="tests.engine.tiny:Hungry", batch_size=32, num_workers=2, cpus_per_worker=0.5
+    )
+    # Which of the ranks, Ray decides.
+    with pytest.raises(ResourceError, match=r"was ended by Ray's memory.*used / ") as raised:
+        fit(config, storage=str(tmp_path), run="hungry", on_log=None)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.slow

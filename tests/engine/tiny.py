@@ -243,6 +243,19 @@ class Unhurried(Tiny):
             time.sleep(1)
 
 
+class Hungry(Tiny):
+    """Rank 1 hoards 4 GB after step 3, and waits for what comes of it."""
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        super().after_step(model, step)
+        if step == 3 and dist.is_initialized() and dist.get_rank() == 1:
+            self.hoard = []
+            for _ in range(20):
+                self.hoard.append(torch.ones(50_000_000))
+                time.sleep(0.1)
+            time.sleep(60)
+
+
 class Backbone(Tiny):
     """Trains only its last layer: nine tenths of the weights never change."""
 

@@ -123,7 +123,8 @@ def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
     """Run one attempt at the training on Ray Train's workers; returns when it is done.
 
     Raises what the first failing rank raised if that is an EvertrainError, UserCodeError with that
-    rank's traceback if it is the user's, and ConnectionError if a worker or Ray itself died.
+    rank's traceback if it is the user's, ResourceError if Ray ended a rank for want of memory, and
+    ConnectionError if a worker or Ray itself died.
     """
     from ray.exceptions import RayError
     from ray.train import (
@@ -234,11 +235,28 @@ def _train_worker(task: dict[str, Any]) -> None:
 
 def _first_failure(failures: dict[int, Exception]) -> Exception:
     """The error that the others followed from: not one of a connection that broke."""
-    rank, error = min(
-        failures.items(), key=lambda item: (not isinstance(item[1], EvertrainError), item[0])
-    )
+    from ray.exceptions import OutOfMemoryError
+
+    causes = {rank: getattr(one, "health_check_failure", one) for rank, one in failures.items()}
+    for kind in (EvertrainError, OutOfMemoryError, Exception):
+        for rank, error in sorted(causes.items()):
+            if isinstance(error, kind):
+                return _as_ours(rank, error)
+    raise AssertionError(failures)
+
+
+def _as_ours(rank: int, error: Exception) -> Exception:
+    from ray.exceptions import OutOfMemoryError
+
     if isinstance(error, EvertrainError):
         return error
+    if isinstance(error, OutOfMemoryError):
+        # It would be the same again; and what Ray says goes on for forty lines.
+        return ResourceError(
+            f"rank {rank} was ended by Ray's memory monitor: {str(error).splitlines()[0]}. Take "
+            "fewer workers on a node, fewer data_workers or larger nodes; or begin another run, "
+            "with init_from, more accumulation_steps and a smaller batch_size"
+        )
     return ConnectionError(f"rank {rank} died: {type(error).__name__}: {error}")
 
 
