@@ -8,30 +8,44 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
+import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.services import prefect_server
 from tests.chaos.faults import SCHEDULED, at_random
-from tests.chaos.pipeline import House, Recovery, strike, undisturbed
+from tests.chaos.pipeline import Fault, House, Recovery, strike, undisturbed
 from tests.conftest import object_store_in
 from tests.flows.conftest import isolated
 
 
 @contextmanager
-def house(*, is_on_s3: bool) -> Iterator[House]:
+def house(home: Path, *, is_on_s3: bool) -> Iterator[House]:
     with ExitStack() as used:
-        home = Path(used.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
         storage = str(home / ".evertrain/runs")
         if is_on_s3:
             storage = used.enter_context(object_store_in(home / "object-store"))
-        yield House(home, isolated(home), storage)
+        # One server for all: a command that starts its own takes ten seconds longer.
+        api = used.enter_context(prefect_server(home))
+        yield House(home, isolated(home) | {"PREFECT_API_URL": api}, storage)
+
+
+def struck(ours: House, fault: Fault, run: str, reference: dict[str, Any]) -> Recovery:
+    try:
+        return strike(ours, fault, run, reference)
+    except AssertionError as error:
+        return Recovery(fault, False, math.nan, 0, [str(error)], [])
 
 
 def show(recoveries: list[Recovery]) -> None:
@@ -53,19 +67,29 @@ def main() -> None:
     parser.add_argument("--random", type=int, default=40, help="moments beside the scheduled ones")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
     parser.add_argument("--only", default="", help="faults whose text has this")
+    parser.add_argument("--jobs", type=int, default=2, help="pipelines at a time")
     parser.add_argument("--s3", action="store_true", help="run folders on a real S3 server")
     asked = parser.parse_args()
-    faults = [*SCHEDULED, *at_random(random.Random(asked.seed), asked.random)]
-    faults = [fault for fault in faults if asked.only in f"{fault} {fault.stage}"]
-    recoveries = []
-    with house(is_on_s3=asked.s3) as ours:
+    began = time.monotonic()
+    home = Path(tempfile.mkdtemp(prefix="chaos-"))
+    with house(home, is_on_s3=asked.s3) as ours, ThreadPoolExecutor(asked.jobs) as pool:
         reference = undisturbed(ours)
-        for number, fault in enumerate(faults):
-            recovery = strike(ours, fault, f"struck-{number}", reference)
-            recoveries.append(recovery)
-            verdict = "identical" if recovery.is_good else f"BAD, {recovery.faults}"
-            sys.stdout.write(f"{number + 1}/{len(faults)} {fault}, {fault.stage}: {verdict}\n")
+        moments = random.Random(asked.seed)
+        faults = [*SCHEDULED, *at_random(moments, asked.random, time.monotonic() - began)]
+        faults = [fault for fault in faults if asked.only in f"{fault} {fault.stage}"]
+        striking = {
+            pool.submit(struck, ours, fault, f"struck-{number}", reference): number
+            for number, fault in enumerate(faults)
+        }
+        for done, one in enumerate(as_completed(striking), 1):
+            found, seconds = one.result(), time.monotonic() - began
+            verdict = "identical" if found.is_good else f"BAD, {found.faults}"
+            sys.stdout.write(
+                f"{done}/{len(faults)} {found.fault}, {found.fault.stage}: {verdict} "
+                f"({seconds:.0f} s, struck-{striking[one]})\n"
+            )
             sys.stdout.flush()
+        recoveries = [one.result() for one in striking]
     show(recoveries)
     sys.stdout.write(
         json.dumps(
@@ -77,7 +101,9 @@ def main() -> None:
         )
         + "\n"
     )
-    sys.exit(not all(one.is_good for one in recoveries))
+    if not all(one.is_good for one in recoveries):
+        sys.exit(f"logs and runs are left in {home}")
+    shutil.rmtree(home)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,9 @@ SCHEDULED = [
 """Every stage, every process."""
 
 _VICTIMS = ("rank 0", "all ranks", "the controller", "the driver", "the flow")
-_PIPELINE_S = 30.0
 
 
-def at_random(drawn: random.Random, count: int) -> list[Fault]:
-    """So many faults at moments drawn by chance, after the command began."""
-    moments = [drawn.uniform(1, _PIPELINE_S) for _ in range(count)]
+def at_random(drawn: random.Random, count: int, within_s: float) -> list[Fault]:
+    """So many faults at moments drawn by chance, so many seconds after the command began."""
+    moments = [drawn.uniform(1, within_s) for _ in range(count)]
     return [Fault(drawn.choice(_VICTIMS), "at random", after_s=after) for after in moments]

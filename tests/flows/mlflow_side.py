@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from mlflow import MlflowClient
@@ -16,12 +17,16 @@ def _database(home: Path) -> str:
     return f"sqlite:///{home}/.evertrain/mlflow.db"
 
 
+_ONE_AT_A_TIME = Lock()
+
+
 @contextmanager
 def _client(uri: str) -> Iterator[MlflowClient]:
-    yield MlflowClient(uri)
-    # MLflow keeps the database open for the process.
-    for engine in SqlAlchemyStore._engine_map.values():
-        engine.dispose()
+    with _ONE_AT_A_TIME:
+        yield MlflowClient(uri)
+        # MLflow keeps the database open for the process.
+        for engine in SqlAlchemyStore._engine_map.values():
+            engine.dispose()
 
 
 def runs_in_mlflow(home: Path, url: str) -> list[Run]:
