@@ -164,7 +164,7 @@ class MortalTrainer(Trainer):
 
 
 def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: Path) -> None:
-    """Be a rank: with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in a gloo group, else alone.
+    """Be a rank: with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in a group, else alone.
 
     Rank 0 writes the digest of its training, and the step that it resumed from, to `outcome`;
     stderr goes to the end of `log`.
@@ -175,13 +175,16 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
     # As in a program of its own: the processes that fetch data see when this one is killed.
     multiprocessing.set_start_method("fork", force=True)
     os.environ.update(environment)
+    config = TrainConfig.model_validate(task["config"])
+    if config.uses_gpu:
+        torch.cuda.set_device(int(environment.get("RANK", 0)))
     if "RANK" in environment:
-        dist.init_process_group("gloo")
+        dist.init_process_group("nccl" if config.uses_gpu else "gloo")
     fault = Fault(task.get("point", ""), task.get("step", -1), task.get("after", 0))
     patience = Patience(**task.get("patience", {}))
     folder = MortalFolder(task["storage"], task["run"], fault, patience)
-    config = TrainConfig.model_validate(task["config"])
-    trainer = MortalTrainer(folder, config, task["attempt"], Group.current())
+    group = Group.current(uses_gpu=config.uses_gpu)
+    trainer = MortalTrainer(folder, config, task["attempt"], group)
     trainer.run()
     if trainer.group.is_first:
         found = {"digest": digest_of_training(folder), "resumed_from": trainer._first_step}
