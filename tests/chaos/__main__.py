@@ -44,8 +44,9 @@ def house(home: Path, *, is_on_s3: bool) -> Iterator[House]:
 def struck(ours: House, fault: Fault, run: str, reference: dict[str, Any]) -> Recovery:
     try:
         return strike(ours, fault, run, reference)
-    except AssertionError as error:
-        return Recovery(fault, False, math.nan, 0, [str(error)], [])
+    except Exception as error:  # noqa: BLE001 (whatever it is, hours of others go on)
+        said = f"{type(error).__name__}: {error}"
+        return Recovery(fault, True, True, math.nan, 0, [said], [])
 
 
 def show(recoveries: list[Recovery]) -> None:
@@ -54,7 +55,7 @@ def show(recoveries: list[Recovery]) -> None:
         table.add_row(
             str(one.fault),
             one.fault.stage,
-            f"{one.seconds:.1f}",
+            f"{one.seconds:.1f}" if one.struck else "nobody was there",
             "no" if one.again else "yes",
             str(one.steps_repeated),
             "yes" if one.is_good else f"NO: {one.faults}",
@@ -70,12 +71,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="pipelines at a time")
     parser.add_argument("--s3", action="store_true", help="run folders on a real S3 server")
     asked = parser.parse_args()
-    began = time.monotonic()
     home = Path(tempfile.mkdtemp(prefix="chaos-"))
     with house(home, is_on_s3=asked.s3) as ours, ThreadPoolExecutor(asked.jobs) as pool:
+        began = time.monotonic()
         reference = undisturbed(ours)
-        moments = random.Random(asked.seed)
-        faults = [*SCHEDULED, *at_random(moments, asked.random, time.monotonic() - began)]
+        took_s = time.monotonic() - began
+        faults = [*SCHEDULED, *at_random(random.Random(asked.seed), asked.random, took_s)]
         faults = [fault for fault in faults if asked.only in f"{fault} {fault.stage}"]
         striking = {
             pool.submit(struck, ours, fault, f"struck-{number}", reference): number
@@ -85,22 +86,19 @@ def main() -> None:
             found, seconds = one.result(), time.monotonic() - began
             verdict = "identical" if found.is_good else f"BAD, {found.faults}"
             sys.stdout.write(
-                f"{done}/{len(faults)} {found.fault}, {found.fault.stage}: {verdict} "
-                f"({seconds:.0f} s, struck-{striking[one]})\n"
+                f"{done}/{len(faults)} {found.fault}, {found.fault.stage}: {verdict}, "
+                f"recovered in {found.seconds:.1f} s (struck-{striking[one]}, {seconds:.0f} s)\n"
             )
             sys.stdout.flush()
         recoveries = [one.result() for one in striking]
     show(recoveries)
-    sys.stdout.write(
-        json.dumps(
-            {
-                "faults": len(recoveries),
-                "identical": sum(not one.differences for one in recoveries),
-                "left_behind": sum(bool(one.left_behind) for one in recoveries),
-            }
-        )
-        + "\n"
-    )
+    struck_ones = [one for one in recoveries if one.struck]
+    counts = {
+        "faults": len(struck_ones),
+        "identical": sum(not one.differences for one in struck_ones),
+        "left_behind": sum(bool(one.left_behind) for one in recoveries),
+    }
+    sys.stdout.write(json.dumps(counts) + "\n")
     if not all(one.is_good for one in recoveries):
         sys.exit(f"logs and runs are left in {home}")
     shutil.rmtree(home)

@@ -27,13 +27,10 @@ NOTES = "EVERTRAIN_TEST_NOTES"
 FIRST_STEP, MIDDLE_STEP = 1, 31
 
 
-def rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
 def reach(stage: str) -> None:
     """Stand still if this is the stage and the rank to do so, and the first time."""
-    if os.environ.get(HOLD) != f"{stage}@{rank()}":
+    # The driver, which writes to the storage too, and those who evaluate are no ranks.
+    if not dist.is_initialized() or os.environ.get(HOLD) != f"{stage}@{dist.get_rank()}":
         return
     notes = Path(os.environ[NOTES])
     try:
@@ -52,8 +49,8 @@ class HeldDigits(Digits):
         self.trains = False
 
     def model(self) -> nn.Module:
-        if NOTES in os.environ:
-            Path(os.environ[NOTES], f"pid-{rank()}").write_text(str(os.getpid()))
+        if NOTES in os.environ and dist.is_initialized():
+            Path(os.environ[NOTES], f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
         reach("set-up")
         return super().model()
 

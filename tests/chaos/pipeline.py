@@ -39,6 +39,8 @@ GRACE_S = 30.0
 PARAMETERS = (
     *("retrain", "--workload", "tests.chaos.held:HeldDigits", "--epochs", "3"),
     *("--batch-size", "64", "--num-shards", "4", "--num-workers", "2"),
+    # Each rank has two batches of validation, and is held in the first.
+    *("--eval-batch-size", "45"),
     *("--checkpoint-every-steps", "7", "--cpus-per-worker", "0.5", "--gpus-per-worker", "0"),
     *("--checkpoint-backpressure", "wait", "--hang-timeout-s", "10"),
 )
@@ -77,6 +79,8 @@ class Recovery:
     """What became of it."""
 
     fault: Fault
+    struck: bool
+    """Whether there was somebody to strike, at a moment drawn by chance."""
     again: bool
     """Whether the run had to be started again by its name."""
     seconds: float
@@ -165,9 +169,12 @@ def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> R
         # It shows a step in the next one, about twice a second.
         time.sleep(1)
         at = (folder.live() or {}).get("step", 0)
+        struck = False
         for victim in victims(fault, first.process, notes, folder):
             with suppress(psutil.NoSuchProcess):
                 victim.send_signal(fault.how)
+                struck = True
+        assert struck or fault.after_s or fault.victim == "nobody", f"nobody was {fault.victim}"
         struck_at = time.time()
         # Who is held dies of it, or lives on with what is left; a request to stop is heard.
         first.wait_until_felt(notes / f"pid-{fault.rank}")
@@ -192,14 +199,14 @@ def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> R
     left += [f"{scratch}/{n}" for n in sorted(os.listdir(scratch)) if not n.startswith(kept)]
     shutil.rmtree(scratch, ignore_errors=True)
     seconds = math.nan if code else recovered_at(folder, at) - struck_at
-    return Recovery(fault, again, seconds, repeated(house, run, at), differences, left)
+    return Recovery(fault, struck, again, seconds, repeated(house, run, at), differences, left)
 
 
 def victims(
     fault: Fault, flow: subprocess.Popen[str], notes: Path, folder: RunFolder
 ) -> list[psutil.Process]:
     """The processes that are struck."""
-    if fault.victim == "nobody":
+    if fault.victim == "nobody" or flow.poll() is not None:
         return []
     if fault.victim == "the job":
         wanted = ["train_core.engine.job_process", folder.storage, folder.name]
@@ -209,11 +216,17 @@ def victims(
             if (process.info["cmdline"] or [])[2:5] == wanted
         ]
     if fault.victim == "the flow":
-        return [psutil.Process(flow.pid)] if flow.poll() is None else []
+        return [psutil.Process(flow.pid)]
     if fault.victim == "all ranks" or fault.victim.startswith("rank "):
         files = notes.glob("pid-*" if fault.victim == "all ranks" else f"pid-{fault.victim[5:]}")
-        pids = {int(file.read_text()) for file in files}
-        return [psutil.Process(pid) for pid in sorted(pids) if psutil.pid_exists(pid)]
+        found = []
+        for file in sorted(files):
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(int(file.read_text()))
+                # Another one may have its pid by now.
+                if process.create_time() < file.stat().st_mtime:
+                    found.append(process)
+        return found
     known = {
         "the driver": "train_core.engine.driver_process",
         "the controller": "ray::TrainController",
@@ -226,8 +239,6 @@ def victims(
         with suppress(psutil.NoSuchProcess):
             if any(title in argument for argument in process.cmdline()[:3]):
                 found.append(process)
-    # At a random moment there may be none, or none yet.
-    assert found or fault.after_s, f"there is no process of {fault.victim}"
     return found[:1]
 
 

@@ -53,4 +53,5 @@ def test_a_pipeline_that_is_struck_ends_as_if_it_was_not(
     fault: Fault,
 ) -> None:
     recovery = strike(house_on(storage), fault, f"struck-{uuid.uuid4().hex[:8]}", reference)
+    assert recovery.struck
     assert recovery.faults == []

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from train_core import TrainConfig
+from train_core.driver import DriverRequest
 from train_core.engine import job_process
 from train_core.engine.job_process import JobServer
 from train_core.errors import ConfigError
@@ -41,6 +46,86 @@ def test_what_is_no_call_is_answered_with_its_fault_and_the_next_one_is_heard(
     assert "not a call" in told(caller.answer_to(JUNK))
     assert "there is no stage 'explode'" in told(caller.answer_to(no_stage))
     assert "storage" in told(caller.answer_to(no_request))
+
+
+class Prepared(JobServer):
+    """Whose stages wait for nobody: there is no cluster to prepare them on."""
+
+    def _prepare(self, arguments: dict[str, Any]) -> Answer:
+        self._request = DriverRequest(storage=self._folder.storage, run="run", config=TrainConfig())
+        return Answer(result={})
+
+
+class Caller:
+    """Somebody who calls, and lives until it is `dead`."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.calls = Calls(folder.store, JOB)
+        self.calls.beat()
+        self.first = self.calls.ask("prepare", {})
+        self.dead = threading.Event()
+        self._heart = threading.Thread(target=self._beat, daemon=True)
+        self._heart.start()
+
+    def close(self) -> str:
+        return self.calls.ask("close", {"status": "FINISHED"})
+
+    def answered(self, name: str) -> Answer:
+        deadline = time.monotonic() + 30
+        while not (answer := self.calls.answer_to(name)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return answer
+
+    def die(self) -> None:
+        self.dead.set()
+        self._heart.join()
+
+    def _beat(self) -> None:
+        while not self.dead.wait(0.2):
+            self.calls.beat()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hearts are looked at more often, and missed sooner."""
+    monkeypatch.setattr(job_process, "BEAT_EVERY_S", 0.2)
+    monkeypatch.setattr(job_process, "STANDSTILL_S", 3.0)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_caller_that_comes_while_another_one_closes_keeps_the_job(folder: RunFolder) -> None:
+    leaving, dying = Caller(folder), Caller(folder)
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(Prepared(Calls(folder.store, JOB), folder).serve, leaving.first)
+        leaving.answered(leaving.first)
+        dying.answered(dying.first)
+        dying.die()
+        closing = leaving.close()
+        late = Caller(folder)
+        late.answered(late.first)
+        leaving.answered(closing)
+        assert not served.done()
+        ending = late.close()
+        assert served.result() is True
+        late.answered(ending)
+    for caller in (leaving, late):
+        caller.die()
+
+
+@pytest.mark.usefixtures("quick")
+def test_two_that_close_at_once_are_both_answered(folder: RunFolder) -> None:
+    one, other = Caller(folder), Caller(folder)
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(Prepared(Calls(folder.store, JOB), folder).serve, one.first)
+        one.answered(one.first)
+        other.answered(other.first)
+        one.die()
+        other.die()
+        closed = [(caller, caller.close()) for caller in (one, other)]
+        for caller, name in closed:
+            caller.answered(name)
+        assert served.result() is True
 
 
 def told(answer: Answer | None) -> str:

@@ -66,23 +66,35 @@ def test_all_ranks_stop_after_the_same_step_and_go_on_from_there(
     assert steps["run"] == steps["undisturbed"]
 
 
+ASKED_IN_EPOCH = "ask-in-epoch"
+"""A file that says in which epoch's validation the first attempt is asked to stop."""
+
+
 class Lengthy(Tiny):
     """A validation takes seconds, also the third of it."""
 
+    measured = 0
+
     def update_metric(self, metric: torchmetrics.Metric, outputs: Any, batch: Batch) -> None:
         super().update_metric(metric, outputs, batch)
+        self.measured += 1
         time.sleep(0.15)
 
 
 class AskingInValidation(MortalTrainer):
-    """Its rank 0 asks as the validation of epoch `config.seed` begins, which takes seconds."""
+    """Its rank 0 asks as the validation of an epoch begins, and notes how much each measured."""
 
     def end_epoch(self) -> None:
-        if self.progress.epoch == self.config.seed:
-            self.workload.__class__ = type("Lengthy", (Lengthy, type(self.workload)), {})
-            if self.group.is_first:
-                ask_to_stop(self.folder.store, self.attempt, "the test wants it")
+        home = Path(self.folder.storage)
+        if self.progress.epoch != int((home / ASKED_IN_EPOCH).read_text()):
+            super().end_epoch()
+            return
+        self.workload.__class__ = type("Lengthy", (Lengthy, type(self.workload)), {})
+        if self.group.is_first:
+            ask_to_stop(self.folder.store, self.attempt, "the test wants it")
         super().end_epoch()
+        assert isinstance(self.workload, Lengthy)
+        (home / f"measured-{self.group.rank}").write_text(str(self.workload.measured))
 
 
 def main_of_validation(*arguments: Any) -> None:
@@ -90,25 +102,36 @@ def main_of_validation(*arguments: Any) -> None:
     rank.main(*arguments)
 
 
-@pytest.mark.parametrize("workload", ["Tiny", "StreamingTiny"])
-@pytest.mark.parametrize(("workers", "after", "epoch"), [(1, 2, 0), (2, 1, 1), (3, 3, 1)])
+CASES = {
+    "Tiny": {},
+    "StreamingTiny": {"workload": "tests.engine.tiny:StreamingTiny"},
+    # The run ends there, by a reason of its own, but not before its validation.
+    "max-steps": {"max_steps": 5, "epochs": 9},
+    "early-stopping": {"early_stopping_patience": 1, "early_stopping_min_delta": 10.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "workers", "after", "epoch"),
+    [
+        *(("Tiny", 1, 2, 0), ("Tiny", 2, 1, 1), ("Tiny", 3, 3, 1)),
+        *(("StreamingTiny", 1, 2, 0), ("StreamingTiny", 2, 1, 1)),
+        *(("max-steps", 2, 2, 0), ("early-stopping", 1, 2, 1)),
+    ],
+)
 def test_a_validation_that_is_interrupted_starts_over(
-    workers: int, after: int, epoch: int, workload: str, tmp_path: Path
+    case: str, workers: int, after: int, epoch: int, tmp_path: Path
 ) -> None:
-    config = CONFIG | {
-        "workload": f"tests.engine.tiny:{workload}",
-        "eval_batch_size": 1,
-        "seed": epoch,
-        # A checkpoint is due after each epoch's last step, with its validation.
-        "checkpoint_every_steps": 5,
-    }
+    # A checkpoint is due after each epoch's last step, with its validation.
+    config = CONFIG | {"eval_batch_size": 1, "checkpoint_every_steps": 5} | CASES[case]
     storage = str(tmp_path)
     undisturbed = train(storage, "undisturbed", attempt=1, workers=1, config=config)
 
-    began = time.monotonic()
+    (tmp_path / ASKED_IN_EPOCH).write_text(str(epoch))
     train(storage, "run", attempt=1, workers=workers, config=config, main=main_of_validation)
-    # It would have taken 70 samples x 2 metrics x 0.15 s.
-    assert workers > 1 or time.monotonic() - began < 15
+    for number in range(workers):
+        # All would be 70 samples x 2 metrics, shared by the ranks.
+        assert int((tmp_path / f"measured-{number}").read_text()) < 140 // (workers + 1)
 
     (*_, last) = RunFolder(storage, "run").checkpoints()
     assert (last.manifest.step, last.manifest.epoch) == (5 * (epoch + 1), epoch)
@@ -118,7 +141,50 @@ def test_a_validation_that_is_interrupted_starts_over(
     assert again == {"digest": undisturbed["digest"], "resumed_from": 5 * (epoch + 1)}
     runs = (RunFolder(storage, run).checkpoints() for run in ("undisturbed", "run"))
     one, other = ([(c.manifest.step, c.manifest.metrics) for c in found] for found in runs)
-    assert [found for found in other if found in one] == one
+    assert other == one
+
+
+def test_a_rank_without_validation_resumes_before_one_with_fsdp(tmp_path: Path) -> None:
+    # One batch is all there is to validate, and another rank's.
+    config = CONFIG | {"num_shards": 2, "eval_batch_size": 128, "strategy": "fsdp"}
+    storage = str(tmp_path)
+    undisturbed = train(storage, "undisturbed", attempt=1, workers=2, config=config)
+    train(storage, "run", attempt=1, workers=2, config=config, main=main_before_validation)
+    (*_, last) = RunFolder(storage, "run").checkpoints()
+    assert (last.manifest.step, last.manifest.epoch) == (5, 0)
+    again = train(storage, "run", attempt=2, workers=2, config=config)
+    assert again == {"digest": undisturbed["digest"], "resumed_from": 5}
+
+
+class AskedBeforeValidation(MortalTrainer):
+    """Its ranks have heard that they shall stop as the first validation begins."""
+
+    def end_epoch(self) -> None:
+        self.listener.is_asked = True
+        super().end_epoch()
+
+
+def main_before_validation(*arguments: Any) -> None:
+    rank.MortalTrainer = AskedBeforeValidation  # type: ignore[misc]  # in this process, which is a rank
+    rank.main(*arguments)
+
+
+def test_a_fork_from_before_a_validation_does_not_commit_over_what_it_was_given(
+    tmp_path: Path,
+) -> None:
+    storage = str(tmp_path)
+    config = CONFIG | {"eval_batch_size": 128, "max_steps": 5}
+    undisturbed = train(storage, "undisturbed", attempt=1, workers=1, config=config)
+    folder = RunFolder(storage, "run")
+    create(folder, TrainConfig.model_validate(config))
+    # The name of the fork's own second attempt, if its attempts were counted from one.
+    train(storage, "run", attempt=2, workers=1, config=config, main=main_before_validation)
+    given = folder.checkpoints()[-1]
+    fork = folder.fork(given, "fork")
+    held = fork.begin_attempt()
+    again = train(storage, "fork", attempt=held.attempt, workers=1, config=config)
+    assert again == {"digest": undisturbed["digest"], "resumed_from": 5}
+    assert fork.checkpoints()[-1].manifest.is_last
 
 
 def test_a_request_is_for_one_attempt(tmp_path: Path) -> None:

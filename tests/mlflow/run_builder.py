@@ -65,9 +65,10 @@ class RunBuilder:
         metrics: dict[str, float | None] | None = None,
         model: nn.Module | None = None,
         time_s: float = BEGIN_S,
+        entries: list[Entry] | None = None,
     ) -> CheckpointSummary:
         """Commit a checkpoint after the last of `steps`, whose journal is a new segment."""
-        entries = [entry(step, time_s) for step in steps]
+        entries = entries or [entry(step, time_s) for step in steps]
         store, attempt = self.folder.store, self.lease.attempt
         self.segments = append(store, self.segments, entries, attempt)
         name = CheckpointName(steps[-1], attempt)

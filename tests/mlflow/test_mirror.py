@@ -14,6 +14,7 @@ from mlflow.entities import Run
 
 from tests.mlflow.run_builder import RunBuilder, entry
 from train_core.engine.mirror import POLL_S, EndStatus, Mirror
+from train_core.engine.mlflow_metrics import Position
 from train_core.engine.mlflow_runs import MlflowRuns
 from train_core.storage.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
@@ -96,7 +97,7 @@ def test_a_lost_position_adds_nothing(run: RunBuilder, tracking_uri: str) -> Non
     run.commit(range(1, 50))
     mirror_once(run, tracking_uri, "KILLED")
     train = stages(tracking_uri)["train"].info.run_id
-    MlflowClient(tracking_uri).set_tag(train, "evertrain.mirrored_step", "20")
+    MlflowClient(tracking_uri).set_tag(train, "evertrain.mirrored", "20+1")
     mirror_once(run, tracking_uri)
     assert points(tracking_uri) == expected(range(1, 50))
 
@@ -133,6 +134,23 @@ def test_steps_that_are_trained_again_are_not_shown_twice(
     client = MlflowClient(tracking_uri)
     file = client.download_artifacts(shown.info.run_id, "quarantined.json")
     assert json.loads(Path(file).read_text()) == {damaged.name: "a flipped bit"}
+
+
+def test_what_a_later_attempt_adds_to_a_step_is_shown_and_the_rest_not_twice(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    # It was stopped after the last step of an epoch, before its validation.
+    run.commit(range(1, 21))
+    mirror_once(run, tracking_uri, "KILLED")
+    run.new_attempt()
+    validation = entry(20).model_copy(update={"metrics": {"validation/loss": 0.5}, "rates": {}})
+    run.commit(range(20, 21), entries=[validation])
+    mirror_once(run, tracking_uri, "KILLED")
+    run.new_attempt()
+    run.commit(range(21, 40), finished=True)
+    for _ in range(2):
+        mirror_once(run, tracking_uri)
+    assert points(tracking_uri) == expected(range(1, 40)) + Counter([("validation/loss", 20)])
 
 
 def test_commits_are_shown_while_the_training_runs(run: RunBuilder, tracking_uri: str) -> None:
@@ -185,12 +203,10 @@ def test_what_is_not_committed_is_not_shown(run: RunBuilder, tracking_uri: str) 
 
 
 def test_an_entry_larger_than_a_request_is_shown_whole(run: RunBuilder, tracking_uri: str) -> None:
-    from train_core.engine.mlflow_runs import MlflowRuns
-
     large = entry(1).model_copy(update={"metrics": {f"m/{i}": float(i) for i in range(2500)}})
     runs = MlflowRuns(run.folder, tracking_uri, "tests")
-    runs.log_entries([large, entry(2)])
-    assert runs.mirrored_step() == 2
+    runs.log_entries([large, entry(2)], Position())
+    assert runs.mirrored() == Position(2, 1)
     assert len(points(tracking_uri)) == 2501 + 3
 
 

@@ -15,7 +15,7 @@ from train_core.errors import FencedError, RunBusyError, StorageError
 from train_core.storage import lease
 from train_core.storage.lease import DYING_GRACE_S, STANDSTILL_S, Holder, Lease
 from train_core.storage.names import CheckpointName
-from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.store import Store
 
 DRIVER = """
@@ -73,6 +73,36 @@ def lease_elsewhere(folder: RunFolder) -> Lease:
     """The run is held by attempt 1, on another machine."""
     folder.store.create("lease/0001.json", holder_elsewhere().model_dump_json().encode())
     return Lease(folder.store, folder.name, 1)
+
+
+class SlowToScan(RunFolder):
+    """Has so many manifests that its holder's heart moves twice before they are read."""
+
+    def quarantine_damaged(self) -> list[Checkpoint]:
+        begin = lease.pulse(self.store)
+        deadline = time.monotonic() + 30
+        while lease.pulse(self.store)[1] < begin[1] + 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return super().quarantine_damaged()
+
+
+def test_the_heart_beats_while_an_attempt_begins(local_folder: RunFolder) -> None:
+    SlowToScan(local_folder.storage, "run").begin_attempt()
+
+
+class ImpatientStore(Store):
+    """Takes a heartbeat only from who would not wait for long."""
+
+    def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
+        assert "-beat" not in key or self.patience.budget_s <= lease.STANDSTILL_S / 2
+        super().write(key, data, durable=durable)
+
+
+def test_a_heart_does_not_wait_for_a_storage_that_is_away(tmp_path: Path) -> None:
+    held = lease.acquire(ImpatientStore(str(tmp_path)), "run")
+    held.beat()
+    held.release()
 
 
 def test_the_first_attempt_is_number_one_and_free_runs_have_no_holder(folder: RunFolder) -> None:
@@ -302,7 +332,7 @@ def test_a_heartbeat_that_is_not_written_does_not_end_the_next_ones(
 
         def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
             if not self.failures:
-                self.failures = 1
+                type(self).failures = 1
                 raise StorageError("503")
             super().write(key, data, durable=durable)
             second.set()

@@ -31,16 +31,14 @@ from train_core.storage import lease
 from train_core.storage.journal import read_good_segments
 from train_core.storage.lease import HEARTBEAT_S, Lease
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
-from train_core.storage.patience import Patience
+from train_core.storage.patience import HASTE
 from train_core.storage.pins import pinned
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.stop import STOPPED, ask_to_stop, stop_request
-from train_core.storage.store import Store
 
 # A worker or Ray itself may die; the training is begun again so often without new progress.
 MAX_RESTARTS = 3
 RESTART_PAUSE_S = 2.0
-HASTE_S = 5.0
 
 _log = logging.getLogger("train_core.driver")
 
@@ -94,11 +92,11 @@ class DriverStages:
             record = new_record(self.request, self.config, checked.datasets, checked.origin)
             with suppress(FileExistsError):
                 self.folder.create(record)
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         self._take_run()
         if mirror is not None:
             mirror.start()
             self.mirror = mirror
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         return checked.prepared.model_copy(update={"job_url": self.request.job_url}).model_dump()
 
     def start_ray(self) -> None:
@@ -136,7 +134,7 @@ class DriverStages:
                 raise StoppedError(self.folder.name, newest.manifest.step if newest else 0)
             try:
                 self._launch(attempt)
-                is_done = not self._shall_move(attempt)
+                restarts, is_done = 0, not self._shall_move(attempt)
             except ConnectionError as error:
                 self._check_asked_to_stop(attempt)
                 restarts = restarts + 1 if self._newest() == newest else 1
@@ -296,7 +294,7 @@ class DriverStages:
         with self._lease_lock:
             attempt = self._lease.attempt if self._lease else 0
         # An end that was asked for is not kept waiting by a storage that is away.
-        hasty = Store(self.folder.url, Patience(HASTE_S, HASTE_S))
+        hasty = self.folder.store.with_patience(HASTE)
         try:
             if attempt:  # between two attempts the training itself sees that it shall end
                 ask_to_stop(hasty, attempt, "the program that wanted it ends")

@@ -111,8 +111,10 @@ def gathered(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         # FSDP remembers the order of forward passes, to fetch weights ahead of a backward pass. Of
-        # these passes there is none, and each rank did another number of them.
-        model.reset_iter_state()  # type: ignore[operator]  # the root is an FSDPModule
+        # these passes there is none, and each rank did another number of them; one that resumes
+        # before a validation may have done none yet, and has nothing to forget.
+        if model._get_fsdp_state()._is_root:  # type: ignore[operator]  # noqa: SLF001 (nothing public says it)
+            model.reset_iter_state()  # type: ignore[operator]  # the root is an FSDPModule
         for module in modules:
             module.reshard()
             module.set_reshard_after_forward(module is not model, recurse=False)

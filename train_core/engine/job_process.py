@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ STAGES = ("train", "evaluate", "infer", "publish")
 _FIRST_PAUSE_S, _PAUSE_S = 0.1, 1.0
 _FIRST_CALL_WITHIN_S = 20.0
 _TAKEN_WITHIN_S = 10.0
+_ENDS_WITHIN_S = 2.0
 _log = logging.getLogger("train_core.driver")
 
 
@@ -142,6 +143,9 @@ class JobServer:
         if call.stage == "close":
             del self._callers[caller_of(name)]
             self._listen()
+            if self._closing is not None:
+                # Who asked first did not know of this one.
+                self._unsent[self._closing.name] = _answer(result=None)
             others = {other: caller.counter for other, caller in self._callers.items()}
             self._closing = Closing(name, call.arguments, others)
         elif call.stage == "prepare":
@@ -169,7 +173,8 @@ class JobServer:
             return None
         name, others = self._closing.name, self._closing.others
         lives = self._living()
-        if any(self._callers[other].counter > others[other] for other in others):
+        # Also of one that came since then.
+        if any(one.counter > others.get(other, 0) for other, one in self._callers.items()):
             # It is the other's job now.
             self._unsent[name] = _answer(result=None)
             self._closing = None
@@ -178,6 +183,8 @@ class JobServer:
             return None
         self.last = name
         self._unsent[name] = self._done("close", self._closing.arguments)
+        # What it ended has something to say, too.
+        wait([work.future for work in self._works.values()], _ENDS_WITHIN_S)
         return self._closing.arguments.get("status") == "FINISHED"
 
     def _prepare(self, arguments: dict[str, Any]) -> Answer:

@@ -74,10 +74,14 @@ class JobStages:
 
     def close(self, status: str) -> None:
         """End the job, in order, if nobody else needs it; what still trains saves first."""
-        calling = self._calls
+        with self._lock:
+            calling = self._calls
+        # One that has ended needs no other one to end it.
         if calling is not None:
-            self._stage("close", status=status)
-            self._leave(calling)
+            try:
+                self._result(calling, "close", calling.ask("close", {"status": status}))
+            finally:
+                self._leave(calling)
 
     def _prepare(self) -> dict[str, Any]:
         while running := self._running():

@@ -185,11 +185,11 @@ class Trainer:
     def end_epoch(self) -> None:
         """Validate, remember the epoch's metrics, and tell Ray; not if a request to stop comes."""
         self._settle()
-        with self.trained.gathered() as model, self.listener.on_every_rank():
-            measured = validate(
-                *(self.workload, model, self.validation_set, self.config, self.group),
-                *(self.watchdog, self.listener),
-            )
+        measured = None
+        if not self._is_asked_to_stop:
+            with self.trained.gathered() as model:
+                what = (self.workload, model, self.validation_set, self.config, self.group)
+                measured = validate(*what, self.watchdog, self.listener)
         if measured is None:
             self._is_asked_to_stop = True
             return

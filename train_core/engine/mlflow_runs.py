@@ -7,22 +7,20 @@ goes on in the same MLflow runs, and a new run under an old name or address begi
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import requests
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, Experiment, InputTag, Metric, Param, RunTag
+from mlflow.entities import Dataset, DatasetInput, Experiment, InputTag, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.utils import mlflow_tags
 from sqlalchemy.engine import make_url
 
+from train_core.engine.mlflow_metrics import MAX_METRICS, Position, batches, metrics_of, plain_key
 from train_core.errors import StorageError, TrackingError
 from train_core.storage.digests import digest_of
 from train_core.storage.journal import Entry
@@ -37,15 +35,11 @@ _ID = "evertrain.id"
 _RUN = "evertrain.run"
 _STAGE = "evertrain.stage"
 _JOB = "evertrain.ray_job"
-_MIRRORED_STEP = "evertrain.mirrored_step"
+_MIRRORED = "evertrain.mirrored"
 
-# The server takes 1,000 things a request, and the position travels with the metrics.
-_MAX_METRICS = 999
 _MAX_TAGS_AND_PARAMS = 100
 _MAX_PARAM_LENGTH = 6000
 _MAX_DIGEST_LENGTH = 36
-_MAX_KEY_LENGTH = 250
-_NOT_IN_KEYS = re.compile(r"[^\w\-. :/]")
 
 
 class MlflowRuns:
@@ -112,16 +106,19 @@ class MlflowRuns:
         if self._is_live or status == "FINISHED" or self.status("pipeline") == "RUNNING":
             self.set_status("pipeline", status)
 
-    def mirrored_step(self) -> int:
-        """The last step whose journal entry MLflow has; -1 if it has none."""
+    def mirrored(self) -> Position:
+        """How much of the journal MLflow has."""
         run = self.client.get_run(self.run_id("train"))
-        return int(run.data.tags.get(_MIRRORED_STEP, -1))
+        return Position.parse(run.data.tags.get(_MIRRORED, ""))
 
-    def log_entries(self, entries: Iterable[Entry]) -> None:
-        """Send journal entries, oldest first, and with each batch how far they go."""
+    def log_entries(self, entries: Iterable[Entry], after: Position) -> None:
+        """Send the journal entries after a position, and with each batch how far they go.
+
+        `entries` are in their order, and all of a step that has any.
+        """
         run_id = self.run_id("train")
-        for metrics, step in _batches(entries):
-            tags = [RunTag(_MIRRORED_STEP, str(step))] if step is not None else []
+        for metrics, position in batches(entries, after):
+            tags = [RunTag(_MIRRORED, str(position))] if position is not None else []
             self.client.log_batch(run_id, metrics=metrics, tags=tags)
 
     def log_metrics(
@@ -134,12 +131,9 @@ class MlflowRuns:
         model_id: str | None = None,
     ) -> None:
         """Send metrics of one step. The same call again changes nothing."""
-        metrics = [
-            Metric(_plain_key(key), _number(value), _ms(time_s), step, model_id)
-            for key, value in values.items()
-        ]
-        for start in range(0, len(metrics), _MAX_METRICS):
-            self.client.log_batch(self.run_id(stage), metrics[start : start + _MAX_METRICS])
+        metrics = metrics_of(values, step, time_s, model_id)
+        for start in range(0, len(metrics), MAX_METRICS):
+            self.client.log_batch(self.run_id(stage), metrics[start : start + MAX_METRICS])
 
     def log_system_metrics(self, values: Mapping[str, float], time_s: float) -> None:
         """Send a sample of the machine's load at a step that no other sample has."""
@@ -177,7 +171,7 @@ class MlflowRuns:
             mlflow_tags.MLFLOW_RUN_NOTE: self._note(),
         }
         self.set_tags("pipeline", dict(list(tags.items())[:_MAX_TAGS_AND_PARAMS]))
-        params = [Param(_plain_key(key), text) for key, text in _flat_parameters(self.record)]
+        params = [Param(plain_key(key), text) for key, text in _flat_parameters(self.record)]
         for start in range(0, len(params), _MAX_TAGS_AND_PARAMS):
             self.client.log_batch(run_id, params=params[start : start + _MAX_TAGS_AND_PARAMS])
         self.client.log_inputs(run_id, _dataset_inputs(self.record))
@@ -308,48 +302,6 @@ def _artifact_location(tracking_uri: str) -> str | None:
     if urlsplit(tracking_uri).scheme != "sqlite":
         return None
     return (_database_path(tracking_uri).parent / "mlartifacts").as_uri()
-
-
-def _batches(entries: Iterable[Entry]) -> Iterator[tuple[list[Metric], int | None]]:
-    """Metrics of as many whole steps as one request takes, and the step they go to.
-
-    The step is None where a single step is cut because it is larger than a request.
-    """
-    batch: list[Metric] = []
-    step: int | None = None
-    for number, of_step in groupby(entries, key=lambda entry: entry.step):
-        # All entries of a step together: the position is a step.
-        metrics = [metric for entry in of_step for metric in _metrics_of(entry)]
-        if batch and len(batch) + len(metrics) > _MAX_METRICS:
-            yield batch, step
-            batch = []
-        while len(metrics) > _MAX_METRICS:
-            yield metrics[:_MAX_METRICS], None
-            metrics = metrics[_MAX_METRICS:]
-        batch += metrics
-        step = number
-    if batch:
-        yield batch, step
-
-
-def _metrics_of(entry: Entry) -> list[Metric]:
-    return [
-        Metric(_plain_key(key), _number(value), _ms(entry.time), entry.step)
-        for key, value in {**entry.metrics, **entry.rates}.items()
-    ]
-
-
-def _number(value: float | None) -> float:
-    """Null is NaN: a gap would say that nothing was measured."""
-    return math.nan if value is None else value
-
-
-def _ms(time_s: float) -> int:
-    return round(time_s * 1000)
-
-
-def _plain_key(key: str) -> str:
-    return _NOT_IN_KEYS.sub("_", key)[:_MAX_KEY_LENGTH]
 
 
 def _flat_parameters(record: RunRecord) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,8 @@
-"""How rank 0 learns that its attempt was asked to stop, without the loop waiting for storage."""
+"""How ranks learn that their attempt was asked to stop, without the loop waiting for storage.
+
+Rank 0 looks, and the control word of the next step tells the others. A validation may be long and
+has no such word: there every rank looks.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +27,24 @@ class StopListener:
         """Whether somebody wants this attempt to save and end."""
         self._store = store
         self._attempt = attempt
+        self._always_looks = is_enabled
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         if is_enabled:
             self._begin()
 
     @contextmanager
-    def on_every_rank(self) -> Iterator[None]:
-        """Look in the block where nobody looks else: no step comes that would tell the others."""
-        begins_here = self._thread is None
-        if begins_here:
-            self._begin()
+    def looking(self) -> Iterator[None]:
+        """Look while the block runs, on ranks that do not always look, too."""
+        if self._always_looks:
+            yield
+            return
+        self._begin()
         try:
             yield
         finally:
-            if begins_here:
-                self.close()
+            # It ends by itself; one that waits for its storage keeps nobody.
+            self._ended.set()
 
     def look(self) -> None:
         """Look once."""
@@ -47,16 +53,15 @@ class StopListener:
         except EvertrainError as error:
             _log.debug("whether to stop is not known: %s", error)
             return
-        if request:
+        if request and self._always_looks:
             _log.info("asked to stop: %s; a last checkpoint is saved", request.reason)
-            self.is_asked = True
+        self.is_asked |= bool(request)
 
     def close(self) -> None:
         """End the thread; one that waits for its storage is left behind."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(LISTEN_EVERY_S)
-            self._thread = None
 
     def _begin(self) -> None:
         self._ended = threading.Event()

@@ -125,9 +125,11 @@ class Calls:
         self._store.write(self._key(f"{name}-answer"), answer.model_dump_json().encode())
 
     def clear(self, last: str = "", within_s: float = 0) -> None:
-        """Delete all of them, once the answer to the last one was taken or the time is over."""
+        """Delete all of them, once who asked last took its answers, or when the time is over."""
         deadline = time.monotonic() + within_s
-        while last in self.asked() and time.monotonic() < deadline:
+        while time.monotonic() < deadline and any(
+            caller_of(name) == caller_of(last) for name in self.asked()
+        ):
             time.sleep(0.2)
         self._store.delete(f"{CALLS}/{self.job}")
 

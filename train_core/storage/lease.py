@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
 from train_core.errors import FencedError, RunBusyError, StorageError
 from train_core.storage.documents import read_document
 from train_core.storage.names import LEASES, CheckpointName, LeaseName
+from train_core.storage.patience import HASTE
 from train_core.storage.store import Store
 
 HEARTBEAT_S = 2.0
@@ -112,11 +113,16 @@ class Lease:
 
     def _write_beat(self, *, released: bool) -> None:
         beat = Beat(counter=self.counter, released=released)
-        self.store.write(_beat_key(self.attempt), beat.model_dump_json().encode())
+        # The next beat is due soon, and who is about to end is not kept by a storage that is away.
+        self.store.with_patience(HASTE).write(
+            _beat_key(self.attempt), beat.model_dump_json().encode()
+        )
 
 
-def acquire(store: Store, run: str) -> Lease:
+def acquire(store: Store, run: str, above: int = 0) -> Lease:
     """Take the run for a new attempt, or raise RunBusyError within STANDSTILL_S.
+
+    Attempts up to `above` count as done: their files were copied here.
 
     A holder that released it, or that ran on this machine and is dead, is followed at once; one
     elsewhere is followed when its heartbeat stands still for STANDSTILL_S.
@@ -126,7 +132,7 @@ def acquire(store: Store, run: str) -> Lease:
         newest = newest_attempt(store)
         if newest:
             _wait_until_free(store, run, newest)
-        attempt = newest + 1
+        attempt = max(newest, above) + 1
         try:
             store.create(f"{LEASES}/{LeaseName(attempt)}", me.model_dump_json().encode())
         except FileExistsError:
@@ -179,7 +185,17 @@ def is_over(store: Store, attempt: int) -> bool:
 
 @contextmanager
 def beating(held: Lease) -> Iterator[None]:
-    """Keep the heart beating in a thread of its own while the block runs; then free the run."""
+    """Keep the heart beating while the block runs; then free the run."""
+    try:
+        with alive(held):
+            yield
+    finally:
+        held.release()
+
+
+@contextmanager
+def alive(held: Lease) -> Iterator[None]:
+    """Keep the heart beating, in a thread of its own, while the block runs."""
     done = threading.Event()
 
     def beat() -> None:
@@ -196,7 +212,6 @@ def beating(held: Lease) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-        held.release()
 
 
 def seal(store: Store, attempt: int, checkpoints: list[CheckpointName]) -> None:

@@ -64,6 +64,10 @@ class Patience:
         return self.budget_s + size_bytes / SLOWEST_BYTES_PER_S
 
 
+HASTE = Patience(budget_s=5.0, silence_s=5.0)
+"""For what is soon done anew, and for who is about to end."""
+
+
 class UnfinishedError(StorageError):
     """Storage answered that all is well, but did a part only."""
 

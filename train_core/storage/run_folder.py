@@ -150,9 +150,11 @@ class RunFolder:
         """
         held = lease.acquire(self.store, self.name)
         held.beat()
-        good = self.quarantine_damaged()
-        earlier = [c.name for c in good if c.name.attempt < held.attempt]
-        lease.seal(self.store, held.attempt, earlier)
+        # There may be many manifests to read, from far away.
+        with lease.alive(held):
+            good = self.quarantine_damaged()
+            earlier = [c.name for c in good if c.name.attempt < held.attempt]
+            lease.seal(self.store, held.attempt, earlier)
         return held
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -281,7 +283,8 @@ class RunFolder:
             "created_at": datetime.now(UTC).isoformat(),
             "forked_from": self.store.uri(checkpoint.key),
         }
-        held = lease.acquire(fork.store, name)
+        # Its attempts follow those whose names it has: two commits must not meet under one.
+        held = lease.acquire(fork.store, name, above=checkpoint.name.attempt)
         with lease.beating(held):
             for key in [*keys, f"{checkpoint.key}/{MANIFEST_JSON}"]:
                 self.store.copy(key, fork.store, key)

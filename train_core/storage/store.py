@@ -92,6 +92,10 @@ class Store:
         """The folder below this one."""
         return self._at(self.uri(key), self.patience)
 
+    def with_patience(self, patience: Patience) -> Self:
+        """The same folder, waited for so long."""
+        return self._at(self.url, patience)
+
     def read(self, key: str) -> bytes:
         """The whole object."""
         path = self.path(key)
@@ -275,7 +279,7 @@ class Store:
         Raises StorageError, naming what failed, within seconds.
         """
         budget_s = min(self.patience.budget_s, _PROBE_BUDGET_S)
-        store = self._at(self.url, replace(self.patience, budget_s=budget_s))
+        store = self.with_patience(replace(self.patience, budget_s=budget_s))
         key = f"probe-{uuid.uuid4().hex}"
         store.create(key, b"1")
         try:
