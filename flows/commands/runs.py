@@ -104,7 +104,7 @@ class StopCommand(InStorage):
     run: CliPositionalArg[str] = Field(description="The run's name.")
 
     def cli_cmd(self) -> None:
-        """Leave the request; the training's rank 0 looks for it about once a second."""
+        """Leave the request; the training looks for it about once a second."""
         folder = existing(absolute(self.storage), self.run)
         holder = lease.holder_of(folder.store)
         if holder is None:

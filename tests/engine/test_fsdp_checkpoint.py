@@ -66,6 +66,7 @@ def test_training_goes_on_after_validations_of_different_lengths(tmp_path: Path)
         "strategy": "fsdp",
         "epochs": 2,
         "num_shards": 3,
+        "eval_batch_size": 60,
     }
     assert train(str(tmp_path), "run", attempt=1, workers=2, config=config, timeout_s=60)
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.engine.alone import create
 from tests.engine.processes import train
-from tests.engine.test_exact import DIGITS, EVERYTHING, OTHERS, POINTS
+from tests.engine.test_exact import EVERYTHING, OTHERS, POINTS
 from train_core.config import TrainConfig
 from train_core.engine.group import Group
 from train_core.engine.loop import Trainer
@@ -27,7 +27,7 @@ ON_GPU = {"gpus_per_worker": 1}
 CONFIGS: dict[str, dict[str, Any]] = {
     **EVERYTHING,
     "noise": OTHERS["noise"],
-    "channels-last": DIGITS | {"channels_last": True},
+    "channels-last": OTHERS["channels-last"],
 }
 # NCCL wants a GPU for each rank.
 WORKERS = [count for count in (1, 2, 4) if count <= max(1, torch.cuda.device_count())]

@@ -1,4 +1,4 @@
-"""Nothing of evertrain reads or writes pickles: its source says so."""
+"""Nothing of evertrain names what stores or reads pickles; between ranks, torch uses them."""
 
 from __future__ import annotations
 

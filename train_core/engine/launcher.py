@@ -11,12 +11,15 @@ import gc
 import logging
 import os
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from train_core.config import LOCAL, TrainConfig
 from train_core.driver import available_cpus
 from train_core.errors import EvertrainError, ResourceError, UserCodeError
 from train_core.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from ray.train.torch import TorchTrainer
 
 _ENVIRONMENT = {
     # Ray's default polls every 2 s, so each report would block about as long, and a worker's death
@@ -127,19 +130,24 @@ def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
     ConnectionError if a worker or Ray itself died.
     """
     from ray.exceptions import RayError
-    from ray.train import (
-        ControllerError,
-        FailureConfig,
-        RunConfig,
-        ScalingConfig,
-        WorkerGroupError,
-    )
+    from ray.train import ControllerError, WorkerGroupError
+
+    try:
+        _trainer(folder, config, attempt).fit()
+    except WorkerGroupError as error:
+        raise _first_failure(error.worker_failures) from error
+    except (ControllerError, RayError) as error:
+        _give_back_places()
+        raise ConnectionError(f"Ray Train ended: {type(error).__name__}: {error}") from error
+
+
+def _trainer(folder: RunFolder, config: TrainConfig, attempt: int) -> TorchTrainer:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
     from train_core.engine.ray_storage import ray_filesystem
 
-    resources = {"CPU": config.cpus_per_worker, "GPU": config.gpus_per_worker or 0}
-    trainer = TorchTrainer(
+    return TorchTrainer(
         _train_worker,
         train_loop_config={
             "url": folder.url,
@@ -150,7 +158,7 @@ def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
         scaling_config=ScalingConfig(
             num_workers=config.num_workers,
             use_gpu=config.uses_gpu,
-            resources_per_worker=resources,
+            resources_per_worker=_wanted(config),
             placement_strategy=config.placement_strategy,
         ),
         run_config=RunConfig(
@@ -161,13 +169,6 @@ def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
             failure_config=FailureConfig(max_failures=0),
         ),
     )
-    try:
-        trainer.fit()
-    except WorkerGroupError as error:
-        raise _first_failure(error.worker_failures) from error
-    except (ControllerError, RayError) as error:
-        _give_back_places()
-        raise ConnectionError(f"Ray Train ended: {type(error).__name__}: {error}") from error
 
 
 def _give_back_places() -> None:
