@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -106,15 +107,19 @@ class House:
     home: Path
     environment: dict[str, str]
     storage: str
-    more: tuple[str, ...] = ()
-    """Parameters of every pipeline, beside those of the suite."""
+    ray_address: str = ""
+    """Of the cluster that trains, if it is not a Ray of each pipeline's own."""
 
     def folder(self, run: str) -> RunFolder:
         return RunFolder(self.storage, run)
 
-    def command(self, run: str) -> list[str]:
-        more = ("--run", run, "--storage", self.storage)
-        return [sys.executable, "-m", "flows.cli", *PARAMETERS, *more, *self.more]
+    def command(self, run: str, told: dict[str, str] | None = None) -> list[str]:
+        """The command, whose ranks find what they are told in their environment."""
+        more = ["--run", run, "--storage", self.storage]
+        if self.ray_address:
+            runtime_env = json.dumps({"env_vars": told or {}})
+            more += ["--ray-address", self.ray_address, "--runtime-env", runtime_env]
+        return [sys.executable, "-m", "flows.cli", *PARAMETERS, *more]
 
 
 def undisturbed(house: House, run: str = "undisturbed") -> dict[str, Any]:
@@ -157,9 +162,10 @@ def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> R
     # Short: Ray's sockets lie in it.
     scratch = Path(tempfile.mkdtemp(prefix="c-", dir="/tmp"))
     hold = f"{fault.stage}@{fault.rank}" if fault.stage in HELD else "nothing"
-    environment = house.environment | {HOLD: hold, NOTES: str(notes), "TMPDIR": str(scratch)}
+    told = {HOLD: hold, NOTES: str(notes)}
+    environment = house.environment | told | {"TMPDIR": str(scratch)}
     again = False
-    with started(house.command(run), house.home, environment) as first:
+    with started(house.command(run, told), house.home, environment) as first:
         if fault.after_s:
             with suppress(subprocess.TimeoutExpired):
                 first.process.wait(fault.after_s)
@@ -184,7 +190,7 @@ def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> R
     left = remaining(belongings)
     if code != 0:
         again = True
-        with started(house.command(run), house.home, environment) as second:
+        with started(house.command(run, told), house.home, environment) as second:
             second.wait_for("evaluation", notes)
             belongings = second.belongings()
             code = second.end()

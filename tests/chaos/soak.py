@@ -110,7 +110,7 @@ def main() -> None:
         ray_cluster(Path(folder), "--num-cpus=2") as address,
     ):
         place = Path(home)
-        ours = House(place, isolated(place), f"{home}/.evertrain/runs", ("--ray-address", address))
+        ours = House(place, isolated(place), f"{home}/.evertrain/runs", address)
         reference = undisturbed(ours)
         while time.monotonic() < deadline:
             number = len(samples) + 1

@@ -76,8 +76,8 @@ class Tracked:
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracked]:
     home = tmp_path_factory.mktemp("tracked")
     with mlflow_server(home) as server, FaultProxy(server) as proxy:
-        more = ("--tracking-uri", proxy.url)
-        house = House(home, isolated(home), str(home / ".evertrain/runs"), more)
+        environment = isolated(home) | {"MLFLOW_TRACKING_URI": proxy.url}
+        house = House(home, environment, str(home / ".evertrain/runs"))
         yield Tracked(house, proxy, server)
 
 
