@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import IO, Any, Self
+
+import psutil
 
 from train_core import errors
 from train_core.config import TrainConfig
@@ -82,8 +87,12 @@ class Driver:
         self._calls: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
         reading, writing = os.pipe()
+        self._temporary = tempfile.mkdtemp(prefix="evertrain-")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "train_core.engine.driver_process", str(writing)],
+            [
+                *(sys.executable, "-m", "train_core.engine.driver_process"),
+                *(str(writing), self._temporary),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -168,6 +177,7 @@ class Driver:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._clear_away()
         for thread in self._threads:
             thread.join()
 
@@ -182,6 +192,18 @@ class Driver:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(end_status(kind))
+
+    def _clear_away(self) -> None:
+        """End what a process that was killed has left: Ray's agents, and what it wrote for a while.
+
+        Ray's agents alone would live on for a minute.
+        """
+        for pid in psutil.pids():
+            with suppress(OSError):
+                # All of them are in the session that the process began.
+                if os.getsid(pid) == self._process.pid:
+                    os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _call(self, stage: str, **arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()

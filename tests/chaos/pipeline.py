@@ -51,9 +51,10 @@ HELD = (
 )
 """Stages at which a rank stands still until it is struck."""
 SHOWN = {
-    "evaluation": "evaluate validation",
-    "inference": "infer",
-    "report": "publish",
+    "evaluation": {"evaluate validation"},
+    # They run side by side, and it shows the newest.
+    "inference": {"infer", "evaluate test"},
+    "report": {"publish"},
 }
 """Stages that the command line tells, and what it says."""
 
@@ -172,8 +173,9 @@ def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> R
         else:
             first.wait_for(fault.stage, notes)
         belongings = first.belongings() if first.process.poll() is None else []
-        # It shows a step in the next one, about twice a second.
-        time.sleep(1)
+        if fault.stage in HELD:
+            # A step is shown in the next one, about twice a second.
+            time.sleep(1)
         at = (folder.live() or {}).get("step", 0)
         struck = False
         for victim in victims(fault, first.process, notes, folder):
@@ -269,7 +271,7 @@ class Started:
         if stage in HELD:
             self._wait((notes / "held").exists, stage)
         else:
-            self._wait(lambda: SHOWN[stage] in self.log.splitlines(), stage)
+            self._wait(lambda: not SHOWN[stage].isdisjoint(self.log.splitlines()), stage)
 
     def wait_until_felt(self, held: Path) -> None:
         """Wait until the process that is held is gone, or for FELT_S."""

@@ -23,6 +23,7 @@ from train_core.errors import (
     GaveUpError,
     NotFiniteError,
     ResourceError,
+    StageError,
     UserCodeError,
 )
 from train_core.results import CheckpointSummary
@@ -195,6 +196,25 @@ def test_loss_that_is_no_number_ends_the_training_and_keeps_what_was_good(tmp_pa
     with pytest.raises(NotFiniteError, match="step-00000003-a0001"):
         fit(config, storage=str(tmp_path), run="nan", on_log=None)
     assert max(c.manifest.step for c in RunFolder(str(tmp_path), "nan").checkpoints()) == 3
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_leaves_nothing_once_it_is_closed(tmp_path: Path) -> None:
+    config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32)
+    request = DriverRequest(storage=str(tmp_path), run="run", config=config)
+    with Driver(request) as driver:
+        driver.train()
+        process = psutil.Process(driver._process.pid)
+        started = process.children(recursive=True)
+        assert any("raylet" in one.name() for one in started)
+        temporary = Path(driver._temporary)
+        (temporary / "half-a-model").touch()
+        process.kill()
+        with pytest.raises(StageError, match="ended unexpectedly"):
+            driver.evaluate([], "validation")
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert not alive
+    assert not temporary.exists()
 
 
 @pytest.mark.slow

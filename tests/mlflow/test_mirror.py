@@ -13,9 +13,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from tests.mlflow.run_builder import RunBuilder, entry
+from train_core.engine.driver_stages import DriverStages
 from train_core.engine.mirror import POLL_S, EndStatus, Mirror
 from train_core.engine.mlflow_metrics import Position
 from train_core.engine.mlflow_runs import MlflowRuns
+from train_core.results import TrainResult
 from train_core.storage.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 
@@ -151,6 +153,45 @@ def test_what_a_later_attempt_adds_to_a_step_is_shown_and_the_rest_not_twice(
     for _ in range(2):
         mirror_once(run, tracking_uri)
     assert points(tracking_uri) == expected(range(1, 40)) + Counter([("validation/loss", 20)])
+
+
+def test_what_a_driver_did_not_come_to_show_is_shown_with_the_report(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    best = run.commit(range(1, 50), finished=True)
+    evaluations = [run.evaluate(best, "validation"), run.evaluate(best, "test")]
+    predictions = run.predict(best)
+    newest = run.folder.checkpoints()[-1].manifest
+    trained = TrainResult(
+        run=run.folder.name,
+        attempt=1,
+        step=newest.step,
+        epoch=newest.epoch,
+        samples_seen=newest.samples_seen,
+        stopped_by=newest.stopped_by,
+        metrics=newest.metrics,
+        samples_per_s=1.0,
+        seconds=1.0,
+        checkpoints=[best],
+    )
+    # The next one is asked for the report only.
+    driver = DriverStages()
+    driver.folder, driver.config = run.folder, run.folder.record().config
+    driver.mirror = Mirror(run.folder, tracking_uri, "tests")
+    driver.mirror.start()
+    driver.publish(
+        train=trained.model_dump(),
+        evaluations=[one.model_dump() for one in evaluations],
+        best=best.model_dump(),
+        predictions=predictions.model_dump(),
+        seconds={},
+    )
+    assert driver.mirror.close("FINISHED")
+    assert points(tracking_uri, "evaluate") == Counter(
+        (f"{split}/{key}", 49) for split in ("validation", "test") for key in ("accuracy", "loss")
+    )
+    shown = {stage: found.info.status for stage, found in stages(tracking_uri).items()}
+    assert shown == dict.fromkeys(("pipeline", "train", "evaluate", "infer"), "FINISHED")
 
 
 def test_commits_are_shown_while_the_training_runs(run: RunBuilder, tracking_uri: str) -> None:

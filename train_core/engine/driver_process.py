@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sys
+import tempfile
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -78,6 +80,8 @@ def _end() -> None:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             process.kill()
+    if tempfile.tempdir:
+        shutil.rmtree(tempfile.tempdir, ignore_errors=True)
     os._exit(0)
 
 
@@ -103,8 +107,13 @@ def describe(stage: str, error: Exception) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Entry point: the number of the pipe for replies is the only argument."""
+    """Entry point: the number of the pipe for replies, and a folder for temporary files.
+
+    Whoever began this process deletes the folder after it; without such a one it does so itself.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    # MLflow writes a model there before it sends it.
+    tempfile.tempdir = sys.argv[2]
     replies = os.fdopen(int(sys.argv[1]), "w")
     serve(sys.stdin, replies)
 

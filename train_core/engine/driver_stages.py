@@ -230,7 +230,11 @@ class DriverStages:
         test = [e for e in measured if e.split == "test" and e.checkpoint.name == chosen.name]
         test_metrics = test[0].metrics if test else {}
         tracking = Tracking(tracking_uri="", experiment_id="", run_id="", url="", model_uri="")
+        predicted = PredictionsResult.model_validate(predictions)
         if self.mirror:
+            # A driver before this one may have died before it came to that.
+            self.mirror.log_evaluations(measured)
+            self.mirror.log_predictions(predicted)
             self.mirror.log_outcome(chosen, test_metrics)
             self.mirror.flush()
             tracking = self.mirror.tracking()
@@ -242,7 +246,7 @@ class DriverStages:
             evaluations=measured,
             best=chosen,
             test_metrics=test_metrics,
-            predictions=PredictionsResult.model_validate(predictions),
+            predictions=predicted,
             tracking=tracking,
             seconds=seconds,
         )

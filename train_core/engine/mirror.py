@@ -100,6 +100,7 @@ class Mirror:
         self._tasks: deque[_Task] = deque()
         self._runs: MlflowRuns | None = None
         self._seen: set[str] = set()
+        self._told: set[str] = set()
         self._is_trained = False
         self._system: SystemMetrics | None = None
         self._sample_at = 0.0
@@ -133,12 +134,17 @@ class Mirror:
         self._add(lambda runs: runs.set_status(stage, "RUNNING"))
 
     def log_evaluations(self, results: Sequence[EvaluationResult]) -> None:
-        """Show metrics and confusion matrices of evaluated checkpoints."""
-        self._add(lambda runs: _stages().show_evaluations(runs, results))
+        """Show metrics and confusion matrices of evaluated checkpoints, each once."""
+        new = [result for result in results if result.uri not in self._told]
+        self._told |= {result.uri for result in new}
+        if new:
+            self._add(lambda runs: _stages().show_evaluations(runs, new))
 
     def log_predictions(self, result: PredictionsResult) -> None:
-        """Show where the predictions of a batch inference are."""
-        self._add(lambda runs: _stages().show_predictions(runs, result))
+        """Show where the predictions of a batch inference are, once."""
+        if result.uri not in self._told:
+            self._told.add(result.uri)
+            self._add(lambda runs: _stages().show_predictions(runs, result))
 
     def log_outcome(self, best: CheckpointSummary, test_metrics: dict[str, float | None]) -> None:
         """Show the run's outcome on its parent run: headline metrics, and the best model."""
