@@ -18,7 +18,6 @@ S3 = pytest.mark.s3
 FEW = [
     pytest.param("local", Fault("the flow", "before the manifest"), id="disk, the flow"),
     pytest.param("s3", Fault("rank 1", "upload", rank=1), id="S3, a rank", marks=S3),
-    pytest.param("s3", Fault("the flow", "validation"), id="S3, the flow", marks=S3),
 ]
 
 
