@@ -198,9 +198,11 @@ class Driver:
 
         Ray's agents alone would live on for a minute.
         """
-        for pid in psutil.pids():
+        # All of them are in the session that the process began. Its number is given to no other
+        # while one of them lives; whoever has it now that the process is gone is somebody else.
+        is_another = psutil.pid_exists(self._process.pid)
+        for pid in [] if is_another else psutil.pids():
             with suppress(OSError):
-                # All of them are in the session that the process began.
                 if os.getsid(pid) == self._process.pid:
                     os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self._temporary, ignore_errors=True)

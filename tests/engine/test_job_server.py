@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -86,6 +88,17 @@ class Caller:
             self.calls.beat()
 
 
+@contextmanager
+def two_callers(folder: RunFolder) -> Iterator[tuple[Future[bool], Caller, Caller]]:
+    """A job that is prepared, and the two that have attached to it."""
+    one, other = Caller(folder), Caller(folder)
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(Prepared(Calls(folder.store, JOB), folder).serve, one.first)
+        for caller in (one, other):
+            caller.answered(caller.first)
+        yield served, one, other
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hearts are looked at more often, and missed sooner."""
@@ -95,11 +108,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_a_caller_that_comes_while_another_one_closes_keeps_the_job(folder: RunFolder) -> None:
-    leaving, dying = Caller(folder), Caller(folder)
-    with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(Prepared(Calls(folder.store, JOB), folder).serve, leaving.first)
-        leaving.answered(leaving.first)
-        dying.answered(dying.first)
+    with two_callers(folder) as (served, leaving, dying):
         dying.die()
         closing = leaving.close()
         late = Caller(folder)
@@ -115,11 +124,7 @@ def test_a_caller_that_comes_while_another_one_closes_keeps_the_job(folder: RunF
 
 @pytest.mark.usefixtures("quick")
 def test_two_that_close_at_once_are_both_answered(folder: RunFolder) -> None:
-    one, other = Caller(folder), Caller(folder)
-    with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(Prepared(Calls(folder.store, JOB), folder).serve, one.first)
-        one.answered(one.first)
-        other.answered(other.first)
+    with two_callers(folder) as (served, one, other):
         one.die()
         other.die()
         closed = [(caller, caller.close()) for caller in (one, other)]

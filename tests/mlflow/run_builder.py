@@ -129,9 +129,9 @@ class RunBuilder:
         store.create(MANIFEST_JSON, manifest.to_json())
         return PredictionsResult(checkpoint=checkpoint, uri=store.url, num_rows=7, files=[])
 
-    def report(self, best: CheckpointSummary) -> None:
-        """Write the report of a pipeline whose best checkpoint is `best`."""
-        train = TrainResult(
+    def trained(self, best: CheckpointSummary) -> TrainResult:
+        """What the training gave, whose only checkpoint is `best`."""
+        return TrainResult(
             run=self.folder.name,
             attempt=self.lease.attempt,
             step=best.step,
@@ -143,12 +143,15 @@ class RunBuilder:
             seconds=1.0,
             checkpoints=[best],
         )
+
+    def report(self, best: CheckpointSummary) -> None:
+        """Write the report of a pipeline whose best checkpoint is `best`."""
         evaluations = [self.evaluate(best, split) for split in ("validation", "test")]
         report = Report(
             run=self.folder.name,
             uri=self.folder.store.uri(REPORT_JSON),
             workload="train_core.workloads.digits:Digits",
-            train=train,
+            train=self.trained(best),
             evaluations=evaluations,
             best=best,
             test_metrics=evaluations[1].metrics,

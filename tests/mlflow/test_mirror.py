@@ -17,7 +17,6 @@ from train_core.engine.driver_stages import DriverStages
 from train_core.engine.mirror import POLL_S, EndStatus, Mirror
 from train_core.engine.mlflow_metrics import Position
 from train_core.engine.mlflow_runs import MlflowRuns
-from train_core.results import TrainResult
 from train_core.storage.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 
@@ -161,26 +160,13 @@ def test_what_a_driver_did_not_come_to_show_is_shown_with_the_report(
     best = run.commit(range(1, 50), finished=True)
     evaluations = [run.evaluate(best, "validation"), run.evaluate(best, "test")]
     predictions = run.predict(best)
-    newest = run.folder.checkpoints()[-1].manifest
-    trained = TrainResult(
-        run=run.folder.name,
-        attempt=1,
-        step=newest.step,
-        epoch=newest.epoch,
-        samples_seen=newest.samples_seen,
-        stopped_by=newest.stopped_by,
-        metrics=newest.metrics,
-        samples_per_s=1.0,
-        seconds=1.0,
-        checkpoints=[best],
-    )
     # The next one is asked for the report only.
     driver = DriverStages()
     driver.folder, driver.config = run.folder, run.folder.record().config
     driver.mirror = Mirror(run.folder, tracking_uri, "tests")
     driver.mirror.start()
     driver.publish(
-        train=trained.model_dump(),
+        train=run.trained(best).model_dump(),
         evaluations=[one.model_dump() for one in evaluations],
         best=best.model_dump(),
         predictions=predictions.model_dump(),
