@@ -42,7 +42,7 @@ PARAMETERS = (
     *("--batch-size", "64", "--num-shards", "4", "--num-workers", "2"),
     # Each rank has two batches of validation, and is held in the first.
     *("--eval-batch-size", "45"),
-    *("--checkpoint-every-steps", "7", "--cpus-per-worker", "0.5", "--gpus-per-worker", "0"),
+    *("--checkpoint-every-steps", "7", "--gpus-per-worker", "0"),
     *("--checkpoint-backpressure", "wait", "--hang-timeout-s", "10"),
 )
 HELD = (

@@ -136,7 +136,7 @@ def test_a_training_that_can_save_no_more_says_so_and_goes_on_later(
     folder, store = faulty(storage_url, "run", tmp_path)
     store.fail_at(number, times=None)
     with pytest.raises(UnsavedError, match="the test has scheduled this") as caught:
-        run(folder, max_unsaved_s=0.2, **CONFIG)
+        run(folder, max_unsaved_s=2, **CONFIG)
     kept = check_whole(folder)
     assert caught.value.last_good == (str(folder.checkpoints()[-1].name) if kept else None)
     store.work_again()
