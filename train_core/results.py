@@ -81,11 +81,11 @@ class ExportResult(Result):
 class Tracking(Result):
     """Where MLflow shows a run; empty strings while it cannot be reached."""
 
-    tracking_uri: str
-    experiment_id: str
-    run_id: str
-    url: str
-    model_uri: str
+    tracking_uri: str = ""
+    experiment_id: str = ""
+    run_id: str = ""
+    url: str = ""
+    model_uri: str = ""
 
 
 class Report(Result):

@@ -69,7 +69,7 @@ TRAINED = TrainResult(
     checkpoints=[checkpoint(20, 0.5)],
 )
 PREDICTIONS = PredictionsResult(checkpoint=checkpoint(20), uri="/r/p", num_rows=3, files=["a"])
-TRACKING = Tracking(tracking_uri="", experiment_id="", run_id="", url="", model_uri="")
+TRACKING = Tracking()
 REPORT = Report(
     run="r",
     uri="/r/report.json",

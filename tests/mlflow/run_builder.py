@@ -54,8 +54,7 @@ class RunBuilder:
 
     def new_attempt(self) -> None:
         """What a restart of the driver does."""
-        self.lease.release()
-        self.lease = self.folder.begin_attempt()
+        self.folder.next_attempt(self.lease)
 
     def commit(
         self,
@@ -156,7 +155,7 @@ class RunBuilder:
             best=best,
             test_metrics=evaluations[1].metrics,
             predictions=self.predict(best),
-            tracking=Tracking(tracking_uri="", experiment_id="", run_id="", url="", model_uri=""),
+            tracking=Tracking(),
             seconds={},
         )
         self.folder.store.write(REPORT_JSON, report.model_dump_json().encode())

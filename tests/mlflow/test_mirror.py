@@ -13,6 +13,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from tests.mlflow.run_builder import RunBuilder, entry
+from train_core.config import TrainConfig
+from train_core.driver import DriverRequest
 from train_core.engine.driver_stages import DriverStages
 from train_core.engine.mirror import POLL_S, EndStatus, Mirror
 from train_core.engine.mlflow_metrics import Position
@@ -332,3 +334,24 @@ def test_a_commit_after_the_end_does_not_begin_the_training_again(
         "pipeline": "KILLED",
         "train": "KILLED",
     }
+
+
+def test_who_was_replaced_does_not_say_how_the_run_ended(tmp_path: Path, tracking_uri: str) -> None:
+    config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, gpus_per_worker=0)
+    request = DriverRequest(
+        storage=str(tmp_path),
+        run="run",
+        config=config,
+        tracking_uri=tracking_uri,
+        experiment="tests",
+    )
+    driver = DriverStages()
+    driver.prepare(request.model_dump(mode="json"))
+    assert driver.mirror
+    assert driver.mirror.flush()
+    store = RunFolder(str(tmp_path), "run").store
+    # Frozen for a while, it does not know yet.
+    store.create("lease/0002.json", store.read("lease/0001.json"))
+    driver.close("FAILED")
+    statuses = {name: stage.info.status for name, stage in stages(tracking_uri).items()}
+    assert statuses == {"pipeline": "RUNNING", "train": "RUNNING"}

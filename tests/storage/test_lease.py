@@ -340,3 +340,29 @@ def test_a_heartbeat_that_is_not_written_does_not_end_the_next_ones(
     held.store = FailsOnce(local_folder.url)
     with lease.beating(held):
         assert second.wait(30)
+
+
+def test_who_goes_on_to_the_next_attempt_never_gives_the_run_free(folder: RunFolder) -> None:
+    held = folder.begin_attempt()
+    committed = commit(folder, 1, attempt=1)
+    folder.next_attempt(held)
+    assert held.attempt == lease.newest_attempt(folder.store) == 2
+    assert lease.holder_of(folder.store) == lease._holder(folder.store, 2)
+    # The attempt before is over, though its process lives; what it committed counts.
+    assert lease.is_over(folder.store, 1)
+    assert not lease.is_over(folder.store, 2)
+    late = save(folder, 2, attempt=1)
+    folder.store.create(f"checkpoints/{late}/manifest.json", manifest(2, 1).to_json())
+    assert [one.name for one in folder.checkpoints()] == [committed]
+    with driver_of(folder) as driver:
+        assert said_by(driver) == "busy"
+    held.release()
+    assert lease.holder_of(folder.store) is None
+
+
+def test_who_was_replaced_does_not_go_on(folder: RunFolder) -> None:
+    held = folder.begin_attempt()
+    folder.store.create("lease/0002.json", holder_elsewhere().model_dump_json().encode())
+    with pytest.raises(FencedError):
+        held.advance()
+    assert held.attempt == 1

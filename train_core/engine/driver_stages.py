@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,7 @@ from train_core.driver import DriverRequest
 from train_core.engine.launcher import check_resources, with_gpus
 from train_core.engine.mirror import EndStatus, Mirror
 from train_core.engine.retention import delete_orphans_of_the_dead, delete_superseded
-from train_core.errors import (
-    GaveUpError,
-    StoppedError,
-    StorageError,
-)
+from train_core.errors import FencedError, GaveUpError, StoppedError, StorageError
 from train_core.results import (
     CheckpointSummary,
     EvaluationResult,
@@ -29,7 +25,7 @@ from train_core.results import (
 )
 from train_core.storage import lease
 from train_core.storage.journal import read_good_segments
-from train_core.storage.lease import HEARTBEAT_S, Lease
+from train_core.storage.lease import Lease
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.patience import HASTE
 from train_core.storage.pins import pinned
@@ -49,27 +45,20 @@ class DriverStages:
     def __init__(self) -> None:
         self.mirror: Mirror | None = None
         self._lease: Lease | None = None
-        self._lease_lock = threading.Lock()
+        self._alive = ExitStack()
         self._has_launched = False
         self._is_stopping = threading.Event()
         self._is_idle = threading.Event()
         self._is_idle.set()
-        self._closed = threading.Event()
 
     def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Check the request and create the run if it is new."""
-        from train_core.engine.preflight import check, check_scoring, effective, new_record
+        from train_core.engine.preflight import check, effective, new_record
 
         self.request = DriverRequest.model_validate(request)
         self.folder = RunFolder(self.request.storage, self.request.run)
         if self.request.scores_only:
-            # One worker is enough: the shards queue. It need not be where the training was.
-            fewer = {"num_workers": 1, "gpus_per_worker": None}
-            self.config = self.request.config.model_copy(update=fewer)
-            prepared = check_scoring(self.folder, self.request)
-            self._join_cluster()
-            self.config = with_gpus(self.config)
-            return prepared.model_dump()
+            return self._prepare_scoring()
         self.config = effective(self.request)
         mirror = None
         if self.request.tracking_uri:
@@ -92,12 +81,22 @@ class DriverStages:
             record = new_record(self.request, self.config, checked.datasets, checked.origin)
             with suppress(FileExistsError):
                 self.folder.create(record)
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         self._take_run()
         if mirror is not None:
             mirror.start()
             self.mirror = mirror
         return checked.prepared.model_copy(update={"job_url": self.request.job_url}).model_dump()
+
+    def _prepare_scoring(self) -> dict[str, Any]:
+        from train_core.engine.preflight import check_scoring
+
+        # One worker is enough: the shards queue. It need not be where the training was.
+        fewer = {"num_workers": 1, "gpus_per_worker": None}
+        self.config = self.request.config.model_copy(update=fewer)
+        prepared = check_scoring(self.folder, self.request)
+        self._join_cluster()
+        self.config = with_gpus(self.config)
+        return prepared.model_dump()
 
     def start_ray(self) -> None:
         """Start Ray; what fails is raised by the first stage that needs it."""
@@ -121,15 +120,7 @@ class DriverStages:
         newest = self._newest()
         restarts, is_done = 0, _is_finished(newest, self.config)
         while not is_done:
-            # Also when a stage is tried again: steps of an attempt are never written twice.
-            assert self._lease is not None
-            if self._has_launched:
-                before = self._lease.attempt
-                self._take_run()
-                # Who asked while nothing ran meant this one.
-                self._check_asked_to_stop(before)
-            self._has_launched = True
-            attempt = self._lease.attempt
+            attempt = self._begin_attempt()
             if self._is_stopping.is_set():
                 raise StoppedError(self.folder.name, newest.manifest.step if newest else 0)
             try:
@@ -229,7 +220,6 @@ class DriverStages:
         chosen = CheckpointSummary.model_validate(best)
         test = [e for e in measured if e.split == "test" and e.checkpoint.name == chosen.name]
         test_metrics = test[0].metrics if test else {}
-        tracking = Tracking(tracking_uri="", experiment_id="", run_id="", url="", model_uri="")
         predicted = PredictionsResult.model_validate(predictions)
         if self.mirror:
             # A driver before this one may have died before it came to that.
@@ -237,7 +227,6 @@ class DriverStages:
             self.mirror.log_predictions(predicted)
             self.mirror.log_outcome(chosen, test_metrics)
             self.mirror.flush()
-            tracking = self.mirror.tracking()
         report = Report(
             run=self.folder.name,
             uri=self.folder.store.uri(REPORT_JSON),
@@ -247,11 +236,14 @@ class DriverStages:
             best=chosen,
             test_metrics=test_metrics,
             predictions=predicted,
-            tracking=tracking,
+            tracking=self.mirror.tracking() if self.mirror else Tracking(),
             seconds=seconds,
         )
         self._check_lease()
         self.folder.store.write(REPORT_JSON, (report.model_dump_json(indent=1) + "\n").encode())
+        if self._lease:
+            # Stages that were tried again left something, too.
+            delete_orphans_of_the_dead(self.folder, self._lease.attempt)
         return report.model_dump()
 
     def close(self, status: EndStatus) -> None:
@@ -263,9 +255,10 @@ class DriverStages:
             if not self._is_idle.is_set():
                 self._stop_training()
         finally:
-            self._closed.set()
             if self.mirror:
-                self.mirror.close(status)
+                # What becomes of a run that a newer attempt has, that one says.
+                self.mirror.close(None if self._is_replaced() else status)
+            self._alive.close()
         if self._lease:
             try:
                 self._lease.release()
@@ -283,20 +276,41 @@ class DriverStages:
         check_resources(self.config)
 
     def _take_run(self) -> None:
-        """A new attempt: whatever an earlier one still does no longer counts."""
-        with self._lease_lock:
-            if self._lease:
-                self._lease.release()
-                self._lease = None
-            self._lease = self.folder.begin_attempt()
+        """Take the run's lease, and keep its heart beating until this is closed."""
+        self._lease = self.folder.begin_attempt()
+        self._alive.enter_context(lease.alive(self._lease))
         delete_orphans_of_the_dead(self.folder, self._lease.attempt)
+
+    def _begin_attempt(self) -> int:
+        """The attempt to launch now: whatever one before still does no longer counts."""
+        held = self._lease
+        assert held is not None
+        # Also when a stage is tried again: steps of an attempt are never written twice.
+        if self._has_launched:
+            before = held.attempt
+            self.folder.next_attempt(held)
+            delete_orphans_of_the_dead(self.folder, held.attempt)
+            # Who asked while nothing ran meant this one.
+            self._check_asked_to_stop(before)
+        self._has_launched = True
+        return held.attempt
+
+    def _is_replaced(self) -> bool:
+        """Whether a newer attempt has the run, as far as can be told."""
+        try:
+            if self._lease:
+                lease.check(self.folder.store.with_patience(HASTE), self._lease.attempt)
+        except FencedError:
+            return True
+        except StorageError:
+            return False
+        return False
 
     def _stop_training(self) -> None:
         """Let the training save and end; what it does not do in its grace is left."""
         self._is_stopping.set()
         grace_s = self.config.grace_s
-        with self._lease_lock:
-            attempt = self._lease.attempt if self._lease else 0
+        attempt = self._lease.attempt if self._lease else 0
         # An end that was asked for is not kept waiting by a storage that is away.
         hasty = self.folder.store.with_patience(HASTE)
         try:
@@ -335,15 +349,6 @@ class DriverStages:
         names = [self.folder.find(summary.name).name for summary in summaries]
         attempt = self._lease.attempt if self._lease else 0
         return pinned(self.folder.store, names, activity, attempt=attempt)
-
-    def _beat(self) -> None:
-        while not self._closed.wait(HEARTBEAT_S):
-            try:
-                with self._lease_lock:
-                    if self._lease and not self._closed.is_set():
-                        self._lease.beat()
-            except StorageError as error:
-                _log.warning("the heartbeat was not written: %s", error)
 
     def _newest(self) -> Checkpoint | None:
         return max(self.folder.checkpoints(), key=lambda c: c.name, default=None)

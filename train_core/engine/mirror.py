@@ -105,9 +105,7 @@ class Mirror:
         self._system: SystemMetrics | None = None
         self._sample_at = 0.0
         self._samples: deque[tuple[float, dict[str, float]]] = deque(maxlen=MAX_SAMPLES)
-        self._tracking = Tracking(
-            tracking_uri="", experiment_id="", run_id="", url="", model_uri=""
-        )
+        self._tracking = Tracking()
 
     def connect(self) -> None:
         """Begin to load MLflow and to ask the server, in the background."""
@@ -174,10 +172,13 @@ class Mirror:
         """Where MLflow shows the run, as far as it could be told."""
         return self._tracking
 
-    def close(self, status: EndStatus, timeout_s: float = 30) -> bool:
-        """Send what is left, end the MLflow runs with `status`, and stop; whether all was sent."""
+    def close(self, status: EndStatus | None, timeout_s: float = 30) -> bool:
+        """Send what is left, end the MLflow runs with `status`, and stop; whether all was sent.
+
+        Without a status it only stops: the run is somebody else's now.
+        """
         is_sent = True
-        if self._started:
+        if self._started and status:
             with self._changed:
                 # By the attempt that the flush asks for, and none before: it has seen all commits.
                 self._end_status, self._end_in = status, self._asked + 1

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Self
@@ -101,15 +101,36 @@ class Lease:
     run: str
     attempt: int
     counter: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def beat(self) -> None:
         """Move the heartbeat; call it every HEARTBEAT_S."""
-        self.counter += 1
-        self._write_beat(released=False)
+        with self._lock:
+            self.counter += 1
+            self._write_beat(released=False)
 
     def release(self) -> None:
         """Give the run free: the next attempt need not wait for a standstill."""
-        self._write_beat(released=True)
+        with self._lock:
+            self._write_beat(released=True)
+
+    def advance(self) -> None:
+        """Go on to this holder's next attempt; the run is never free meanwhile.
+
+        Raises FencedError if somebody else took the run.
+        """
+        with self._lock:
+            number = LeaseName(self.attempt + 1)
+            try:
+                self.store.create(f"{LEASES}/{number}", Holder.here().model_dump_json().encode())
+            except FileExistsError as error:
+                raise FencedError(self.attempt, newest_attempt(self.store)) from error
+            try:
+                # Nothing more of the attempt before can count: what it left can be collected.
+                self._write_beat(released=True)
+            finally:
+                self.attempt += 1
+            self._write_beat(released=False)
 
     def _write_beat(self, *, released: bool) -> None:
         beat = Beat(counter=self.counter, released=released)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
@@ -22,7 +23,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from train_core.config import TrainConfig
-from train_core.errors import CheckpointError, ConfigError, RunConflictError
+from train_core.errors import CheckpointError, ConfigError, RunConflictError, StorageError
 from train_core.results import CheckpointSummary
 from train_core.storage import lease
 from train_core.storage.digests import digest_of
@@ -149,13 +150,29 @@ class RunFolder:
         Raises RunBusyError if another process drives the run.
         """
         held = lease.acquire(self.store, self.name)
-        held.beat()
-        # There may be many manifests to read, from far away.
-        with lease.alive(held):
-            good = self.quarantine_damaged()
-            earlier = [c.name for c in good if c.name.attempt < held.attempt]
-            lease.seal(self.store, held.attempt, earlier)
+        try:
+            held.beat()
+            # There may be many manifests to read, from far away.
+            with lease.alive(held):
+                self._seal(held)
+        except BaseException:
+            with suppress(StorageError):
+                held.release()
+            raise
         return held
+
+    def next_attempt(self, held: lease.Lease) -> None:
+        """Begin another attempt of who holds the lease, as `begin_attempt` does.
+
+        Raises FencedError if somebody else has taken the run.
+        """
+        held.advance()
+        self._seal(held)
+
+    def _seal(self, held: lease.Lease) -> None:
+        good = self.quarantine_damaged()
+        earlier = [c.name for c in good if c.name.attempt < held.attempt]
+        lease.seal(self.store, held.attempt, earlier)
 
     def checkpoints(self) -> list[Checkpoint]:
         """The committed checkpoints, oldest first; damaged and quarantined ones are left out."""
