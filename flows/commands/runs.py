@@ -75,9 +75,10 @@ class DeleteCommand(InStorage):
         if not self.yes and input(f"Delete {folder.url}? [y/N] ").lower() not in ("y", "yes"):
             raise ConfigError("nothing was deleted")
         # Also a run whose driver died elsewhere can be had, once its heart stood still.
-        lease.acquire(folder.store, folder.name)
-        if self.tracking_uri:
-            delete_tracking(folder.url, self.tracking_uri)
+        held = lease.acquire(folder.store, folder.name)
+        with lease.alive(held):
+            if self.tracking_uri:
+                delete_tracking(folder.url, self.tracking_uri)
         # run.json first: without it the run is no more.
         folder.store.delete(RUN_JSON)
         folder.store.delete("")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ import torch
 from tests.engine.digests import digest_of_training, journal_of
 from tests.engine.processes import train
 from tests.engine.tiny import Tiny
+from tests.storage.faulty_store import FaultyStore
+from tests.storage.samples import manifest
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
 from train_core.engine.driver_stages import DriverStages
@@ -21,11 +24,20 @@ from train_core.engine.evaluator import load_model
 from train_core.engine.group import Group
 from train_core.engine.loop import Trainer
 from train_core.engine.progress import Progress
-from train_core.engine.retention import delete_superseded
-from train_core.errors import CheckpointError, DataError, FencedError, NotFiniteError
+from train_core.engine.retention import _delete_merged_segments, delete_superseded
+from train_core.errors import (
+    CheckpointError,
+    DataError,
+    FencedError,
+    NotFiniteError,
+    StorageError,
+)
+from train_core.storage import lease
 from train_core.storage.journal import read_segments
+from train_core.storage.manifest import FileEntry
 from train_core.storage.names import MODEL_FILE, CheckpointName
-from train_core.storage.run_folder import RunFolder, RunRecord
+from train_core.storage.run_folder import Checkpoint, RunFolder, RunRecord
+from train_core.storage.store import Store
 
 
 @pytest.fixture
@@ -283,6 +295,7 @@ def test_a_replaced_driver_evaluates_infers_and_publishes_nothing(folder: RunFol
         with pytest.raises(FencedError):
             stage()
     assert folder.store.names() == before
+    driver.close("FAILED")
 
 
 def test_a_driver_that_begins_collects_what_a_dead_one_left(folder: RunFolder) -> None:
@@ -295,6 +308,7 @@ def test_a_driver_that_begins_collects_what_a_dead_one_left(folder: RunFolder) -
     driver = DriverStages()
     driver.folder = folder
     driver._take_run()
+    driver.close("FAILED")
     assert folder.store.names("checkpoints") == [str(committed.name)]
     assert folder.store.names("journal") == segments
 
@@ -353,3 +367,61 @@ def test_workers_with_other_states_commit_nothing(name: str, tmp_path: Path) -> 
     with pytest.raises(AssertionError, match="the workers' states differ"):
         train(str(tmp_path), "run", attempt=1, workers=2, config=config)
     assert RunFolder(str(tmp_path), "run").checkpoints() == []
+
+
+def test_a_restart_in_an_outage_is_tried_again(folder: RunFolder, tmp_path: Path) -> None:
+    """Whichever operation of a new attempt fails, the next try has the run all the same."""
+    run(folder)
+    for number in count(1):
+        store = FaultyStore(folder.url, tmp_path / f"notes-{number}")
+        driver = DriverStages()
+        driver.request = DriverRequest(
+            storage=folder.storage, run=folder.name, config=folder.record().config
+        )
+        driver.folder = RunFolder(folder.storage, folder.name)
+        driver._take_run()
+        first = driver._begin_attempt()
+        driver.folder.store = store
+        assert driver._lease
+        driver._lease.store = store
+        store.fail_at(number, kind="create")
+        try:
+            # The heart's own writes are none of these.
+            second = driver._begin_attempt()
+        except StorageError:
+            failed = True
+            second = driver._begin_attempt()
+        else:
+            failed = False
+        driver.close("FAILED")
+        assert first < second == lease.newest_attempt(folder.store)
+        if not failed:
+            assert number > 2
+            return
+
+
+class Watched(Store):
+    """Whose reader, with an older manifest in hand, looks after each deletion."""
+
+    listed: ClassVar[list[str]] = []
+
+    def delete(self, key: str) -> None:
+        super().delete(key)
+        there = [name in self.names("journal") for name in self.listed]
+        # A beginning without a gap: what it misses now is all after what it has.
+        assert there == sorted(there, reverse=True)
+
+
+def test_merged_segments_are_deleted_from_the_end(folder: RunFolder) -> None:
+    name = CheckpointName(3, 1)
+    segments = tuple(
+        FileEntry.of(f"steps-{step:08d}-{step:08d}-a0001.jsonl", b"{}\n") for step in (1, 2, 3)
+    )
+    for one in segments:
+        folder.store.write(f"journal/{one.name}", b"{}\n")
+    older = Checkpoint(name, manifest(3, 1).model_copy(update={"journal": segments}), "")
+    folder.store = Watched(folder.url)
+    Watched.listed = [one.name for one in segments]
+    folder.begin_attempt()
+    _delete_merged_segments(folder, [older], {str(name)}, attempt=1)
+    assert folder.store.names("journal") == []

@@ -58,7 +58,9 @@ def _delete_merged_segments(
         with suppress(FileNotFoundError):
             listed[False] |= {s.name for s in folder.find(text).manifest.journal}
     lease.check(folder.store, attempt)
-    for name in sorted(listed[True] - listed[False]):
+    # IMPORTANT: the newest first. Who reads them by an older manifest meanwhile, as the mirror
+    # may, finds a beginning without a gap, and not what comes after one.
+    for name in sorted(listed[True] - listed[False], reverse=True):
         folder.store.delete(f"{JOURNAL}/{name}")
 
 
