@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,12 @@ import pytest
 from tests.storage.samples import commit, manifest, save
 from train_core.engine.retention import delete_orphans_of_the_dead
 from train_core.errors import FencedError, StorageError
+from train_core.storage import local_disk
 from train_core.storage.lease import Holder
 from train_core.storage.manifest import CheckpointManifest, FileEntry
 from train_core.storage.names import CheckpointName
 from train_core.storage.orphans import collect_orphans, delete_orphans, find_orphans
-from train_core.storage.pins import pin
+from train_core.storage.pins import pin, pinned
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.store import Store
 
@@ -215,3 +217,49 @@ def test_a_storage_that_fails_leaves_all_to_the_next_attempt(
     folder.store = whole
     delete_orphans_of_the_dead(folder, held.attempt)
     assert len(keys(folder)) == 2
+
+
+def test_results_without_a_manifest_are_deleted_once_nobody_works_on_them(
+    any_folder: RunFolder,
+) -> None:
+    any_folder.begin_attempt().release()
+    name = commit(any_folder, 1, attempt=1)
+    whole = [f"predictions/{name}-0a1b2c3d", f"evaluations/{name}/test-0a1b2c3d"]
+    half = [f"predictions/{name}-4e5f6a7b", f"evaluations/{name}/test-4e5f6a7b"]
+    for key in (*whole, *half):
+        any_folder.store.write(f"{key}/part", b"rows")
+    for key in whole:
+        any_folder.store.write(f"{key}/manifest.json", b"{}")
+    # A model in MLflow keeps the checkpoint, and no result of it.
+    pin(any_folder.store, name, "mlflow-model", "a model", is_lasting=True)
+    held = any_folder.begin_attempt()
+    with pinned(any_folder.store, [name], "infer"):
+        assert collect_orphans(any_folder, held.attempt) == []
+    assert [orphan.key for orphan in collect_orphans(any_folder, held.attempt)] == half
+    assert all(any_folder.store.exists(f"{key}/part") for key in whole)
+    assert not any(any_folder.store.exists(f"{key}/part") for key in half)
+
+
+WRITER = """
+import os, signal, sys
+from train_core.storage import local_disk
+with local_disk.temporary_beside(sys.argv[1]) as temporary:
+    local_disk.write_new(temporary, b"half", durable=False)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_temporary_files_of_killed_processes_are_deleted(folder: RunFolder) -> None:
+    held = folder.begin_attempt()
+    place = Path(folder.url) / "checkpoints/step-00000001-a0001"
+    subprocess.run([sys.executable, "-c", WRITER, str(place / "model")], check=False)
+    (killed,) = place.iterdir()
+    with local_disk.temporary_beside(str(place / "state")) as ours:
+        Path(ours).write_bytes(b"half")
+        # It may be of another machine, where its writer lives.
+        folder.store.sweep()
+        assert killed.exists()
+        for path in (killed, Path(ours)):
+            os.utime(path, (0, 0))
+        collect_orphans(folder, held.attempt)
+        assert list(place.iterdir()) == [Path(ours)]

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from train_core.errors import ConfigError
 
 TEMPORARY = ".tmp-"
+_WRITER = re.compile(rf"{re.escape(TEMPORARY)}(\d+)-")
+_ABANDONED_S = 10.0
 _NO_LINK_HERE = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES}
 )
@@ -23,11 +29,23 @@ def temporary_beside(path: str) -> Iterator[str]:
     """A free path beside `path`, in a folder that exists; deleted at the end if still there."""
     folder = os.path.dirname(path)
     make_folder(folder)
-    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}")
+    temporary = os.path.join(folder, f"{TEMPORARY}{os.getpid()}-{uuid.uuid4().hex}")
     try:
         yield temporary
     finally:
         Path(temporary).unlink(missing_ok=True)
+
+
+def sweep(folder: str) -> None:
+    """Delete what `temporary_beside` left below the folder where a process was killed in it."""
+    for path in Path(folder).rglob(f"{TEMPORARY}*"):
+        writer = _WRITER.match(path.name)
+        if writer and psutil.pid_exists(int(writer[1])):
+            continue
+        with suppress(FileNotFoundError):
+            # Another machine, whose processes are not seen here, may just be writing.
+            if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                path.unlink()
 
 
 def write_new(path: str, data: bytes, *, durable: bool) -> None:

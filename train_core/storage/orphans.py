@@ -2,7 +2,8 @@
 
 A checkpoint's folder without a manifest was never committed, or is half deleted; a journal segment
 that no manifest lists was written for a commit that did not come. Once the attempt is over,
-nothing more comes of either.
+nothing more comes of either. Nor of an evaluation or an inference without a manifest, once nobody
+has its checkpoint pinned.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from train_core.storage import lease, pins
 from train_core.storage.manifest import CheckpointManifest
 from train_core.storage.names import (
     CHECKPOINTS,
+    EVALUATIONS,
     JOURNAL,
     MANIFEST_JSON,
+    PREDICTIONS,
     QUARANTINED_JSON,
     CheckpointName,
     SegmentName,
@@ -44,6 +47,7 @@ def collect_orphans(folder: RunFolder, attempt: int) -> list[Orphan]:
     """
     found = find_orphans(folder, attempt, with_late=False)
     delete_orphans(folder, found, attempt)
+    folder.store.sweep()
     pins.sweep(folder.store, folder.store.names(CHECKPOINTS))
     return found
 
@@ -61,13 +65,14 @@ def find_orphans(
     others = {name for name in parsed if name} - {one.name for one in counted}
     found = {name: _orphan(folder, name) for name in sorted(others) if is_over(name.attempt)}
     orphans = {n: one for n, one in found.items() if one and (with_late or not one.is_late)}
+    results = list(_unfinished_results(folder))
     try:
         covered = _segments(one.manifest for one in counted if str(one.name) not in gone)
         covered |= _segments(_manifests(folder, others - orphans.keys()))
     except CheckpointError:
         # A manifest that cannot be read may list any segment, so all of them stay.
-        return list(orphans.values())
-    return [*orphans.values(), *_uncovered(folder, covered, is_over)]
+        return [*orphans.values(), *results]
+    return [*orphans.values(), *results, *_uncovered(folder, covered, is_over)]
 
 
 def delete_orphans(folder: RunFolder, orphans: Collection[Orphan], attempt: int) -> None:
@@ -93,6 +98,29 @@ def _orphan(folder: RunFolder, name: CheckpointName) -> Orphan | None:
         why = f"committed when attempt {sealed_by} had the run already: it does not count"
         return Orphan(key, why, is_late=True)
     return None
+
+
+def _unfinished_results(folder: RunFolder) -> Iterator[Orphan]:
+    store = folder.store
+    # Names of predictions end with what tells two of one checkpoint apart.
+    of = {f"{PREDICTIONS}/{name}": name.rpartition("-")[0] for name in store.names(PREDICTIONS)}
+    of |= {
+        f"{EVALUATIONS}/{checkpoint}/{name}": checkpoint
+        for checkpoint in store.names(EVALUATIONS)
+        for name in store.names(f"{EVALUATIONS}/{checkpoint}")
+    }
+    # IMPORTANT: in this order. Who works on one pinned its checkpoint before there was anything to
+    # list, and commits it before the pin is taken away.
+    pinned = {
+        found.checkpoint
+        for found in (pins.valid_pins(store) if of else ())
+        if not (found.pin and found.pin.is_lasting)
+    }
+    for key, checkpoint in of.items():
+        if CheckpointName.parse(checkpoint) is None or checkpoint in pinned:
+            continue
+        if not store.exists(f"{key}/{MANIFEST_JSON}"):
+            yield Orphan(key, "never committed, and nobody works on it")
 
 
 def _uncovered(

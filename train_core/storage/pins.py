@@ -44,6 +44,11 @@ class Pin(BaseModel):
     holder: Holder | None = Field(description="The process that it ends with; null: it lasts.")
     attempt: int = Field(default=0, ge=0, description="The attempt it is of; 0: of none.")
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether it ends with no process."""
+        return self.holder is None
+
 
 @dataclass(frozen=True)
 class Found:
@@ -217,7 +222,7 @@ def _find(store: Store, key: str, newest_attempt: int) -> Found | None:
 
 
 def _is_valid(found: Pin, newest_attempt: int) -> bool:
-    if found.holder is None:
+    if found.holder is None:  # it lasts
         return True
     if 0 < found.attempt < newest_attempt:
         return False

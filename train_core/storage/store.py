@@ -273,6 +273,11 @@ class Store:
 
         self._run("delete", key, once)
 
+    def sweep(self) -> None:
+        """Delete the temporary files of processes that were killed; only a disk has any."""
+        if self.is_local:
+            local_disk.sweep(self._root)
+
     def probe(self) -> None:
         """Check that the folder can be written, also in bulk, and that `create` has one winner.
 
