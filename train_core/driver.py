@@ -22,9 +22,8 @@ from typing import IO, Any, Self
 
 import psutil
 
-from train_core import errors
 from train_core.config import TrainConfig
-from train_core.errors import EvertrainError, StageError, StoppedError
+from train_core.errors import EvertrainError, StageError, StoppedError, rebuild
 from train_core.results import (
     CheckpointSummary,
     EvaluationResult,
@@ -85,6 +84,7 @@ class Driver:
         self.request = request
         self.on_log = on_log
         self._calls: dict[int, Future[Any]] = {}
+        self._hears_no_more = False
         self._lock = threading.Lock()
         reading, writing = os.pipe()
         self._temporary = tempfile.mkdtemp(prefix="evertrain-")
@@ -115,9 +115,10 @@ class Driver:
         self._preparing = self._call("prepare", request=request.model_dump(mode="json"))
 
     @property
-    def is_alive(self) -> bool:
-        """Whether the process still runs; a dead driver answers nothing any more."""
-        return self._process.poll() is None
+    def is_usable(self) -> bool:
+        """Whether it can carry out a stage: its process runs, and its checks have not failed."""
+        has_failed = self._preparing.done() and self._preparing.exception() is not None
+        return self._process.poll() is None and not has_failed
 
     def prepared(self) -> Prepared:
         """The outcome of the checks. Raises ConfigError or RunBusyError."""
@@ -170,8 +171,11 @@ class Driver:
             except BaseException:
                 # Who interrupts the wait, as by a second Ctrl-C, wants the end at once.
                 self._process.kill()
+                self._process.wait()
+                self._clear_away()
                 raise
-        self._commands.close()
+        with suppress(OSError):  # what a dead process did not read is still to be written
+            self._commands.close()
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -212,6 +216,10 @@ class Driver:
         with self._lock:
             number = len(self._calls)
             self._calls[number] = future
+            if self._hears_no_more:
+                # The pipe may still be open, in a process that the dead one has left.
+                future.set_exception(StageError(stage, self._ended()))
+                return future
             line = json.dumps({"call": number, "stage": stage, "arguments": arguments})
             try:
                 self._commands.write(line + "\n")
@@ -230,6 +238,7 @@ class Driver:
                 else:
                     future.set_result(reply["result"])
         with self._lock:
+            self._hears_no_more = True
             for future in self._calls.values():
                 if not future.done():
                     future.set_exception(StageError("driver", self._ended()))
@@ -262,13 +271,3 @@ _NOISE = "(PlacementGroupCleaner"
 
 def _dump(results: list[Any]) -> list[dict[str, Any]]:
     return [result.model_dump(mode="json") for result in results]
-
-
-def rebuild(error: dict[str, Any]) -> Exception:
-    """The exception that the driver raised, from its type's name and its facts."""
-    kind = getattr(errors, error["type"], None)
-    if kind is None:
-        return StageError(error["stage"], error["message"], error.get("traceback", ""))
-    rebuilt = kind(*error["facts"])
-    assert isinstance(rebuilt, Exception)
-    return rebuilt

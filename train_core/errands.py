@@ -11,11 +11,14 @@ import sys
 from typing import Any
 
 from train_core.differences import Comparison, RunsComparison
-from train_core.errors import ConfigError
+from train_core.errors import ConfigError, StageError, rebuild
 from train_core.results import ExportResult, Tracking
 from train_core.storage.addresses import absolute, file_at
 from train_core.storage.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint, RunFolder
+
+FAILED = 3
+"""The exit code of an errand that raised, and said what."""
 
 
 def settings_schema(workload: str) -> dict[str, Any]:
@@ -25,14 +28,14 @@ def settings_schema(workload: str) -> dict[str, Any]:
 
 
 def delete_tracking(run_url: str, tracking_uri: str) -> None:
-    """Delete the MLflow side of the run whose folder is at `run_url`. Raises ConfigError."""
+    """Delete the MLflow side of the run whose folder is at `run_url`. Raises TrackingError."""
     _run("delete_tracking", run_url, tracking_uri)
 
 
 def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
     """The run's checkpoints whose model MLflow has and no registered version points to.
 
-    Raises ConfigError if MLflow cannot be asked.
+    Raises TrackingError if MLflow cannot be asked.
     """
     found: list[str] = json.loads(_run("unregistered_checkpoints", run_url, tracking_uri))
     return found
@@ -41,7 +44,8 @@ def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
 def mirror_run(folder: RunFolder, tracking_uri: str) -> Tracking:
     """Send MLflow what it lacks of a run that nobody drives; where it shows it.
 
-    Raises ConfigError if the run is being driven, or if MLflow has not all of it in the end.
+    Raises RunBusyError if the run is being driven, TrackingError if MLflow has not all of it in the
+    end, and StorageError.
     """
     return Tracking.model_validate_json(_run("mirror_run", folder.url, tracking_uri))
 
@@ -49,13 +53,13 @@ def mirror_run(folder: RunFolder, tracking_uri: str) -> Tracking:
 def compare_checkpoints(
     folder_a: RunFolder, a: Checkpoint, folder_b: RunFolder, b: Checkpoint
 ) -> Comparison:
-    """All that differs between two checkpoints. Raises ConfigError if one is not good."""
+    """All that differs between two checkpoints. Raises CheckpointError if one is not good."""
     names = folder_a.url, str(a.name), folder_b.url, str(b.name)
     return Comparison.model_validate_json(_run("compare_checkpoints", *names))
 
 
 def compare_runs(a: RunFolder, b: RunFolder) -> RunsComparison:
-    """The first that differs between two runs. Raises ConfigError if one cannot be read."""
+    """The first that differs between two runs. Raises CheckpointError if one cannot be read."""
     return RunsComparison.model_validate_json(_run("compare_runs", a.url, b.url))
 
 
@@ -65,7 +69,8 @@ def export_weights(
     """Write a checkpoint's verified weights as one safetensors file.
 
     `target` is the file's path or URL, or a folder's, which then gets `model.safetensors`. Raises
-    ConfigError if there is a file and it may not be overwritten, or the checkpoint is not good.
+    ConfigError if there is a file and it may not be overwritten, CheckpointError if the checkpoint
+    is not good, and StorageError.
     """
     address = absolute(target)
     if not address.endswith(".safetensors"):
@@ -85,7 +90,8 @@ def _run(errand: str, *arguments: str) -> str:
         text=True,
         check=False,
     )
+    if done.returncode == FAILED:
+        raise rebuild(json.loads(done.stdout))
     if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        raise ConfigError(lines[-1] if lines else f"{errand} ended with code {done.returncode}")
+        raise StageError(errand, f"it ended with code {done.returncode}", done.stderr)
     return done.stdout

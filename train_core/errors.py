@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback as tracebacks
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class EvertrainError(Exception):
@@ -183,3 +184,25 @@ def users_code(stage: str, where: str) -> Iterator[None]:
         # Ray hands on an exception without its traceback.
         summary = f"{where}: {type(error).__name__}: {error}"
         raise UserCodeError(stage, summary, tracebacks.format_exc()) from error
+
+
+def describe(stage: str, error: Exception) -> dict[str, Any]:
+    """What another process needs to raise the error as what it is: JSON."""
+    # Ray wraps what a task raised.
+    cause = getattr(error, "cause", None)
+    error = cause if isinstance(cause, Exception) else error
+    if isinstance(error, EvertrainError):
+        reduced = error.__reduce__()
+        assert not isinstance(reduced, str)
+        return {"type": type(error).__name__, "facts": reduced[1]}
+    trace = "".join(tracebacks.format_exception(error))
+    facts = [stage, f"{type(error).__name__}: {error}", trace]
+    return {"type": StageError.__name__, "facts": facts}
+
+
+def rebuild(described: dict[str, Any]) -> EvertrainError:
+    """The error that `describe` was given; what was none of evertrain's is a StageError."""
+    kind = globals()[described["type"]]
+    rebuilt = kind(*described["facts"])
+    assert isinstance(rebuilt, EvertrainError)
+    return rebuilt

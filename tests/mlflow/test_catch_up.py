@@ -11,7 +11,9 @@ from tests.mlflow.conftest import MlflowServer
 from tests.mlflow.run_builder import RunBuilder
 from tests.mlflow.test_mirror import expected, mirror_once, points, stages
 from train_core.engine.mirror import catch_up
-from train_core.errors import RunBusyError, TrackingError
+from train_core.errands import mirror_run
+from train_core.errors import RunBusyError, StageError, TrackingError
+from train_core.storage.run_folder import RunFolder
 
 
 def test_what_was_missed_is_sent_and_what_is_there_is_not(
@@ -77,3 +79,12 @@ def test_a_server_that_is_down_is_an_error_within_seconds(
     with pytest.raises(TrackingError, match="has not all of run 'digits-1'"):
         catch_up(run.folder, server.uri)
     assert time.monotonic() - begin < 60
+
+
+def test_the_errand_raises_what_the_other_process_did(run: RunBuilder, tracking_uri: str) -> None:
+    # Driven by this very process.
+    with pytest.raises(RunBusyError, match="driven by process"):
+        mirror_run(run.folder, tracking_uri)
+    with pytest.raises(StageError, match="FileNotFoundError") as raised:
+        mirror_run(RunFolder(run.folder.storage, "another"), tracking_uri)
+    assert "catch_up" in raised.value.traceback

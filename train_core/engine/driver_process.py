@@ -14,7 +14,6 @@ import shutil
 import sys
 import tempfile
 import threading
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import IO, Any
@@ -24,11 +23,11 @@ import psutil
 from train_core.config import LOCAL
 from train_core.engine.driver_stages import DriverStages
 from train_core.engine.job_stages import JobStages
-from train_core.errors import EvertrainError
+from train_core.errors import describe
 
 
 def serve(commands: IO[str], replies: IO[str]) -> None:
-    """Run commands until `close` or their end. `prepare` and starting Ray happen on this thread.
+    """Run commands until `close` or their end: `prepare` and starting Ray on this thread.
 
     A Ray that is started from a thread dies with it.
     """
@@ -48,7 +47,14 @@ def serve(commands: IO[str], replies: IO[str]) -> None:
             return False
         return True
 
-    ended = ThreadPoolExecutor(4, "stage")
+    def start_ray() -> dict[str, Any] | None:
+        try:
+            driver.start_ray()
+        except Exception as error:  # noqa: BLE001 (told by the stage that needs it)
+            return describe("prepare", error)
+        return None
+
+    stages = ThreadPoolExecutor(4, "stage")
     ray_error: dict[str, Any] | None = None
     for line in commands:
         command = json.loads(line)
@@ -60,15 +66,15 @@ def serve(commands: IO[str], replies: IO[str]) -> None:
             if arguments["request"]["config"]["ray_address"] != LOCAL:
                 driver = JobStages()
             if run(call, stage, arguments):
-                try:
-                    driver.start_ray()
-                except Exception as error:  # noqa: BLE001 (told by the next stage)
-                    ray_error = describe("prepare", error)
-        elif ray_error:
+                ray_error = start_ray()
+            continue
+        if ray_error:
+            # It may start by now; a stage that is tried again brings another try.
+            ray_error = start_ray()
+        if ray_error:
             reply(call, error=ray_error)
         else:
-            ended.submit(run, call, stage, arguments)
-    _end()
+            stages.submit(run, call, stage, arguments)
 
 
 def _end() -> None:
@@ -85,27 +91,6 @@ def _end() -> None:
     os._exit(0)
 
 
-def describe(stage: str, error: Exception) -> dict[str, Any]:
-    """What another process needs to raise the error as what it is."""
-    # Ray wraps what a task raised.
-    cause = getattr(error, "cause", None)
-    error = cause if isinstance(cause, Exception) else error
-    trace = "".join(traceback.format_exception(error))
-    if isinstance(error, EvertrainError):
-        reduced = error.__reduce__()
-        assert not isinstance(reduced, str)
-        facts = reduced[1]
-        name = type(error).__name__
-        return {"type": name, "facts": facts, "stage": stage, "message": str(error)}
-    return {
-        "type": "",
-        "facts": [],
-        "stage": stage,
-        "message": f"{type(error).__name__}: {error}",
-        "traceback": trace,
-    }
-
-
 def main() -> None:
     """Entry point: the number of the pipe for replies, and a folder for temporary files.
 
@@ -115,7 +100,11 @@ def main() -> None:
     # MLflow writes a model there before it sends it.
     tempfile.tempdir = sys.argv[2]
     replies = os.fdopen(int(sys.argv[1]), "w")
-    serve(sys.stdin, replies)
+    try:
+        serve(sys.stdin, replies)
+    finally:
+        # Also if nobody reads a reply any more: the program that wanted the work was killed.
+        _end()
 
 
 if __name__ == "__main__":

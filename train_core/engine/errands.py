@@ -1,6 +1,6 @@
 """The other side of `train_core.errands`: `python -m train_core.engine.errands ERRAND ARGUMENTS`.
 
-The result goes to stdout; an error's message is the last line of stderr.
+The result goes to stdout, and so does an error, described as JSON: the exit code tells them apart.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import os
 import sys
 from collections.abc import Callable
 
-from train_core.errors import EvertrainError
+from train_core.errands import FAILED
+from train_core.errors import describe
 
 
 def settings_schema(workload: str) -> None:
@@ -102,5 +103,6 @@ ERRANDS: dict[str, Callable[..., None]] = {
 if __name__ == "__main__":
     try:
         ERRANDS[sys.argv[1]](*sys.argv[2:])
-    except EvertrainError as error:
-        sys.exit(" ".join(str(error).split()))
+    except Exception as error:  # noqa: BLE001 (the other process raises it)
+        sys.stdout.write(json.dumps(describe(sys.argv[1], error)))
+        sys.exit(FAILED)

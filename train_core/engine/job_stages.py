@@ -16,9 +16,9 @@ from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 
-from train_core.driver import DriverRequest, rebuild
+from train_core.driver import DriverRequest
 from train_core.engine.jobs import Jobs
-from train_core.errors import ConfigError, JobEndedError, StorageError
+from train_core.errors import ConfigError, JobEndedError, StorageError, rebuild
 from train_core.storage import calls, lease
 from train_core.storage.calls import BEAT_EVERY_S, Answer, Calls
 from train_core.storage.digests import digest_of
