@@ -181,7 +181,7 @@ class Buggy(Tiny):
     """Has a bug in its loss."""
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        return super().loss(outputs, batch) / (1 // 0)
+        return super().loss(outputs, {"targets": batch["connection to gloo"]})
 
 
 class Noisy(Tiny):
@@ -243,17 +243,30 @@ class Unhurried(Tiny):
             time.sleep(1)
 
 
+def hoard() -> None:
+    """Take 4 GB, and wait for what comes of it."""
+    hoarded = []
+    for _ in range(20):
+        hoarded.append(torch.ones(50_000_000))
+        time.sleep(0.1)
+    time.sleep(60)
+
+
 class Hungry(Tiny):
-    """Rank 1 hoards 4 GB after step 3, and waits for what comes of it."""
+    """Rank 1 hoards after step 3."""
 
     def after_step(self, model: nn.Module, step: int) -> None:
         super().after_step(model, step)
         if step == 3 and dist.is_initialized() and dist.get_rank() == 1:
-            self.hoard = []
-            for _ in range(20):
-                self.hoard.append(torch.ones(50_000_000))
-                time.sleep(0.1)
-            time.sleep(60)
+            hoard()
+
+
+class HungryScorer(Tiny):
+    """Who scores hoards."""
+
+    def predictions(self, outputs: Any) -> dict[str, Tensor]:
+        hoard()
+        return super().predictions(outputs)
 
 
 class Backbone(Tiny):

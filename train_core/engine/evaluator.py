@@ -22,6 +22,7 @@ from train_core.config import TrainConfig
 from train_core.engine.batches import model_to_device
 from train_core.engine.checkpoint_files import load_weights
 from train_core.engine.group import Group, use_deterministic_algorithms
+from train_core.engine.launcher import results_of, scoring_task
 from train_core.engine.measure import (
     CONFUSION,
     MetricStates,
@@ -53,14 +54,10 @@ def evaluate(
 
     `max_batches` measures a part of the split, for a dry run; 0: all of it.
     """
-    import ray
-
     workload = load_workload(config.workload, config.settings)
     committed_ones = [folder.find(summary.name) for summary in checkpoints]
     earlier = [_find(folder, checkpoint, split, max_batches) for checkpoint in committed_ones]
-    measure = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=config.gpus_per_worker or 0)(
-        _measure_task
-    )
+    measure = scoring_task(config, _measure_task)
     running = [
         []
         if found
@@ -75,7 +72,7 @@ def evaluate(
         checkpoints, committed_ones, earlier, running, strict=True
     ):
         key, manifest = found or _commit(
-            folder, workload, checkpoint, split, max_batches, ray.get(tasks)
+            folder, workload, checkpoint, split, max_batches, results_of(tasks)
         )
         results.append(
             EvaluationResult(

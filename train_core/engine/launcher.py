@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from train_core.config import LOCAL, TrainConfig
@@ -19,6 +20,7 @@ from train_core.errors import EvertrainError, ResourceError, UserCodeError
 from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from ray.remote_function import RemoteFunction
     from ray.train.torch import TorchTrainer
 
 _ENVIRONMENT = {
@@ -38,6 +40,8 @@ _LOCAL_ENVIRONMENT = {
     # Nobody starts the head of a local Ray again; Ray would wait for a minute.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
 }
+_LEAST_SILENCE_S = 30.0
+"""A worker that loads libraries on a busy machine does not answer for a while."""
 # Ray counts in ten thousandths: 0.6 CPUs are three times 0.2.
 _ROUNDING = 1e-4
 _log = logging.getLogger(__name__)
@@ -72,6 +76,10 @@ def with_gpus(config: TrainConfig) -> TrainConfig:
 def start_ray(config: TrainConfig) -> None:
     """Start Ray for this process, or connect to the cluster whose job this process is."""
     environment = _ENVIRONMENT | (_LOCAL_ENVIRONMENT if config.ray_address == LOCAL else {})
+    if config.hang_timeout_s:
+        # A process that is stopped looks after nothing itself, but answers Ray no more.
+        silent_s = max(config.hang_timeout_s, _LEAST_SILENCE_S)
+        environment["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(silent_s)
     for name, value in environment.items():
         os.environ.setdefault(name, value)
     import ray
@@ -125,6 +133,27 @@ def _wanted(config: TrainConfig) -> dict[str, float]:
     """What each worker reserves."""
     each = {"CPU": config.cpus_per_worker, "GPU": config.gpus_per_worker or 0}
     return {name: amount for name, amount in each.items() if amount}
+
+
+def scoring_task(config: TrainConfig, function: Callable[..., Any]) -> RemoteFunction:
+    """The function as a task of Ray with a worker's resources; whoever asked tries it again."""
+    import ray
+
+    task: RemoteFunction = ray.remote(
+        num_cpus=config.cpus_per_worker, num_gpus=config.gpus_per_worker or 0, max_retries=0
+    )(function)
+    return task
+
+
+def results_of(tasks: list[Any]) -> list[Any]:
+    """What the tasks return. Raises ResourceError if Ray ended one for want of memory."""
+    import ray
+    from ray.exceptions import OutOfMemoryError
+
+    try:
+        return list(ray.get(tasks))
+    except OutOfMemoryError as error:
+        raise _too_little_memory("a task", error) from error
 
 
 def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
@@ -232,7 +261,7 @@ def _train_worker(task: dict[str, Any]) -> None:
     except EvertrainError:
         raise
     except Exception as error:
-        if _is_broken_connection(error):
+        if _follows_from_another_end(error):
             raise
         # Ray hands on the exception without its traceback.
         summary = f"rank {group.rank}: {type(error).__name__}: {error}"
@@ -257,19 +286,28 @@ def _as_ours(rank: int, error: Exception) -> Exception:
     if isinstance(error, EvertrainError):
         return error
     if isinstance(error, OutOfMemoryError):
-        # It would be the same again; and what Ray says goes on for forty lines.
-        return ResourceError(
-            f"rank {rank} was ended by Ray's memory monitor: {str(error).splitlines()[0]}. Take "
-            "fewer workers on a node, fewer data_workers or larger nodes; or begin another run, "
-            "with init_from, more accumulation_steps and a smaller batch_size"
-        )
+        return _too_little_memory(f"rank {rank}", error)
     return ConnectionError(f"rank {rank} died: {type(error).__name__}: {error}")
 
 
-def _is_broken_connection(error: Exception) -> bool:
-    """Whether another rank's end is what broke this one."""
-    text = str(error).lower()
-    return "connection" in text or "gloo" in text or "nccl" in text
+def _too_little_memory(who: str, error: Exception) -> ResourceError:
+    """It would be the same again; and what Ray says goes on for forty lines."""
+    return ResourceError(
+        f"{who} was ended by Ray's memory monitor: {str(error).splitlines()[0]}. Take fewer "
+        "workers on a node, fewer data_workers or larger nodes; or begin another run, with "
+        "init_from, more accumulation_steps and a smaller batch_size"
+    )
+
+
+def _follows_from_another_end(error: Exception) -> bool:
+    """Whether another process's end is what broke this rank, and no bug of the user's."""
+    from torch.distributed import DistError
+
+    if isinstance(error, (ConnectionError, DistError)):
+        return True
+    # Neither gloo nor the DataLoader has a type of its own; gloo names the place in its source.
+    said = ("/gloo/", "DataLoader worker (pid")
+    return type(error) is RuntimeError and any(words in str(error) for words in said)
 
 
 def _compare(config: TrainConfig, where: str, nodes: list[dict[str, float]]) -> None:

@@ -22,6 +22,7 @@ from train_core.config import TrainConfig
 from train_core.engine.batches import seed_generators, to_device
 from train_core.engine.evaluator import load_model
 from train_core.engine.inputs import Input, open_input, read_input
+from train_core.engine.launcher import results_of, scoring_task
 from train_core.engine.measure import batches_of_shard
 from train_core.errors import WorkloadError, users_code
 from train_core.policy.randomness import EVALUATE, derive_seed
@@ -64,20 +65,16 @@ def infer(
 def _run(
     folder: RunFolder, config: TrainConfig, checkpoint: Checkpoint, found: Input, max_batches: int
 ) -> tuple[str, PredictionsManifest]:
-    import ray
-
     num_rows = found.num_rows
     if max_batches:
         num_rows = min(num_rows, max_batches * config.eval_batch_size)
     key = f"{PREDICTIONS}/{checkpoint.name}-{uuid.uuid4().hex[:8]}"
-    score = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=config.gpus_per_worker or 0)(
-        _score_task
-    )
+    score = scoring_task(config, _score_task)
     tasks = [
         score.remote(folder.url, config, str(checkpoint.name), found, ranges, f"{key}/{name}")
         for name, ranges in _parts(num_rows, config)
     ]
-    written: list[tuple[FileEntry, int]] = ray.get(tasks)
+    written: list[tuple[FileEntry, int]] = results_of(tasks)
     manifest = PredictionsManifest(
         created_at=datetime.now(UTC).isoformat(),
         files=tuple(entry for entry, _ in written),
@@ -137,11 +134,10 @@ def _score_task(
     num_rows = 0
     with (
         users_code("infer", f"{key} from {found.source}"),
-        tempfile.TemporaryDirectory() as scratch,
+        tempfile.TemporaryFile() as file,
         torch.inference_mode(),
     ):
         workload, model, device = load_model(url, config.model_dump_json(), checkpoint)
-        path = Path(scratch) / key.rpartition("/")[2]
         writer = None
         for samples in ranges:
             seed_generators(derive_seed(config.seed, EVALUATE, samples.start))
@@ -152,13 +148,21 @@ def _score_task(
             with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
                 outputs = workload.forward(model, batch)
             table = _table(ids, workload.predictions(outputs), name.step)
-            writer = writer or pq.ParquetWriter(path, table.schema)
+            writer = writer or pq.ParquetWriter(file, table.schema)
             writer.write_table(table)
             num_rows += len(ids)
         assert writer is not None, "a part has at least one batch"
         writer.close()
+        file.flush()
+        # It has no name but this one, so that its space is free again however this process ends.
+        path = Path(f"/dev/fd/{file.fileno()}")
         folder.store.upload(path, key)
-        return _entry(path), num_rows
+        entry = FileEntry(
+            name=key.rpartition("/")[2],
+            size_bytes=path.stat().st_size,
+            digest=new_digest().update_mmap(path).hexdigest(),
+        )
+        return entry, num_rows
 
 
 def _table(ids: list[str], predictions: Any, step: int) -> pa.Table:
@@ -183,8 +187,3 @@ def _array(tensor: Tensor) -> pa.Array:
     for size in reversed(tensor.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)
     return array
-
-
-def _entry(path: Path) -> FileEntry:
-    digest = new_digest().update_mmap(path).hexdigest()
-    return FileEntry(name=path.name, size_bytes=path.stat().st_size, digest=digest)
