@@ -15,9 +15,10 @@ from train_core import TrainConfig
 from train_core.driver import DriverRequest
 from train_core.engine import job_process
 from train_core.engine.job_process import JobServer
-from train_core.errors import ConfigError
+from train_core.errors import ConfigError, StorageError
 from train_core.storage.calls import Answer, Calls
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.store import Store
 
 JOB = "run-a0001-0a1b2c3d"
 JUNK = f"{'0' * 32}-0001"
@@ -158,3 +159,42 @@ def test_a_job_that_nobody_calls_any_more_ends(
     name = Calls(folder.store, JOB).ask("explode", {})
     with ThreadPoolExecutor(1) as pool:
         assert serving(folder, name, pool).result() is False
+
+
+class AwayStore(Store):
+    """Whose storage does not answer while it is `away`."""
+
+    away = threading.Event()
+
+    def names(self, key: str = "") -> list[str]:
+        self._answer()
+        return super().names(key)
+
+    def read(self, key: str) -> bytes:
+        self._answer()
+        return super().read(key)
+
+    def _answer(self) -> None:
+        if self.away.is_set():
+            raise StorageError("the storage is away")
+
+
+def test_a_storage_that_is_away_makes_no_caller_count_as_gone(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_process, "BEAT_EVERY_S", 0.2)
+    for limit in ("LINGER_S", "STANDSTILL_S"):
+        monkeypatch.setattr(job_process, limit, 1.0)
+    caller, job = Caller(folder), RunFolder(folder.storage, "run")
+    job.store = AwayStore(folder.url)
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(Prepared(Calls(job.store, JOB), job).serve, caller.first)
+        caller.answered(caller.first)
+        AwayStore.away.set()
+        # Longer than it waits for somebody to call.
+        time.sleep(3)
+        AwayStore.away.clear()
+        assert not served.done()
+        caller.answered(caller.close())
+        assert served.result() is True
+    caller.die()

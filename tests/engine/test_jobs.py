@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,12 @@ import pytest
 from flows.parameters import RetrainParameters
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
+from tests.flows.mlflow_side import shown_at
+from tests.storage.fault_proxy import Fault, FaultProxy, Kind
 from train_core import TrainConfig
 from train_core.driver import Driver, DriverRequest
+from train_core.engine import job_stages
+from train_core.engine.jobs import Jobs
 from train_core.errors import ConfigError, JobEndedError, RunBusyError, StoppedError
 from train_core.storage import calls, lease
 from train_core.storage.run_folder import RunFolder
@@ -38,6 +44,7 @@ CONFIG: dict[str, Any] = {
     "keep_last": 99,
 }
 HELD_AFTER = 3
+AWAY = Fault(Kind.REFUSE, times=math.inf, status="503 Service Unavailable", body=b"away")
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +55,14 @@ def no_leaks() -> None:
 class Asked:
     """A run that waits after a step until it may go on."""
 
-    def __init__(self, address: str, home: Path) -> None:
+    def __init__(self, address: str, home: Path, tracking_uri: str = "") -> None:
         self.go_on = home / "go-on"
         self.log: list[str] = []
         settings = {"scratch": str(home)}
         config = CONFIG | {"ray_address": address, "settings": settings}
         # As `evertrain runs resume` asks, which writes out what the run decided.
         self.request = RetrainParameters(
-            storage=str(home / "runs"), run="run", tracking_uri="", **config
+            storage=str(home / "runs"), run="run", tracking_uri=tracking_uri, **config
         ).request()
         self.folder = RunFolder(self.request.storage, "run")
 
@@ -181,6 +188,68 @@ def test_of_two_callers_the_last_one_ends_the_job(asked: Asked, undisturbed: str
     assert lease.newest_attempt(asked.folder.store) == 1
     assert digest_of_training(asked.folder) == undisturbed
     wait_for(lambda: not calls.jobs(asked.folder.store))
+
+
+@pytest.mark.slow
+def test_a_job_that_nobody_comes_back_to_has_failed_in_mlflow(
+    ray_address: str, tmp_path: Path
+) -> None:
+    mlflow = f"sqlite:///{tmp_path}/mlflow.db"
+    asked = Asked(ray_address, tmp_path, mlflow)
+    with asked.training() as driver:
+        driver.leave()
+    (tmp_path / "go-on").touch()
+    # It trains to the end, and then waits for somebody who wants the rest.
+    process_of(asked.job()).wait(240)
+    assert asked.folder.checkpoints()[-1].manifest.step == 10
+    statuses = {
+        stage: shown["status"] for stage, shown in shown_at(mlflow, asked.folder.url).items()
+    }
+    assert statuses == {"pipeline": "FAILED", "train": "FINISHED"}
+
+
+@pytest.fixture
+def dashboard(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """What lies between a driver and the cluster's dashboard."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    url, _, _ = Jobs(ray_address).url("").partition("/#")
+    with FaultProxy(url) as proxy:
+        yield proxy
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_while_the_dashboard_is_away(
+    dashboard: FaultProxy, tmp_path: Path, undisturbed: str
+) -> None:
+    asked = Asked(dashboard.url, tmp_path)
+    # A job that cannot be submitted is submitted again.
+    dashboard.schedule.add(replace(AWAY, method="POST", target="/api/jobs", times=2))
+    with asked.training() as driver:
+        assert len(dashboard.schedule.hits) == 2
+        dashboard.schedule.add(AWAY)
+        # Longer than a job may be silent whose heart stands still.
+        time.sleep(job_stages._SILENT_S + 2 * job_stages._LOOK_EVERY_S)
+        asked.go_on.touch()
+        assert driver.train().step == 10
+    assert lease.newest_attempt(asked.folder.store) == 1
+    assert digest_of_training(asked.folder) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_job_that_dies_while_the_dashboard_is_away_is_missed_by_its_heart(
+    dashboard: FaultProxy, tmp_path: Path, undisturbed: str
+) -> None:
+    asked = Asked(dashboard.url, tmp_path)
+    with asked.training() as driver:
+        job = asked.job()
+        dashboard.schedule.add(AWAY)
+        process_of(job).send_signal(signal.SIGKILL)
+        with pytest.raises(JobEndedError, match=f"job {job} ended, and nothing more is known"):
+            driver.train()
+        dashboard.schedule.clear()
+        asked.go_on.touch()
+        assert driver.train().attempt == 2
+    assert digest_of_training(asked.folder) == undisturbed
 
 
 def test_a_users_module_and_environment_reach_the_workers(ray_address: str, tmp_path: Path) -> None:

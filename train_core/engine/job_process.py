@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from train_core.driver import DriverRequest
-from train_core.engine.driver_process import describe
 from train_core.engine.driver_stages import DriverStages
 from train_core.engine.preflight import effective
-from train_core.errors import ConfigError, RunBusyError, StorageError
+from train_core.errors import ConfigError, RunBusyError, StorageError, describe
 from train_core.storage import calls as calling
 from train_core.storage.calls import BEAT_EVERY_S, STANDSTILL_S, Answer, Call, Calls, caller_of
 from train_core.storage.names import JobName
@@ -71,7 +70,7 @@ class JobServer:
 
     def __init__(self, calls: Calls, folder: RunFolder) -> None:
         self.last = ""
-        """The name of the call that ended it."""
+        """The call that was answered last: the one that ended it, or a request that was refused."""
         self._calls = calls
         self._folder = folder
         self._driver = DriverStages()
@@ -127,7 +126,7 @@ class JobServer:
                     continue
                 try:
                     call = self._calls.read(name)
-                except (ValueError, ConfigError) as error:
+                except ValueError as error:
                     self._unsent[name] = _answer(error=describe("call", error))
                     call = None
                 self._seen.add(name)
@@ -238,8 +237,13 @@ class JobServer:
         for name, caller in self._callers.items():
             try:
                 counter = self._calls.heard(name)
-            except (StorageError, ValueError) as error:
+            except StorageError as error:
+                # While a storage is away nobody is missed.
+                caller.moved_at = now
                 _log.debug("whether caller %s lives is not known: %s", name, error)
+                continue
+            except ValueError as error:
+                _log.debug("the heartbeat of caller %s cannot be read: %s", name, error)
                 continue
             if counter != caller.counter:
                 caller.counter, caller.moved_at = counter, now
