@@ -6,6 +6,7 @@ from prefect import flow, get_run_logger
 
 from flows.parameters import absolute, default_storage
 from tasks.infer import infer
+from tasks.prepare import prepare
 from tasks.session import open_session
 from train_core.driver import DriverRequest
 from train_core.errors import ConfigError
@@ -53,7 +54,7 @@ def batch_inference(
     )
     with open_session(request) as session:
         session.listen(get_run_logger().info)
-        session.prepared()
+        prepare(request)
         return infer(request, summary, infer_input)
 
 

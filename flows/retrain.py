@@ -12,6 +12,7 @@ from flows.parameters import RetrainParameters, make_tracking_folder
 from tasks.artifacts import show_job
 from tasks.evaluate import evaluate
 from tasks.infer import infer
+from tasks.prepare import prepare
 from tasks.publish import publish
 from tasks.select import select
 from tasks.session import Session, open_session
@@ -57,7 +58,9 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
                 if is_left:
                     session.leave()
                 raise
-    except (KeyboardInterrupt, TerminationSignal, StoppedError):
+    except (KeyboardInterrupt, TerminationSignal, StoppedError) as error:
+        # It may also come while the session is opened or closed.
+        is_left = is_left or (isinstance(error, TerminationSignal) and goes_on_alone(request))
         if is_left:
             raise
         return Cancelled(message=str(stopped(request)))
@@ -66,7 +69,7 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
 def _stages(session: Session, parameters: RetrainParameters) -> Report:
     request = session.request
     session.listen(get_run_logger().info)
-    if job_url := session.prepared().job_url:
+    if job_url := prepare(request).job_url:
         show_job(request.run, job_url)
     trained = train(request)
     evaluations = evaluate(request, trained.checkpoints, "validation")

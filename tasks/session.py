@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Self
 
 from train_core.driver import Driver, DriverRequest, Prepared, end_status
+from train_core.errors import StageError
 
 REMEMBERED_LINES = 2000
 STOPPING = "stopping: a last checkpoint is stored; once more ends at once"
@@ -41,8 +42,11 @@ class Session:
         self._driver = Driver(request, self._hear)
 
     def prepared(self) -> Prepared:
-        """The outcome of the driver's checks. Raises ConfigError or RunBusyError."""
-        found = self._driver.prepared()
+        """The outcome of the driver's checks; of another driver's if the last one failed.
+
+        Raises ConfigError, RunBusyError, or what ended the driver.
+        """
+        found = self._usable_driver().prepared()
         self.seconds.setdefault("prepare", time.monotonic() - self._begin)
         return found
 
@@ -52,7 +56,14 @@ class Session:
         self.stage = stage
         begin = time.monotonic()
         try:
-            yield self._living_driver()
+            driver = self._usable_driver()
+            driver.prepared()
+            yield driver
+        except StageError as error:
+            # What the first rank that failed says, at the end of all that Ray and the others do.
+            if error.traceback:
+                self._hear(error.traceback)
+            raise
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0) + time.monotonic() - begin
 
@@ -83,15 +94,13 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(end_status(kind))
 
-    def _living_driver(self) -> Driver:
+    def _usable_driver(self) -> Driver:
         # A driver that died took its Ray with it: a retry needs a new one.
         with self._lock:
-            if not self._driver.is_alive:
+            if not self._driver.is_usable:
                 self._driver.close("FAILED")
                 self._driver = Driver(self.request, self._hear)
-            driver = self._driver
-        driver.prepared()
-        return driver
+            return self._driver
 
     def _hear(self, line: str) -> None:
         line = _COLOURS.sub("", line)

@@ -1,0 +1,15 @@
+"""The prepare task: the checks before any compute, and the run's lease."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from tasks.retries import OPTIONS
+from tasks.session import session_of
+from train_core.driver import DriverRequest, Prepared
+
+
+@task(name="prepare", task_run_name="prepare {request.run}", **OPTIONS)
+def prepare(request: DriverRequest) -> Prepared:
+    """Check the request, create the run if it is new, and take it."""
+    return session_of(request).prepared()
