@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 
-from tests.chaos.pipeline import HELD, SHOWN, Fault
+from tests.chaos.pipeline import AFTER_TRAINING, HELD, INFERENCE, Fault
 
 SCHEDULED = [
     *(Fault("rank 0", stage) for stage in HELD),
@@ -15,10 +15,15 @@ SCHEDULED = [
     *(Fault("the controller", stage) for stage in ("set-up", "mid-epoch", "validation")),
     *(Fault("the raylet", stage) for stage in ("mid-epoch", "upload")),
     *(Fault("the head", stage) for stage in ("mid-epoch", "upload")),
-    *(Fault("the driver", stage) for stage in ("mid-epoch", "before the manifest", *SHOWN)),
-    *(Fault("the flow", stage) for stage in (*HELD, *SHOWN)),
-    Fault("rank 1", "mid-epoch", rank=1, how=signal.SIGSTOP),
-    *(Fault("the flow", stage, how=signal.SIGTERM) for stage in ("mid-epoch", *SHOWN)),
+    *(Fault("the driver", stage) for stage in ("set-up", "mid-epoch", *AFTER_TRAINING)),
+    Fault("the driver", "before the manifest"),
+    Fault("who scores", INFERENCE),
+    *(Fault("the flow", stage) for stage in (*HELD, *AFTER_TRAINING)),
+    *(
+        Fault("rank 1", stage, rank=1, how=signal.SIGSTOP)
+        for stage in ("set-up", "mid-epoch", "validation")
+    ),
+    *(Fault("the flow", stage, how=signal.SIGTERM) for stage in ("mid-epoch", *AFTER_TRAINING)),
     *(Fault("the flow", stage, how=signal.SIGINT) for stage in ("mid-epoch", "validation")),
 ]
 """Every stage, every process."""

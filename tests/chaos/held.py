@@ -2,7 +2,7 @@
 
 `EVERTRAIN_TEST_HOLD` is `<stage>@<rank>`; a stage is held once, at its first time, until
 somebody creates `go-on` in the folder `EVERTRAIN_TEST_NOTES`. There each rank leaves its pid, and
-the one that is held says so.
+the one that is held says so. Who scores is no rank, and is held as `inference@0`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from train_core import Batch
 from train_core.storage.manifest import CheckpointManifest
@@ -32,6 +32,11 @@ def reach(stage: str) -> None:
     # The driver, which writes to the storage too, and those who evaluate are no ranks.
     if not dist.is_initialized() or os.environ.get(HOLD) != f"{stage}@{dist.get_rank()}":
         return
+    stand_still()
+
+
+def stand_still() -> None:
+    """Until it may go on; only the first time."""
     notes = Path(os.environ[NOTES])
     try:
         (notes / "held").touch(exist_ok=False)
@@ -58,6 +63,12 @@ class HeldDigits(Digits):
         if self.trains and not model.training:
             reach("validation")
         return super().forward(model, batch)
+
+    def predictions(self, outputs: Any) -> dict[str, Tensor]:
+        if os.environ.get(HOLD) == "inference@0":
+            Path(os.environ[NOTES], "pid-0").write_text(str(os.getpid()))
+            stand_still()
+        return super().predictions(outputs)
 
     def after_step(self, model: nn.Module, step: int) -> None:
         self.trains = True

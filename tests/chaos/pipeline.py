@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,12 +24,16 @@ from tests.chaos.held import HOLD, NOTES
 from tests.engine.digests import digest_of_training
 from tests.flows.mlflow_side import shown_in_mlflow
 from train_core.storage.journal import read_segments
+from train_core.storage.lease import newest_attempt
+from train_core.storage.local_disk import TEMPORARY
 from train_core.storage.names import REPORT_JSON
+from train_core.storage.orphans import find_orphans
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 300.0
+LOOK_EVERY_S = 1.0
 FELT_S = 12.0
 """How long who is held is waited for; longer than ranks wait for one that hangs."""
 GRACE_S = 30.0
@@ -50,13 +53,11 @@ HELD = (
     *("before the manifest", "after the manifest", "validation"),
 )
 """Stages at which a rank stands still until it is struck."""
-SHOWN = {
-    "evaluation": {"evaluate validation"},
-    # They run side by side, and it shows the newest.
-    "inference": {"infer", "evaluate test"},
-    "report": {"publish"},
-}
+INFERENCE = "inference"
+"""The stage at which who scores new data stands still."""
+SHOWN = {"evaluation": "evaluate validation", "report": "publish"}
 """Stages that the command line tells, and what it says."""
+AFTER_TRAINING = ("evaluation", INFERENCE, "report")
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,12 @@ class Fault:
     how: signal.Signals = signal.SIGKILL
     after_s: float = 0.0
     """If the moment is random: seconds after the command began."""
+
+    @property
+    def must_heal(self) -> bool:
+        """Whether the pipeline has to come to its end by itself."""
+        # At a moment drawn by chance the command may not have a flow yet.
+        return self.victim != "the flow" and not self.after_s
 
     def __str__(self) -> str:
         when = f" after {self.after_s:.1f} s" if self.after_s else ""
@@ -93,8 +100,9 @@ class Recovery:
 
     @property
     def faults(self) -> list[str]:
-        """What differs, and what is left."""
-        return [*self.differences, *(f"left: {what}" for what in self.left_behind)]
+        """What differs, what is left, and that somebody had to start it again."""
+        not_healed = ["it did not go on by itself"] if self.again and self.fault.must_heal else []
+        return [*self.differences, *not_healed, *(f"left: {what}" for what in self.left_behind)]
 
     @property
     def is_good(self) -> bool:
@@ -157,12 +165,21 @@ def outcome(home: Path, folder: RunFolder) -> dict[str, Any]:
 
 def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> Recovery:
     """Strike a new pipeline, bring it to its end, and compare it with the reference."""
+    # Short: Ray's sockets lie in it.
+    with tempfile.TemporaryDirectory(
+        prefix="c-", dir="/tmp", ignore_cleanup_errors=True
+    ) as scratch:
+        return _strike(house, fault, run, reference, Path(scratch))
+
+
+def _strike(
+    house: House, fault: Fault, run: str, reference: dict[str, Any], scratch: Path
+) -> Recovery:
     folder = house.folder(run)
     notes = house.home / f"notes-{run}"
     notes.mkdir()
-    # Short: Ray's sockets lie in it.
-    scratch = Path(tempfile.mkdtemp(prefix="c-", dir="/tmp"))
-    hold = f"{fault.stage}@{fault.rank}" if fault.stage in HELD else "nothing"
+    is_held = fault.stage in (*HELD, INFERENCE)
+    hold = f"{fault.stage}@{fault.rank}" if is_held else "nothing"
     told = {HOLD: hold, NOTES: str(notes)}
     environment = house.environment | told | {"TMPDIR": str(scratch)}
     again = False
@@ -172,8 +189,8 @@ def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> R
                 first.process.wait(fault.after_s)
         else:
             first.wait_for(fault.stage, notes)
-        belongings = first.belongings() if first.process.poll() is None else []
-        if fault.stage in HELD:
+        first.look()
+        if is_held:
             # A step is shown in the next one, about twice a second.
             time.sleep(1)
         at = (folder.live() or {}).get("step", 0)
@@ -189,16 +206,13 @@ def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> R
         (notes / "go-on").touch()
         code = first.end()
     log = first.log
-    left = remaining(belongings)
+    left = remaining(first.belongings)
     if code != 0:
         again = True
         with started(house.command(run, told), house.home, environment) as second:
-            # If the first one was as good as done, this one has nothing to train or to evaluate.
-            second.wait_for("report", notes)
-            belongings = second.belongings()
             code = second.end()
             log = second.log
-        left += remaining(belongings)
+        left += remaining(second.belongings)
     differences = [f"exit code {code}: {log[-500:]}"] if code else []
     if not code:
         found = outcome(house.home, folder)
@@ -206,7 +220,7 @@ def strike(house: House, fault: Fault, run: str, reference: dict[str, Any]) -> R
     # Ray keeps the logs of its sessions there, and torch makes a folder that stays empty.
     kept = ("ray", "torchinductor_")
     left += [f"{scratch}/{n}" for n in sorted(os.listdir(scratch)) if not n.startswith(kept)]
-    shutil.rmtree(scratch, ignore_errors=True)
+    left += unfinished(folder)
     seconds = math.nan if code else recovered_at(folder, at) - struck_at
     return Recovery(fault, struck, again, seconds, repeated(house, run, at), differences, left)
 
@@ -226,8 +240,9 @@ def victims(
         ]
     if fault.victim == "the flow":
         return [psutil.Process(flow.pid)]
-    if fault.victim == "all ranks" or fault.victim.startswith("rank "):
-        files = notes.glob("pid-*" if fault.victim == "all ranks" else f"pid-{fault.victim[5:]}")
+    of = {"all ranks": "pid-*", "who scores": "pid-0"}
+    if fault.victim in of or fault.victim.startswith("rank "):
+        files = notes.glob(of.get(fault.victim, f"pid-{fault.victim[5:]}"))
         found = []
         for file in sorted(files):
             with suppress(psutil.NoSuchProcess):
@@ -257,21 +272,24 @@ class Started:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.log = ""
+        self.belongings: set[psutil.Process] = set()
+        """All processes that it was seen to have started, and those that they started."""
         self._changed = threading.Condition()
         assert process.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(process.stdout,))
         self._reader.start()
 
-    def belongings(self) -> list[psutil.Process]:
-        """All processes that it has started."""
-        return psutil.Process(self.process.pid).children(recursive=True)
+    def look(self) -> None:
+        """See which processes there are; who is killed starts others."""
+        with suppress(psutil.NoSuchProcess):
+            self.belongings |= set(psutil.Process(self.process.pid).children(recursive=True))
 
     def wait_for(self, stage: str, notes: Path) -> None:
         """Wait until the stage is reached."""
-        if stage in HELD:
+        if stage in (*HELD, INFERENCE):
             self._wait((notes / "held").exists, stage)
         else:
-            self._wait(lambda: not SHOWN[stage].isdisjoint(self.log.splitlines()), stage)
+            self._wait(lambda: SHOWN[stage] in self.log.splitlines(), stage)
 
     def wait_until_felt(self, held: Path) -> None:
         """Wait until the process that is held is gone, or for FELT_S."""
@@ -292,12 +310,14 @@ class Started:
 
     def end(self) -> int:
         """Its exit code; one that does not end is killed, which is no success."""
-        try:
-            return self.process.wait(WITHIN_S)
-        except subprocess.TimeoutExpired:
-            self.log += f"\nit did not end within {WITHIN_S:g} s"
-            self.process.kill()
-            return self.process.wait()
+        deadline = time.monotonic() + WITHIN_S
+        while time.monotonic() < deadline:
+            self.look()
+            with suppress(subprocess.TimeoutExpired):
+                return self.process.wait(LOOK_EVERY_S)
+        self.log += f"\nit did not end within {WITHIN_S:g} s"
+        self.process.kill()
+        return self.process.wait()
 
     def close(self) -> None:
         self.process.kill()
@@ -323,7 +343,15 @@ def started(command: list[str], home: Path, environment: dict[str, str]) -> Iter
             running.close()
 
 
-def remaining(processes: list[psutil.Process]) -> list[str]:
+def unfinished(folder: RunFolder) -> list[str]:
+    """What lies in the run folder and no manifest counts."""
+    keys = [orphan.key for orphan in find_orphans(folder, newest_attempt(folder.store) + 1)]
+    if folder.store.is_local:
+        keys += [str(path) for path in Path(folder.url).rglob(f"{TEMPORARY}*")]
+    return keys
+
+
+def remaining(processes: set[psutil.Process]) -> list[str]:
     """Those that still run when the grace is over; they are killed then."""
     _, alive = psutil.wait_procs(processes, timeout=GRACE_S)
     left = []

@@ -81,6 +81,14 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracked]:
         yield Tracked(house, proxy, server)
 
 
+@pytest.fixture(autouse=True)
+def mended(tracked: Tracked) -> Iterator[None]:
+    """The server is well again after each test."""
+    yield
+    tracked.proxy.schedule.clear()
+    tracked.proxy.latency_s = 0
+
+
 @pytest.fixture(scope="module")
 def reference(tracked: Tracked) -> dict[str, Any]:
     tracked.whole("undisturbed", lambda _: None)
@@ -114,9 +122,7 @@ def test_broken_from_the_middle_to_the_end(tracked: Tracked, reference: dict[str
 
 def test_ten_seconds_for_an_answer(tracked: Tracked, reference: dict[str, Any]) -> None:
     tracked.proxy.latency_s = SLOW_S
-    try:
-        tracked.whole("slow", lambda _: None)
-    finally:
-        tracked.proxy.latency_s = 0
+    tracked.whole("slow", lambda _: None)
+    tracked.proxy.latency_s = 0
     tracked.mirror("slow")
     assert tracked.shown("slow") == reference

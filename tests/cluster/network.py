@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 
@@ -65,18 +65,19 @@ class Network:
         _ip("link", "set", self._name, "up")
 
     def _close(self) -> None:
-        for machine in self._machines:
-            # Its cable goes with it.
-            _ip("netns", "delete", machine.namespace)
-        _ip("link", "delete", self._name)
+        with ExitStack() as all_of_it:
+            all_of_it.callback(_ip, "link", "delete", self._name)
+            for machine in self._machines:
+                # Its cable goes with it.
+                all_of_it.callback(_ip, "netns", "delete", machine.namespace)
 
 
 @contextmanager
 def network() -> Iterator[Network]:
     """A network, which is gone at the end; what runs on its machines must have ended."""
     made = Network()
-    made._open()
     try:
+        made._open()
         yield made
     finally:
         made._close()

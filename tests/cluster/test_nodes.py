@@ -184,9 +184,8 @@ def test_a_node_that_is_drained_is_left_and_one_that_comes_is_used(
         training.wait_for_line("is being drained")
         training.wait_for_line("training on 1 workers")
         # A checkpoint of just then: nothing that was done is done again.
-        saved = training.folder.checkpoints()[-1].manifest
-        assert saved.stopped_by == "request"
-        assert saved.step >= drained_at
+        manifests = [one.manifest for one in training.folder.checkpoints()]
+        assert max(one.step for one in manifests if one.stopped_by == "request") >= drained_at
         node.kill()
         cluster.add(1)
         training.wait_for_line("room for more than 1 workers")
