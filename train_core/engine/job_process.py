@@ -70,7 +70,7 @@ class JobServer:
 
     def __init__(self, calls: Calls, folder: RunFolder) -> None:
         self.last = ""
-        """The call that was answered last: the one that ended it, or a request that was refused."""
+        """The name of the call that ended it: a close, or a request that was refused."""
         self._calls = calls
         self._folder = folder
         self._driver = DriverStages()
@@ -149,10 +149,11 @@ class JobServer:
             self._closing = Closing(name, call.arguments, others)
         elif call.stage == "prepare":
             answer = self._unsent[name] = self._prepare(call.arguments)
-            self.last = name
             if answer.error:
                 # It will call no more.
                 del self._callers[caller_of(name)]
+            # Without a request that was accepted there is nothing to go on with.
+            self.last = "" if self._request else name
         elif call.stage in STAGES:
             work = json.dumps([call.stage, call.arguments], sort_keys=True)
             if work not in self._works:
@@ -166,7 +167,7 @@ class JobServer:
 
     def _closed(self) -> bool | None:
         """Whether the job ends well or badly; None if it goes on."""
-        if self.last and self._request is None:
+        if self.last:
             return False
         if self._closing is None:
             return None

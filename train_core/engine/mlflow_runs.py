@@ -37,7 +37,7 @@ _STAGE = "evertrain.stage"
 _JOB = "evertrain.ray_job"
 _MIRRORED = "evertrain.mirrored"
 
-_MAX_TAGS_AND_PARAMS = 100
+_MAX_PARAMS = 100
 _MAX_PARAM_LENGTH = 6000
 _MAX_DIGEST_LENGTH = 36
 
@@ -59,7 +59,7 @@ class MlflowRuns:
         self.experiment_id = _experiment_id(self.client, tracking_uri, experiment)
         self._ids: dict[Stage, str] = {}
         self._statuses: dict[Stage, Status] = {}
-        self._describe(self.run_id("pipeline"))
+        self._describe()
         self.set_status("pipeline", "RUNNING")
 
     def run_id(self, stage: Stage) -> str:
@@ -162,7 +162,7 @@ class MlflowRuns:
             tags[mlflow_tags.MLFLOW_PARENT_RUN_ID] = self.run_id("pipeline")
         return self.client.create_run(self.experiment_id, tags=tags, run_name=name)
 
-    def _describe(self, run_id: str) -> None:
+    def _describe(self) -> None:
         """What run.json says: parameters, tags and datasets. Sent again, it changes nothing."""
         tags = {
             "evertrain.workload": self.record.config.workload,
@@ -170,10 +170,11 @@ class MlflowRuns:
             mlflow_tags.MLFLOW_SOURCE_NAME: self.record.config.workload,
             mlflow_tags.MLFLOW_RUN_NOTE: self._note(),
         }
-        self.set_tags("pipeline", dict(list(tags.items())[:_MAX_TAGS_AND_PARAMS]))
+        self.set_tags("pipeline", tags)
+        run_id = self.run_id("pipeline")
         params = [Param(plain_key(key), text) for key, text in _flat_parameters(self.record)]
-        for start in range(0, len(params), _MAX_TAGS_AND_PARAMS):
-            self.client.log_batch(run_id, params=params[start : start + _MAX_TAGS_AND_PARAMS])
+        for start in range(0, len(params), _MAX_PARAMS):
+            self.client.log_batch(run_id, params=params[start : start + _MAX_PARAMS])
         self.client.log_inputs(run_id, _dataset_inputs(self.record))
 
 
