@@ -12,6 +12,7 @@ import string
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,14 +34,21 @@ _LAST_LINES_S = 3.0
 _log = logging.getLogger("train_core.driver")
 
 
+@dataclass(frozen=True)
+class Attachment:
+    """A job that is called, as long as it is: with a heart that beats, and its log followed."""
+
+    calls: Calls
+    following: threading.Thread
+    has_left: threading.Event
+
+
 class JobStages:
     """What `DriverStages` is, by a job of the cluster at the request's `ray_address`."""
 
     def __init__(self) -> None:
-        self._calls: Calls | None = None
+        self._attached: Attachment | None = None
         self._lock = threading.Lock()
-        self._has_left = threading.Event()
-        self._following: threading.Thread | None = None
 
     def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Attach to the job that drives the run, or submit one, and have it check the request.
@@ -75,13 +83,14 @@ class JobStages:
     def close(self, status: str) -> None:
         """End the job, in order, if nobody else needs it; what still trains saves first."""
         with self._lock:
-            calling = self._calls
+            attached = self._attached
         # One that has ended needs no other one to end it.
-        if calling is not None:
+        if attached is not None:
             try:
-                self._result(calling, "close", calling.ask("close", {"status": status}))
+                asked = attached.calls.ask("close", {"status": status})
+                self._result(attached.calls, "close", asked)
             finally:
-                self._leave(calling)
+                self._leave(attached)
 
     def _prepare(self) -> dict[str, Any]:
         while running := self._running():
@@ -133,33 +142,34 @@ class JobStages:
         return asking, asking.ask("prepare", {"request": request.model_dump(mode="json")})
 
     def _asked_first(self, job: str, asking: tuple[Calls, str]) -> dict[str, Any]:
-        self._calls, name = asking
-        self._has_left.clear()
-        told = (job, _print, self._has_left)
-        self._following = threading.Thread(target=self._jobs.follow, args=told, daemon=True)
-        self._following.start()
-        threading.Thread(target=self._beat, args=(self._calls,), daemon=True).start()
+        calling, name = asking
+        has_left = threading.Event()
+        told = (job, _print, has_left)
+        following = threading.Thread(target=self._jobs.follow, args=told, daemon=True)
+        following.start()
+        threading.Thread(target=_beat, args=(calling, has_left), daemon=True).start()
+        attached = self._attached = Attachment(calling, following, has_left)
         try:
-            return dict(self._result(self._calls, "prepare", name))
+            return dict(self._result(calling, "prepare", name))
         except BaseException:
             # A job whose request is refused ends by itself.
-            self._leave(self._calls)
+            self._leave(attached)
             raise
 
     def _stage(self, stage: str, **arguments: Any) -> Any:
         """What the job says; raises what it raised, and JobEndedError if it died."""
         with self._lock:
-            if self._calls is None:
+            if self._attached is None:
                 # The last one died: this is another try.
                 self._prepare()
-            asking = self._calls
-        assert asking is not None
-        name = asking.ask(stage, arguments)
+            attached = self._attached
+        assert attached is not None
+        name = attached.calls.ask(stage, arguments)
         try:
-            return self._result(asking, stage, name)
+            return self._result(attached.calls, stage, name)
         except JobEndedError:
             with self._lock:
-                self._leave(asking)
+                self._leave(attached)
             raise
 
     def _result(self, asking: Calls, stage: str, name: str) -> Any:
@@ -191,20 +201,19 @@ class JobStages:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S)
 
-    def _beat(self, calling: Calls) -> None:
-        while not self._has_left.wait(BEAT_EVERY_S) and self._calls is calling:
-            try:
-                calling.beat()
-            except StorageError as error:
-                _log.debug("the heartbeat was not written: %s", error)
+    def _leave(self, attached: Attachment) -> None:
+        if self._attached is attached:
+            self._attached = None
+        attached.has_left.set()
+        attached.following.join(_LAST_LINES_S)
 
-    def _leave(self, calling: Calls) -> None:
-        if self._calls is not calling:
-            return
-        self._calls = None
-        self._has_left.set()
-        if self._following is not None:
-            self._following.join(_LAST_LINES_S)
+
+def _beat(calling: Calls, has_left: threading.Event) -> None:
+    while not has_left.wait(BEAT_EVERY_S):
+        try:
+            calling.beat()
+        except StorageError as error:
+            _log.debug("the heartbeat was not written: %s", error)
 
 
 def _print(text: str) -> None:
