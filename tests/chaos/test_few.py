@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import pytest
 
+from benchmarks.services import prefect_server
 from tests.chaos.pipeline import Fault, House, strike, undisturbed
 from tests.flows.conftest import isolated
 
@@ -24,7 +25,7 @@ FEW = [
 @pytest.fixture(scope="module")
 def house_on(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], House]:
+) -> Iterator[Callable[[str], House]]:
     """The house whose run folders are on that storage."""
     home = tmp_path_factory.mktemp("chaos")
 
@@ -34,9 +35,11 @@ def house_on(
         if storage == "s3":
             url = f"{request.getfixturevalue('object_store')}/{uuid.uuid4().hex}"
         # The address of the server is in the environment by now.
-        return House(home, isolated(home), url)
+        return House(home, isolated(home) | {"PREFECT_API_URL": api}, url)
 
-    return on
+    # For all of them: a command that starts its own takes ten seconds longer.
+    with prefect_server(home) as api:
+        yield on
 
 
 @pytest.fixture(scope="module")

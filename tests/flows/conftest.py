@@ -16,8 +16,7 @@ Evertrain = Callable[..., subprocess.CompletedProcess[str]]
 RETRAIN = (
     *("retrain", "--workload", "tests.flows.held:HeldDigits", "--epochs", "3"),
     *("--batch-size", "64", "--num-shards", "4", "--checkpoint-every-steps", "7"),
-    *("--cpus-per-worker", "0.5", "--gpus-per-worker", "0"),
-    *("--checkpoint-backpressure", "wait"),
+    *("--gpus-per-worker", "0", "--checkpoint-backpressure", "wait"),
 )
 
 

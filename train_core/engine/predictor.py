@@ -153,7 +153,8 @@ def _score_task(
             num_rows += len(ids)
         assert writer is not None, "a part has at least one batch"
         writer.close()
-        file.flush()
+        # Whoever opens it anew stands there, too, on systems where the position is shared.
+        file.seek(0)
         # It has no name but this one, so that its space is free again however this process ends.
         path = Path(f"/dev/fd/{file.fileno()}")
         folder.store.upload(path, key)
