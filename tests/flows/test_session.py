@@ -8,7 +8,7 @@ import pytest
 
 from flows.parameters import RetrainParameters
 from tasks.session import open_session, session_of
-from train_core.errors import StageError
+from train_core.errors import StageError, UserCodeError
 
 
 def test_a_task_outside_of_its_flow_starts_no_driver(tmp_path: Path) -> None:
@@ -45,3 +45,13 @@ def test_a_driver_that_dies_in_its_checks_is_replaced_for_the_next_try(tmp_path:
         with pytest.raises(StageError, match="ended unexpectedly"):
             session.prepared()
         assert not session.prepared().resumed
+
+
+def test_what_the_first_rank_that_failed_says_ends_the_log(tmp_path: Path) -> None:
+    request = RetrainParameters(run="r", storage=str(tmp_path), tracking_uri="").request()
+    lines: list[str] = []
+    with open_session(request) as session:
+        session.listen(lines.append)
+        with pytest.raises(UserCodeError), session.running("train"):
+            raise UserCodeError("train", "rank 1: KeyError: 'x'", "Traceback: in loss")
+        assert lines[-1] == "Traceback: in loss"
