@@ -24,6 +24,10 @@ def test_a_dead_driver_is_replaced_for_the_next_try(tmp_path: Path) -> None:
     with open_session(request) as session:
         assert session_of(request) is session
         session.listen(lines.append)
+        # In its checks, and later.
+        os.kill(session._driver._process.pid, signal.SIGKILL)
+        with pytest.raises(StageError, match="ended unexpectedly"):
+            session.prepared()
         assert not session.prepared().resumed
         with session.running("train") as driver:
             os.kill(driver._process.pid, signal.SIGKILL)
@@ -33,25 +37,10 @@ def test_a_dead_driver_is_replaced_for_the_next_try(tmp_path: Path) -> None:
         with session.running("train") as replaced:
             assert replaced is not driver
             assert replaced.prepared().resumed
+        with pytest.raises(UserCodeError), session.running("train"):
+            raise UserCodeError("train", "rank 1: KeyError: 'x'", "Traceback: in loss")
+        # What the first rank that failed says is heard where the log is.
+        assert "Traceback: in loss" in lines
     assert set(session.seconds) == {"prepare", "train"}
     with pytest.raises(RuntimeError, match="no session"):
         session_of(request)
-
-
-def test_a_driver_that_dies_in_its_checks_is_replaced_for_the_next_try(tmp_path: Path) -> None:
-    request = RetrainParameters(run="r", storage=str(tmp_path), tracking_uri="").request()
-    with open_session(request) as session:
-        os.kill(session._driver._process.pid, signal.SIGKILL)
-        with pytest.raises(StageError, match="ended unexpectedly"):
-            session.prepared()
-        assert not session.prepared().resumed
-
-
-def test_what_the_first_rank_that_failed_says_ends_the_log(tmp_path: Path) -> None:
-    request = RetrainParameters(run="r", storage=str(tmp_path), tracking_uri="").request()
-    lines: list[str] = []
-    with open_session(request) as session:
-        session.listen(lines.append)
-        with pytest.raises(UserCodeError), session.running("train"):
-            raise UserCodeError("train", "rank 1: KeyError: 'x'", "Traceback: in loss")
-        assert lines[-1] == "Traceback: in loss"
