@@ -24,8 +24,11 @@ import pytest
 
 from benchmarks.services import ray_cluster
 from tests.chaos.held import HOLD, NOTES
+from tests.engine import alone
+from tests.engine.digests import digest_of_training
 from tests.flows.conftest import ROOT
-from tests.flows.mlflow_side import runs_in
+from tests.flows.mlflow_side import runs_in, shown_at
+from train_core import TrainConfig
 from train_core.storage import lease
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.stop import stop_request
@@ -202,6 +205,36 @@ def test_the_best_checkpoint_scores_data_in_a_flow_of_its_own(prefect: Prefect) 
     assert "finished" in shown.lower()
 
 
+def test_what_an_mlflow_missed_is_sent_by_a_flow_of_its_own(prefect: Prefect, home: Path) -> None:
+    # One that was down all the time.
+    another = f"sqlite:///{home}/another.db"
+    shown = prefect(
+        "deployment", "run", "mirror/mirror", "--param", 'run="nightly-1"',
+        "--param", f"tracking_uri={json.dumps(another)}", "--watch",
+    )  # fmt: skip
+    assert "finished" in shown.lower()
+    url = RunFolder(str(home / "runs"), "nightly-1").url
+    assert shown_at(another, url) == shown_at(f"sqlite:///{home}/mlflow.db", url)
+
+
+HELD = {
+    "workload": "tests.chaos.held:HeldDigits",
+    "epochs": 3,
+    "batch_size": 64,
+    "num_shards": 2,
+    "checkpoint_every_steps": 7,
+    "checkpoint_backpressure": "wait",
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What becomes of such a training if nobody holds it."""
+    folder = RunFolder(str(tmp_path_factory.mktemp("undisturbed")), "run")
+    alone.run(folder, **HELD | {"eval_batch_size": TrainConfig().eval_batch_size})
+    return digest_of_training(folder)
+
+
 def test_mnist_reaches_its_accuracy(prefect: Prefect, home: Path, real_data: Path) -> None:
     parameters = {
         "run": "mnist",
@@ -224,16 +257,7 @@ def held(prefect: Prefect, home: Path, run: str, **more: Any) -> Iterator[tuple[
     """A worker's run that stands still after a step, and the file that lets it go on."""
     notes, folder = home / "notes", RunFolder(str(home / "runs"), run)
     notes.mkdir()
-    parameters = {
-        "run": run,
-        "workload": "tests.chaos.held:HeldDigits",
-        "epochs": 3,
-        "batch_size": 64,
-        "num_shards": 2,
-        "checkpoint_every_steps": 7,
-        "checkpoint_backpressure": "wait",
-        **more,
-    }
+    parameters = {"run": run, **HELD, **more}
     prefect(
         "deployment", "run", "retrain/retrain", "--param", f"parameters={json.dumps(parameters)}"
     )
@@ -279,19 +303,20 @@ def flow_of(folder: RunFolder) -> psutil.Process:
 
 
 def test_a_run_whose_process_dies_is_run_again_by_the_automation(
-    prefect: Prefect, api: str, home: Path
+    prefect: Prefect, api: str, home: Path, undisturbed: str
 ) -> None:
     with held(prefect, home, "crashed") as (folder, go_on):
         flow_of(folder).kill()
         go_on.touch()
         wait_for(lambda: folder.report() is not None, home)
         wait_for(lambda: state(api, "crashed") == "COMPLETED", home)
+    assert digest_of_training(folder) == undisturbed
     newest = folder.checkpoints()[-1]
     assert (newest.manifest.step, newest.name.attempt) == (60, 2)
 
 
 def test_a_run_that_is_cancelled_saves_and_goes_on_later(
-    prefect: Prefect, api: str, home: Path
+    prefect: Prefect, api: str, home: Path, undisturbed: str
 ) -> None:
     with held(prefect, home, "cancelled") as (folder, go_on):
         (flow_run,) = flow_runs(api, "cancelled")
@@ -307,10 +332,11 @@ def test_a_run_that_is_cancelled_saves_and_goes_on_later(
     # Prefect may crash it once more, over the slot of the deployment's limit that it has just given
     # free, and the automation run it again: how many attempts there were is not ours to say.
     assert folder.checkpoints()[-1].manifest.step == 60
+    assert digest_of_training(folder) == undisturbed
 
 
 def test_a_run_survives_a_restart_of_the_server(
-    prefect: Prefect, server: Server, home: Path
+    prefect: Prefect, server: Server, home: Path, undisturbed: str
 ) -> None:
     with held(prefect, home, "serverless") as (folder, go_on):
         server.stop()
@@ -319,6 +345,7 @@ def test_a_run_survives_a_restart_of_the_server(
         server.start()
         wait_for(lambda: folder.report() is not None, home)
         wait_for(lambda: state(server.url, "serverless") == "COMPLETED", home)
+    assert digest_of_training(folder) == undisturbed
     newest = folder.checkpoints()[-1]
     assert (newest.manifest.step, newest.name.attempt) == (60, 1)
 
