@@ -48,7 +48,7 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     parameters = parameters.named(run_name())
     make_tracking_folder(parameters.tracked_at())
     request = parameters.request()
-    is_left = False
+    is_left: bool | None = None
     try:
         with open_session(request) as session:
             try:
@@ -59,8 +59,9 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
                     session.leave()
                 raise
     except (KeyboardInterrupt, TerminationSignal, StoppedError) as error:
-        # It may also come while the session is opened or closed.
-        is_left = is_left or (isinstance(error, TerminationSignal) and goes_on_alone(request))
+        if is_left is None and isinstance(error, TerminationSignal):
+            # It came while the session was opened or closed.
+            is_left = goes_on_alone(request)
         if is_left:
             raise
         return Cancelled(message=str(stopped(request)))

@@ -1,4 +1,4 @@
-"""The prepare task: the checks before any compute, and the run's lease."""
+"""The prepare task: the checks before any compute, and a training's lease."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from train_core.driver import DriverRequest, Prepared
 
 @task(name="prepare", task_run_name="prepare {request.run}", **OPTIONS)
 def prepare(request: DriverRequest) -> Prepared:
-    """Check the request, create the run if it is new, and take it."""
+    """Check the request; of a training, create the run if it is new, and take it."""
     return session_of(request).prepared()

@@ -40,13 +40,20 @@ class Session:
         self._listeners: list[Callable[[str], None]] = []
         self._begin = time.monotonic()
         self._driver = Driver(request, self._hear)
+        self._is_prepared = self._has_failed = False
 
     def prepared(self) -> Prepared:
-        """The outcome of the driver's checks; of another driver's if the last one failed.
+        """The outcome of the driver's checks; of another driver's once that of the last is told.
 
         Raises ConfigError, RunBusyError, or what ended the driver.
         """
-        found = self._usable_driver().prepared()
+        driver = self._usable_driver()
+        try:
+            found = driver.prepared()
+        except Exception:
+            self._has_failed = True
+            raise
+        self._is_prepared = True
         self.seconds.setdefault("prepare", time.monotonic() - self._begin)
         return found
 
@@ -56,9 +63,8 @@ class Session:
         self.stage = stage
         begin = time.monotonic()
         try:
-            driver = self._usable_driver()
-            driver.prepared()
-            yield driver
+            self.prepared()
+            yield self._driver
         except StageError as error:
             # What the first rank that failed says, at the end of all that Ray and the others do.
             if error.traceback:
@@ -97,9 +103,10 @@ class Session:
     def _usable_driver(self) -> Driver:
         # A driver that died took its Ray with it: a retry needs a new one.
         with self._lock:
-            if not self._driver.is_usable:
+            if self._has_failed or (self._is_prepared and not self._driver.is_alive):
                 self._driver.close("FAILED")
                 self._driver = Driver(self.request, self._hear)
+                self._has_failed = self._is_prepared = False
             return self._driver
 
     def _hear(self, line: str) -> None:

@@ -115,10 +115,9 @@ class Driver:
         self._preparing = self._call("prepare", request=request.model_dump(mode="json"))
 
     @property
-    def is_usable(self) -> bool:
-        """Whether it can carry out a stage: its process runs, and its checks have not failed."""
-        has_failed = self._preparing.done() and self._preparing.exception() is not None
-        return self._process.poll() is None and not has_failed
+    def is_alive(self) -> bool:
+        """Whether the process still runs; a dead driver answers nothing any more."""
+        return self._process.poll() is None
 
     def prepared(self) -> Prepared:
         """The outcome of the checks. Raises ConfigError or RunBusyError."""
@@ -231,6 +230,8 @@ class Driver:
     def _read_replies(self, replies: IO[str]) -> None:
         with replies:
             for line in replies:
+                if not line.endswith("\n"):
+                    break  # it was killed in the middle of a reply
                 reply = json.loads(line)
                 future = self._calls[reply["call"]]
                 if "error" in reply:

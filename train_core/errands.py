@@ -28,7 +28,10 @@ def settings_schema(workload: str) -> dict[str, Any]:
 
 
 def delete_tracking(run_url: str, tracking_uri: str) -> None:
-    """Delete the MLflow side of the run whose folder is at `run_url`. Raises TrackingError."""
+    """Delete the MLflow side of the run whose folder is at `run_url`.
+
+    Raises StageError if MLflow does not answer or refuses.
+    """
     _run("delete_tracking", run_url, tracking_uri)
 
 

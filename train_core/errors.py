@@ -194,7 +194,9 @@ def describe(stage: str, error: Exception) -> dict[str, Any]:
     if isinstance(error, EvertrainError):
         reduced = error.__reduce__()
         assert not isinstance(reduced, str)
-        return {"type": type(error).__name__, "facts": reduced[1]}
+        # A user's own kind is raised as the nearest of ours: he may not know its module there.
+        ours = next(kind for kind in type(error).__mro__ if kind.__module__ == __name__)
+        return {"type": ours.__name__, "facts": reduced[1]}
     trace = "".join(tracebacks.format_exception(error))
     facts = [stage, f"{type(error).__name__}: {error}", trace]
     return {"type": StageError.__name__, "facts": facts}

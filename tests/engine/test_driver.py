@@ -248,7 +248,9 @@ def test_who_scores_and_takes_too_much_memory_is_not_tried_again(tmp_path: Path)
     request = DriverRequest(storage=str(tmp_path), run="hungry", config=config)
     with Driver(request) as driver:
         best = driver.train().checkpoints[-1]
-        with pytest.raises(ResourceError, match=r"a task was ended by Ray's memory.*used / "):
+        with pytest.raises(
+            ResourceError, match=r"who evaluates or infers was ended by Ray's memory.*used / "
+        ):
             driver.infer(best, "test")
 
 

@@ -162,9 +162,14 @@ def test_a_job_that_nobody_calls_any_more_ends(
 
 
 class AwayStore(Store):
-    """Whose storage does not answer while it is `away`."""
+    """Whose storage refuses while it is `away`, or keeps who asks waiting."""
 
     away = threading.Event()
+    keeps_waiting = False
+
+    def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
+        self._answer()
+        super().write(key, data, durable=durable)
 
     def names(self, key: str = "") -> list[str]:
         self._answer()
@@ -175,24 +180,30 @@ class AwayStore(Store):
         return super().read(key)
 
     def _answer(self) -> None:
-        if self.away.is_set():
-            raise StorageError("the storage is away")
+        while self.away.is_set():
+            if not self.keeps_waiting:
+                raise StorageError("the storage is away")
+            time.sleep(0.05)
 
 
+@pytest.mark.parametrize("keeps_waiting", [False, True])
 def test_a_storage_that_is_away_makes_no_caller_count_as_gone(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, keeps_waiting: bool
 ) -> None:
+    monkeypatch.setattr(AwayStore, "keeps_waiting", keeps_waiting)
     monkeypatch.setattr(job_process, "BEAT_EVERY_S", 0.2)
     for limit in ("LINGER_S", "STANDSTILL_S"):
         monkeypatch.setattr(job_process, limit, 1.0)
-    caller, job = Caller(folder), RunFolder(folder.storage, "run")
+    job = RunFolder(folder.storage, "run")
     job.store = AwayStore(folder.url)
+    # Its heart cannot beat either, where it has to wait.
+    caller = Caller(job if keeps_waiting else folder)
     with ThreadPoolExecutor(1) as pool:
         served = pool.submit(Prepared(Calls(job.store, JOB), job).serve, caller.first)
         caller.answered(caller.first)
         AwayStore.away.set()
         # Longer than it waits for somebody to call.
-        time.sleep(3)
+        time.sleep(4)
         AwayStore.away.clear()
         assert not served.done()
         caller.answered(caller.close())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,11 +14,8 @@ import torch
 from tests.engine.digests import digest_of_training, journal_of
 from tests.engine.processes import train
 from tests.engine.tiny import Tiny
-from tests.storage.faulty_store import FaultyStore
 from tests.storage.samples import manifest
 from train_core.config import TrainConfig
-from train_core.driver import DriverRequest
-from train_core.engine.driver_stages import DriverStages
 from train_core.engine.evaluator import load_model
 from train_core.engine.group import Group
 from train_core.engine.loop import Trainer
@@ -28,11 +24,8 @@ from train_core.engine.retention import _delete_merged_segments, delete_supersed
 from train_core.errors import (
     CheckpointError,
     DataError,
-    FencedError,
     NotFiniteError,
-    StorageError,
 )
-from train_core.storage import lease
 from train_core.storage.journal import read_segments
 from train_core.storage.manifest import FileEntry
 from train_core.storage.names import MODEL_FILE, CheckpointName
@@ -277,42 +270,6 @@ def test_weights_that_fail_to_verify_are_quarantined_when_they_are_evaluated(
     assert list(folder.quarantined()) == [str(found.name)]
 
 
-def test_a_replaced_driver_evaluates_infers_and_publishes_nothing(folder: RunFolder) -> None:
-    run(folder)
-    driver = DriverStages()
-    driver.request = DriverRequest(
-        storage=folder.storage, run=folder.name, config=folder.record().config
-    )
-    driver.folder, driver.config = folder, driver.request.config
-    driver._take_run()
-    folder.store.create("lease/0002.json", folder.store.read("lease/0001.json"))
-    before = folder.store.names()
-    for stage in (
-        lambda: driver.evaluate([], "test"),
-        lambda: driver.infer({}, "test"),
-        lambda: driver.publish({}, [], {}, {}, {}),
-    ):
-        with pytest.raises(FencedError):
-            stage()
-    assert folder.store.names() == before
-    driver.close("FAILED")
-
-
-def test_a_driver_that_begins_collects_what_a_dead_one_left(folder: RunFolder) -> None:
-    folder.begin_attempt().release()
-    run(folder)
-    (committed,) = folder.checkpoints()
-    folder.store.write(f"checkpoints/step-00000099-a0001/{MODEL_FILE}", b"half a checkpoint")
-    folder.store.write("journal/steps-00000006-00000099-a0001.jsonl", b"{}")
-    segments = [entry.name for entry in committed.manifest.journal]
-    driver = DriverStages()
-    driver.folder = folder
-    driver._take_run()
-    driver.close("FAILED")
-    assert folder.store.names("checkpoints") == [str(committed.name)]
-    assert folder.store.names("journal") == segments
-
-
 def test_the_journal_of_a_quarantined_checkpoint_stays(folder: RunFolder) -> None:
     run(folder, epochs=1)
     (only,) = folder.checkpoints()
@@ -367,37 +324,6 @@ def test_workers_with_other_states_commit_nothing(name: str, tmp_path: Path) -> 
     with pytest.raises(AssertionError, match="the workers' states differ"):
         train(str(tmp_path), "run", attempt=1, workers=2, config=config)
     assert RunFolder(str(tmp_path), "run").checkpoints() == []
-
-
-def test_a_restart_in_an_outage_is_tried_again(folder: RunFolder, tmp_path: Path) -> None:
-    """Whichever operation of a new attempt fails, the next try has the run all the same."""
-    run(folder)
-    for number in count(1):
-        store = FaultyStore(folder.url, tmp_path / f"notes-{number}")
-        driver = DriverStages()
-        driver.request = DriverRequest(
-            storage=folder.storage, run=folder.name, config=folder.record().config
-        )
-        driver.folder = RunFolder(folder.storage, folder.name)
-        driver._take_run()
-        first = driver._begin_attempt()
-        driver.folder.store = store
-        assert driver._lease
-        driver._lease.store = store
-        store.fail_at(number, kind="create")
-        try:
-            # The heart's own writes are none of these.
-            second = driver._begin_attempt()
-        except StorageError:
-            failed = True
-            second = driver._begin_attempt()
-        else:
-            failed = False
-        driver.close("FAILED")
-        assert first < second == lease.newest_attempt(folder.store)
-        if not failed:
-            assert number > 2
-            return
 
 
 class Watched(Store):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from prefect import Flow, Task
 from prefect.serializers import JSONSerializer
@@ -8,6 +10,7 @@ from flows.batch_inference import batch_inference
 from flows.retrain import retrain
 from tasks.evaluate import evaluate
 from tasks.infer import infer
+from tasks.prepare import prepare
 from tasks.publish import publish
 from tasks.retries import is_transient
 from tasks.select import select
@@ -15,6 +18,8 @@ from tasks.train import train
 from train_core.errors import (
     CheckpointError,
     ConfigError,
+    DataError,
+    EvertrainError,
     FencedError,
     GaveUpError,
     NotFiniteError,
@@ -25,6 +30,8 @@ from train_core.errors import (
     StorageError,
     UnsavedError,
     UserCodeError,
+    describe,
+    rebuild,
 )
 from train_core.results import (
     CheckpointSummary,
@@ -37,7 +44,7 @@ from train_core.results import (
     TrainResult,
 )
 
-TASKS = [train, evaluate, select, infer, publish]
+TASKS = [prepare, train, evaluate, select, infer, publish]
 
 
 def checkpoint(step: int, accuracy: float | None = None) -> CheckpointSummary:
@@ -123,6 +130,31 @@ def test_failures_of_the_infrastructure_are_tried_again(error: Exception) -> Non
 )
 def test_what_would_fail_again_is_not_tried_again(error: Exception) -> None:
     assert not is_transient(error)
+
+
+class NoShardsError(DataError):
+    """A user's own, of which the flow's process knows nothing."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(UserCodeError("train", "x", "a traceback"), GaveUpError("train", "x"), StorageError("x")),
+        *(UnsavedError(3600, 7, None, "x"), ConfigError("x"), RunConflictError("r", {})),
+        *(RunBusyError("r", "x"), FencedError(1, 2), NotFiniteError(3, 1.5, None)),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_is_the_same_in_another_process(error: EvertrainError) -> None:
+    again = rebuild(json.loads(json.dumps(describe("train", error))))
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+def test_what_another_process_does_not_know_is_the_nearest_of_ours() -> None:
+    again = rebuild(json.loads(json.dumps(describe("train", NoShardsError("there are none")))))
+    assert (type(again), str(again)) == (DataError, "there are none")
+    again = rebuild(json.loads(json.dumps(describe("train", KeyError("x")))))
+    assert (type(again), str(again)) == (StageError, "train: KeyError: 'x'")
 
 
 def rank(evaluations: list[EvaluationResult], order: str) -> Selection:

@@ -259,7 +259,10 @@ def test_temporary_files_of_killed_processes_are_deleted(folder: RunFolder) -> N
         # It may be of another machine, where its writer lives.
         folder.store.sweep()
         assert killed.exists()
-        for path in (killed, Path(ours)):
+        # No process has such a number.
+        impossible = place / ".tmp-99999999999999999999-0a1b"
+        impossible.touch()
+        for path in (killed, impossible, Path(ours)):
             os.utime(path, (0, 0))
         collect_orphans(folder, held.attempt)
         assert list(place.iterdir()) == [Path(ours)]

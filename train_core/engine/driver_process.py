@@ -25,6 +25,8 @@ from train_core.engine.driver_stages import DriverStages
 from train_core.engine.job_stages import JobStages
 from train_core.errors import describe
 
+_log = logging.getLogger("train_core.driver")
+
 
 def serve(commands: IO[str], replies: IO[str]) -> None:
     """Run commands until `close` or their end: `prepare` and starting Ray on this thread.
@@ -77,7 +79,7 @@ def serve(commands: IO[str], replies: IO[str]) -> None:
             stages.submit(run, call, stage, arguments)
 
 
-def _end() -> None:
+def _end(code: int) -> None:
     """End at once, with all that was started.
 
     Ray is not shut down in order: a stage may be waiting for it in another thread, Ray ends such
@@ -88,7 +90,7 @@ def _end() -> None:
             process.kill()
     if tempfile.tempdir:
         shutil.rmtree(tempfile.tempdir, ignore_errors=True)
-    os._exit(0)
+    os._exit(code)
 
 
 def main() -> None:
@@ -100,11 +102,16 @@ def main() -> None:
     # MLflow writes a model there before it sends it.
     tempfile.tempdir = sys.argv[2]
     replies = os.fdopen(int(sys.argv[1]), "w")
+    code = 1
     try:
         serve(sys.stdin, replies)
+        code = 0
+    except BrokenPipeError:
+        _log.debug("nobody reads the replies: the program that wanted the work was killed")
+    except BaseException:  # noqa: BLE001 (a workload's own sys.exit(), too)
+        _log.exception("the driver ends")
     finally:
-        # Also if nobody reads a reply any more: the program that wanted the work was killed.
-        _end()
+        _end(code)
 
 
 if __name__ == "__main__":

@@ -288,9 +288,10 @@ class DriverStages:
         # Also when a stage is tried again: steps of an attempt are never written twice.
         if self._has_launched:
             before = held.attempt
+            # Who asked while nothing ran meant this one.
+            self._check_asked_to_stop(before)
             self.folder.next_attempt(held)
             delete_orphans_of_the_dead(self.folder, held.attempt)
-            # Who asked while nothing ran meant this one.
             self._check_asked_to_stop(before)
         self._has_launched = True
         return held.attempt
@@ -310,12 +311,12 @@ class DriverStages:
         """Let the training save and end; what it does not do in its grace is left."""
         self._is_stopping.set()
         grace_s = self.config.grace_s
-        attempt = self._lease.attempt if self._lease else 0
+        assert self._lease is not None
         # An end that was asked for is not kept waiting by a storage that is away.
         hasty = self.folder.store.with_patience(HASTE)
         try:
-            if attempt:  # between two attempts the training itself sees that it shall end
-                ask_to_stop(hasty, attempt, "the program that wanted it ends")
+            # Between two attempts the training itself sees that it shall end.
+            ask_to_stop(hasty, self._lease.attempt, "the program that wanted it ends")
         except StorageError as error:
             _log.warning("the training cannot be asked to save, and is ended: %s", error)
             return

@@ -1,6 +1,7 @@
 """The other side of `train_core.errands`: `python -m train_core.engine.errands ERRAND ARGUMENTS`.
 
 The result goes to stdout, and so does an error, described as JSON: the exit code tells them apart.
+What a user's module prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -9,62 +10,64 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 
 from train_core.errands import FAILED
 from train_core.errors import describe
 
 
-def settings_schema(workload: str) -> None:
-    """Print the JSON schema of a workload's settings."""
+def settings_schema(workload: str) -> str:
+    """The JSON schema of a workload's settings."""
     from train_core.workload import workload_class
 
-    sys.stdout.write(json.dumps(workload_class(workload).Settings.model_json_schema()))
+    return json.dumps(workload_class(workload).Settings.model_json_schema())
 
 
-def delete_tracking(run_url: str, tracking_uri: str) -> None:
+def delete_tracking(run_url: str, tracking_uri: str) -> str:
     """Delete the MLflow runs and models that mirror the run at `run_url`."""
     from train_core.engine.mlflow_runs import delete_runs
 
     delete_runs(run_url, tracking_uri)
+    return ""
 
 
-def unregistered_checkpoints(run_url: str, tracking_uri: str) -> None:
-    """Print the checkpoints whose models in MLflow no registered version points to."""
+def unregistered_checkpoints(run_url: str, tracking_uri: str) -> str:
+    """The checkpoints whose models in MLflow no registered version points to."""
     # MLflow's own patience with a server that is down is minutes.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     from train_core.engine.registry import unregistered_checkpoints
 
-    sys.stdout.write(json.dumps(unregistered_checkpoints(run_url, tracking_uri)))
+    return json.dumps(unregistered_checkpoints(run_url, tracking_uri))
 
 
-def mirror_run(run_url: str, tracking_uri: str) -> None:
-    """Send MLflow what it lacks of the run at `run_url`, and print where it shows it."""
+def mirror_run(run_url: str, tracking_uri: str) -> str:
+    """Send MLflow what it lacks of the run at `run_url`; where it shows it."""
     from train_core.engine.mirror import catch_up
     from train_core.storage.run_folder import RunFolder
 
-    sys.stdout.write(catch_up(RunFolder.at(run_url), tracking_uri).model_dump_json())
+    return catch_up(RunFolder.at(run_url), tracking_uri).model_dump_json()
 
 
-def compare_checkpoints(url_a: str, name_a: str, url_b: str, name_b: str) -> None:
-    """Print what differs between two checkpoints of the runs at these addresses."""
+def compare_checkpoints(url_a: str, name_a: str, url_b: str, name_b: str) -> str:
+    """What differs between two checkpoints of the runs at these addresses."""
     from train_core.engine.compare import compare_checkpoints
     from train_core.storage.run_folder import RunFolder
 
     a, b = RunFolder.at(url_a), RunFolder.at(url_b)
     found = compare_checkpoints(a, a.find(name_a), b, b.find(name_b))
-    sys.stdout.write(found.model_dump_json())
+    return found.model_dump_json()
 
 
-def compare_runs(url_a: str, url_b: str) -> None:
-    """Print the first that differs between the runs at these addresses."""
+def compare_runs(url_a: str, url_b: str) -> str:
+    """The first that differs between the runs at these addresses."""
     from train_core.engine.compare import compare_runs
     from train_core.storage.run_folder import RunFolder
 
-    sys.stdout.write(compare_runs(RunFolder.at(url_a), RunFolder.at(url_b)).model_dump_json())
+    return compare_runs(RunFolder.at(url_a), RunFolder.at(url_b)).model_dump_json()
 
 
-def export_weights(run_url: str, name: str, address: str) -> None:
-    """Write a checkpoint's weights to the file at `address` and print what it is."""
+def export_weights(run_url: str, name: str, address: str) -> str:
+    """Write a checkpoint's weights to the file at `address`; what it is."""
     import safetensors.torch
 
     from train_core.engine.checkpoint_files import load_weights
@@ -87,10 +90,10 @@ def export_weights(run_url: str, name: str, address: str) -> None:
         digest=digest_of(data),
         num_tensors=len(weights),
     )
-    sys.stdout.write(result.model_dump_json())
+    return result.model_dump_json()
 
 
-ERRANDS: dict[str, Callable[..., None]] = {
+ERRANDS: dict[str, Callable[..., str]] = {
     "settings_schema": settings_schema,
     "delete_tracking": delete_tracking,
     "unregistered_checkpoints": unregistered_checkpoints,
@@ -101,8 +104,11 @@ ERRANDS: dict[str, Callable[..., None]] = {
 }
 
 if __name__ == "__main__":
-    try:
-        ERRANDS[sys.argv[1]](*sys.argv[2:])
-    except Exception as error:  # noqa: BLE001 (the other process raises it)
-        sys.stdout.write(json.dumps(describe(sys.argv[1], error)))
-        sys.exit(FAILED)
+    code = 0
+    with redirect_stdout(sys.stderr):
+        try:
+            outcome = ERRANDS[sys.argv[1]](*sys.argv[2:])
+        except Exception as error:  # noqa: BLE001 (the other process raises it)
+            outcome, code = json.dumps(describe(sys.argv[1], error)), FAILED
+    sys.stdout.write(outcome)
+    sys.exit(code)

@@ -34,6 +34,7 @@ from train_core.engine.measure import (
 )
 from train_core.errors import CheckpointError, users_code
 from train_core.results import CheckpointSummary, EvaluationResult
+from train_core.storage.files import are_there
 from train_core.storage.journal import finite
 from train_core.storage.manifest import EvaluationManifest, FileEntry
 from train_core.storage.names import CONFUSION_MATRIX_JSON, EVALUATIONS, MANIFEST_JSON
@@ -92,7 +93,8 @@ def _find(
     """An evaluation that was committed earlier, of this very checkpoint."""
     asked = (split, checkpoint.digest, max_batches)
     for key, manifest in folder.results(f"{EVALUATIONS}/{checkpoint.name}", EvaluationManifest):
-        if (manifest.split, manifest.checkpoint_digest, manifest.max_batches) == asked:
+        found = (manifest.split, manifest.checkpoint_digest, manifest.max_batches)
+        if found == asked and are_there(folder.store, key, manifest.files):
             return key, manifest
     return None
 

@@ -33,6 +33,8 @@ _FIRST_PAUSE_S, _PAUSE_S = 0.1, 1.0
 _FIRST_CALL_WITHIN_S = 20.0
 _TAKEN_WITHIN_S = 10.0
 _ENDS_WITHIN_S = 2.0
+_DEAF_S = 2.0
+"""Who has listened so much later than it wanted to waited for the storage."""
 _log = logging.getLogger("train_core.driver")
 
 
@@ -234,19 +236,20 @@ class JobServer:
 
     def _listen(self) -> None:
         """Look how far each caller's heart is."""
-        now = self._heard_at = time.monotonic()
-        for name, caller in self._callers.items():
+        heard_before, is_deaf = self._heard_at, False
+        counters = {}
+        for name in self._callers:
             try:
-                counter = self._calls.heard(name)
-            except StorageError as error:
-                # While a storage is away nobody is missed.
-                caller.moved_at = now
+                counters[name] = self._calls.heard(name)
+            except (StorageError, ValueError) as error:
+                is_deaf |= isinstance(error, StorageError)
                 _log.debug("whether caller %s lives is not known: %s", name, error)
-                continue
-            except ValueError as error:
-                _log.debug("the heartbeat of caller %s cannot be read: %s", name, error)
-                continue
-            if counter != caller.counter:
+        now = self._heard_at = time.monotonic()
+        # While a storage is away, callers cannot be heard, nor can they say anything.
+        is_deaf |= now - heard_before > BEAT_EVERY_S + _DEAF_S
+        for name, caller in self._callers.items():
+            counter = counters.get(name, caller.counter)
+            if counter != caller.counter or is_deaf:
                 caller.counter, caller.moved_at = counter, now
 
     def _done(self, stage: str, arguments: dict[str, Any]) -> Answer:

@@ -153,7 +153,8 @@ def results_of(tasks: list[Any]) -> list[Any]:
     try:
         return list(ray.get(tasks))
     except OutOfMemoryError as error:
-        raise _too_little_memory("a task", error) from error
+        mend = "begin another run with a smaller eval_batch_size"
+        raise _too_little_memory("who evaluates or infers", error, mend) from error
 
 
 def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
@@ -286,16 +287,16 @@ def _as_ours(rank: int, error: Exception) -> Exception:
     if isinstance(error, EvertrainError):
         return error
     if isinstance(error, OutOfMemoryError):
-        return _too_little_memory(f"rank {rank}", error)
+        mend = "begin another run, with init_from, more accumulation_steps and a smaller batch_size"
+        return _too_little_memory(f"rank {rank}", error, mend)
     return ConnectionError(f"rank {rank} died: {type(error).__name__}: {error}")
 
 
-def _too_little_memory(who: str, error: Exception) -> ResourceError:
+def _too_little_memory(who: str, error: Exception, mend: str) -> ResourceError:
     """It would be the same again; and what Ray says goes on for forty lines."""
     return ResourceError(
         f"{who} was ended by Ray's memory monitor: {str(error).splitlines()[0]}. Take fewer "
-        "workers on a node, fewer data_workers or larger nodes; or begin another run, with "
-        "init_from, more accumulation_steps and a smaller batch_size"
+        f"workers on a node, fewer data_workers or larger nodes; or {mend}"
     )
 
 

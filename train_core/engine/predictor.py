@@ -28,10 +28,10 @@ from train_core.errors import WorkloadError, users_code
 from train_core.policy.randomness import EVALUATE, derive_seed
 from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.storage.digests import new_digest
+from train_core.storage.files import are_there
 from train_core.storage.manifest import FileEntry, PredictionsManifest
 from train_core.storage.names import MANIFEST_JSON, PREDICTIONS, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.store import Store
 from train_core.workload import load_workload
 
 _RESERVED = ("id", "model_step")
@@ -111,17 +111,10 @@ def _find(
             manifest.checkpoint_digest == checkpoint.digest
             and manifest.input == found.describe()
             and manifest.num_rows == found.num_rows
-            and all(_is_there(folder.store, key, entry) for entry in manifest.files)
+            and are_there(folder.store, key, manifest.files)
         ):
             return key, manifest
     return None
-
-
-def _is_there(store: Store, key: str, entry: FileEntry) -> bool:
-    try:
-        return store.size_bytes(f"{key}/{entry.name}") == entry.size_bytes
-    except FileNotFoundError:
-        return False
 
 
 def _score_task(

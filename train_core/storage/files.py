@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 
 import psutil
 
@@ -21,6 +22,14 @@ def check_size(store: Store, key: str, entry: FileEntry) -> None:
     """Raise CheckpointError if the object is missing, or is not as large as was committed."""
     if fault := _fault_of_size(store, key, entry):
         raise CheckpointError(f"{store.uri(key)} {fault}")
+
+
+def are_there(store: Store, folder: str, entries: Iterable[FileEntry]) -> bool:
+    """Whether all files that a result's manifest lists are there, and as large as committed.
+
+    They need not be: who was replaced while it wrote may commit what was cleared away meanwhile.
+    """
+    return not any(_fault_of_size(store, f"{folder}/{entry.name}", entry) for entry in entries)
 
 
 def read_file(store: Store, key: str, entry: FileEntry) -> memoryview:

@@ -101,6 +101,7 @@ class Lease:
     run: str
     attempt: int
     counter: int = 0
+    holder: Holder = field(default_factory=Holder.here)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def beat(self) -> None:
@@ -120,9 +121,10 @@ class Lease:
         Raises FencedError if somebody else took the run.
         """
         with self._lock:
-            number = LeaseName(self.attempt + 1)
+            key = f"{LEASES}/{LeaseName(self.attempt + 1)}"
             try:
-                self.store.create(f"{LEASES}/{number}", Holder.here().model_dump_json().encode())
+                # The same bytes at each try: one whose answer was lost is ours.
+                self.store.create(key, self.holder.model_dump_json().encode())
             except FileExistsError as error:
                 raise FencedError(self.attempt, newest_attempt(self.store)) from error
             try:
@@ -158,7 +160,7 @@ def acquire(store: Store, run: str, above: int = 0) -> Lease:
             store.create(f"{LEASES}/{LeaseName(attempt)}", me.model_dump_json().encode())
         except FileExistsError:
             continue
-        return Lease(store, run, attempt)
+        return Lease(store, run, attempt, holder=me)
 
 
 def newest_attempt(store: Store) -> int:

@@ -17,7 +17,7 @@ import psutil
 from train_core.errors import ConfigError
 
 TEMPORARY = ".tmp-"
-_WRITER = re.compile(rf"{re.escape(TEMPORARY)}(\d+)-")
+_WRITER = re.compile(re.escape(TEMPORARY) + r"(\d{1,9})-")
 _ABANDONED_S = 10.0
 _NO_LINK_HERE = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES}

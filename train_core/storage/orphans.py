@@ -2,8 +2,8 @@
 
 A checkpoint's folder without a manifest was never committed, or is half deleted; a journal segment
 that no manifest lists was written for a commit that did not come. Once the attempt is over,
-nothing more comes of either. Nor of an evaluation or an inference without a manifest, once nobody
-has its checkpoint pinned.
+nothing more comes of either. Nor of an evaluation or an inference without a manifest, once no
+process has its checkpoint pinned.
 """
 
 from __future__ import annotations
