@@ -28,16 +28,19 @@ STORAGES = ["local", pytest.param("s3", marks=pytest.mark.s3)]
 
 
 class PartsSideBySide(LoadScopeScheduling):
-    """Three processes run the tests side by side: whole pipelines; storage, which waits for a
-    server most of the time, and what waits for Ray; and the rest.
+    """Three processes run the tests side by side: whole pipelines; what waits for a server or for
+    Ray most of the time; and the rest.
     """
 
-    _WAIT_FOR_RAY = ("engine/test_cluster", "engine/test_driver", "engine/test_jobs")
+    _WAITING = (
+        *("storage/", "mlflow/", "engine/test_crash_save"),
+        *("engine/test_cluster", "engine/test_driver", "engine/test_jobs"),
+    )
 
     def _split_scope(self, nodeid: str) -> str:
         name = nodeid.removeprefix("tests/")
-        if name.startswith(("storage/", *self._WAIT_FOR_RAY)):
-            return "storage and Ray"
+        if name.startswith(self._WAITING):
+            return "waiting"
         return "pipelines" if name.startswith(("flows/", "chaos/")) else "rest"
 
 

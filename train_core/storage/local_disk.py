@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
-
 from train_core.errors import ConfigError
 
 TEMPORARY = ".tmp-"
@@ -40,12 +38,21 @@ def sweep(folder: str) -> None:
     """Delete what `temporary_beside` left below the folder where a process was killed in it."""
     for path in Path(folder).rglob(f"{TEMPORARY}*"):
         writer = _WRITER.match(path.name)
-        if writer and psutil.pid_exists(int(writer[1])):
+        if writer and _is_alive(int(writer[1])):
             continue
         with suppress(FileNotFoundError):
             # Another machine, whose processes are not seen here, may just be writing.
             if time.time() - path.stat().st_mtime > _ABANDONED_S:
                 path.unlink()
+
+
+def _is_alive(pid: int) -> bool:
+    # Not psutil's: models in MLflow are loaded with this module, and without that library.
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return error.errno != errno.ESRCH
+    return True
 
 
 def write_new(path: str, data: bytes, *, durable: bool) -> None:
