@@ -120,13 +120,14 @@ class Lease:
 
         Raises FencedError if somebody else took the run.
         """
+        key = f"{LEASES}/{LeaseName(self.attempt + 1)}"
+        # The heart beats on meanwhile, as a storage may take long.
+        try:
+            # The same bytes at each try: one whose answer was lost is ours.
+            self.store.create(key, self.holder.model_dump_json().encode())
+        except FileExistsError as error:
+            raise FencedError(self.attempt, newest_attempt(self.store)) from error
         with self._lock:
-            key = f"{LEASES}/{LeaseName(self.attempt + 1)}"
-            try:
-                # The same bytes at each try: one whose answer was lost is ours.
-                self.store.create(key, self.holder.model_dump_json().encode())
-            except FileExistsError as error:
-                raise FencedError(self.attempt, newest_attempt(self.store)) from error
             try:
                 # Nothing more of the attempt before can count: what it left can be collected.
                 self._write_beat(released=True)
