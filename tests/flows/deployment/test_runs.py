@@ -1,0 +1,158 @@
+"""Flow runs of the deployments: what they show, and what becomes of those that are disturbed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.engine.digests import digest_of_training
+from tests.flows.deployment.deployed import (
+    Prefect,
+    Server,
+    flow_runs,
+    found,
+    held,
+    log_of,
+    state,
+    wait_for,
+)
+from tests.flows.mlflow_side import shown_at
+from train_core.storage import lease
+from train_core.storage.run_folder import RunFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+
+def test_both_flows_are_deployed_and_the_schedule_sleeps(prefect: Prefect) -> None:
+    found = json.loads(prefect("deployment", "inspect", "retrain/retrain", "-o", "json"))
+    assert [schedule["active"] for schedule in found["schedules"]] == [False]
+    assert found["global_concurrency_limit"]["limit"] == 1
+    assert found["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+    assert "batch-inference/batch-inference" in prefect("deployment", "ls")
+
+
+def test_a_workers_run_is_named_as_asked_or_after_its_flow_run(
+    prefect: Prefect, home: Path
+) -> None:
+    asked = {"run": "nightly-1", "epochs": 1, "batch_size": 64}
+    for parameters in (asked, {**asked, "run": ""}):
+        prefect(
+            "deployment", "run", "retrain/retrain", "--flow-run-name", "by-hand",
+            "--param", f"parameters={json.dumps(parameters)}", "--watch",
+        )  # fmt: skip
+    first, second = sorted(one.name for one in (home / "runs").iterdir())
+    assert re.fullmatch("by-hand-[0-9a-f]{8}", first)
+    assert second == "nightly-1"
+    for run in (first, second):
+        report = RunFolder(str(home / "runs"), run).report()
+        assert report is not None, (home / "worker.log").read_text()
+        assert report["run"] == run
+
+
+def test_the_flow_runs_page_has_the_artifacts_and_the_workers_log(
+    prefect: Prefect, api: str
+) -> None:
+    artifacts = {one["key"]: str(one["data"]) for one in found(api, "artifacts", "nightly-1")}
+    assert set(artifacts) >= {"progress-nightly-1", "checkpoints-nightly-1", "report-nightly-1"}
+    assert "step-00000020-a0001" in artifacts["checkpoints-nightly-1"]
+    assert "data:image/png;base64," in artifacts["report-nightly-1"]
+    messages = [one["message"] for one in found(api, "logs", "nightly-1")]
+    assert any("epoch 1, step 20: " in message for message in messages)
+
+
+def test_the_best_checkpoint_scores_data_in_a_flow_of_its_own(prefect: Prefect) -> None:
+    shown = prefect(
+        "deployment", "run", "batch-inference/batch-inference",
+        "--param", 'run="nightly-1"', "--param", 'infer_input="validation"', "--watch",
+    )  # fmt: skip
+    assert "finished" in shown.lower()
+
+
+def test_what_an_mlflow_missed_is_sent_by_a_flow_of_its_own(prefect: Prefect, home: Path) -> None:
+    # One that was down all the time.
+    another = f"sqlite:///{home}/another.db"
+    shown = prefect(
+        "deployment", "run", "mirror/mirror", "--param", 'run="nightly-1"',
+        "--param", f"tracking_uri={json.dumps(another)}", "--watch",
+    )  # fmt: skip
+    assert "finished" in shown.lower()
+    url = RunFolder(str(home / "runs"), "nightly-1").url
+    assert shown_at(another, url) == shown_at(f"sqlite:///{home}/mlflow.db", url)
+
+
+def test_mnist_reaches_its_accuracy(prefect: Prefect, home: Path, real_data: Path) -> None:
+    parameters = {
+        "run": "mnist",
+        "workload": "train_core.workloads.mnist:MnistResNet18",
+        "settings": {"data": str(real_data / "mnist")},
+        "num_workers": 2,
+    }
+    prefect(
+        "deployment", "run", "retrain/retrain",
+        "--param", f"parameters={json.dumps(parameters)}", "--watch",
+    )  # fmt: skip
+    report = RunFolder(str(home / "runs"), "mnist").report()
+    assert report is not None, (home / "worker.log").read_text()
+    assert report["train"]["epoch"] == 1
+    assert report["test_metrics"]["accuracy"] >= 0.985
+
+
+def flow_of(folder: RunFolder) -> psutil.Process:
+    """The process that runs the flow: the parent of the run's driver."""
+    holder = lease.holder_of(folder.store)
+    assert holder is not None
+    parent = psutil.Process(holder.pid).parent()
+    assert parent is not None
+    return parent
+
+
+def test_a_run_whose_process_dies_is_run_again_by_the_automation(
+    prefect: Prefect, api: str, home: Path, undisturbed: str
+) -> None:
+    with held(prefect, home, "crashed") as (folder, go_on):
+        flow_of(folder).kill()
+        go_on.touch()
+        wait_for(lambda: folder.report() is not None, home)
+        wait_for(lambda: state(api, "crashed") == "COMPLETED", home)
+    assert digest_of_training(folder) == undisturbed
+    newest = folder.checkpoints()[-1]
+    assert (newest.manifest.step, newest.name.attempt) == (60, 2)
+
+
+def test_a_run_that_is_cancelled_saves_and_goes_on_later(
+    prefect: Prefect, api: str, home: Path, undisturbed: str
+) -> None:
+    with held(prefect, home, "cancelled") as (folder, go_on):
+        (flow_run,) = flow_runs(api, "cancelled")
+        prefect("flow-run", "cancel", flow_run["id"])
+        wait_for(lambda: "asked to stop: " in log_of(api, "cancelled"), home)
+        go_on.touch()
+        wait_for(lambda: state(api, "cancelled") == "CANCELLED", home)
+        assert lease.holder_of(folder.store) is None
+        last = folder.checkpoints()[-1].manifest
+        assert (31 < last.step < 60, last.stopped_by) == (True, "request")
+        prefect("flow-run", "retry", flow_run["id"])
+        wait_for(lambda: state(api, "cancelled") == "COMPLETED", home)
+    # Prefect may crash it once more, over the slot of the deployment's limit that it has just given
+    # free, and the automation run it again: how many attempts there were is not ours to say.
+    assert folder.checkpoints()[-1].manifest.step == 60
+    assert digest_of_training(folder) == undisturbed
+
+
+def test_a_run_survives_a_restart_of_the_server(
+    prefect: Prefect, server: Server, home: Path, undisturbed: str
+) -> None:
+    with held(prefect, home, "serverless") as (folder, go_on):
+        server.stop()
+        go_on.touch()
+        wait_for(lambda: (folder.live() or {}).get("step", 0) >= 45, home)
+        server.start()
+        wait_for(lambda: folder.report() is not None, home)
+        wait_for(lambda: state(server.url, "serverless") == "COMPLETED", home)
+    assert digest_of_training(folder) == undisturbed
+    newest = folder.checkpoints()[-1]
+    assert (newest.manifest.step, newest.name.attempt) == (60, 1)
