@@ -41,7 +41,7 @@ def batch_inference(
     """
     folder = RunFolder(absolute(storage) if storage else default_storage(), run)
     summary = find_checkpoint(folder, checkpoint)
-    config = folder.record().config
+    config = folder.asked().config
     if ray_address:
         config = config.model_copy(update={"ray_address": ray_address})
     # No tracking URI: this is no part of the training, whose MLflow run has ended.

@@ -97,15 +97,27 @@ class RetrainParameters(TrainConfig):
 
     @classmethod
     def of_run(cls, folder: RunFolder, **changes: Any) -> Self:
-        """What the run was asked, as its folder records it, with `changes`."""
-        record = folder.record()
+        """What the run was asked last, as its folder records it, with `changes`.
+
+        Of `settings` and `runtime_env` single entries change.
+        """
+        last = folder.asked()
         asked = {
-            **record.config.model_dump(),
-            **{name: value for name, value in record.pipeline.items() if name in cls.model_fields},
+            **last.config.model_dump(),
+            **{name: value for name, value in last.pipeline.items() if name in cls.model_fields},
             "run": folder.name,
             "storage": folder.storage,
         }
+        for name in ("settings", "runtime_env"):
+            changes |= {name: asked[name] | changes.get(name, {})}
         return cls(**asked | changes)
+
+    def continued(self) -> Self:
+        """What the run was asked last wherever nothing is asked now; as it is for a new run."""
+        folder = RunFolder(self.storage, self.run) if self.run else None
+        if folder is None or not folder.exists():
+            return self
+        return self.of_run(folder, **{name: getattr(self, name) for name in self.model_fields_set})
 
     def train_config(self) -> TrainConfig:
         """The training's part."""
@@ -113,11 +125,13 @@ class RetrainParameters(TrainConfig):
 
     def request(self) -> DriverRequest:
         """What the driver is started with. The run must be named."""
+        # Recorded where it was asked for: the environment's address may hold a login.
+        tracked = {} if self.tracking_uri is None else {"tracking_uri": self.tracking_uri}
         return DriverRequest(
             storage=self.storage,
             run=self.run,
             config=self.train_config(),
-            pipeline={"infer_input": self.infer_input},
+            pipeline={"infer_input": self.infer_input} | tracked,
             tracking_uri=self.tracked_at(),
             experiment=self.experiment,
             dry_run=self.dry_run,

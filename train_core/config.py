@@ -347,10 +347,14 @@ class TrainConfig(BaseModel):
         """The same configuration with what is derived written out."""
         return self.model_copy(update={"num_shards": self.shards})
 
-    def recorded(self) -> Self:
-        """What `run.json` says of it: without the workers' environment, which may hold secrets."""
+    def without_secrets(self) -> Self:
+        """The same configuration without the workers' environment variables."""
         shown = {name: value for name, value in self.runtime_env.items() if name != "env_vars"}
-        return self.fixed().model_copy(update={"runtime_env": shown})
+        return self.model_copy(update={"runtime_env": shown})
+
+    def recorded(self) -> Self:
+        """What `run.json` says of it."""
+        return self.fixed().without_secrets()
 
     def differences(self, asked: TrainConfig) -> dict[str, tuple[object, object]]:
         """Fields that `asked` gives another value though they may not change, as (was, now)."""

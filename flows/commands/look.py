@@ -68,7 +68,10 @@ class ShowCommand(LookAt):
         folder, name = find(self.what, absolute(self.storage))
         if name is None:
             print_mapping(
-                status(folder) | folder.record().model_dump(mode="json"), as_json=self.as_json
+                status(folder)
+                | folder.record().model_dump(mode="json")
+                | folder.asked().model_dump(mode="json"),
+                as_json=self.as_json,
             )
             return
         show_checkpoint(folder, named(folder, name), as_json=self.as_json)

@@ -73,7 +73,7 @@ class PruneCommand(Overrides, InStorage):
             raise ConfigError(f"{self.run!r} is a checkpoint: name the run that is to be pruned")
         pruning = Pruning(
             folder,
-            self.over(folder.record().config.retention),
+            self.over(folder.asked().config.retention),
             datetime.now(UTC),
             self._ignored_pins(folder),
         )

@@ -131,7 +131,7 @@ class ExtendCommand(InStorage):
         folder = existing(absolute(self.storage), self.run)
         epochs = int(self.epochs)
         trained = [checkpoint.manifest.epoch for checkpoint in folder.checkpoints()]
-        has = max(folder.record().config.epochs, *trained, 0)
+        has = max(folder.asked().config.epochs, *trained, 0)
         if self.epochs.startswith("+"):
             epochs += has
         if epochs <= has:

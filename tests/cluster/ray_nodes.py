@@ -88,17 +88,21 @@ class RayCluster:
         }
         self._folder = folder
         self.nodes: list[Node] = []
-        machine = network.machine()
-        self.dashboard = f"http://{machine.address}:8265"
-        self._gcs = f"{machine.address}:6379"
+        self._head = network.machine()
+        self.dashboard = f"http://{self._head.address}:8265"
+        self._gcs = f"{self._head.address}:6379"
+        self.start_head()
+
+    def start_head(self) -> None:
+        """Start the head, also again at the same address when it was killed."""
         self.head = Node(
-            machine,
+            self._head,
             [
                 *(str(BIN / "ray"), "start", "--head", "--block", "--port=6379", "--num-cpus=0"),
-                *(f"--node-ip-address={machine.address}", "--dashboard-host=0.0.0.0"),
-                *(f"--temp-dir={folder}/ray", "--disable-usage-stats"),
+                *(f"--node-ip-address={self._head.address}", "--dashboard-host=0.0.0.0"),
+                *(f"--temp-dir={self._folder}/ray", "--disable-usage-stats"),
             ],
-            folder / "head.log",
+            self._folder / "head.log",
             self._environment,
         )
 

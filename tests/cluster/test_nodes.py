@@ -27,6 +27,7 @@ from tests.leaks import Belongings
 from tests.storage.fault_proxy import FaultProxy
 from train_core import TrainConfig
 from train_core.driver import Driver, DriverRequest
+from train_core.errors import JobEndedError
 from train_core.results import TrainResult
 from train_core.storage import lease
 from train_core.storage.run_folder import RunFolder
@@ -128,7 +129,12 @@ class Training:
         return self._result
 
     def _train(self) -> None:
-        self._result = self._driver.train()
+        try:
+            self._result = self._driver.train()
+        except JobEndedError as error:
+            # As the flow does.
+            self._hear(str(error))
+            self._result = self._driver.train()
 
     def _hear(self, line: str) -> None:
         self.log.append(line)
@@ -153,6 +159,37 @@ def test_a_node_that_loses_its_power(net: Network, place: Place, undisturbed: st
     with cluster_of(net, place, 1, 1, 1) as cluster, Training(cluster, place, 2) as training:
         training.wait_for_step(5)
         node_with_workers(cluster).kill()
+        assert training.result().step == NUM_STEPS
+        assert digest_of_training(training.folder) == undisturbed
+        assert lease.newest_attempt(training.folder.store) == 2
+
+
+def test_a_node_that_loses_its_power_where_fewer_will_do(
+    net: Network, place: Place, undisturbed: str
+) -> None:
+    with cluster_of(net, place, 1, 1) as cluster, Training(cluster, place, (1, 2)) as training:
+        training.wait_for_line("training on 2 workers")
+        training.wait_for_step(5)
+        node_with_workers(cluster).kill()
+        training.wait_for_line("training on 1 workers")
+        assert training.result().step == NUM_STEPS
+        assert digest_of_training(training.folder) == undisturbed
+
+
+def test_a_head_that_loses_its_power_and_is_started_again(
+    net: Network, place: Place, undisturbed: str
+) -> None:
+    with cluster_of(net, place, 1, 1) as cluster, Training(cluster, place, 2) as training:
+        training.wait_for_step(5)
+        cluster.head.kill()
+        # What it knew of them is lost with it, and its nodes find no way back.
+        for node in cluster.nodes:
+            node.kill()
+        training.wait_for_line("ended, and nothing more is known")
+        cluster.start_head()
+        cluster.head.wait_until_it_runs()
+        for _ in range(2):
+            cluster.add(1)
         assert training.result().step == NUM_STEPS
         assert digest_of_training(training.folder) == undisturbed
         assert lease.newest_attempt(training.folder.store) == 2

@@ -159,13 +159,15 @@ def test_what_is_evaluated_is_pinned_meanwhile(trained: Trained) -> None:
 
 def test_users_bug_comes_with_the_traceback_of_its_rank(tmp_path: Path) -> None:
     config = TrainConfig(workload="tests.engine.tiny:Buggy", num_workers=2, cpus_per_worker=0.5)
-    with pytest.raises(UserCodeError, match="KeyError: 'connection to gloo'") as raised:
+    with pytest.raises(UserCodeError, match="rank 1: KeyError: 'connection to gloo'") as raised:
         fit(config, storage=str(tmp_path), run="buggy", on_log=None)
     assert "in loss" in raised.value.traceback
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_leaves_no_trace_in_the_numbers(tmp_path: Path) -> None:
+def test_a_worker_that_dies_or_hangs_leaves_no_trace_in_the_numbers(tmp_path: Path) -> None:
+    log: list[str] = []
+
     def trained(run: str, workload: str) -> tuple[str, int]:
         config = TrainConfig(
             workload=f"tests.engine.tiny:{workload}",
@@ -176,13 +178,19 @@ def test_a_worker_that_dies_leaves_no_trace_in_the_numbers(tmp_path: Path) -> No
             checkpoint_backpressure="wait",
             num_workers=2,
             cpus_per_worker=0.5,
+            hang_timeout_s=5,
         )
-        result = fit(config, storage=str(tmp_path), run=run, on_log=None)
+        result = fit(config, storage=str(tmp_path), run=run, on_log=log.append)
         return digest_of_training(RunFolder(str(tmp_path), run)), result.attempt
 
     killed, attempt = trained("killed", "Mortal")
     undisturbed, _ = trained("undisturbed", "Tiny")
     assert (killed, attempt) == (undisturbed, 2)
+    log.clear()
+    assert trained("hung", "Hanging") == (undisturbed, 2)
+    told = "\n".join(log)
+    assert "Timeout (0:00:05" in told
+    assert "in hang_for_good" in told
 
 
 @pytest.mark.slow

@@ -178,10 +178,12 @@ class StreamingTiny(Tiny):
 
 
 class Buggy(Tiny):
-    """Has a bug in its loss."""
+    """Has a bug in its loss, which rank 1 comes to."""
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        return super().loss(outputs, {"targets": batch["connection to gloo"]})
+        if self.num_steps == 2 and dist.get_rank() == 1:
+            batch = {"targets": batch["connection to gloo"]}
+        return super().loss(outputs, batch)
 
 
 class Noisy(Tiny):
@@ -219,6 +221,22 @@ class Mortal(Tiny):
         if step == 4 and dist.is_initialized() and dist.get_rank() == 1 and not died.exists():
             died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Hanging(Tiny):
+    """Rank 1 of the first attempt hangs after step 4."""
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        super().after_step(model, step)
+        hung = Path(self.settings.scratch, "hung")
+        if step == 4 and dist.is_initialized() and dist.get_rank() == 1 and not hung.exists():
+            hung.touch()
+            hang_for_good()
+
+
+def hang_for_good() -> None:
+    while True:
+        time.sleep(60)
 
 
 class Waiting(Tiny):

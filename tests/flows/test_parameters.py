@@ -24,7 +24,7 @@ def test_the_request_carries_everything_beside_the_training() -> None:
         storage="s3://bucket/runs",
         run="r",
         config=TrainConfig(),
-        pipeline={"infer_input": "test"},
+        pipeline={"infer_input": "test", "tracking_uri": "http://m"},
         tracking_uri="http://m",
         experiment="e",
         dry_run=True,

@@ -9,6 +9,7 @@ from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, ConfigError, RunBusyError, RunConflictError
 from train_core.storage import lease
 from train_core.storage.addresses import named
+from train_core.storage.asked import Asked
 from train_core.storage.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.store import Store
@@ -194,6 +195,25 @@ def test_a_fork_takes_and_deletes_nothing_that_lies_there(folder: RunFolder) -> 
             act()
     assert names(elsewhere) == [second]
     assert names(folder.fork(folder.checkpoint(first), "other")) == [first]
+
+
+def test_what_was_asked_last_counts_and_a_fork_is_asked_for_the_same(folder: RunFolder) -> None:
+    folder.create(record(epochs=1))
+    begun = folder.asked()
+    assert begun == Asked(config=folder.record().config, pipeline=folder.record().pipeline)
+    longer, smaller = (
+        begun.model_copy(update={"config": begun.config.model_copy(update=changes)})
+        for changes in ({"epochs": 5}, {"epochs": 5, "num_workers": 2})
+    )
+    for attempt, asked in ((1, begun), (2, longer), (3, longer), (11, smaller)):
+        folder.note_asked(asked, attempt=attempt)
+        assert folder.asked() == asked
+    # Only what is another than before is written down.
+    assert folder.store.names("asked") == ["0002.json", "0011.json"]
+    first = commit(folder, 1, 1)
+    for segment in folder.checkpoint(first).manifest.journal:
+        folder.store.write(f"journal/{segment.name}", b"{}\n")
+    assert folder.fork(folder.checkpoint(first), "fork").asked() == smaller
 
 
 def test_of_two_that_fork_to_one_name_one_is_refused(folder: RunFolder) -> None:

@@ -24,6 +24,7 @@ from train_core.results import (
     TrainResult,
 )
 from train_core.storage import lease
+from train_core.storage.asked import Asked
 from train_core.storage.journal import read_good_segments
 from train_core.storage.lease import Lease
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
@@ -75,13 +76,14 @@ class DriverStages:
         self.config = with_gpus(self.config)
         if mirror is not None:
             mirror.check()
+        record = new_record(self.request, self.config, checked.datasets, checked.origin)
         if not checked.prepared.resumed:
             self.folder.refuse_leftovers()
             # Of two that begin the run at once, one creates it and one gets the lease.
-            record = new_record(self.request, self.config, checked.datasets, checked.origin)
             with suppress(FileExistsError):
                 self.folder.create(record)
-        self._take_run()
+        asked = Asked(config=record.config, pipeline=record.pipeline)
+        self.folder.note_asked(asked, attempt=self._take_run())
         if mirror is not None:
             mirror.start()
             self.mirror = mirror
@@ -275,11 +277,12 @@ class DriverStages:
         self.start_ray()
         check_resources(self.config)
 
-    def _take_run(self) -> None:
-        """Take the run's lease, and keep its heart beating until this is closed."""
+    def _take_run(self) -> int:
+        """Take the run's lease, and keep its heart beating until this is closed: the attempt."""
         self._lease = self.folder.begin_attempt()
         self._alive.enter_context(lease.alive(self._lease))
         delete_orphans_of_the_dead(self.folder, self._lease.attempt)
+        return self._lease.attempt
 
     def _begin_attempt(self) -> int:
         """The attempt to launch now: whatever one before still does no longer counts."""

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from train_core.driver import DriverRequest
 from train_core.engine.jobs import Jobs
-from train_core.errors import ConfigError, JobEndedError, StorageError, rebuild
+from train_core.errors import ConfigError, EvertrainError, JobEndedError, StorageError, rebuild
 from train_core.storage import calls, lease
 from train_core.storage.calls import BEAT_EVERY_S, Answer, Calls
 from train_core.storage.digests import digest_of
@@ -104,7 +104,11 @@ class JobStages:
             asking = self._first_call(job)
             command = ["python", "-m", "train_core.engine.job_process"]
             command += [self._request.storage, self._request.run, job, asking[1]]
-            is_new = self._jobs.submit(job, command, self._request.config.runtime_env)
+            try:
+                is_new = self._jobs.submit(job, command, self._request.config.runtime_env)
+            except EvertrainError:
+                asking[0].clear()
+                raise
             if is_new:
                 _log.info("submitted job %s: %s", job, self._jobs.url(job))
             # Or somebody else has submitted the same just before.
@@ -133,8 +137,8 @@ class JobStages:
 
     def _first_call(self, job: str) -> tuple[Calls, str]:
         asking = Calls(self._folder.store, job)
-        # The environment, which may hold secrets, is the job's by Ray's own way.
-        config = self._request.config.model_copy(update={"runtime_env": {}})
+        # The environment's variables, which may be secrets, are the job's by Ray's own way.
+        config = self._request.config.without_secrets()
         request = self._request.model_copy(
             update={"config": config, "job_url": self._jobs.url(job)}
         )

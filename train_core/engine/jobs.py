@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -65,8 +66,11 @@ class Jobs:
 
         def once() -> bool:
             try:
+                # Ray writes into what it is given where it has put a local folder.
                 self._client.submit_job(
-                    entrypoint=shlex.join(command), submission_id=job, runtime_env=runtime_env
+                    entrypoint=shlex.join(command),
+                    submission_id=job,
+                    runtime_env=deepcopy(runtime_env),
                 )
             except ValueError as error:
                 raise ResourceError(f"Ray does not take the job {job}: {error}") from error

@@ -165,22 +165,22 @@ def launch(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
     ConnectionError if a worker or Ray itself died.
     """
     from ray.exceptions import RayError
-    from ray.train import ControllerError, WorkerGroupError
+    from ray.train import TrainingFailedError, WorkerGroupError
 
     try:
         _trainer(folder, config, attempt).fit()
     except WorkerGroupError as error:
         raise _first_failure(error.worker_failures) from error
-    except (ControllerError, RayError) as error:
+    except (TrainingFailedError, RayError) as error:
         _give_back_places()
         raise ConnectionError(f"Ray Train ended: {type(error).__name__}: {error}") from error
 
 
 def _trainer(folder: RunFolder, config: TrainConfig, attempt: int) -> TorchTrainer:
+    from fsspec.implementations.memory import MemoryFileSystem
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
-
-    from train_core.engine.ray_storage import ray_filesystem
 
     return TorchTrainer(
         _train_worker,
@@ -198,10 +198,17 @@ def _trainer(folder: RunFolder, config: TrainConfig, attempt: int) -> TorchTrain
         ),
         run_config=RunConfig(
             name=f"a{attempt:04d}",
-            storage_path="/",
-            storage_filesystem=ray_filesystem(folder.store),
-            # Whether to try again is decided in one place, by the driver.
-            failure_config=FailureConfig(max_failures=0),
+            # With every checkpoint that it is told of, Ray writes down what it knows, and ends the
+            # training where that fails. Nobody reads it again: it stays in the controller's memory.
+            storage_path=f"/{folder.name}",
+            storage_filesystem=PyFileSystem(FSSpecHandler(MemoryFileSystem())),
+            # Whether to try again is decided in one place, by the driver, with another attempt.
+            failure_config=FailureConfig(  # type: ignore[call-arg]  # annotated as Ray's version 1
+                max_failures=0,
+                # Both unlimited if nothing is said.
+                controller_failure_limit=0,
+                max_preemption_failures=0,
+            ),
         ),
     )
 

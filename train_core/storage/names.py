@@ -23,7 +23,7 @@ LEASES = "lease"
 PINS = "pins"
 EVALUATIONS = "evaluations"
 PREDICTIONS = "predictions"
-RAY = "ray"
+ASKED = "asked"
 CALLS = "calls"
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -2,6 +2,7 @@
 
 <storage>/<run>/
     run.json            what was asked; created once
+    asked/              what was asked of it later (see `asked`)
     lease/              who drives the run (see `lease`)
     checkpoints/step-00001200-a0007/    files, then manifest.json: the commit
     journal/            every metric of every step, in segments
@@ -26,6 +27,7 @@ from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, ConfigError, RunConflictError, StorageError
 from train_core.results import CheckpointSummary
 from train_core.storage import lease
+from train_core.storage.asked import Asked, newest_asked, note_asked
 from train_core.storage.digests import digest_of
 from train_core.storage.documents import read_document, read_object
 from train_core.storage.files import fault_of
@@ -125,6 +127,18 @@ class RunFolder:
         Raises FileNotFoundError if there is no such run, CheckpointError if run.json is damaged.
         """
         return read_document(self.store, RunRecord, RUN_JSON, "the record of a run")[0]
+
+    def asked(self) -> Asked:
+        """What was asked last: what `record` says, or what was changed since. Raises as it does."""
+        if found := newest_asked(self.store):
+            return found
+        record = self.record()
+        return Asked(config=record.config, pipeline=record.pipeline)
+
+    def note_asked(self, asked: Asked, *, attempt: int) -> None:
+        """Write down what `attempt` is asked for, if that is not what was asked last."""
+        if asked != self.asked():
+            note_asked(self.store, attempt, asked)
 
     def create(self, record: RunRecord) -> None:
         """Create the run. Raises FileExistsError if it exists."""
@@ -305,6 +319,8 @@ class RunFolder:
         with lease.beating(held):
             for key in [*keys, f"{checkpoint.key}/{MANIFEST_JSON}"]:
                 self.store.copy(key, fork.store, key)
+            if asked := newest_asked(self.store):
+                note_asked(fork.store, held.attempt, asked)
             try:
                 fork.create(self.record().model_copy(update=changed))
             except FileExistsError:

@@ -19,6 +19,7 @@ from tests.flows.conftest import ROOT
 from train_core.storage.run_folder import RunFolder
 
 Prefect = Callable[..., str]
+ORDERLY_END_S = 30
 
 HELD = {
     "workload": "tests.chaos.held:HeldDigits",
@@ -46,6 +47,11 @@ def running(*arguments: str, environment: dict[str, str], log: Path) -> Iterator
             yield
         finally:
             process.terminate()
+            try:
+                process.wait(ORDERLY_END_S)
+            except subprocess.TimeoutExpired:
+                # A worker whose server was restarted meanwhile does not end.
+                process.kill()
 
 
 def wait_until_healthy(url: str) -> None:

@@ -1,0 +1,63 @@
+"""Whole pipelines on an S3 server that is away for a while."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from tests.chaos.held import HOLD, NOTES
+from tests.chaos.pipeline import House, outcome, started, undisturbed
+from tests.flows.conftest import isolated
+from tests.storage.fault_proxy import Fault, FaultProxy, Kind
+
+pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(600)]
+
+AWAY = Fault(Kind.REFUSE, times=math.inf)
+AWAY_S = 65.0
+"""Longer than one operation is tried again."""
+
+
+@pytest.fixture
+def proxy(object_store: str) -> Iterator[FaultProxy]:
+    """A proxy before the server, which the environment names."""
+    with (
+        FaultProxy(os.environ["AWS_ENDPOINT_URL"]) as made,
+        patch.dict(os.environ, {"AWS_ENDPOINT_URL": made.url}),
+    ):
+        yield made
+
+
+@pytest.fixture
+def house(proxy: FaultProxy, object_store: str, tmp_path: Path) -> House:
+    return House(tmp_path, isolated(tmp_path), f"{object_store}/{uuid.uuid4().hex}")
+
+
+def test_a_storage_that_is_away_for_a_minute(proxy: FaultProxy, house: House) -> None:
+    """Away from the middle of an epoch, past its end: the training goes on, in the same attempt."""
+    reference = undisturbed(house)
+    notes = house.home / "notes"
+    notes.mkdir()
+    there = house.environment | {HOLD: "mid-epoch@0", NOTES: str(notes)}
+    # A loop that waits for the checkpoint before would not come to the epoch's end.
+    command = ["skip" if word == "wait" else word for word in house.command("away")]
+    with started(command, house.home, there) as pipeline:
+        pipeline.wait_for("mid-epoch", notes)
+        proxy.schedule.add(AWAY)
+        (notes / "go-on").touch()
+        time.sleep(AWAY_S)
+        proxy.schedule.clear()
+        assert pipeline.end() == 0, pipeline.log
+    folder = house.folder("away")
+    assert {one.name.attempt for one in folder.checkpoints()} == {1}
+    assert outcome(house.home, folder)["training"] == reference["training"]
+    assert (
+        "a checkpoint was not saved, training goes on"
+        in (house.home / ".evertrain/logs/away.log").read_text()
+    )
