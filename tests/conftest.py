@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -46,6 +47,11 @@ class PartsSideBySide(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> PartsSideBySide:
     return PartsSideBySide(config, log)
+
+
+def pytest_configure() -> None:
+    """Hear SIGINT: jobs in the background ignore it, and so would the programs of the tests."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -92,8 +92,6 @@ def test_a_dry_run_takes_one_step_through_every_stage(evertrain: Evertrain, home
 @pytest.fixture(scope="module")
 def stopped(evertrain: Evertrain, home: Path, environment: dict[str, str]) -> str:
     """The run `stopped`, which a Ctrl-C ended and then, continued, a SIGTERM."""
-    # Where this process ignores SIGINT, as jobs in the background do, its children would too.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGINT, signal.SIGTERM):
         with subprocess.Popen(
             [sys.executable, "-m", "flows.cli", "retrain", "--run", "stopped", "--epochs", "500"],

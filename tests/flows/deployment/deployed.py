@@ -141,5 +141,10 @@ def state(api: str, run: str) -> str:
     return str(flow_runs(api, run)[-1]["state_type"])
 
 
+def message(api: str, run: str) -> str:
+    """What the run's state says of itself."""
+    return str(flow_runs(api, run)[-1]["state"]["message"])
+
+
 def log_of(api: str, run: str) -> str:
     return "\n".join(one["message"] for one in found(api, "logs", run))

@@ -17,6 +17,7 @@ from tests.flows.deployment.deployed import (
     found,
     held,
     log_of,
+    message,
     state,
     wait_for,
 )
@@ -139,6 +140,8 @@ def test_a_run_that_is_cancelled_saves_and_goes_on_later(
         assert lease.holder_of(folder.store) is None
         last = folder.checkpoints()[-1].manifest
         assert (31 < last.step < 60, last.stopped_by) == (True, "request")
+        # Prefect says so twice; the second time, a retry before it would be undone.
+        wait_for(lambda: "successfully" in message(api, "cancelled"), home)
         prefect("flow-run", "retry", flow_run["id"])
         wait_for(lambda: state(api, "cancelled") == "COMPLETED", home)
     # Prefect may crash it once more, over the slot of the deployment's limit that it has just given
