@@ -158,7 +158,9 @@ def test_what_is_evaluated_is_pinned_meanwhile(trained: Trained) -> None:
 
 
 def test_users_bug_comes_with_the_traceback_of_its_rank(tmp_path: Path) -> None:
-    config = TrainConfig(workload="tests.engine.tiny:Buggy", num_workers=2, cpus_per_worker=0.5)
+    config = TrainConfig(
+        workload="tests.engine.tiny:Buggy", batch_size=32, num_workers=2, cpus_per_worker=0.5
+    )
     with pytest.raises(UserCodeError, match="rank 1: KeyError: 'connection to gloo'") as raised:
         fit(config, storage=str(tmp_path), run="buggy", on_log=None)
     assert "in loss" in raised.value.traceback

@@ -16,7 +16,7 @@ from train_core.driver import DriverRequest
 from train_core.engine import job_process
 from train_core.engine.job_process import JobServer
 from train_core.errors import ConfigError, StorageError
-from train_core.storage.calls import Answer, Calls
+from train_core.storage.calls import THE_JOB, Answer, Calls
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.store import Store
 
@@ -32,7 +32,7 @@ def folder(storage_url: str) -> RunFolder:
 
 
 def serving(folder: RunFolder, first: str, pool: ThreadPoolExecutor) -> Future[bool]:
-    return pool.submit(JobServer(Calls(folder.store, JOB), folder).serve, first)
+    return pool.submit(JobServer(Calls(folder.store, JOB, THE_JOB), folder).serve, first)
 
 
 def test_what_is_no_call_is_answered_with_its_fault_and_the_next_one_is_heard(
@@ -94,7 +94,7 @@ def two_callers(folder: RunFolder) -> Iterator[tuple[Future[bool], Caller, Calle
     """A job that is prepared, and the two that have attached to it."""
     one, other = Caller(folder), Caller(folder)
     with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(Prepared(Calls(folder.store, JOB), folder).serve, one.first)
+        served = pool.submit(Prepared(Calls(folder.store, JOB, THE_JOB), folder).serve, one.first)
         for caller in (one, other):
             caller.answered(caller.first)
         yield served, one, other
@@ -132,6 +132,22 @@ def test_two_that_close_at_once_are_both_answered(folder: RunFolder) -> None:
         for caller, name in closed:
             caller.answered(name)
         assert served.result() is True
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_heart_of_a_job_moves_while_it_lives(folder: RunFolder) -> None:
+    with two_callers(folder) as (served, one, other):
+        deadline = time.monotonic() + 30
+        while one.calls.heard(THE_JOB) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        other.die()
+        one.answered(one.close())
+        assert served.result() is True
+        one.die()
+    heard = one.calls.heard(THE_JOB)
+    time.sleep(1)
+    assert one.calls.heard(THE_JOB) == heard
 
 
 def told(answer: Answer | None) -> str:
@@ -199,7 +215,7 @@ def test_a_storage_that_is_away_makes_no_caller_count_as_gone(
     # Its heart cannot beat either, where it has to wait.
     caller = Caller(job if keeps_waiting else folder)
     with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(Prepared(Calls(job.store, JOB), job).serve, caller.first)
+        served = pool.submit(Prepared(Calls(job.store, JOB, THE_JOB), job).serve, caller.first)
         caller.answered(caller.first)
         AwayStore.away.set()
         # Longer than it waits for somebody to call.

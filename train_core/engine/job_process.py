@@ -22,7 +22,15 @@ from train_core.engine.driver_stages import DriverStages
 from train_core.engine.preflight import effective
 from train_core.errors import ConfigError, RunBusyError, StorageError, describe
 from train_core.storage import calls as calling
-from train_core.storage.calls import BEAT_EVERY_S, STANDSTILL_S, Answer, Call, Calls, caller_of
+from train_core.storage.calls import (
+    BEAT_EVERY_S,
+    STANDSTILL_S,
+    THE_JOB,
+    Answer,
+    Call,
+    Calls,
+    caller_of,
+)
 from train_core.storage.names import JobName
 from train_core.storage.run_folder import RunFolder
 
@@ -80,7 +88,7 @@ class JobServer:
         self._prepared: dict[str, Any] = {}
         self._seen: set[str] = set()
         self._callers: dict[str, Caller] = {}
-        self._heard_at = 0.0
+        self._heard_at = self._beat_at = 0.0
         self._closing: Closing | None = None
         self._works: dict[str, Work] = {}
         self._unsent: dict[str, Answer] = {}
@@ -99,6 +107,7 @@ class JobServer:
                 self._take(name, call)
             end = self._closed()
             self._send()
+            self._beat()
             if end is not None:
                 return end
             if found or self._works or self._unsent or self._living():
@@ -109,6 +118,15 @@ class JobServer:
                 return False
             pause_s = _FIRST_PAUSE_S if found else min(2 * pause_s, _PAUSE_S)
             time.sleep(pause_s)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now - self._beat_at > BEAT_EVERY_S:
+            self._beat_at = now
+            try:
+                self._calls.beat()
+            except StorageError as error:
+                _log.debug("the heartbeat was not written: %s", error)
 
     def _wait_for(self, first: str) -> None:
         deadline = time.monotonic() + _FIRST_CALL_WITHIN_S
@@ -281,7 +299,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     storage, run, job, first = sys.argv[1:]
     folder = RunFolder(storage, run)
-    calls = Calls(folder.store, job)
+    calls = Calls(folder.store, job, THE_JOB)
     server, is_good = JobServer(calls, folder), False
     try:
         is_good = server.serve(first)

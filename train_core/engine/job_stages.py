@@ -21,7 +21,7 @@ from train_core.driver import DriverRequest
 from train_core.engine.jobs import Jobs
 from train_core.errors import ConfigError, EvertrainError, JobEndedError, StorageError, rebuild
 from train_core.storage import calls, lease
-from train_core.storage.calls import BEAT_EVERY_S, Answer, Calls
+from train_core.storage.calls import BEAT_EVERY_S, THE_JOB, Answer, Calls
 from train_core.storage.digests import digest_of
 from train_core.storage.names import JobName
 from train_core.storage.run_folder import RunFolder
@@ -184,7 +184,7 @@ class JobStages:
 
     def _answer(self, asking: Calls, stage: str, name: str) -> Answer:
         job, pause_s, looked_at = asking.job, _FIRST_PAUSE_S, time.monotonic()
-        alive_at, pulse, has_ended = time.monotonic(), (0, 0), False
+        alive_at, pulse, has_ended = time.monotonic(), 0, False
         while True:
             try:
                 if answer := asking.answer_to(name):
@@ -193,7 +193,7 @@ class JobStages:
                     asking.take_back(name)
                     raise JobEndedError(stage, self._jobs.end_of(job))
                 if time.monotonic() - looked_at > _LOOK_EVERY_S:
-                    found, now = self._jobs.has_ended(job), lease.pulse(self._folder.store)
+                    found, now = self._jobs.has_ended(job), asking.heard(THE_JOB)
                     if found is False or now != pulse:
                         alive_at, pulse = time.monotonic(), now
                     # Its last answer may have come just before.

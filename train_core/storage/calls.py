@@ -1,8 +1,9 @@
 """Calls of stages from far away: a small object for each, and one for its answer.
 
 `calls/<job>/<caller>-0003.json` asks, and `calls/<job>/<caller>-0003-answer.json` answers; a
-counter in `calls/<job>/<caller>-beat.json` moves while the caller lives. Whoever can read the run
-folder can reach the job that drives it, wherever that is.
+counter in `calls/<job>/<caller>-beat.json` moves while the caller lives, and one in
+`calls/<job>/job-beat.json` while the job does. Whoever can read the run folder can reach the job
+that drives it, wherever that is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from train_core.storage.store import Store
 
 BEAT_EVERY_S = 5.0
 STANDSTILL_S = 12.0
+THE_JOB = "job"
 
 _CALL = re.compile(r"([0-9a-f]{32}-\d{4,})\.json")
 
@@ -46,7 +48,7 @@ class Answer(BaseModel):
 
 
 class Beat(BaseModel):
-    """What a caller tells of itself."""
+    """What a caller, or the job, tells of itself."""
 
     counter: int
 
@@ -62,12 +64,12 @@ def caller_of(name: str) -> str:
 
 
 class Calls:
-    """The calls of one job, for one caller or for the job itself. All raise StorageError."""
+    """The calls of one job, for one caller or for THE_JOB itself. All raise StorageError."""
 
-    def __init__(self, store: Store, job: str) -> None:
+    def __init__(self, store: Store, job: str, caller: str = "") -> None:
         self.job = job
         self._store = store
-        self._caller = uuid.uuid4().hex
+        self._caller = caller or uuid.uuid4().hex
         self._numbers = itertools.count(1)
         self._beats = itertools.count(1)
 
@@ -96,15 +98,15 @@ class Calls:
         return answer
 
     def beat(self) -> None:
-        """Say that this caller lives; call it every BEAT_EVERY_S."""
+        """Say that this one lives; call it every BEAT_EVERY_S."""
         beat = Beat(counter=next(self._beats))
         self._store.write(self._key(f"{self._caller}-beat"), beat.model_dump_json().encode())
 
     def heard(self, caller: str) -> int:
-        """How often a caller has said that it lives."""
+        """How often a caller, or THE_JOB, has said that it lives."""
         try:
             key = self._key(f"{caller}-beat")
-            return read_document(self._store, Beat, key, "a caller's heartbeat")[0].counter
+            return read_document(self._store, Beat, key, "a heartbeat")[0].counter
         except FileNotFoundError:
             return 0
 

@@ -177,12 +177,6 @@ def check(store: Store, attempt: int) -> None:
         raise FencedError(attempt, newest)
 
 
-def pulse(store: Store) -> tuple[int, int]:
-    """The newest attempt, and how far its holder's heart is: they move while it lives."""
-    attempt = newest_attempt(store)
-    return attempt, _beat(store, attempt).counter if attempt else 0
-
-
 def holder_of(store: Store) -> Holder | None:
     """Who drives the run now; None if nobody does, as far as this machine can tell."""
     attempt = newest_attempt(store)
