@@ -277,11 +277,14 @@ def _train_worker(task: dict[str, Any]) -> None:
 
 
 def _first_failure(failures: dict[int, Exception]) -> Exception:
-    """The error that the others followed from: not one of a connection that broke."""
-    from ray.exceptions import OutOfMemoryError
+    """The error that the others followed from: not one of a connection that broke.
+
+    Of two that failed by themselves before Ray looked, that of the lower rank.
+    """
+    from ray.exceptions import OutOfMemoryError, RayActorError
 
     causes = {rank: getattr(one, "health_check_failure", one) for rank, one in failures.items()}
-    for kind in (EvertrainError, OutOfMemoryError, Exception):
+    for kind in (EvertrainError, OutOfMemoryError, RayActorError, Exception):
         for rank, error in sorted(causes.items()):
             if isinstance(error, kind):
                 return _as_ours(rank, error)
