@@ -28,55 +28,65 @@ from train_core.errors import describe
 _log = logging.getLogger("train_core.driver")
 
 
-def serve(commands: IO[str], replies: IO[str]) -> None:
-    """Run commands until `close` or their end: `prepare` and starting Ray on this thread.
+class Server:
+    """Runs the commands that come, and replies to each."""
 
-    A Ray that is started from a thread dies with it.
-    """
-    driver: DriverStages | JobStages = DriverStages()
-    writing = threading.Lock()
+    def __init__(self, replies: IO[str]) -> None:
+        self._driver: DriverStages | JobStages = DriverStages()
+        self._replies = replies
+        self._writing = threading.Lock()
+        self._ray_error: dict[str, Any] | None = None
+        """Why Ray did not start."""
 
-    def reply(call: int, **content: Any) -> None:
-        with writing:
-            replies.write(json.dumps({"call": call, **content}) + "\n")
-            replies.flush()
+    def serve(self, commands: IO[str]) -> None:
+        """Run commands until `close` or their end: `prepare` and starting Ray on this thread.
 
-    def run(call: int, stage: str, arguments: dict[str, Any]) -> bool:
+        A Ray that is started from a thread dies with it.
+        """
+        stages = ThreadPoolExecutor(4, "stage")
+        for line in commands:
+            command = json.loads(line)
+            call, stage, arguments = command["call"], command["stage"], command["arguments"]
+            if stage == "close":
+                self._run(call, stage, arguments)
+                break
+            if stage == "prepare":
+                self._prepare(call, arguments)
+                continue
+            if self._ray_error:
+                # It may start by now; a stage that is tried again brings another try.
+                self._start_ray()
+            if self._ray_error:
+                self._reply(call, error=self._ray_error)
+            else:
+                stages.submit(self._run, call, stage, arguments)
+
+    def _prepare(self, call: int, arguments: dict[str, Any]) -> None:
+        if arguments["request"]["config"]["ray_address"] != LOCAL:
+            self._driver = JobStages()
+        if self._run(call, "prepare", arguments):
+            self._start_ray()
+
+    def _start_ray(self) -> None:
         try:
-            reply(call, result=getattr(driver, stage)(**arguments))
+            self._driver.start_ray()
+        except Exception as error:  # noqa: BLE001 (told by the stage that needs it)
+            self._ray_error = describe("prepare", error)
+        else:
+            self._ray_error = None
+
+    def _run(self, call: int, stage: str, arguments: dict[str, Any]) -> bool:
+        try:
+            self._reply(call, result=getattr(self._driver, stage)(**arguments))
         except Exception as error:  # noqa: BLE001 (the other process raises it)
-            reply(call, error=describe(stage, error))
+            self._reply(call, error=describe(stage, error))
             return False
         return True
 
-    def start_ray() -> dict[str, Any] | None:
-        try:
-            driver.start_ray()
-        except Exception as error:  # noqa: BLE001 (told by the stage that needs it)
-            return describe("prepare", error)
-        return None
-
-    stages = ThreadPoolExecutor(4, "stage")
-    ray_error: dict[str, Any] | None = None
-    for line in commands:
-        command = json.loads(line)
-        call, stage, arguments = command["call"], command["stage"], command["arguments"]
-        if stage == "close":
-            run(call, stage, arguments)
-            break
-        if stage == "prepare":
-            if arguments["request"]["config"]["ray_address"] != LOCAL:
-                driver = JobStages()
-            if run(call, stage, arguments):
-                ray_error = start_ray()
-            continue
-        if ray_error:
-            # It may start by now; a stage that is tried again brings another try.
-            ray_error = start_ray()
-        if ray_error:
-            reply(call, error=ray_error)
-        else:
-            stages.submit(run, call, stage, arguments)
+    def _reply(self, call: int, **content: Any) -> None:
+        with self._writing:
+            self._replies.write(json.dumps({"call": call, **content}) + "\n")
+            self._replies.flush()
 
 
 def _end(code: int) -> None:
@@ -104,7 +114,7 @@ def main() -> None:
     replies = os.fdopen(int(sys.argv[1]), "w")
     code = 1
     try:
-        serve(sys.stdin, replies)
+        Server(replies).serve(sys.stdin)
         code = 0
     except BrokenPipeError:
         _log.debug("nobody reads the replies: the program that wanted the work was killed")

@@ -211,13 +211,7 @@ class DriverStages:
         seconds: dict[str, float],
     ) -> dict[str, Any]:
         """Draw the curves, complete the mirror and write report.json."""
-        from train_core.engine.figures import curves, png
-
-        newest = self._newest()
-        assert newest is not None
-        entries = read_good_segments(self.folder.store, newest.manifest.journal)
-        self._check_lease()
-        self.folder.store.write(CURVES_PNG, png(curves(entries)))
+        self._draw_curves()
         measured = [EvaluationResult.model_validate(one) for one in evaluations]
         chosen = CheckpointSummary.model_validate(best)
         test = [e for e in measured if e.split == "test" and e.checkpoint.name == chosen.name]
@@ -247,6 +241,15 @@ class DriverStages:
             # Stages that were tried again left something, too.
             delete_orphans_of_the_dead(self.folder, self._lease.attempt)
         return report.model_dump()
+
+    def _draw_curves(self) -> None:
+        from train_core.engine.figures import curves, png
+
+        newest = self._newest()
+        assert newest is not None
+        entries = read_good_segments(self.folder.store, newest.manifest.journal)
+        self._check_lease()
+        self.folder.store.write(CURVES_PNG, png(curves(entries)))
 
     def close(self, status: EndStatus) -> None:
         """End the mirror and free the run; Ray ends with the process.
