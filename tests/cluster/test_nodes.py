@@ -35,7 +35,7 @@ from train_core.storage.run_folder import RunFolder
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.s3,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(500),
     pytest.mark.skipif(
         not shutil.which("ip") or os.geteuid() != 0, reason="needs iproute2, as root"
     ),

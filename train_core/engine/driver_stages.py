@@ -36,6 +36,8 @@ from train_core.storage.stop import STOPPED, ask_to_stop, stop_request
 # A worker or Ray itself may die; the training is begun again so often without new progress.
 MAX_RESTARTS = 3
 RESTART_PAUSE_S = 2.0
+NODES_WITHIN_S = 60.0
+"""How long a cluster that was started again is given, for a run that was there before."""
 
 _log = logging.getLogger("train_core.driver")
 
@@ -72,7 +74,7 @@ class DriverStages:
             mirror.connect()
         checked = check(self.folder, self.request.model_copy(update={"config": self.config}))
         # What a cluster can give is only known there; nothing has been written yet.
-        self._join_cluster()
+        self._join_cluster(NODES_WITHIN_S if checked.prepared.resumed else 0)
         self.config = with_gpus(self.config)
         if mirror is not None:
             mirror.check()
@@ -96,7 +98,7 @@ class DriverStages:
         fewer = {"num_workers": 1, "gpus_per_worker": None}
         self.config = self.request.config.model_copy(update=fewer)
         prepared = check_scoring(self.folder, self.request)
-        self._join_cluster()
+        self._join_cluster(NODES_WITHIN_S)
         self.config = with_gpus(self.config)
         return prepared.model_dump()
 
@@ -274,11 +276,10 @@ class DriverStages:
     def _max_batches(self) -> int:
         return 1 if self.request.dry_run else 0
 
-    def _join_cluster(self) -> None:
-        if self.config.ray_address == LOCAL:
-            return
-        self.start_ray()
-        check_resources(self.config)
+    def _join_cluster(self, patience_s: float) -> None:
+        if self.config.ray_address != LOCAL:
+            self.start_ray()
+            check_resources(self.config, patience_s)
 
     def _take_run(self) -> int:
         """Take the run's lease, and keep its heart beating until this is closed: the attempt."""

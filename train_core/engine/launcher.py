@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import time
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -42,23 +43,35 @@ _LOCAL_ENVIRONMENT = {
 }
 _LEAST_SILENCE_S = 30.0
 """A worker that loads libraries on a busy machine does not answer for a while."""
+_LOOK_EVERY_S = 5.0
 # Ray counts in ten thousandths: 0.6 CPUs are three times 0.2.
 _ROUNDING = 1e-4
 _log = logging.getLogger(__name__)
 
 
-def check_resources(config: TrainConfig) -> None:
-    """Raise ResourceError if this machine, or the cluster, can never give what workers need."""
+def check_resources(config: TrainConfig, patience_s: float = 0) -> None:
+    """Raise ResourceError if this machine, or the cluster, can never give what workers need.
+
+    A cluster whose nodes may still be joining it is given `patience_s`.
+    """
     if config.ray_address == LOCAL:
         import torch
 
         here = {"CPU": float(available_cpus()), "GPU": float(torch.cuda.device_count())}
         _compare(config, "this machine", [here])
-        return
+        return None
     import ray
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    _compare(config, f"the cluster at {config.ray_address}", nodes)
+    deadline = time.monotonic() + patience_s
+    while True:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        try:
+            return _compare(config, f"the cluster at {config.ray_address}", nodes)
+        except ResourceError as error:
+            if time.monotonic() >= deadline:
+                raise
+            _log.warning("waiting for nodes: %s", error)
+        time.sleep(_LOOK_EVERY_S)
 
 
 def with_gpus(config: TrainConfig) -> TrainConfig:
