@@ -16,6 +16,7 @@ from train_core.driver import DriverRequest
 from train_core.engine import job_process
 from train_core.engine.job_process import JobServer
 from train_core.errors import ConfigError, StorageError
+from train_core.storage import calls
 from train_core.storage.calls import THE_JOB, Answer, Calls
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.store import Store
@@ -105,6 +106,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hearts are looked at more often, and missed sooner."""
     monkeypatch.setattr(job_process, "BEAT_EVERY_S", 0.2)
     monkeypatch.setattr(job_process, "STANDSTILL_S", 3.0)
+    monkeypatch.setattr(calls, "BEAT_EVERY_S", 0.2)
 
 
 @pytest.mark.usefixtures("quick")

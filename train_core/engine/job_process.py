@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ _FIRST_PAUSE_S, _PAUSE_S = 0.1, 1.0
 _FIRST_CALL_WITHIN_S = 20.0
 _TAKEN_WITHIN_S = 10.0
 _ENDS_WITHIN_S = 2.0
+_LAST_BEAT_S = 2.0
 _DEAF_S = 2.0
 """Who has listened so much later than it wanted to waited for the storage."""
 _log = logging.getLogger("train_core.driver")
@@ -88,7 +90,7 @@ class JobServer:
         self._prepared: dict[str, Any] = {}
         self._seen: set[str] = set()
         self._callers: dict[str, Caller] = {}
-        self._heard_at = self._beat_at = 0.0
+        self._heard_at = 0.0
         self._closing: Closing | None = None
         self._works: dict[str, Work] = {}
         self._unsent: dict[str, Answer] = {}
@@ -100,6 +102,16 @@ class JobServer:
         Raises ConfigError if that call is not there.
         """
         self._wait_for(first)
+        ended = threading.Event()
+        heart = threading.Thread(target=self._calls.beat_until, args=(ended,), daemon=True)
+        heart.start()
+        try:
+            return self._serve()
+        finally:
+            ended.set()
+            heart.join(_LAST_BEAT_S)
+
+    def _serve(self) -> bool:
         idle_since, pause_s = time.monotonic(), _FIRST_PAUSE_S
         while True:
             found = self._new_calls()
@@ -107,7 +119,6 @@ class JobServer:
                 self._take(name, call)
             end = self._closed()
             self._send()
-            self._beat()
             if end is not None:
                 return end
             if found or self._works or self._unsent or self._living():
@@ -118,15 +129,6 @@ class JobServer:
                 return False
             pause_s = _FIRST_PAUSE_S if found else min(2 * pause_s, _PAUSE_S)
             time.sleep(pause_s)
-
-    def _beat(self) -> None:
-        now = time.monotonic()
-        if now - self._beat_at > BEAT_EVERY_S:
-            self._beat_at = now
-            try:
-                self._calls.beat()
-            except StorageError as error:
-                _log.debug("the heartbeat was not written: %s", error)
 
     def _wait_for(self, first: str) -> None:
         deadline = time.monotonic() + _FIRST_CALL_WITHIN_S

@@ -21,7 +21,7 @@ from train_core.driver import DriverRequest
 from train_core.engine.jobs import Jobs
 from train_core.errors import ConfigError, EvertrainError, JobEndedError, StorageError, rebuild
 from train_core.storage import calls, lease
-from train_core.storage.calls import BEAT_EVERY_S, THE_JOB, Answer, Calls
+from train_core.storage.calls import THE_JOB, Answer, Calls
 from train_core.storage.digests import digest_of
 from train_core.storage.names import JobName
 from train_core.storage.run_folder import RunFolder
@@ -151,7 +151,7 @@ class JobStages:
         told = (job, _print, has_left)
         following = threading.Thread(target=self._jobs.follow, args=told, daemon=True)
         following.start()
-        threading.Thread(target=_beat, args=(calling, has_left), daemon=True).start()
+        threading.Thread(target=calling.beat_until, args=(has_left,), daemon=True).start()
         attached = self._attached = Attachment(calling, following, has_left)
         try:
             return dict(self._result(calling, "prepare", name))
@@ -210,14 +210,6 @@ class JobStages:
             self._attached = None
         attached.has_left.set()
         attached.following.join(_LAST_LINES_S)
-
-
-def _beat(calling: Calls, has_left: threading.Event) -> None:
-    while not has_left.wait(BEAT_EVERY_S):
-        try:
-            calling.beat()
-        except StorageError as error:
-            _log.debug("the heartbeat was not written: %s", error)
 
 
 def _print(text: str) -> None:

@@ -9,7 +9,9 @@ that drives it, wherever that is.
 from __future__ import annotations
 
 import itertools
+import logging
 import re
+import threading
 import time
 import uuid
 from contextlib import suppress
@@ -26,6 +28,7 @@ BEAT_EVERY_S = 5.0
 STANDSTILL_S = 12.0
 THE_JOB = "job"
 
+_log = logging.getLogger("train_core.driver")
 _CALL = re.compile(r"([0-9a-f]{32}-\d{4,})\.json")
 
 
@@ -98,9 +101,17 @@ class Calls:
         return answer
 
     def beat(self) -> None:
-        """Say that this one lives; call it every BEAT_EVERY_S."""
+        """Say that this one lives."""
         beat = Beat(counter=next(self._beats))
         self._store.write(self._key(f"{self._caller}-beat"), beat.model_dump_json().encode())
+
+    def beat_until(self, ended: threading.Event) -> None:
+        """Say so until it has `ended`; what the storage does not take is left."""
+        while not ended.wait(BEAT_EVERY_S):
+            try:
+                self.beat()
+            except StorageError as error:
+                _log.debug("the heartbeat was not written: %s", error)
 
     def heard(self, caller: str) -> int:
         """How often a caller, or THE_JOB, has said that it lives."""
