@@ -26,9 +26,12 @@ SCHEDULED = [
     *(Fault("the flow", stage, how=signal.SIGTERM) for stage in ("mid-epoch", *AFTER_TRAINING)),
     *(Fault("the flow", stage, how=signal.SIGINT) for stage in ("mid-epoch", "validation")),
 ]
-"""Every stage, every process."""
+"""Rank 0 and the flow at every stage, the others where their end is another thing."""
 
-_VICTIMS = ("rank 0", "all ranks", "the controller", "the driver", "the flow")
+_VICTIMS = (
+    *("rank 0", "rank 1", "all ranks", "the controller"),
+    *("the raylet", "the head", "the driver", "the flow"),
+)
 
 
 def at_random(drawn: random.Random, count: int, within_s: float) -> list[Fault]:
