@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import flow, get_run_logger
 
 from flows.parameters import absolute, default_storage
@@ -29,6 +31,7 @@ def batch_inference(
     infer_input: str = "test",
     storage: str = "",
     ray_address: str = "",
+    runtime_env: dict[str, Any] | None = None,
 ) -> PredictionsResult:
     """Score `infer_input` with a checkpoint of `run`.
 
@@ -38,12 +41,15 @@ def batch_inference(
         infer_input: A split's name, or the path or URL of Parquet, a folder of images or IDX.
         storage: The folder of the runs; empty: EVERTRAIN_STORAGE, or .evertrain/runs.
         ray_address: `local` or a running cluster; empty: where the run was trained.
+        runtime_env: Ray's, for the workers; None: that of the training, without its `env_vars`.
     """
     folder = RunFolder(absolute(storage) if storage else default_storage(), run)
     summary = find_checkpoint(folder, checkpoint)
     config = folder.asked().config
     if ray_address:
         config = config.model_copy(update={"ray_address": ray_address})
+    if runtime_env is not None:
+        config = config.model_copy(update={"runtime_env": runtime_env})
     # No tracking URI: this is no part of the training, whose MLflow run has ended.
     request = DriverRequest(
         storage=folder.url.removesuffix(f"/{run}"),

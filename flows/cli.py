@@ -31,7 +31,9 @@ from flows.commands.retrain import DemoCommand, RetrainCommand
 from flows.commands.runs import RunsCommand
 from flows.commands.ui import UiCommand
 from flows.commands.workloads import WorkloadsCommand
+from flows.parameters import absolute, default_storage, last_asked
 from train_core.errors import ConfigError, EvertrainError, StoppedError
+from train_core.storage.run_folder import RunFolder
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -118,16 +120,38 @@ def read_configuration(path: str) -> dict[str, Any]:
 
 
 def _configuration(arguments: list[str]) -> dict[str, dict[str, Any]]:
-    """What `--config` names, to be laid under the flags before anything is checked."""
+    """What is laid under the flags of `retrain` before anything is checked.
+
+    Of a run that exists, what it was asked last; over it, what `--config` names.
+    """
     if arguments[:1] != ["retrain"]:
         return {}
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", default="")
+    for flag in ("--config", "--run", "--storage", "--num-workers"):
+        parser.add_argument(flag)
     try:
         known, _ = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
-    return {"retrain": read_configuration(known.config)} if known.config else {}
+    given = read_configuration(known.config) if known.config else {}
+    flags = {name: value for name, value in vars(known).items() if value is not None}
+    found = _of_run(given | flags) | given
+    return {"retrain": found} if found else {}
+
+
+def _of_run(asked: dict[str, Any]) -> dict[str, Any]:
+    """What the run that is asked for was asked last, if there is one."""
+    run, storage = asked.get("run"), asked.get("storage")
+    folder = RunFolder(absolute(storage) if storage else default_storage(), run) if run else None
+    if folder is None or not folder.exists():
+        return {}
+    found = last_asked(folder)
+    # The run's own number of shards holds without being asked for.
+    del found["num_shards"]
+    if "num_workers" in asked:
+        # One number is asked for, or both are.
+        del found["min_workers"]
+    return found
 
 
 def _make_importable(folder: str) -> None:

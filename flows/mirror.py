@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.parameters import absolute, default_storage, default_tracking_uri, make_tracking_folder
+from flows.parameters import absolute, default_storage, make_tracking_folder, tracking_uri_of
 from tasks.mirror import mirror as mirror_task
 from train_core.errors import ConfigError
 from train_core.results import Tracking
@@ -23,11 +23,12 @@ def mirror(run: str, storage: str = "", tracking_uri: str = "") -> Tracking:
     Args:
         run: The run's name.
         storage: The folder of the runs; empty: EVERTRAIN_STORAGE, or .evertrain/runs.
-        tracking_uri: MLflow's address; empty: MLFLOW_TRACKING_URI, or .evertrain/mlflow.db.
+        tracking_uri: MLflow's address; empty: the run's own, MLFLOW_TRACKING_URI, or
+            .evertrain/mlflow.db.
     """
     folder = RunFolder(absolute(storage) if storage else default_storage(), run)
     if not folder.exists():
         raise ConfigError(f"there is no run {run!r} in {folder.storage}")
-    tracking_uri = tracking_uri or default_tracking_uri()
+    tracking_uri = tracking_uri_of(folder, tracking_uri or None)
     make_tracking_folder(tracking_uri)
     return mirror_task(folder.storage, run, tracking_uri)

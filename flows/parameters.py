@@ -38,6 +38,24 @@ def new_run_name(workload: str) -> str:
     return f"{kind}-{datetime.now(UTC):%Y%m%d-%H%M}-{letters}"
 
 
+def last_asked(folder: RunFolder) -> dict[str, Any]:
+    """The parameters that the run was asked for last, by their names."""
+    asked, names = folder.asked(), RetrainParameters.model_fields
+    return {
+        **asked.config.model_dump(),
+        **{name: value for name, value in asked.pipeline.items() if name in names},
+        "run": folder.name,
+        "storage": folder.storage,
+    }
+
+
+def tracking_uri_of(folder: RunFolder, asked: str | None) -> str:
+    """MLflow's address: the one asked for, else the run's own, else the environment's."""
+    if asked is None:
+        asked = folder.asked().pipeline.get("tracking_uri")
+    return default_tracking_uri() if asked is None else asked
+
+
 def make_tracking_folder(tracking_uri: str) -> None:
     """Create the folder of a SQLite tracking database, which MLflow does not do."""
     if tracking_uri.startswith(SQLITE):
@@ -77,6 +95,17 @@ class RetrainParameters(TrainConfig):
             raise ValueError("give a folder or a URL, or leave storage out")
         return absolute(storage)
 
+    @field_validator("runtime_env")
+    @classmethod
+    def _make_code_absolute(cls, runtime_env: dict[str, Any]) -> dict[str, Any]:
+        """Whoever goes on with the run may do so in another directory."""
+        found = dict(runtime_env)
+        if "working_dir" in found:
+            found["working_dir"] = absolute(found["working_dir"])
+        if "py_modules" in found:
+            found["py_modules"] = [absolute(module) for module in found["py_modules"]]
+        return found
+
     @field_validator("tracking_uri")
     @classmethod
     def _refuse_login(cls, tracking_uri: str | None) -> str | None:
@@ -97,27 +126,8 @@ class RetrainParameters(TrainConfig):
 
     @classmethod
     def of_run(cls, folder: RunFolder, **changes: Any) -> Self:
-        """What the run was asked last, as its folder records it, with `changes`.
-
-        Of `settings` and `runtime_env` single entries change.
-        """
-        last = folder.asked()
-        asked = {
-            **last.config.model_dump(),
-            **{name: value for name, value in last.pipeline.items() if name in cls.model_fields},
-            "run": folder.name,
-            "storage": folder.storage,
-        }
-        for name in ("settings", "runtime_env"):
-            changes |= {name: asked[name] | changes.get(name, {})}
-        return cls(**asked | changes)
-
-    def continued(self) -> Self:
-        """What the run was asked last wherever nothing is asked now; as it is for a new run."""
-        folder = RunFolder(self.storage, self.run) if self.run else None
-        if folder is None or not folder.exists():
-            return self
-        return self.of_run(folder, **{name: getattr(self, name) for name in self.model_fields_set})
+        """What the run was asked last, as its folder records it, with `changes`."""
+        return cls(**last_asked(folder) | changes)
 
     def train_config(self) -> TrainConfig:
         """The training's part."""

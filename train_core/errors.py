@@ -43,7 +43,7 @@ class RunConflictError(ConfigError):
         )
         super().__init__(
             f"run {run!r} exists and these parameters may not change in it: {shown}. "
-            f"`evertrain runs resume {run}` asks for what it was begun with; or ask for the old "
+            f"`evertrain runs resume {run}` goes on as it was asked last; or ask for the old "
             "values, or start a run under another name."
         )
 

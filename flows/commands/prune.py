@@ -12,7 +12,7 @@ from pydantic_settings import CliPositionalArg
 from flows.commands.look import find
 from flows.commands.output import Row, print_rows
 from flows.commands.runs import InStorage
-from flows.parameters import absolute, default_tracking_uri
+from flows.parameters import absolute, tracking_uri_of
 from train_core.errands import unregistered_checkpoints
 from train_core.errors import ConfigError
 from train_core.policy.retention import RetentionRules
@@ -60,9 +60,10 @@ class PruneCommand(Overrides, InStorage):
         description="Let go of checkpoints that stay for their model in MLflow, if no registered "
         "version points to it. MLflow is asked; if it does not answer, nothing is deleted.",
     )
-    tracking_uri: str = Field(
-        default_factory=default_tracking_uri,
-        description="MLflow's address; MLFLOW_TRACKING_URI, or .evertrain/mlflow.db.",
+    tracking_uri: str | None = Field(
+        default=None,
+        description="MLflow's address. Unset: the run's own, MLFLOW_TRACKING_URI, or "
+        ".evertrain/mlflow.db.",
     )
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
 
@@ -91,7 +92,9 @@ class PruneCommand(Overrides, InStorage):
         if self.ignore_pins_elsewhere:
             ignored.append(lambda pin: pin.is_elsewhere)
         if self.release_models and any(pin.who == pins.MLFLOW_MODEL for pin in found):
-            released = unregistered_checkpoints(folder.url, self.tracking_uri)
+            released = unregistered_checkpoints(
+                folder.url, tracking_uri_of(folder, self.tracking_uri)
+            )
             ignored.append(lambda pin: pin.who == pins.MLFLOW_MODEL and pin.checkpoint in released)
         return {pin.key for pin in found if any(is_ignored(pin) for is_ignored in ignored)}
 

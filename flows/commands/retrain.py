@@ -27,9 +27,9 @@ class RetrainCommand(RetrainParameters):
         # Imported late: other commands need no driver.
         from flows.pipeline import run_pipeline
 
-        names = self.model_fields_set & set(RetrainParameters.model_fields)
+        names = RetrainParameters.model_fields
         parameters = RetrainParameters(**{name: getattr(self, name) for name in names})
-        run_pipeline(parameters.continued(), verbose=self.verbose)
+        run_pipeline(parameters, verbose=self.verbose)
 
 
 class DemoCommand(BaseModel):

@@ -13,7 +13,7 @@ from flows.parameters import (
     RetrainParameters,
     absolute,
     default_storage,
-    default_tracking_uri,
+    tracking_uri_of,
 )
 from train_core.config import TrainConfig
 from train_core.errands import delete_tracking
@@ -62,10 +62,10 @@ class DeleteCommand(InStorage):
     """Delete a run: its folder and its side in MLflow."""
 
     run: CliPositionalArg[str] = Field(description="The run's name.")
-    tracking_uri: str = Field(
-        default_factory=default_tracking_uri,
-        description="MLflow's address; MLFLOW_TRACKING_URI, or .evertrain/mlflow.db. Empty: leave "
-        "MLflow alone.",
+    tracking_uri: str | None = Field(
+        default=None,
+        description="MLflow's address. Unset: the run's own, MLFLOW_TRACKING_URI, or "
+        ".evertrain/mlflow.db; empty: leave MLflow alone.",
     )
     yes: bool = Field(default=False, description="Do not ask.")
 
@@ -77,8 +77,8 @@ class DeleteCommand(InStorage):
         # Also a run whose driver died elsewhere can be had, once its heart stood still.
         held = lease.acquire(folder.store, folder.name)
         with lease.alive(held):
-            if self.tracking_uri:
-                delete_tracking(folder.url, self.tracking_uri)
+            if tracking_uri := tracking_uri_of(folder, self.tracking_uri):
+                delete_tracking(folder.url, tracking_uri)
         # run.json first: without it the run is no more.
         folder.store.delete(RUN_JSON)
         folder.store.delete("")
@@ -86,7 +86,7 @@ class DeleteCommand(InStorage):
 
 
 class ResumeCommand(InStorage):
-    """Go on with a run, as it was asked, from its last commit."""
+    """Go on with a run, as it was asked last, from its last commit."""
 
     run: CliPositionalArg[str] = Field(description="The run's name.")
     verbose: bool = Field(default=False, description="Show Prefect's, Ray's and the workers' log.")
@@ -131,7 +131,7 @@ class ExtendCommand(InStorage):
         folder = existing(absolute(self.storage), self.run)
         epochs = int(self.epochs)
         trained = [checkpoint.manifest.epoch for checkpoint in folder.checkpoints()]
-        has = max(folder.asked().config.epochs, *trained, 0)
+        has = max(folder.record().config.epochs, *trained, 0)
         if self.epochs.startswith("+"):
             epochs += has
         if epochs <= has:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.parameters import RetrainParameters
+from flows import pipeline
+from flows.cli import main
+from flows.parameters import RetrainParameters, tracking_uri_of
 from train_core.engine.driver_stages import DriverStages
-from train_core.errors import RunConflictError
 from train_core.storage.run_folder import RunFolder
 
-BEGUN = {
-    "epochs": 4,
-    "batch_size": 64,
-    "num_shards": 2,
-    "tracking_uri": "",
-    "settings": {"width": 8},
-    "runtime_env": {"working_dir": "s3://bucket/code.zip", "env_vars": {"TOKEN": "secret"}},
-}
+Begin = Callable[..., int]
+BEGUN = (
+    *("--epochs", "4", "--batch-size", "64", "--num-shards", "4", "--num-workers", "2,4"),
+    *("--cpus-per-worker", "0.4"),
+    *("--tracking-uri", "", "--settings", '{"width": 8}'),
+    *("--runtime-env", '{"working_dir": "code", "env_vars": {"TOKEN": "hunter2"}}'),
+)
 
 
 @pytest.fixture
@@ -27,45 +28,88 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(str(tmp_path), "run")
 
 
-def begin(folder: RunFolder, **asked: Any) -> None:
-    """As a driver does, which then ends before it trains."""
-    parameters = RetrainParameters(run=folder.name, storage=folder.storage, **asked)
-    driver = DriverStages()
-    driver.prepare(parameters.continued().request().model_dump())
-    driver.close("KILLED")
+@pytest.fixture
+def begin(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Begin:
+    """`evertrain retrain --run run …`, whose driver ends before it trains: its exit code."""
+
+    def prepare(parameters: RetrainParameters, **_: Any) -> None:
+        driver = DriverStages()
+        try:
+            driver.prepare(parameters.request().model_dump())
+        finally:
+            driver.close("KILLED")
+
+    monkeypatch.setattr(pipeline, "run_pipeline", prepare)
+
+    def begin(*flags: str) -> int:
+        return main(["retrain", "--run", "run", "--storage", folder.storage, *flags])
+
+    return begin
 
 
-def test_a_run_goes_on_with_what_it_was_asked_last(folder: RunFolder) -> None:
-    begin(folder, **BEGUN)
-    begin(folder, epochs=8, num_workers=2)
-    begin(folder)
-    asked = RetrainParameters.of_run(folder)
-    assert (asked.epochs, asked.num_workers, asked.batch_size) == (8, 2, 64)
-    assert (asked.tracking_uri, asked.settings) == ("", {"width": 8})
+def asked(folder: RunFolder) -> RetrainParameters:
+    return RetrainParameters.of_run(folder)
+
+
+def test_a_run_goes_on_with_what_it_was_asked_last(folder: RunFolder, begin: Begin) -> None:
+    assert begin(*BEGUN) == 0
+    # Alone, neither would fit to the defaults.
+    assert begin("--epochs", "8", "--checkpoint-every-s", "60") == 0
+    assert begin("--checkpoint-every-epochs", "0") == 0
+    assert begin() == 0
+    now = asked(folder)
+    assert (now.epochs, now.batch_size, now.checkpoint_every_s) == (8, 64, 60)
+    assert (now.min_workers, now.num_workers) == (2, 4)
+    assert (now.tracking_uri, now.settings) == ("", {"width": 8})
     assert folder.record().config.epochs == 4
-    assert folder.store.names("asked") == ["0002.json"]
+    assert folder.store.names("asked") == ["0002.json", "0003.json"]
 
 
-def test_single_entries_are_added_and_secrets_are_asked_for_again(folder: RunFolder) -> None:
-    begin(folder, **BEGUN)
-    assert b"secret" not in folder.store.read("run.json")
-    again = RetrainParameters(
-        run="run", storage=folder.storage, runtime_env={"env_vars": {"TOKEN": "another"}}
-    )
-    assert again.continued().runtime_env == {
-        "working_dir": "s3://bucket/code.zip",
-        "env_vars": {"TOKEN": "another"},
-    }
+@pytest.mark.parametrize(
+    ("flags", "workers"),
+    [
+        (["--num-workers", "1"], (0, 1)),
+        (["--num-workers", "1,3"], (1, 3)),
+        (["--min-workers", "3"], (3, 4)),
+    ],
+)
+def test_a_number_of_workers_replaces_both(
+    folder: RunFolder, begin: Begin, flags: list[str], workers: tuple[int, int]
+) -> None:
+    assert begin(*BEGUN) == 0
+    assert begin(*flags) == 0
+    assert (asked(folder).min_workers, asked(folder).num_workers) == workers
 
 
-def test_what_may_not_change_is_refused_and_not_noted(folder: RunFolder) -> None:
-    begin(folder, **BEGUN)
-    with pytest.raises(RunConflictError, match="batch_size: was 64, asked for 32"):
-        begin(folder, batch_size=32, epochs=9)
-    assert RetrainParameters.of_run(folder).epochs == 4
+def test_secrets_are_not_recorded_and_code_is_found_from_anywhere(
+    folder: RunFolder, begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert begin(*BEGUN) == 0
+    assert begin("--epochs", "5") == 0
+    for file in ("run.json", "asked/0002.json"):
+        assert b"hunter2" not in folder.store.read(file)
+    assert asked(folder).runtime_env == {"working_dir": str(tmp_path / "code")}
 
 
-def test_a_new_run_is_asked_what_was_said(tmp_path: Path) -> None:
-    new = RetrainParameters(run="new", storage=str(tmp_path), epochs=3)
-    assert new.continued() is new
-    assert RetrainParameters(storage=str(tmp_path)).continued().run == ""
+def test_what_may_not_change_is_refused_and_not_noted(
+    folder: RunFolder, begin: Begin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert begin(*BEGUN) == 0
+    assert begin("--batch-size", "32", "--epochs", "9") == 2
+    assert "batch_size: was 64, asked for 32" in capsys.readouterr().err
+    assert begin("--num-workers", "5") == 2
+    assert "has 4 shards, so at most 4 workers" in capsys.readouterr().err
+    assert asked(folder).epochs == 4
+
+
+def test_mlflow_is_where_the_run_has_it_unless_another_one_is_named(
+    folder: RunFolder, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://environment")
+    assert begin(*BEGUN) == 0
+    assert tracking_uri_of(folder, None) == ""
+    assert tracking_uri_of(folder, "http://another") == "http://another"
+    other = RunFolder(folder.storage, "other")
+    other.create(folder.record().model_copy(update={"name": "other", "pipeline": {}}))
+    assert tracking_uri_of(other, None) == "http://environment"

@@ -56,7 +56,7 @@ class DriverStages:
 
     def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Check the request and create the run if it is new."""
-        from train_core.engine.preflight import check, effective, new_record
+        from train_core.engine.preflight import check, effective, new_record, pipeline_of
 
         self.request = DriverRequest.model_validate(request)
         self.folder = RunFolder(self.request.storage, self.request.run)
@@ -78,14 +78,16 @@ class DriverStages:
         self.config = with_gpus(self.config)
         if mirror is not None:
             mirror.check()
-        record = new_record(self.request, self.config, checked.datasets, checked.origin)
         if not checked.prepared.resumed:
             self.folder.refuse_leftovers()
+            record = new_record(self.request, self.config, checked.datasets, checked.origin)
             # Of two that begin the run at once, one creates it and one gets the lease.
             with suppress(FileExistsError):
                 self.folder.create(record)
-        asked = Asked(config=record.config, pipeline=record.pipeline)
-        self.folder.note_asked(asked, attempt=self._take_run())
+        attempt = self._take_run()
+        self.folder.check_continuation(self.config)
+        asked = Asked(config=self.config.recorded(), pipeline=pipeline_of(self.request))
+        self.folder.note_asked(asked, attempt=attempt)
         if mirror is not None:
             mirror.start()
             self.mirror = mirror
@@ -98,7 +100,7 @@ class DriverStages:
         fewer = {"num_workers": 1, "gpus_per_worker": None}
         self.config = self.request.config.model_copy(update=fewer)
         prepared = check_scoring(self.folder, self.request)
-        self._join_cluster(NODES_WITHIN_S)
+        self._join_cluster()
         self.config = with_gpus(self.config)
         return prepared.model_dump()
 
@@ -276,7 +278,7 @@ class DriverStages:
     def _max_batches(self) -> int:
         return 1 if self.request.dry_run else 0
 
-    def _join_cluster(self, patience_s: float) -> None:
+    def _join_cluster(self, patience_s: float = 0) -> None:
         if self.config.ray_address != LOCAL:
             self.start_ray()
             check_resources(self.config, patience_s)

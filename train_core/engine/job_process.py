@@ -229,8 +229,12 @@ class JobServer:
         # What the run decided as it began, and by which address the cluster is reached.
         free = {"ray_address", "runtime_env", "gpus_per_worker"}
         a, b = ({k: v for k, v in config.items() if k not in free} for config in configs)
-        for name in ("pipeline", "experiment", "dry_run"):
+        for name in ("experiment", "dry_run"):
             a[name], b[name] = getattr(ours, name), getattr(theirs, name)
+        # By whichever way MLflow's address was given.
+        a["pipeline"], b["pipeline"] = (
+            {k: v for k, v in one.pipeline.items() if k != "tracking_uri"} for one in (ours, theirs)
+        )
         if differing := sorted(name for name in a if a[name] != b[name]):
             others = " and another ".join(differing)
             holder = f"job {self._calls.job}, which was asked for another {others}"

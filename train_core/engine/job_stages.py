@@ -107,7 +107,7 @@ class JobStages:
             try:
                 is_new = self._jobs.submit(job, command, self._request.config.runtime_env)
             except EvertrainError:
-                asking[0].clear()
+                asking[0].withdraw(asking[1])
                 raise
             if is_new:
                 _log.info("submitted job %s: %s", job, self._jobs.url(job))

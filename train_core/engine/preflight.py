@@ -137,7 +137,7 @@ def _device_name(config: TrainConfig) -> str:
 def _check_continuation(folder: RunFolder, request: DriverRequest) -> None:
     config, record = request.config, folder.record()
     folder.check_continuation(config)
-    asked = _pipeline(request)
+    asked = pipeline_of(request)
     # What is scored may be another thing every time; where MLflow shows the run may not.
     changed = {
         name: (record.pipeline[name], asked[name])
@@ -225,14 +225,15 @@ def new_record(
         name=request.run,
         created_at=datetime.now(UTC).isoformat(),
         config=config.recorded(),
-        pipeline=_pipeline(request),
+        pipeline=pipeline_of(request),
         fingerprint=fingerprint(config),
         datasets=_describe_data(datasets),
         origin=origin,
     )
 
 
-def _pipeline(request: DriverRequest) -> dict[str, Any]:
+def pipeline_of(request: DriverRequest) -> dict[str, Any]:
+    """What the flow was asked beyond the training."""
     return request.pipeline | {"experiment": request.experiment, "dry_run": request.dry_run}
 
 

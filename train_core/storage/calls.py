@@ -87,6 +87,11 @@ class Calls:
         """Delete a call that nobody will answer."""
         self._store.delete(self._key(name))
 
+    def withdraw(self, name: str) -> None:
+        """Take the only call back, and be no caller any more."""
+        self.take_back(name)
+        self._store.delete(self._key(f"{self._caller}-beat"))
+
     def answer_to(self, name: str) -> Answer | None:
         """The answer to a call, which is then cleared away; None if there is none yet."""
         key = self._key(f"{name}-answer")

@@ -33,6 +33,7 @@ from train_core.storage.documents import read_document, read_object
 from train_core.storage.files import fault_of
 from train_core.storage.manifest import CheckpointManifest, FileEntry, M, read_manifest
 from train_core.storage.names import (
+    ASKED,
     CHECKPOINTS,
     JOURNAL,
     LIVE_JSON,
@@ -41,6 +42,7 @@ from train_core.storage.names import (
     REPORT_JSON,
     RUN_JSON,
     CheckpointName,
+    LeaseName,
     check_run_name,
 )
 from train_core.storage.store import Store
@@ -136,8 +138,12 @@ class RunFolder:
         return Asked(config=record.config, pipeline=record.pipeline)
 
     def note_asked(self, asked: Asked, *, attempt: int) -> None:
-        """Write down what `attempt` is asked for, if that is not what was asked last."""
+        """Write down what `attempt` is asked for, if that is not what was asked last.
+
+        Raises FencedError if a newer attempt has the run.
+        """
         if asked != self.asked():
+            lease.check(self.store, attempt)
             note_asked(self.store, attempt, asked)
 
     def create(self, record: RunRecord) -> None:
@@ -326,6 +332,7 @@ class RunFolder:
             except FileExistsError:
                 # Begun by somebody else meanwhile, who has nothing to do with our checkpoint.
                 fork.delete_checkpoint(checkpoint.name, attempt=held.attempt)
+                fork.store.delete(f"{ASKED}/{LeaseName(held.attempt)}")
                 raise
         return fork
 
