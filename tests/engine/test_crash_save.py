@@ -129,6 +129,25 @@ def test_a_training_survives_any_operation_that_fails(
         assert digest_of_training(folder) == reference
 
 
+@pytest.mark.parametrize("done", [False, True], ids=["refused", "lost answers"])
+def test_no_candidate_is_lost_to_operations_that_fail(tmp_path: Path, done: bool) -> None:
+    """Each checkpoint with a validation is stored in the end, as it was."""
+
+    def candidates(run_name: str, fail_at: int = 0) -> tuple[list[tuple[int, bool]], int]:
+        folder, store = faulty(str(tmp_path), run_name, tmp_path / "notes")
+        if fail_at:
+            store.fail_at(fail_at, done=done, times=3)
+        run(folder, epochs=3, keep_last=9)
+        told = [(one.name.step, one.manifest.validated) for one in folder.checkpoints()]
+        return told, len(store.operations)
+
+    expected, count = candidates("undisturbed")
+    assert expected == [(5, True), (10, True), (15, True)]
+    # run.json comes first, and there are no more ends of epochs for the last ones.
+    for number in range(2, count - 2):
+        assert candidates(f"{number}", number)[0] == expected
+
+
 @pytest.mark.parametrize("number", range(2, 12))
 def test_a_training_that_can_save_no_more_says_so_and_goes_on_later(
     storage_url: str, tmp_path: Path, reference: str, number: int

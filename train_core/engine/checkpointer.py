@@ -11,12 +11,12 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from train_core.config import TrainConfig
 from train_core.engine.group import Group
@@ -46,7 +46,10 @@ LAST_BREATH_S = 10.0
 """How long a checkpoint that is under way may take when the training ends with an error."""
 RETRY_S = 5.0
 """How soon after a checkpoint failed the next one is tried."""
+INSIST_S = 600.0
+"""How long one with a validation is tried itself: other ranks may wait for it in a collective."""
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
@@ -94,6 +97,7 @@ class Checkpointer:
         self._writing: _Save | None = None
         self._num_saves = 0
         self._unsaved: _Unsaved | None = None
+        self._insists_until = 0.0
         self._stored: dict[str, str] = {}
         """Keys of files that are stored already, by digest: those of the last checkpoint."""
         self._given_up: list[CheckpointName] = []
@@ -245,6 +249,9 @@ class Checkpointer:
         step = facts["step"]
         name = CheckpointName(step, self._attempt)
         folder = f"{CHECKPOINTS}/{name}"
+        # No other one can be chosen as the best in its stead.
+        insist_s = min(INSIST_S, self._config.max_unsaved_s or math.inf)
+        self._insists_until = time.monotonic() + (insist_s if facts["validated"] else 0)
         if not self._group.is_first:
             self._write_share(folder, save, step)
             return None
@@ -252,13 +259,43 @@ class Checkpointer:
             self._delete_given_up()
             files = self._store_files(folder, step)
             files += self._others_files(save, step)
-            manifest = self._manifest(files, facts, entries)
-            committed = self._folder.commit(name, manifest)
+            committed = self._commit(name, files, facts, entries)
         except BaseException:
             self._given_up.append(name)
             raise
         delete_superseded(self._folder, self._config, self._attempt)
         return committed
+
+    def _commit(
+        self,
+        name: CheckpointName,
+        files: list[FileEntry],
+        facts: dict[str, Any],
+        entries: list[Entry],
+    ) -> Checkpoint:
+        def commit(is_again: bool) -> Checkpoint:
+            if is_again and self._folder.exists_checkpoint(name):
+                # The answer was lost.
+                return self._folder.checkpoint(name)
+            return self._folder.commit(name, self._manifest(files, facts, entries))
+
+        return self._insist(commit)
+
+    def _insist(self, work: Callable[[bool], _T]) -> _T:
+        """What `work` gives; tried again where a storage fails, if the checkpoint is worth it.
+
+        `work` is told whether it is tried again.
+        """
+        is_again = False
+        while True:
+            try:
+                return work(is_again)
+            except StorageError as error:
+                if time.monotonic() > self._insists_until or self._closing.is_set():
+                    raise
+                _log.warning("a checkpoint is not stored yet, training goes on: %s", error)
+            is_again = True
+            self._closing.wait(RETRY_S)
 
     def _write_share(self, folder: str, save: int, step: int) -> None:
         """Store this rank's files and tell rank 0."""
@@ -318,8 +355,17 @@ class Checkpointer:
         self._stored = {entry.digest: f"{folder}/{entry.name}" for entry in stored}
         if self._group.is_first:
             for name, data in self._snapshot.small_files().items():
-                stored.append(write_file(self._folder.store, f"{folder}/{name}", memoryview(data)))
+                stored.append(self._store_anew(f"{folder}/{name}", memoryview(data)))
         return stored
+
+    def _store_anew(self, key: str, data: memoryview) -> FileEntry:
+        def write(is_again: bool) -> FileEntry:
+            if is_again:
+                # Files are created exclusively, and there may be a part of it.
+                self._folder.store.delete(key)
+            return write_file(self._folder.store, key, data)
+
+        return self._insist(write)
 
     def _store_file(self, folder: str, file: SnapshotFile) -> FileEntry:
         """Store a file; one that has not changed since the last checkpoint is not sent again."""
@@ -336,7 +382,7 @@ class Checkpointer:
                     del self._stored[digest]
                 else:
                     return entry
-        return write_file(store, key, file.data)
+        return self._store_anew(key, file.data)
 
     def _manifest(
         self, files: list[FileEntry], facts: dict[str, Any], entries: list[Entry]
