@@ -33,6 +33,7 @@ from flows.commands.ui import UiCommand
 from flows.commands.workloads import WorkloadsCommand
 from flows.parameters import absolute, default_storage, last_asked
 from train_core.errors import ConfigError, EvertrainError, StoppedError
+from train_core.storage.patience import HASTE
 from train_core.storage.run_folder import RunFolder
 
 BAD_INPUT = 2
@@ -143,7 +144,10 @@ def _of_run(asked: dict[str, Any]) -> dict[str, Any]:
     """What the run that is asked for was asked last, if there is one."""
     run, storage = asked.get("run"), asked.get("storage")
     folder = RunFolder(absolute(storage) if storage else default_storage(), run) if run else None
-    if folder is None or not folder.exists():
+    if folder is None:
+        return {}
+    folder.store = folder.store.with_patience(HASTE)
+    if not folder.exists():
         return {}
     found = last_asked(folder)
     # The run's own number of shards holds without being asked for.

@@ -14,7 +14,10 @@ from pydantic import Field, field_validator
 
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
+from train_core.errors import RunBusyError, StorageError
+from train_core.storage import lease
 from train_core.storage.addresses import absolute
+from train_core.storage.patience import HASTE
 from train_core.storage.run_folder import RunFolder
 
 HOME = ".evertrain"
@@ -54,6 +57,17 @@ def tracking_uri_of(folder: RunFolder, asked: str | None) -> str:
     if asked is None:
         asked = folder.asked().pipeline.get("tracking_uri")
     return default_tracking_uri() if asked is None else asked
+
+
+def refuse_driven(folder: RunFolder) -> None:
+    """Raise RunBusyError if a process of this machine drives the run; others are not waited for."""
+    try:
+        holder = lease.holder_of(folder.store.with_patience(HASTE))
+    except StorageError:
+        # Whoever goes on says what is wrong with it.
+        return
+    if holder is not None and holder.is_local:
+        raise RunBusyError(folder.name, str(holder))
 
 
 def make_tracking_folder(tracking_uri: str) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from flows import embedded
-from flows.parameters import HOME, RetrainParameters, make_tracking_folder, new_run_name
+from flows.parameters import (
+    HOME,
+    RetrainParameters,
+    make_tracking_folder,
+    new_run_name,
+    refuse_driven,
+)
 from tasks.session import Session, open_session
+from train_core.config import LOCAL
+from train_core.driver import Prepared
 from train_core.errors import StageError
 from train_core.storage.names import REPORT_JSON, check_run_name
 from train_core.storage.run_folder import RunFolder
@@ -22,15 +31,26 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
     """
     parameters = parameters.named(new_run_name(parameters.workload))
     check_run_name(parameters.run)
+    if parameters.ray_address == LOCAL:
+        # Before anything is started; on a cluster it is attached to.
+        refuse_driven(RunFolder(parameters.storage, parameters.run))
     embedded.configure(verbose=verbose)
     make_tracking_folder(parameters.tracked_at())
     log = Path(HOME, "logs", f"{parameters.run}.log").absolute()
     with _naming_log(log), open_session(parameters.request()) as session:
         session.listen(LogFile(log))
         with embedded.warming_up() as warming:
-            prepared = session.prepared()
+            prepared = _prepared(session)
             warming.join()
         _run_flow(parameters, session, resumed=prepared.resumed, verbose=verbose)
+
+
+def _prepared(session: Session) -> Prepared:
+    try:
+        return session.prepared()
+    except KeyboardInterrupt:
+        sys.stderr.write("evertrain: stopping\n")
+        raise
 
 
 def _run_flow(

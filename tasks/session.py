@@ -105,6 +105,7 @@ class Session:
         with self._lock:
             if self._has_failed or (self._is_prepared and not self._driver.is_alive):
                 self._driver.close("FAILED")
+                self._hear("the driver process ended; another one goes on with the run")
                 self._driver = Driver(self.request, self._hear)
                 self._has_failed = self._is_prepared = False
             return self._driver

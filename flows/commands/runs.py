@@ -13,6 +13,7 @@ from flows.parameters import (
     RetrainParameters,
     absolute,
     default_storage,
+    refuse_driven,
     tracking_uri_of,
 )
 from train_core.config import TrainConfig
@@ -72,8 +73,9 @@ class DeleteCommand(InStorage):
     def cli_cmd(self) -> None:
         """Delete the run, MLflow's side first: what fails can be tried again."""
         folder = existing(absolute(self.storage), self.run)
-        if not self.yes and input(f"Delete {folder.url}? [y/N] ").lower() not in ("y", "yes"):
-            raise ConfigError("nothing was deleted")
+        refuse_driven(folder)
+        if not self.yes and not _agrees(f"Delete {folder.url}?"):
+            raise ConfigError("nothing was deleted; --yes does not ask")
         # Also a run whose driver died elsewhere can be had, once its heart stood still.
         held = lease.acquire(folder.store, folder.name)
         with lease.alive(held):
@@ -189,6 +191,13 @@ def existing(storage: str, run: str) -> RunFolder:
     if not folder.exists():
         raise ConfigError(f"there is no run {run!r} in {storage}: see `evertrain runs list`")
     return folder
+
+
+def _agrees(question: str) -> bool:
+    try:
+        return input(f"{question} [y/N] ").lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 def list_runs(storage: str, *, as_json: bool) -> None:

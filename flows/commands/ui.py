@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from flows.commands.output import say
 from flows.parameters import default_tracking_uri, make_tracking_folder
+from train_core.errors import ConfigError
 
 
 class UiCommand(BaseModel):
@@ -23,8 +25,18 @@ class UiCommand(BaseModel):
     prefect_port: int = Field(default=4200, ge=1, le=65535, description="Prefect's port.")
 
     def cli_cmd(self) -> None:
-        """Run the servers until Ctrl-C, or until one of them ends."""
+        """Run the servers until Ctrl-C, or until one of them ends.
+
+        Raises ConfigError if a port is taken: the pages there would be somebody else's.
+        """
         processes = []
+        is_ours = {
+            "--mlflow-port": (self.mlflow_port, not self.tracking_uri.startswith("http")),
+            "--prefect-port": (self.prefect_port, "PREFECT_API_URL" not in os.environ),
+        }
+        for flag, (port, starts) in is_ours.items():
+            if starts:
+                _refuse_taken(port, flag)
         try:
             if self.tracking_uri.startswith("http"):
                 say(f"MLflow:  {self.tracking_uri}")
@@ -50,6 +62,15 @@ class UiCommand(BaseModel):
     def _mlflow(self) -> tuple[str, ...]:
         uri, port = self.tracking_uri, str(self.mlflow_port)
         return ("ui", "--backend-store-uri", uri, "--port", port)
+
+
+def _refuse_taken(port: int, flag: str) -> None:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} is taken, perhaps by another `evertrain ui`: name another with {flag}"
+        ) from error
 
 
 def _start(module: str, *arguments: str) -> subprocess.Popen[bytes]:

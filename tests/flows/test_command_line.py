@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,21 @@ def test_bad_input_is_one_line_that_names_it(
     assert told in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("flag", ["--mlflow-port", "--prefect-port"])
+def test_pages_on_a_port_that_is_taken_are_refused(
+    flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    with ExitStack() as stack:
+        taken, free = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in "ab")
+        port, other = taken.getsockname()[1], free.getsockname()[1]
+        free.close()
+        flags = {"--mlflow-port": other, "--prefect-port": other} | {flag: port}
+        asked = [str(word) for item in flags.items() for word in item]
+        assert main(["ui", "--tracking-uri", "sqlite:///nowhere.db", *asked]) == 2
+    assert f"port {port} is taken" in capsys.readouterr().err
 
 
 def test_a_file_with_an_unknown_parameter_is_refused(

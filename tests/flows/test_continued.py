@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -113,3 +115,27 @@ def test_mlflow_is_where_the_run_has_it_unless_another_one_is_named(
     other = RunFolder(folder.storage, "other")
     other.create(folder.record().model_copy(update={"name": "other", "pipeline": {}}))
     assert tracking_uri_of(other, None) == "http://environment"
+
+
+def test_a_run_that_is_driven_here_is_refused_before_anything_is_started_or_asked(
+    folder: RunFolder,
+    begin: Begin,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("something was started")
+
+    assert begin(*BEGUN) == 0
+    monkeypatch.undo()
+    monkeypatch.setattr(pipeline, "open_session", start)
+    held = folder.begin_attempt()
+    for command in ("resume", "delete"):
+        assert main(["runs", command, "run", "--storage", folder.storage]) == 2
+        assert "run 'run' is being driven by process" in capsys.readouterr().err
+    held.release()
+    # Nobody is there to agree.
+    with patch("sys.stdin", StringIO()):
+        assert main(["runs", "delete", "run", "--storage", folder.storage]) == 2
+    assert "nothing was deleted; --yes does not ask" in capsys.readouterr().err
+    assert folder.exists()
