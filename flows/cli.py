@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
         with _orderly_termination():
             CliApp.run(Evertrain, arguments or ["--help"], **configuration)
     except ValidationError as error:
-        return _refuse(_one_line(error))
+        return _refuse(_one_line(error, arguments))
     except SettingsError as error:
         return _refuse(str(error).partition("\n")[0].removeprefix("error parsing CLI: "))
     except StoppedError as error:
@@ -181,13 +182,19 @@ def _orderly_termination() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _one_line(error: ValidationError) -> str:
+def _one_line(error: ValidationError, arguments: list[str]) -> str:
     found = []
     for one in error.errors(include_url=False):
-        # The first place is the subcommand's name.
-        place = "".join(f"{part}: " for part in one["loc"][1:2])
-        given = f", got {one['input']!r}" if place else ""
-        found.append(f"{place}{one['msg'].removeprefix('Value error, ')}{given}")
+        # The first places are the commands' names.
+        commands = zip(one["loc"], arguments, strict=False)
+        count = sum(1 for _ in takewhile(lambda both: both[0] == both[1], commands))
+        name = "".join(str(part) for part in one["loc"][count : count + 1])
+        if one["type"] == "missing":
+            found.append(f"--{name} is required")
+            continue
+        given = f"{name}: ", f", got {one['input']!r}"
+        before, after = given if name else ("", "")
+        found.append(f"{before}{one['msg'].removeprefix('Value error, ')}{after}")
     return "; ".join(found)
 
 

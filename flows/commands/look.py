@@ -113,8 +113,8 @@ class VerifyCommand(LookAt):
         print_rows(rows, as_json=self.as_json, empty=f"no checkpoints in {folder.url}")
         if bad:
             raise CheckpointError(
-                f"{bad} of {len(rows)} checkpoints of {folder.url} are not what was committed: a "
-                "run that resumes passes over those whose files are not"
+                f"{bad} of {len(rows)} checkpoints of {folder.url} are not what was committed: who "
+                "goes on with the run begins with the newest good one, and warns"
             )
 
 

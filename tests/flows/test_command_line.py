@@ -67,6 +67,8 @@ def test_a_json_file_is_as_good(tmp_path: Path) -> None:
         (["runs", "status", "none", "--storage", "/nowhere"], "there is no run 'none'"),
         (["show", "none", "--storage", "/nowhere"], "there is no run 'none'"),
         (["dance"], "invalid choice: 'dance'"),
+        (["runs", "extend", "a"], "--epochs is required"),
+        (["runs", "extend", "a", "--epochs", "b"], "epochs: String should match pattern"),
     ],
 )
 def test_bad_input_is_one_line_that_names_it(
