@@ -144,9 +144,10 @@ def _configuration(arguments: list[str]) -> dict[str, dict[str, Any]]:
 def _of_run(asked: dict[str, Any]) -> dict[str, Any]:
     """What the run that is asked for was asked last, if there is one."""
     run, storage = asked.get("run"), asked.get("storage")
-    folder = RunFolder(absolute(storage) if storage else default_storage(), run) if run else None
-    if folder is None:
+    # Values of a file may be anything; what is wrong with them is told when they are checked.
+    if not isinstance(run, str) or not run or not isinstance(storage, str | None):
         return {}
+    folder = RunFolder(absolute(storage) if storage else default_storage(), run)
     folder.store = folder.store.with_patience(HASTE)
     if not folder.exists():
         return {}

@@ -114,10 +114,10 @@ class RetrainParameters(TrainConfig):
     def _make_code_absolute(cls, runtime_env: dict[str, Any]) -> dict[str, Any]:
         """Whoever goes on with the run may do so in another directory."""
         found = dict(runtime_env)
-        if "working_dir" in found:
+        if isinstance(found.get("working_dir"), str):
             found["working_dir"] = absolute(found["working_dir"])
         if "py_modules" in found:
-            found["py_modules"] = [absolute(module) for module in found["py_modules"]]
+            found["py_modules"] = [absolute(str(module)) for module in found["py_modules"]]
         return found
 
     @field_validator("tracking_uri")

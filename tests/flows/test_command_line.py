@@ -106,6 +106,15 @@ def test_a_file_with_an_unknown_parameter_is_refused(
     assert "epocs: Extra inputs are not permitted, got 5" in capsys.readouterr().err
 
 
+def test_a_file_with_a_run_that_is_no_name_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "number.yaml"
+    file.write_text("run: 5\n")
+    assert main(["retrain", "--config", str(file)]) == 2
+    assert "run: Input should be a valid string, got 5" in capsys.readouterr().err
+
+
 def test_an_empty_storage_lists_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "list", "--storage", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []

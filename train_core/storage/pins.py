@@ -222,7 +222,7 @@ def _find(store: Store, key: str, newest_attempt: int) -> Found | None:
 
 
 def _is_valid(found: Pin, newest_attempt: int) -> bool:
-    if found.holder is None:  # it is lasting
+    if found.holder is None:  # it lasts
         return True
     if 0 < found.attempt < newest_attempt:
         return False
