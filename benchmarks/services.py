@@ -63,9 +63,9 @@ def prefect_server(folder: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def mlflow_server(folder: Path) -> Iterator[str]:
-    """The address of an MLflow server on SQLite."""
-    port = free_port()
+def mlflow_server(folder: Path, port: int = 0) -> Iterator[str]:
+    """The address of an MLflow server on SQLite; port 0 takes a free one."""
+    port = port or free_port()
     url = f"http://127.0.0.1:{port}"
     command = [
         *(str(BIN / "mlflow"), "server", "--port", str(port), "--workers", "1"),

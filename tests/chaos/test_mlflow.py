@@ -7,13 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.services import mlflow_server
+from benchmarks.services import free_port, mlflow_server
 from tests.chaos.held import HOLD, NOTES
 from tests.chaos.pipeline import House, Started, started
 from tests.flows.conftest import isolated
@@ -33,6 +33,11 @@ class Tracked:
     house: House
     proxy: FaultProxy
     uri: str
+
+    def directly(self) -> Tracked:
+        """Pipelines that reach the server without the proxy."""
+        environment = self.house.environment | {"MLFLOW_TRACKING_URI": self.uri}
+        return replace(self, house=replace(self.house, environment=environment))
 
     def shown(self, run: str) -> dict[str, Any]:
         return shown_at(self.uri, self.house.folder(run).url)
@@ -60,7 +65,8 @@ class Tracked:
 
     def mirror(self, run: str) -> None:
         """What an operator does when the server is back."""
-        where = ("--storage", self.house.storage, "--tracking-uri", self.proxy.url)
+        uri = self.house.environment["MLFLOW_TRACKING_URI"]
+        where = ("--storage", self.house.storage, "--tracking-uri", uri)
         done = subprocess.run(
             [sys.executable, "-m", "flows.cli", "mirror", run, *where],
             cwd=self.house.home,
@@ -72,19 +78,51 @@ class Tracked:
         assert done.returncode == 0, done.stderr
 
 
+class Server:
+    """An MLflow server that can be stopped and started again."""
+
+    def __init__(self, home: Path) -> None:
+        self._home, self._port = home, free_port()
+        self.uri = f"http://127.0.0.1:{self._port}"
+        self._running = ExitStack()
+
+        self._runs = False
+
+    def start(self) -> None:
+        """Start it if it does not run."""
+        if not self._runs:
+            self._running.enter_context(mlflow_server(self._home, self._port))
+            self._runs = True
+
+    def stop(self) -> None:
+        self._runs = False
+        self._running.close()
+
+
 @pytest.fixture(scope="module")
-def tracked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracked]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    found = Server(tmp_path_factory.mktemp("server"))
+    found.start()
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture(scope="module")
+def tracked(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracked]:
     home = tmp_path_factory.mktemp("tracked")
-    with mlflow_server(home) as server, FaultProxy(server) as proxy:
+    with FaultProxy(server.uri) as proxy:
         environment = isolated(home) | {"MLFLOW_TRACKING_URI": proxy.url}
         house = House(home, environment, str(home / ".evertrain/runs"))
-        yield Tracked(house, proxy, server)
+        yield Tracked(house, proxy, server.uri)
 
 
 @pytest.fixture(autouse=True)
-def mended(tracked: Tracked) -> Iterator[None]:
+def mended(tracked: Tracked, server: Server) -> Iterator[None]:
     """The server is well again after each test."""
     yield
+    server.start()
     tracked.proxy.schedule.clear()
     tracked.proxy.latency_s = 0
 
@@ -93,6 +131,33 @@ def mended(tracked: Tracked) -> Iterator[None]:
 def reference(tracked: Tracked) -> dict[str, Any]:
     tracked.whole("undisturbed", lambda _: None)
     return tracked.shown("undisturbed")
+
+
+def test_nobody_listens_until_the_training_is_over(
+    tracked: Tracked, server: Server, reference: dict[str, Any]
+) -> None:
+    server.stop()
+
+    def at(stage: str) -> None:
+        if stage == "evaluation":
+            server.start()
+
+    tracked.directly().whole("absent-at-first", at)
+    assert tracked.shown("absent-at-first") == reference
+
+
+def test_nobody_listens_from_the_middle_to_the_end(
+    tracked: Tracked, server: Server, reference: dict[str, Any]
+) -> None:
+    def at(stage: str) -> None:
+        if stage == "mid-epoch":
+            server.stop()
+
+    tracked.directly().whole("absent-at-last", at)
+    server.start()
+    assert tracked.shown("absent-at-last") != reference
+    tracked.directly().mirror("absent-at-last")
+    assert tracked.shown("absent-at-last") == reference
 
 
 def test_broken_until_the_training_is_over(tracked: Tracked, reference: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Whole pipelines on an S3 server that is away for a while."""
+"""Whole pipelines on an S3 server that is away for a while, or slow."""
 
 from __future__ import annotations
 
@@ -66,5 +66,17 @@ def test_a_storage_that_is_away_for_a_minute(proxy: FaultProxy, house: House) ->
         proxy.schedule.clear()
         assert pipeline.end() == 0, pipeline.log
     folder = house.folder("away")
+    assert {one.name.attempt for one in folder.checkpoints()} == {1}
+    assert outcome(house.home, folder) == reference
+
+
+def test_a_storage_that_is_slow(proxy: FaultProxy, house: House) -> None:
+    """A second for each answer: it takes longer, and what comes of it is the same."""
+    reference = undisturbed(house)
+    proxy.latency_s = 1.0
+    with started(house.command("slow"), house.home, house.environment) as pipeline:
+        assert pipeline.end() == 0, pipeline.log
+    proxy.latency_s = 0.0
+    folder = house.folder("slow")
     assert {one.name.attempt for one in folder.checkpoints()} == {1}
     assert outcome(house.home, folder) == reference

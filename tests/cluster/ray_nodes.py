@@ -1,4 +1,4 @@
-"""A real Ray cluster whose nodes are machines of a network."""
+"""A real Ray cluster whose nodes are machines of a network, and storage that they find."""
 
 from __future__ import annotations
 
@@ -10,12 +10,24 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 
 from benchmarks.services import BIN
 from tests.cluster.network import Machine, Network
+
+MARKS = [
+    pytest.mark.slow,
+    pytest.mark.s3,
+    pytest.mark.timeout(500),
+    pytest.mark.skipif(
+        not shutil.which("ip") or os.geteuid() != 0, reason="needs iproute2, as root"
+    ),
+]
+"""Of tests that need such a cluster."""
 
 ROOT = Path(__file__).parents[2]
 _ENVIRONMENT = {
@@ -146,12 +158,20 @@ class RayCluster:
         return done.stdout
 
 
+@dataclass(frozen=True)
+class Place:
+    """A place on the S3 server, and by which address the machines find that."""
+
+    storage: str
+    environment: dict[str, str]
+
+
 @contextmanager
-def ray_nodes(network: Network, *cpus: int, environment: dict[str, str]) -> Iterator[RayCluster]:
-    """A cluster with a node for each number of CPUs, whose processes have this environment, too."""
+def cluster_of(network: Network, place: Place, *cpus: int) -> Iterator[RayCluster]:
+    """A cluster with a node for each number of CPUs, whose processes find the place."""
     # Ray's sockets need a short path.
     folder = Path(tempfile.mkdtemp(prefix="rc-", dir="/tmp"))
-    cluster = RayCluster(network, folder, environment)
+    cluster = RayCluster(network, folder, place.environment)
     try:
         cluster.head.wait_until_it_runs()
         for count in cpus:

@@ -7,24 +7,18 @@ program that asks is on none of the nodes.
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Self
 from unittest.mock import patch
 
 import pytest
 
-from tests.cluster.network import Network, network
-from tests.cluster.ray_nodes import Node, RayCluster, ray_nodes
+from tests.cluster.network import Network
+from tests.cluster.ray_nodes import MARKS, Node, Place, RayCluster, cluster_of
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
-from tests.leaks import Belongings
-from tests.storage.fault_proxy import FaultProxy
 from train_core import TrainConfig
 from train_core.driver import Driver, DriverRequest
 from train_core.errors import JobEndedError
@@ -32,14 +26,7 @@ from train_core.results import TrainResult
 from train_core.storage import lease
 from train_core.storage.run_folder import RunFolder
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.s3,
-    pytest.mark.timeout(500),
-    pytest.mark.skipif(
-        not shutil.which("ip") or os.geteuid() != 0, reason="needs iproute2, as root"
-    ),
-]
+pytestmark = MARKS
 
 CONFIG: dict[str, Any] = {
     "workload": "tests.engine.tiny:Unhurried",
@@ -56,42 +43,11 @@ CONFIG: dict[str, Any] = {
 NUM_STEPS = 50
 
 
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """The cluster starts workers while a test runs; what is left is looked at when it ended."""
-
-
-@pytest.fixture
-def net() -> Iterator[Network]:
-    before = Belongings.now()
-    with network() as made:
-        yield made
-    assert not before.added(within_s=10)
-
-
-@dataclass(frozen=True)
-class Place:
-    """A place on the S3 server, and by which address the machines find that."""
-
-    storage: str
-    environment: dict[str, str]
-
-
-@pytest.fixture
-def place(object_store: str, net: Network) -> Iterator[Place]:
-    with FaultProxy(os.environ["AWS_ENDPOINT_URL"], host=net.address) as proxy:
-        yield Place(f"{object_store}/{uuid.uuid4().hex}", {"AWS_ENDPOINT_URL": proxy.url})
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = RunFolder(str(tmp_path_factory.mktemp("undisturbed")), "run")
     run(folder, **CONFIG)
     return digest_of_training(folder)
-
-
-def cluster_of(net: Network, place: Place, *cpus: int) -> AbstractContextManager[RayCluster]:
-    return ray_nodes(net, *cpus, environment=place.environment)
 
 
 class Training:

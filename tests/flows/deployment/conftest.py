@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.held import HOLD, NOTES
 from tests.engine import alone
 from tests.engine.digests import digest_of_training
-from tests.flows.conftest import ROOT
-from tests.flows.deployment.deployed import HELD, Prefect, Server, running
+from tests.flows.deployment.deployed import HELD, Prefect, Server, Site
 from train_core import TrainConfig
 from train_core.storage.run_folder import RunFolder
 
@@ -42,34 +38,10 @@ def api(server: Server) -> str:
 @pytest.fixture(scope="session")
 def prefect(api: str, home: Path, environment: dict[str, str]) -> Iterator[Prefect]:
     """Runs `prefect …` against the server, with a worker that waits for runs."""
-    there = {
-        **environment,
-        "PREFECT_API_URL": api,
-        "EVERTRAIN_STORAGE": str(home / "runs"),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
-        # What the runs of HeldDigits obey.
-        HOLD: "mid-epoch@0",
-        NOTES: str(home / "notes"),
-    }
-
-    def run(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
-            cwd=ROOT,
-            env=there,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    run("work-pool", "create", "evertrain", "--type", "process")
-    run("deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
-    run("automation", "create", "--from-file", "deployments/automations.yaml")
-    worker = ("worker", "start", "--pool", "evertrain")
-    with running(*worker, environment=there, log=home / "worker.log"):
-        yield run
+    site = Site(home, environment, api)
+    site.deploy()
+    with site.worker():
+        yield site.prefect
 
 
 @pytest.fixture(scope="session")

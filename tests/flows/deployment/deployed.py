@@ -1,4 +1,4 @@
-"""A Prefect server, what it knows of flow runs, and runs of the deployment that stand still."""
+"""A Prefect server with the deployments, what it knows of flow runs, and runs that stand still."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.held import HOLD, NOTES
 from tests.flows.conftest import ROOT
 from train_core.storage.run_folder import RunFolder
 
@@ -32,7 +33,9 @@ HELD = {
 
 
 @contextmanager
-def running(*arguments: str, environment: dict[str, str], log: Path) -> Iterator[None]:
+def running(
+    *arguments: str, environment: dict[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     with (
         log.open("w") as output,
         subprocess.Popen(
@@ -44,7 +47,7 @@ def running(*arguments: str, environment: dict[str, str], log: Path) -> Iterator
         ) as process,
     ):
         try:
-            yield
+            yield process
         finally:
             process.terminate()
             try:
@@ -83,6 +86,45 @@ class Server:
 
     def stop(self) -> None:
         self._running.close()
+
+
+class Site:
+    """The deployments at a server, where flow runs find all that is theirs in `home`."""
+
+    def __init__(self, home: Path, environment: dict[str, str], api: str) -> None:
+        self._log = home / "worker.log"
+        self._environment = {
+            **environment,
+            "PREFECT_API_URL": api,
+            "EVERTRAIN_STORAGE": str(home / "runs"),
+            "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
+            # What the runs of HeldDigits obey.
+            HOLD: "mid-epoch@0",
+            NOTES: str(home / "notes"),
+        }
+
+    def prefect(self, *arguments: str) -> str:
+        """Run `prefect …` against the server; what it says."""
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
+            cwd=ROOT,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def deploy(self, automations: Path = ROOT / "deployments/automations.yaml") -> None:
+        self.prefect("work-pool", "create", "evertrain", "--type", "process")
+        self.prefect("deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
+        self.prefect("automation", "create", "--from-file", str(automations))
+
+    def worker(self) -> AbstractContextManager[subprocess.Popen[bytes]]:
+        """A worker that waits for runs."""
+        command = ("worker", "start", "--pool", "evertrain")
+        return running(*command, environment=self._environment, log=self._log)
 
 
 def found(api: str, kind: str, flow_run: str) -> list[dict[str, Any]]:

@@ -1,0 +1,73 @@
+"""A flow run of the deployment whose machine dies, its worker with it: nobody is left to say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.engine.digests import digest_of_training
+from tests.flows.conftest import ROOT, isolated
+from tests.flows.deployment.deployed import Server, Site, held, message, state, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+# The shortest that Prefect has, and more than two of them.
+HEARTBEAT_S, MISSED_S = 30, 75
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A server's home of its own: in the others', heartbeats are missed after ten minutes."""
+    return tmp_path
+
+
+@pytest.fixture
+def machine_server(place: Path) -> Iterator[Server]:
+    server = Server(place, isolated(place))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def hasty_automations(place: Path) -> Path:
+    """The automations that are delivered, with less patience."""
+    text = (ROOT / "deployments/automations.yaml").read_text()
+    assert text.count("within: 600") == 1
+    file = place / "automations.yaml"
+    file.write_text(text.replace("within: 600", f"within: {MISSED_S}"))
+    return file
+
+
+def lose_power(worker: psutil.Process) -> None:
+    """Kill the worker and all below it, the worker first: it would tell of the flow's end."""
+    below = worker.children(recursive=True)
+    for process in [worker, *below]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(below, timeout=10)
+
+
+def test_a_run_whose_machine_dies_is_missed_and_goes_on_elsewhere(
+    place: Path, machine_server: Server, undisturbed: str
+) -> None:
+    environment = isolated(place) | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S)}
+    site, api = Site(place, environment, machine_server.url), machine_server.url
+    site.deploy(hasty_automations(place))
+    with site.worker() as worker, held(site.prefect, place, "alone") as (folder, go_on):
+        lose_power(psutil.Process(worker.pid))
+        assert state(api, "alone") == "RUNNING"
+        wait_for(lambda: state(api, "alone") != "RUNNING", place)
+        # Crashed, and by now perhaps scheduled again by the other automation.
+        assert "No heartbeat" in message(api, "alone") or state(api, "alone") == "SCHEDULED"
+        go_on.touch()
+        with site.worker():
+            wait_for(lambda: state(api, "alone") == "COMPLETED", place)
+    assert digest_of_training(folder) == undisturbed
+    newest = folder.checkpoints()[-1]
+    assert (newest.manifest.step, newest.name.attempt) == (60, 2)
