@@ -59,7 +59,7 @@ def batch_inference(
         scores_only=True,
     )
     with open_session(request) as session:
-        session.listen(get_run_logger().info)
+        session.log_to(get_run_logger())
         prepare(request)
         return infer(request, summary, infer_input)
 

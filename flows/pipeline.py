@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows import embedded
 from flows.parameters import (
@@ -17,10 +19,13 @@ from flows.parameters import (
 )
 from tasks.session import Session, open_session
 from train_core.config import LOCAL
-from train_core.driver import Prepared
+from train_core.driver import Prepared, warning_in
 from train_core.errors import StageError
 from train_core.storage.names import REPORT_JSON, check_run_name
 from train_core.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
@@ -70,11 +75,19 @@ def _run_flow(
     kind = "continuing" if resumed else "new"
     console.print(f"{kind} run {parameters.run}{after}", highlight=False)
     with TerminalProgress(session, console, plain=verbose):
+        if not verbose:
+            # Where Prefect prints all, it prints them, too.
+            session.listen(partial(_show_warning, console))
         state = retrain(parameters, return_state=True)
     if state.is_cancelled():
         raise stopped(session.request)
     report = state.result()
     print_summary(report, folder.store.uri(REPORT_JSON), console)
+
+
+def _show_warning(console: Console, line: str) -> None:
+    if said := warning_in(line):
+        console.print(f"warning: {said}", style="yellow", markup=False, highlight=False)
 
 
 class LogFile:

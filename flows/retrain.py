@@ -69,7 +69,7 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
 
 def _stages(session: Session, parameters: RetrainParameters) -> Report:
     request = session.request
-    session.listen(get_run_logger().info)
+    session.log_to(get_run_logger())
     if job_url := prepare(request).job_url:
         show_job(request.run, job_url)
     trained = train(request)

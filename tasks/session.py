@@ -7,15 +7,16 @@ started opens its own. The flow closes it, with what MLflow shall say of the run
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
-from train_core.driver import Driver, DriverRequest, Prepared, end_status
+from train_core.driver import WARNING, Driver, DriverRequest, Prepared, end_status, warning_in
 from train_core.errors import StageError
 
 REMEMBERED_LINES = 2000
@@ -80,6 +81,15 @@ class Session:
                 listener(line)
             self._listeners.append(listener)
 
+    def log_to(self, logger: logging.Logger | logging.LoggerAdapter[Any]) -> None:
+        """Log each line, those already heard too, with warnings as such."""
+
+        def log(line: str) -> None:
+            level = logging.INFO if warning_in(line) is None else logging.WARNING
+            logger.log(level, "%s", line)
+
+        self.listen(log)
+
     def close(self, status: str = "FINISHED") -> None:
         """End the driver: FINISHED, FAILED or KILLED. The request may be opened again."""
         with _lock:
@@ -105,7 +115,7 @@ class Session:
         with self._lock:
             if self._has_failed or (self._is_prepared and not self._driver.is_alive):
                 self._driver.close("FAILED")
-                self._hear("the driver process ended; another one goes on with the run")
+                self._hear(f"{WARNING}the driver process ended; another one goes on with the run")
                 self._driver = Driver(self.request, self._hear)
                 self._has_failed = self._is_prepared = False
             return self._driver

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -264,6 +265,19 @@ def end_status(kind: type[BaseException] | None) -> str:
         return "FINISHED"
     was_asked_to_stop = issubclass(kind, StoppedError) or not issubclass(kind, Exception)
     return "KILLED" if was_asked_to_stop else "FAILED"
+
+
+WARNING = "warning: "
+"""What the lines of the log begin with that somebody should look at."""
+# How Ray marks the lines of a worker.
+_OF_A_WORKER = re.compile(r"\([\w ]+[^)]*\) ")
+
+
+def warning_in(line: str) -> str | None:
+    """What a line of the log warns of; None if it is no warning of evertrain's."""
+    marked = _OF_A_WORKER.match(line)
+    text = line[marked.end() :] if marked else line
+    return text.removeprefix(WARNING) if text.startswith(WARNING) else None
 
 
 # Without Ray's dashboard this actor says each second that it cannot ask it.

@@ -1,7 +1,8 @@
 """How soon a training goes on when a worker was killed, and what watching costs.
 
 `make bench-recovery`. In a round, a training of two workers that commits each second has its second
-worker killed by SIGKILL at random moments; then stock Ray Train starts once. The last line is JSON.
+worker killed by SIGKILL at random moments; then stock Ray Train starts once, and three trainings
+run beside an MLflow that is well, slow, or not there. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from typing import Any, Self
 import psutil
 
 from benchmarks.checkpoint.report import Report
+from benchmarks.services import free_port, mlflow_server
+from tests.storage.fault_proxy import FaultProxy
 from train_core import TrainConfig
 from train_core.driver import Driver, DriverRequest
 from train_core.errors import StoppedError
 
 ROUNDS, KILLS_A_ROUND = 5, 3
-WATCHED_S = 30.0
+WATCHED_S, MIRRORED_S = 30.0, 20.0
+SLOW_MLFLOW_S = 10.0
 STATE_MB, BATCH_SIZE = 14.0, 64
 _WITHIN_S = 120.0
 _IN_FLIGHT_S = 0.5
@@ -37,13 +41,16 @@ _IN_FLIGHT_S = 0.5
 RECOVERED = "from SIGKILL to the next new step, s"
 DETECTED = "from SIGKILL to the driver's warning, s"
 LOST = "work done again, s"
+WELL = "MLflow answers at once, steps/s"
+SLOW = "MLflow takes ten seconds for an answer, steps/s"
+ABSENT = "nobody listens where MLflow should be, steps/s"
 STOCK = "stock Ray Train, from fit() to the first step, s"
 
 
 class Training:
     """One of ours, in a thread, with what it notes of its steps."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tracking_uri: str = "") -> None:
         self.notes = folder / "notes"
         self.notes.mkdir(parents=True)
         self.log: list[tuple[float, str]] = []
@@ -58,7 +65,9 @@ class Training:
             monitor="validation/loss",
             monitor_order="min",
         )
-        request = DriverRequest(storage=str(folder / "runs"), run="run", config=config)
+        request = DriverRequest(
+            storage=str(folder / "runs"), run="run", config=config, tracking_uri=tracking_uri
+        )
         self.driver = Driver(request, lambda line: self.log.append((time.time(), line)))
         self._thread = threading.Thread(target=self._train)
 
@@ -142,6 +151,20 @@ def watch(training: Training, report: Report) -> None:
     report.figure("watch_cpu_pct", 100 * sum(used.values()) / trained)
 
 
+def mirror(folder: Path, server: str, report: Report, number: int) -> None:
+    """How fast three trainings are: where MLflow is well, where it is slow, where nobody is."""
+    with FaultProxy(server, latency_s=SLOW_MLFLOW_S) as slow:
+        addresses = {WELL: server, SLOW: slow.url, ABSENT: f"http://127.0.0.1:{free_port()}"}
+        # Who is first differs from round to round.
+        turns = list(addresses)[number % 3 :] + list(addresses)[: number % 3]
+        for which in turns:
+            with Training(folder / which.split(",")[0], addresses[which]) as training:
+                wait_until(lambda: len(training.steps()) > 20)
+                time.sleep(MIRRORED_S)
+                steps = training.steps()[20:]
+            report.add(which, (len(steps) - 1) / (steps[-1][1] - steps[0][1]))
+
+
 def child(process: psutil.Process, title: str) -> psutil.Process:
     """The process below this one that is called so."""
     (found,) = [
@@ -191,9 +214,15 @@ def main() -> None:
     asked = parser.parse_args()
     report, moments = Report(), random.Random(0)
     report.figures = dict.fromkeys(
-        ("recovery_vs_stock_start", "work_lost_s", "detect_s", "watch_cpu_pct")
+        (
+            *("recovery_vs_stock_start", "work_lost_s", "detect_s", "watch_cpu_pct"),
+            *("speed_with_mlflow_slow", "speed_with_mlflow_absent"),
+        )
     )
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as scratch,
+        mlflow_server(Path(scratch)) as server,
+    ):
         for number in range(asked.rounds):
             print(f"round {number + 1} of {asked.rounds}", flush=True)
             with Training(Path(scratch, f"ours-{number}")) as training:
@@ -202,9 +231,12 @@ def main() -> None:
                 for _ in range(KILLS_A_ROUND):
                     kill_once(training, report, moments.uniform(3, 6))
             stock(Path(scratch, f"stock-{number}"), report)
+            mirror(Path(scratch, f"mirrored-{number}"), server, report, number)
     report.figure("recovery_vs_stock_start", report.median(RECOVERED) / report.median(STOCK))
     report.figure("work_lost_s", max(report.series[LOST]))
     report.figure("detect_s", max(report.series[DETECTED]))
+    for which, name in ((SLOW, "speed_with_mlflow_slow"), (ABSENT, "speed_with_mlflow_absent")):
+        report.figure(name, report.median(which) / report.median(WELL))
     memory_gib = psutil.virtual_memory().total / 2**30
     cores = len(os.sched_getaffinity(0))
     print(f"\n{platform.processor() or platform.machine()}, {cores} cores, {memory_gib:.0f} GiB")

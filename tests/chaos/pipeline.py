@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from tests.chaos.held import HOLD, NOTES
 from tests.engine.digests import digest_of_training
-from tests.flows.mlflow_side import shown_in_mlflow
+from tests.flows.mlflow_side import shown_at
 from train_core.storage.journal import read_segments
 from train_core.storage.lease import newest_attempt
 from train_core.storage.local_disk import TEMPORARY
@@ -122,6 +122,12 @@ class House:
     def folder(self, run: str) -> RunFolder:
         return RunFolder(self.storage, run)
 
+    @property
+    def tracking_uri(self) -> str:
+        """Where the pipelines' MLflow is: a database at home, if the environment does not say."""
+        at_home = f"sqlite:///{self.home}/.evertrain/mlflow.db"
+        return self.environment.get("MLFLOW_TRACKING_URI", at_home)
+
     def command(self, run: str, told: dict[str, str] | None = None) -> list[str]:
         """The command, whose ranks find what they are told in their environment."""
         more = ["--run", run, "--storage", self.storage]
@@ -142,11 +148,12 @@ def undisturbed(house: House, run: str = "undisturbed") -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return outcome(house.home, house.folder(run))
+    return outcome(house, run)
 
 
-def outcome(home: Path, folder: RunFolder) -> dict[str, Any]:
+def outcome(house: House, run: str) -> dict[str, Any]:
     """All that two equal pipelines have in common."""
+    folder = house.folder(run)
     report = folder.report()
     assert report is not None
     rows = []
@@ -159,7 +166,7 @@ def outcome(home: Path, folder: RunFolder) -> dict[str, Any]:
         "evaluations": [[e["split"], e["metrics"]] for e in report["evaluations"]],
         "best": report["best"]["step"],
         "predictions": sorted(rows, key=lambda row: str(row["id"])),
-        "mlflow": shown_in_mlflow(home, folder.url),
+        "mlflow": shown_at(house.tracking_uri, folder.url),
     }
 
 
@@ -215,8 +222,10 @@ def _strike(
         left += remaining(second.belongings)
     differences = [f"exit code {code}: {log[-500:]}"] if code else []
     if not code:
-        found = outcome(house.home, folder)
+        found = outcome(house, run)
         differences = [name for name in reference if found[name] != reference[name]]
+    if fault.stage in HELD and not again and "warning: " not in log:
+        differences.append("what the terminal says: nothing warns of it")
     # Ray keeps the logs of its sessions there, and torch makes a folder that stays empty.
     kept = ("ray", "torchinductor_")
     left += [f"{scratch}/{n}" for n in sorted(os.listdir(scratch)) if not n.startswith(kept)]

@@ -65,8 +65,7 @@ class Tracked:
 
     def mirror(self, run: str) -> None:
         """What an operator does when the server is back."""
-        uri = self.house.environment["MLFLOW_TRACKING_URI"]
-        where = ("--storage", self.house.storage, "--tracking-uri", uri)
+        where = ("--storage", self.house.storage, "--tracking-uri", self.house.tracking_uri)
         done = subprocess.run(
             [sys.executable, "-m", "flows.cli", "mirror", run, *where],
             cwd=self.house.home,

@@ -65,9 +65,8 @@ def test_a_storage_that_is_away_for_a_minute(proxy: FaultProxy, house: House) ->
             time.sleep(0.2)
         proxy.schedule.clear()
         assert pipeline.end() == 0, pipeline.log
-    folder = house.folder("away")
-    assert {one.name.attempt for one in folder.checkpoints()} == {1}
-    assert outcome(house.home, folder) == reference
+    assert {one.name.attempt for one in house.folder("away").checkpoints()} == {1}
+    assert outcome(house, "away") == reference
 
 
 def test_a_storage_that_is_slow(proxy: FaultProxy, house: House) -> None:
@@ -77,6 +76,5 @@ def test_a_storage_that_is_slow(proxy: FaultProxy, house: House) -> None:
     with started(house.command("slow"), house.home, house.environment) as pipeline:
         assert pipeline.end() == 0, pipeline.log
     proxy.latency_s = 0.0
-    folder = house.folder("slow")
-    assert {one.name.attempt for one in folder.checkpoints()} == {1}
-    assert outcome(house.home, folder) == reference
+    assert {one.name.attempt for one in house.folder("slow").checkpoints()} == {1}
+    assert outcome(house, "slow") == reference

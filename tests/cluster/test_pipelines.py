@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
-from benchmarks.services import prefect_server
+from benchmarks.services import mlflow_server, prefect_server
 from tests.chaos.held import HOLD, NOTES
 from tests.chaos.pipeline import House, outcome, remaining, started, undisturbed, unfinished
 from tests.cluster.network import Network
 from tests.cluster.ray_nodes import MARKS, Node, Place, RayCluster, cluster_of
 from tests.flows.conftest import isolated
+from tests.storage.fault_proxy import FaultProxy
 
 pytestmark = MARKS
 
@@ -39,12 +38,14 @@ def test_a_node_that_loses_its_power(
     notes = tmp_path / "notes"
     notes.mkdir()
     with (
-        # Who asks finds the server as the machines do.
-        patch.dict(os.environ, place.environment),
         prefect_server(tmp_path) as api,
+        mlflow_server(tmp_path) as tracking,
+        FaultProxy(tracking, host=net.address) as mlflow,
         cluster_of(net, place, 1, 1, 1) as cluster,
     ):
-        environment = isolated(tmp_path) | {"PREFECT_API_URL": api}
+        # Who asks finds the servers as the machines do.
+        environment = isolated(tmp_path) | place.environment
+        environment |= {"PREFECT_API_URL": api, "MLFLOW_TRACKING_URI": mlflow.url}
         house = House(tmp_path, environment, place.storage, cluster.dashboard)
         told = {HOLD: f"{stage}@0", NOTES: str(notes)}
         with started(house.command("run", told), tmp_path, environment) as pipeline:
@@ -53,6 +54,5 @@ def test_a_node_that_loses_its_power(
             (notes / "go-on").touch()
             assert pipeline.end() == 0, pipeline.log
         assert remaining(pipeline.belongings) == []
-        folder = house.folder("run")
-        assert unfinished(folder) == []
-        assert outcome(tmp_path, folder) == reference
+        assert unfinished(house.folder("run")) == []
+        assert outcome(house, "run") == reference

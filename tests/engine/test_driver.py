@@ -19,7 +19,7 @@ from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from tests.leaks import Belongings
 from train_core import TrainConfig, fit
-from train_core.driver import Driver, DriverRequest, available_cpus
+from train_core.driver import Driver, DriverRequest, available_cpus, warning_in
 from train_core.errors import (
     DataError,
     GaveUpError,
@@ -158,6 +158,21 @@ def test_what_is_evaluated_is_pinned_meanwhile(trained: Trained) -> None:
     assert pins_during(trained, evaluate) == {("evaluate", 1)}
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("warning: rank 1 died: it was killed", "rank 1 died: it was killed"),
+        ("(RayTrainWorker pid=28156) warning: not saved", "not saved"),
+        ("(RayTrainWorker pid=28156, ip=10.0.0.2) warning: not saved", "not saved"),
+        ("(RayTrainWorker pid=28156) epoch 1, step 20: loss 1", None),
+        ("a warning: of somebody's own", None),
+        ("", None),
+    ],
+)
+def test_warnings_are_told_from_other_lines(line: str, expected: str | None) -> None:
+    assert warning_in(line) == expected
+
+
 def test_users_bug_comes_with_the_traceback_of_its_rank(tmp_path: Path) -> None:
     config = TrainConfig(
         workload="tests.engine.tiny:Buggy", batch_size=32, num_workers=2, cpus_per_worker=0.5
@@ -171,7 +186,7 @@ def test_users_bug_comes_with_the_traceback_of_its_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("workload", "told"),
     [
-        ("Mortal", ["rank 1 died: ", "begins again from the newest checkpoint"]),
+        ("Mortal", ["warning: rank 1 died: ", "begins again from the newest checkpoint"]),
         ("Hanging", ["Timeout (0:00:05", "in hang_for_good", "begins again"]),
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from pathlib import Path
@@ -18,12 +19,16 @@ def test_a_task_outside_of_its_flow_starts_no_driver(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dead_driver_is_replaced_for_the_next_try(tmp_path: Path) -> None:
+def test_a_dead_driver_is_replaced_for_the_next_try(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     request = RetrainParameters(run="r", storage=str(tmp_path), tracking_uri="").request()
     lines: list[str] = []
     with open_session(request) as session:
         assert session_of(request) is session
         session.listen(lines.append)
+        session.log_to(logging.getLogger("a flow run"))
+        caplog.set_level(logging.INFO, "a flow run")
         # In its checks, and later.
         os.kill(session._driver._process.pid, signal.SIGKILL)
         with pytest.raises(StageError, match="ended unexpectedly"):
@@ -41,6 +46,10 @@ def test_a_dead_driver_is_replaced_for_the_next_try(tmp_path: Path) -> None:
             raise UserCodeError("train", "rank 1: KeyError: 'x'", "Traceback: in loss")
         # What the first rank that failed says is heard where the log is.
         assert "Traceback: in loss" in lines
+    levels = {one.getMessage(): one.levelno for one in caplog.records if one.name == "a flow run"}
+    again = "warning: the driver process ended; another one goes on with the run"
+    assert levels[again] == logging.WARNING
+    assert levels["Traceback: in loss"] == logging.INFO
     assert set(session.seconds) == {"prepare", "train"}
     with pytest.raises(RuntimeError, match="no session"):
         session_of(request)

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.chaos.pipeline import outcome
+from tests.chaos.pipeline import House, outcome
 from tests.flows.conftest import RETRAIN, Evertrain
 from tests.flows.held import HOLD_AFTER_STEP, HOLD_UNTIL
 from tests.flows.mlflow_side import shown_in_mlflow
@@ -100,7 +100,8 @@ def test_a_signal_gets_a_last_checkpoint_and_an_orderly_end(
     done = evertrain("runs", "resume", run)
 
     assert done.returncode == 0, done.stderr
-    assert outcome(home, folder) == outcome(home, RunFolder(folder.storage, "undisturbed"))
+    house = House(home, environment, folder.storage)
+    assert outcome(house, run) == outcome(house, "undisturbed")
     newest = folder.checkpoints()[-1]
     assert (newest.manifest.step, newest.name.attempt) == (60, 2)
 

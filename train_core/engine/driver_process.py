@@ -23,6 +23,7 @@ import psutil
 from train_core.config import LOCAL
 from train_core.engine.driver_stages import DriverStages
 from train_core.engine.job_stages import JobStages
+from train_core.engine.logs import log_to
 from train_core.errors import describe
 
 _log = logging.getLogger("train_core.driver")
@@ -108,7 +109,7 @@ def main() -> None:
 
     Whoever began this process deletes the folder after it; without such a one it does so itself.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    log_to(sys.stdout)
     # MLflow writes a model there before it sends it.
     tempfile.tempdir = sys.argv[2]
     replies = os.fdopen(int(sys.argv[1]), "w")

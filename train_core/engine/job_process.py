@@ -20,6 +20,7 @@ from typing import Any
 
 from train_core.driver import DriverRequest
 from train_core.engine.driver_stages import DriverStages
+from train_core.engine.logs import log_to
 from train_core.engine.preflight import effective
 from train_core.errors import ConfigError, RunBusyError, StorageError, describe
 from train_core.storage import calls as calling
@@ -302,7 +303,7 @@ def _answer(**content: Any) -> Answer:
 
 def main() -> None:
     """Entry point: the storage, the run's name, the job's, and that of the first call."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    log_to(sys.stdout)
     storage, run, job, first = sys.argv[1:]
     folder = RunFolder(storage, run)
     calls = Calls(folder.store, job, THE_JOB)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -255,9 +256,10 @@ def _train_worker(task: dict[str, Any]) -> None:
     import ray.train
 
     from train_core.engine.group import Group
+    from train_core.engine.logs import log_to
     from train_core.engine.loop import Trainer
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    log_to(sys.stderr)
     storage = ray.train.get_context().get_storage()
     config = TrainConfig.model_validate(task["config"])
     group = Group.current(uses_gpu=config.uses_gpu)
