@@ -33,8 +33,8 @@ class TerminalProgress:
         self._ticker.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._ticker.__exit__()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._ticker.__exit__(kind)
         self._view.close()
 
     def _tick(self) -> None:

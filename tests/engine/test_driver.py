@@ -219,6 +219,26 @@ def test_a_worker_that_dies_or_hangs_leaves_no_trace_in_the_numbers(
 
 
 @pytest.mark.slow
+def test_who_evaluates_and_hangs_is_ended_and_the_next_try_is_good(tmp_path: Path) -> None:
+    config = TrainConfig(
+        workload="tests.engine.tiny:HangingScorer",
+        settings={"scratch": str(tmp_path)},
+        batch_size=32,
+        hang_timeout_s=5,
+    )
+    log: list[str] = []
+    request = DriverRequest(storage=str(tmp_path), run="run", config=config)
+    with Driver(request, log.append) as driver:
+        candidates = driver.train().candidates
+        with pytest.raises(StageError):
+            driver.evaluate(candidates, "validation")
+        for words in ("Timeout (0:00:05", "in hang_for_good"):
+            assert any(words in line for line in log), "\n".join(log)
+        (evaluation,) = driver.evaluate(candidates, "validation")
+        assert evaluation.metrics
+
+
+@pytest.mark.slow
 def test_loss_that_is_no_number_ends_the_training_and_keeps_what_was_good(tmp_path: Path) -> None:
     config = TrainConfig(
         workload="tests.engine.tiny:Tiny",

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.services import free_port
 from train_core import TrainConfig
 from train_core.driver import DriverRequest
-from train_core.engine import job_process
+from train_core.engine import job_process, job_stages
 from train_core.engine.job_process import JobServer
-from train_core.errors import ConfigError, StorageError
+from train_core.engine.job_stages import JobStages
+from train_core.errors import ConfigError, ResourceError, StageError, StorageError
 from train_core.storage import calls
 from train_core.storage.calls import THE_JOB, Answer, Calls
 from train_core.storage.run_folder import RunFolder
@@ -177,6 +179,49 @@ def test_a_job_that_nobody_calls_any_more_ends(
     name = Calls(folder.store, JOB).ask("explode", {})
     with ThreadPoolExecutor(1) as pool:
         assert serving(folder, name, pool).result() is False
+
+
+def test_a_cluster_that_was_there_before_is_waited_for(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_stages, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(job_stages, "_LOOK_EVERY_S", 0.1)
+    config = TrainConfig(ray_address=f"127.0.0.1:{free_port()}")
+    request = DriverRequest(storage=folder.storage, run="run", config=config)
+    with pytest.raises(ResourceError, match="no Ray cluster answers"):
+        JobStages().prepare(request.model_dump(mode="json"))
+    Calls(folder.store, JOB).ask("train", {})
+    begin = time.monotonic()
+    # Which is tried again: the cluster may be starting.
+    with pytest.raises(StageError, match="no Ray cluster answers"):
+        JobStages().prepare(request.model_dump(mode="json"))
+    assert time.monotonic() - begin > 1.0
+
+
+class NoAnswers(Store):
+    """Takes all but answers."""
+
+    def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
+        if "answer" in key:
+            raise StorageError("the storage is away")
+        super().write(key, data, durable=durable)
+
+
+def test_a_job_that_can_tell_nobody_how_it_ended_says_so_in_its_log_and_ends(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(job_process, "CUT_OFF_S", 1.0)
+    job = RunFolder(folder.storage, "run")
+    job.store = NoAnswers(folder.url)
+    caller = Caller(folder)
+    failed = caller.calls.ask("explode", {})
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(Prepared(Calls(job.store, JOB, THE_JOB), job).serve, failed)
+        # Its caller lives and waits all the time.
+        assert served.result(30) is False
+    assert "the storage is away" in caplog.text
+    assert "nobody can be told how it ended" in caplog.text
+    caller.die()
 
 
 class AwayStore(Store):

@@ -7,11 +7,13 @@ import os
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -55,14 +57,17 @@ def no_leaks() -> None:
 class Asked:
     """A run that waits after a step until it may go on."""
 
-    def __init__(self, address: str, home: Path, tracking_uri: str = "") -> None:
+    def __init__(
+        self, address: str, home: Path, tracking_uri: str = "", storage: str = "", **more: Any
+    ) -> None:
         self.go_on = home / "go-on"
         self.log: list[str] = []
+        storage = storage or str(home / "runs")
         settings = {"scratch": str(home)}
-        config = CONFIG | {"ray_address": address, "settings": settings}
+        config = CONFIG | {"ray_address": address, "settings": settings, **more}
         # As `evertrain runs resume` asks, which writes out what the run decided.
         self.request = RetrainParameters(
-            storage=str(home / "runs"), run="run", tracking_uri=tracking_uri, **config
+            storage=storage, run="run", tracking_uri=tracking_uri, **config
         ).request()
         self.folder = RunFolder(self.request.storage, "run")
 
@@ -250,6 +255,30 @@ def test_a_job_that_dies_while_the_dashboard_is_away_is_missed_by_its_heart(
         asked.go_on.touch()
         assert driver.train().attempt == 2
     assert digest_of_training(asked.folder) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+def test_a_job_that_dies_while_its_caller_cannot_reach_the_storage_is_missed(
+    ray_address: str, object_store: str, tmp_path: Path, undisturbed: str
+) -> None:
+    storage = f"{object_store}/{uuid.uuid4().hex}"
+    told = {"env_vars": {k: v for k, v in os.environ.items() if k.startswith("AWS_")}}
+    with (
+        FaultProxy(os.environ["AWS_ENDPOINT_URL"]) as proxy,
+        patch.dict(os.environ, {"AWS_ENDPOINT_URL": proxy.url}),
+    ):
+        asked = Asked(ray_address, tmp_path, storage=storage, runtime_env=told)
+        with asked.training() as driver:
+            job = asked.job()
+            proxy.schedule.add(AWAY)
+            process_of(job).send_signal(signal.SIGKILL)
+            with pytest.raises(JobEndedError, match=f"job {job} FAILED"):
+                driver.train()
+            proxy.schedule.clear()
+            asked.go_on.touch()
+            assert driver.train().attempt == 2
+        assert digest_of_training(asked.folder) == undisturbed
 
 
 def test_a_users_module_and_environment_reach_the_workers(ray_address: str, tmp_path: Path) -> None:

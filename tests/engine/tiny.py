@@ -234,6 +234,17 @@ class Hanging(Tiny):
             hang_for_good()
 
 
+class HangingScorer(Tiny):
+    """Who evaluates, and is no rank, hangs the first time."""
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        hung = Path(self.settings.scratch, "hung")
+        if not dist.is_initialized() and not hung.exists():
+            hung.touch()
+            hang_for_good()
+        return super().forward(model, batch)
+
+
 def hang_for_good() -> None:
     while True:
         time.sleep(60)

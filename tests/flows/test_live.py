@@ -4,6 +4,8 @@ import json
 import threading
 from pathlib import Path
 
+import pytest
+
 from tasks.live import LiveReader, Ticker
 from train_core.storage.names import LIVE_JSON
 from train_core.storage.run_folder import RunFolder
@@ -30,6 +32,30 @@ def test_what_an_earlier_attempt_left_is_not_told(tmp_path: Path) -> None:
 
 def test_a_run_that_tells_nothing_yet_is_no_error(tmp_path: Path) -> None:
     assert LiveReader(RunFolder(str(tmp_path), "r")).read() is None
+
+
+def test_who_interrupts_a_block_waits_for_no_tick() -> None:
+    """A server that is away must not keep a training from being asked to save."""
+    is_ticking, may_end, ticks = threading.Event(), threading.Event(), []
+
+    def tick() -> None:
+        ticks.append(threading.current_thread())
+        is_ticking.set()
+        assert may_end.wait(30)
+
+    def interrupt() -> None:
+        with Ticker(tick, every_s=0.01):
+            assert is_ticking.wait(30)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    (ticking,) = ticks
+    assert ticking.is_alive()
+    may_end.set()
+    ticking.join(30)
+    # And there was no last one.
+    assert len(ticks) == 1
 
 
 def test_a_ticker_ticks_at_the_end_and_then_no_more() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from pathlib import Path
 
 import pytest
 from mlflow.entities import Run
@@ -52,6 +54,19 @@ def test_a_training_that_ended_unseen_is_shown_as_ended(run: RunBuilder, trackin
         "pipeline": "KILLED",
         "train": "FINISHED",
     }
+
+
+def test_a_training_that_failed_unseen_is_shown_as_failed(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    run.commit(range(1, 30))
+    run.lease.end = "FAILED"
+    run.lease.release()
+    empty = Path(tracking_uri.removeprefix("sqlite:///"))
+    another = f"sqlite:///{shutil.copy(empty, empty.with_name('another.db'))}"
+    for uri in (tracking_uri, another, tracking_uri):
+        catch_up(run.folder, uri)
+        assert {stage.info.status for stage in stages(uri).values()} == {"FAILED"}
 
 
 def test_what_cannot_be_shown_is_told(run: RunBuilder, tracking_uri: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train_core.policy.retention import RetentionRules, Verdict, retention_verdicts
+from train_core.policy.retention import RetentionRules, Verdict, finalists, retention_verdicts
 from train_core.policy.selection import Candidate, Order, ranked, score
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -218,6 +218,33 @@ def test_applying_the_rules_again_deletes_nothing_more(
 ) -> None:
     once = survivors(candidates(values), asked_rules)
     assert survivors(once, asked_rules) == once
+
+
+@given(VALUES, RULES, st.data())
+def test_what_a_storage_was_too_slow_for_changes_no_finalist(
+    values: list[float | None], asked_rules: RetentionRules, data: st.DataObject
+) -> None:
+    """Any but the end and those with a validation may be left out."""
+    asked = candidates(values)
+    stored = [
+        one
+        for one in asked
+        if one is asked[-1] or one.metrics["accuracy"] is not None or data.draw(st.booleans())
+    ]
+
+    def chosen(committed: list[Candidate]) -> list[Candidate]:
+        kept: list[Candidate] = []
+        for one in committed:
+            kept = survivors([*kept, one], asked_rules)
+        return finalists(kept, asked_rules)
+
+    assert chosen(stored) == chosen(asked)
+
+
+def test_finalists_are_the_best_of_those_with_a_validation_and_the_end() -> None:
+    found = finalists(candidates([0.1, None, 0.4, None, 0.3, None]), rules(keep_best=2))
+    assert [one.name for one in found] == ["2", "4", "5"]
+    assert finalists([], rules()) == []
 
 
 def survivors(asked: list[Candidate], asked_rules: RetentionRules) -> list[Candidate]:

@@ -30,6 +30,7 @@ from train_core.storage.lease import Lease
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.patience import HASTE
 from train_core.storage.pins import pinned
+from train_core.storage.retention import candidates_for_best
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.stop import STOPPED, ask_to_stop, stop_request
 
@@ -269,6 +270,7 @@ class DriverStages:
                 self.mirror.close(None if self._is_replaced() else status)
             self._alive.close()
         if self._lease:
+            self._lease.end = status
             try:
                 self._lease.release()
             except StorageError as error:
@@ -364,7 +366,10 @@ class DriverStages:
         return max(self.folder.checkpoints(), key=lambda c: c.name, default=None)
 
     def _train_result(self, newest: Checkpoint, seconds: float) -> TrainResult:
-        live = self.folder.live() or {}
+        live, checkpoints = self.folder.live() or {}, self.folder.checkpoints()
+        candidates = checkpoints
+        if self.config.checkpoint_every_epochs:
+            candidates = candidates_for_best(checkpoints, self.config.retention)
         assert self._lease is not None
         return TrainResult(
             run=self.folder.name,
@@ -376,7 +381,8 @@ class DriverStages:
             metrics=newest.manifest.metrics,
             samples_per_s=live.get("samples_per_s") or 0.0,
             seconds=seconds,
-            checkpoints=[self.folder.summary(c) for c in self.folder.checkpoints()],
+            checkpoints=[self.folder.summary(c) for c in checkpoints],
+            candidates=[self.folder.summary(c) for c in candidates],
         )
 
 

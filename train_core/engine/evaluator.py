@@ -32,6 +32,7 @@ from train_core.engine.measure import (
     merge_states,
     split_metrics,
 )
+from train_core.engine.watchdog import watching
 from train_core.errors import CheckpointError, users_code
 from train_core.results import CheckpointSummary, EvaluationResult
 from train_core.storage.files import are_there
@@ -150,7 +151,10 @@ def _measure_task(
         metrics = split_metrics(workload)
         if workload.class_names:
             metrics[CONFUSION] = _confusion(workload)
-        states = measure_shard(workload, model, dataset, config, shard, device, metrics)
+        with watching(config.hang_timeout_s) as watchdog:
+            states = measure_shard(
+                workload, model, dataset, config, shard, device, metrics, watchdog.move
+            )
         return (len(dataset) if shard == 0 else 0), states
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 import threading
@@ -22,7 +23,7 @@ from train_core.driver import DriverRequest
 from train_core.engine.driver_stages import DriverStages
 from train_core.engine.logs import log_to
 from train_core.engine.preflight import effective
-from train_core.errors import ConfigError, RunBusyError, StorageError, describe
+from train_core.errors import ConfigError, RunBusyError, StorageError, describe, rebuild
 from train_core.storage import calls as calling
 from train_core.storage.calls import (
     BEAT_EVERY_S,
@@ -38,6 +39,8 @@ from train_core.storage.run_folder import RunFolder
 
 LINGER_S = 60.0
 """How long a job waits that has no living caller and nothing to do."""
+CUT_OFF_S = 600.0
+"""How long a job tries to tell how it ended, when nothing else is left and the storage is away."""
 STAGES = ("train", "evaluate", "infer", "publish")
 _FIRST_PAUSE_S, _PAUSE_S = 0.1, 1.0
 _FIRST_CALL_WITHIN_S = 20.0
@@ -95,6 +98,7 @@ class JobServer:
         self._closing: Closing | None = None
         self._works: dict[str, Work] = {}
         self._unsent: dict[str, Answer] = {}
+        self._unsent_since = math.inf
         self._pool = ThreadPoolExecutor(4, "stage")
 
     def serve(self, first: str) -> bool:
@@ -122,6 +126,9 @@ class JobServer:
             self._send()
             if end is not None:
                 return end
+            if self._is_cut_off():
+                _log.error("nobody can be told how it ended for %g s: the job ends", CUT_OFF_S)
+                return False
             if found or self._works or self._unsent or self._living():
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > LINGER_S:
@@ -292,8 +299,17 @@ class JobServer:
             for name in list(self._unsent):
                 self._calls.answer(name, self._unsent[name])
                 del self._unsent[name]
+                self._unsent_since = math.inf
         except StorageError as error:
-            _log.warning("an answer cannot be written, and is tried again: %s", error)
+            # The log is where it can be read meanwhile.
+            error_told = self._unsent[name].error
+            said = rebuild(error_told) if error_told else "it is done"
+            _log.warning("an answer cannot be written, and is tried again: %s (%s)", error, said)
+            self._unsent_since = min(self._unsent_since, time.monotonic())
+
+    def _is_cut_off(self) -> bool:
+        """Whether all is done, and the storage, by which alone it can be told, is away for long."""
+        return not self._works and time.monotonic() - self._unsent_since > CUT_OFF_S
 
 
 def _answer(**content: Any) -> Answer:

@@ -18,8 +18,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from train_core.driver import DriverRequest
-from train_core.engine.jobs import Jobs
-from train_core.errors import ConfigError, EvertrainError, JobEndedError, StorageError, rebuild
+from train_core.engine.jobs import PATIENCE_S, Jobs
+from train_core.errors import (
+    ConfigError,
+    EvertrainError,
+    JobEndedError,
+    ResourceError,
+    StageError,
+    StorageError,
+    rebuild,
+)
 from train_core.storage import calls, lease
 from train_core.storage.calls import THE_JOB, Answer, Calls
 from train_core.storage.digests import digest_of
@@ -58,7 +66,7 @@ class JobStages:
         self._request = DriverRequest.model_validate(request)
         _refuse_what_cannot_travel(self._request)
         self._folder = RunFolder(self._request.storage, self._request.run)
-        self._jobs = Jobs(self._request.config.ray_address)
+        self._jobs = self._cluster()
         return self._prepare()
 
     def start_ray(self) -> None:
@@ -116,6 +124,20 @@ class JobStages:
                 return self._asked_first(job, asking)
             asking[0].clear()
         raise AssertionError
+
+    def _cluster(self) -> Jobs:
+        """The cluster's jobs; where one was asked for before, it may be starting again."""
+        was_there, deadline = calls.jobs(self._folder.store), time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return Jobs(self._request.config.ray_address)
+            except ResourceError as error:
+                if not was_there:
+                    raise
+                if time.monotonic() > deadline:
+                    raise StageError("driver", str(error)) from error
+                _log.warning("waiting for the cluster: %s", error)
+            time.sleep(_LOOK_EVERY_S)
 
     def _running(self) -> str:
         """The job that drives the run; empty if none does."""
@@ -200,8 +222,11 @@ class JobStages:
                     has_ended = bool(found) or time.monotonic() - alive_at > _SILENT_S
                     looked_at = time.monotonic()
             except StorageError as error:
+                if has_ended:
+                    raise JobEndedError(stage, self._jobs.end_of(job)) from error
                 _log.warning("whether %s is done is not known: %s", stage, error)
-                alive_at = time.monotonic()
+                # Nobody hears its heart, but Ray may know.
+                has_ended, alive_at = bool(self._jobs.has_ended(job)), time.monotonic()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S)
 

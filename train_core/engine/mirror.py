@@ -367,6 +367,8 @@ def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S
     from train_core.engine.mlflow_runs import public_uri
 
     held = lease.acquire(folder.store, folder.name)
+    # Also for the next one who asks.
+    held.end = lease.end_of(folder.store, held.attempt - 1)
     with lease.beating(held):
         found = folder.report()
         report = Report.model_validate(found) if found else None
@@ -382,7 +384,10 @@ def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S
             mirror.log_predictions(report.predictions)
             mirror.log_outcome(report.best, report.test_metrics)
         is_sent = mirror.flush(timeout_s)
-        is_sent = mirror.close("FINISHED" if is_whole else "KILLED") and is_sent
+        status: EndStatus = "FINISHED" if is_whole else "KILLED"
+        if held.end == "FAILED" and not is_whole:
+            status = "FAILED"
+        is_sent = mirror.close(status) and is_sent
     if mirror.not_shown or not is_sent:
         why = "; ".join(mirror.not_shown) or "it does not answer"
         raise TrackingError(

@@ -24,6 +24,7 @@ from train_core.engine.evaluator import load_model
 from train_core.engine.inputs import Input, open_input, read_input
 from train_core.engine.launcher import results_of, scoring_task
 from train_core.engine.measure import batches_of_shard
+from train_core.engine.watchdog import watching
 from train_core.errors import WorkloadError, users_code
 from train_core.policy.randomness import EVALUATE, derive_seed
 from train_core.results import CheckpointSummary, PredictionsResult
@@ -132,18 +133,23 @@ def _score_task(
     ):
         workload, model, device = load_model(url, config.model_dump_json(), checkpoint)
         writer = None
-        for samples in ranges:
-            seed_generators(derive_seed(config.seed, EVALUATE, samples.start))
-            ids, columns = read_input(found, workload, samples)
-            known = {k: v for k, v in columns.items() if k not in workload.target_columns}
-            batch = workload.prepare(known, None)
-            batch = to_device(batch, device, channels_last=config.channels_last)
-            with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-                outputs = workload.forward(model, batch)
-            table = _table(ids, workload.predictions(outputs), name.step)
-            writer = writer or pq.ParquetWriter(file, table.schema)
-            writer.write_table(table)
-            num_rows += len(ids)
+        # What it is stored in has limits of its own.
+        with watching(config.hang_timeout_s) as watchdog:
+            for samples in ranges:
+                watchdog.move()
+                seed_generators(derive_seed(config.seed, EVALUATE, samples.start))
+                ids, columns = read_input(found, workload, samples)
+                known = {k: v for k, v in columns.items() if k not in workload.target_columns}
+                batch = workload.prepare(known, None)
+                batch = to_device(batch, device, channels_last=config.channels_last)
+                with torch.autocast(
+                    device.type, torch.bfloat16, enabled=config.precision == "bf16"
+                ):
+                    outputs = workload.forward(model, batch)
+                table = _table(ids, workload.predictions(outputs), name.step)
+                writer = writer or pq.ParquetWriter(file, table.schema)
+                writer.write_table(table)
+                num_rows += len(ids)
         assert writer is not None, "a part has at least one batch"
         writer.close()
         # Whoever opens it anew stands there, too, on systems where the position is shared.

@@ -20,7 +20,7 @@ from train_core.engine.inputs import open_input
 from train_core.engine.launcher import check_resources
 from train_core.engine.measure import check_split, split_metrics
 from train_core.engine.progress import Progress
-from train_core.errors import ConfigError, DataError, RunConflictError, StorageError
+from train_core.errors import ConfigError, DataError, RunConflictError
 from train_core.storage.run_folder import Origin, RunFolder, RunRecord
 from train_core.storage.store import Store
 from train_core.workload import SPLITS, Dataset, Stream, Workload, indexed, load_workload
@@ -42,11 +42,7 @@ def effective(request: DriverRequest) -> TrainConfig:
     """The configuration with the shards and GPUs that the run began with; a dry run's one step."""
     config = request.config
     folder = RunFolder(request.storage, request.run)
-    try:
-        exists = folder.exists()
-    except StorageError as error:
-        raise ConfigError(str(error)) from error
-    if exists:
+    if folder.exists():
         begun = folder.record().config
         if not config.num_shards:
             if config.num_workers > begun.shards:

@@ -12,6 +12,7 @@ from typing import Any
 from train_core.errors import StorageError
 from train_core.storage.journal import Entry, finite
 from train_core.storage.names import LIVE_JSON
+from train_core.storage.patience import HASTE
 from train_core.storage.store import Store
 
 _LIVE_EVERY_S = 0.5
@@ -24,7 +25,8 @@ class Recorder:
     def __init__(self, store: Store, *, is_enabled: bool) -> None:
         self.pending: list[Entry] = []
         self._is_enabled = is_enabled
-        self._store = store
+        # A hint is soon followed by a newer one, and nobody waits for it.
+        self._store = store.with_patience(HASTE)
         self._rates: dict[str, float] = {}
         self._live: dict[str, Any] = {}
         self._ended = threading.Event()

@@ -1,4 +1,4 @@
-"""The watchdog: ends a rank that makes no more progress, and says where it stood.
+"""The watchdog: ends a process that makes no more progress, and says where it stood.
 
 It is the interpreter's own, a thread that waits for no lock: it also fires when a library hangs
 within one. What it writes, `Timeout` and the stacks of all threads, goes to stderr, and so into the
@@ -14,6 +14,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _STDERR = 2
+
+
+@contextmanager
+def watching(timeout_s: float) -> Iterator[Watchdog]:
+    """A watchdog that is on its guard from here, and rests when the block is done."""
+    watchdog = Watchdog(timeout_s)
+    watchdog.move()
+    try:
+        yield watchdog
+    finally:
+        watchdog.rest()
 
 
 class Watchdog:

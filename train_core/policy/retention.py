@@ -78,9 +78,7 @@ def retention_verdicts(
     # One out of turn would displace another, and a run that was stopped end with other checkpoints.
     in_turn = [c for c in oldest_first if c.in_turn]
     last = {c.name for c in in_turn[-rules.keep_last :]}
-    # What was not measured is not among the best, however few there are.
-    measured = [c for c in in_turn if _is_measured(c, rules)]
-    best = {c.name for c in ranked(measured, rules.metric, rules.order)[: rules.keep_best]}
+    best = _best(in_turn, rules)
 
     def reasons(candidate: Candidate) -> Iterable[str]:
         if candidate.name in newest:
@@ -96,6 +94,23 @@ def retention_verdicts(
         yield from protected.get(candidate.name, ())
 
     return [Verdict(candidate, tuple(reasons(candidate))) for candidate in oldest_first]
+
+
+def finalists(candidates: Iterable[Candidate], rules: RetentionRules) -> list[Candidate]:
+    """Among which the best is chosen when all epochs were validated and saved, oldest first.
+
+    The end, and the best `keep_best` of those with a validation. None of them is ever left out, as
+    others are: neither a slow storage nor one that was away changes what is chosen.
+    """
+    oldest_first = sorted(candidates, key=lambda c: (c.step, c.name))
+    best = _best([c for c in oldest_first if c.in_turn], rules)
+    return [c for c in oldest_first if c.name in best or c is oldest_first[-1]]
+
+
+def _best(in_turn: list[Candidate], rules: RetentionRules) -> set[str]:
+    # What was not measured is not among the best, however few there are.
+    measured = [c for c in in_turn if _is_measured(c, rules)]
+    return {c.name for c in ranked(measured, rules.metric, rules.order)[: rules.keep_best]}
 
 
 def _is_measured(candidate: Candidate, rules: RetentionRules) -> bool:

@@ -32,6 +32,8 @@ from train_core.storage.store import Store
 
 HEARTBEAT_S = 2.0
 STANDSTILL_S = 10.0
+SLOW_LOOKS = 3
+"""A heart that is looked at slowly is given so many looks more."""
 # The old driver of a killed program needs a moment to notice and to end.
 DYING_GRACE_S = 3.0
 
@@ -85,6 +87,8 @@ class Beat(BaseModel):
 
     counter: int = 0
     released: bool = False
+    end: str = ""
+    """How the run ended as it was given free: FINISHED, FAILED, KILLED; empty: it is not known."""
 
 
 class Seal(BaseModel):
@@ -101,6 +105,8 @@ class Lease:
     run: str
     attempt: int
     counter: int = 0
+    end: str = ""
+    """How the run ended, if it has: who releases the lease writes it down."""
     holder: Holder = field(default_factory=Holder.here)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -136,7 +142,7 @@ class Lease:
             self._write_beat(released=False)
 
     def _write_beat(self, *, released: bool) -> None:
-        beat = Beat(counter=self.counter, released=released)
+        beat = Beat(counter=self.counter, released=released, end=self.end if released else "")
         # The next beat is due soon, and who is about to end is not kept by a storage that is away.
         self.store.with_patience(HASTE).write(
             _beat_key(self.attempt), beat.model_dump_json().encode()
@@ -184,6 +190,11 @@ def holder_of(store: Store) -> Holder | None:
         return None
     holder = _holder(store, attempt)
     return None if holder.is_local and not holder.is_alive else holder
+
+
+def end_of(store: Store, attempt: int) -> str:
+    """How the run had ended when the attempt gave it free; empty if that is not known."""
+    return _beat(store, attempt).end
 
 
 def is_over(store: Store, attempt: int) -> bool:
@@ -252,22 +263,26 @@ def read_seal(store: Store) -> tuple[int, frozenset[str]]:
 def _wait_until_free(store: Store, run: str, attempt: int) -> None:
     holder = _holder(store, attempt)
     begin = time.monotonic()
-    counter = None
+    first, answered_at, slowest_s = None, begin, 0.0
     while True:
+        asked_at = time.monotonic()
         beat = _beat(store, attempt)
         if beat.released:
             return
-        waited_s = time.monotonic() - begin
         if holder.is_local:
             if not holder.is_alive:
                 return
-            if waited_s > DYING_GRACE_S:
+            if time.monotonic() - begin > DYING_GRACE_S:
                 raise RunBusyError(run, str(holder))
-        elif counter is not None and beat.counter != counter:
+        elif first is None:
+            first, answered_at = beat.counter, time.monotonic()
+        elif beat.counter != first:
             raise RunBusyError(run, str(holder))
-        elif waited_s > STANDSTILL_S:
+        # Between the first answer and the last question the heart stood still for certain. Where a
+        # look takes long, so does a beat: the storage was away, or is slow.
+        elif asked_at - answered_at > STANDSTILL_S + SLOW_LOOKS * slowest_s:
             return
-        counter = beat.counter
+        slowest_s = max(slowest_s, time.monotonic() - asked_at)
         time.sleep(0.2)
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from datetime import UTC, datetime
 
-from train_core.policy.retention import RetentionRules, Verdict, retention_verdicts
+from train_core.policy.retention import RetentionRules, Verdict, finalists, retention_verdicts
 from train_core.policy.selection import Candidate
 from train_core.storage import pins
 from train_core.storage.names import PINS, REPORT_JSON, CheckpointName
@@ -34,6 +34,14 @@ def verdicts(
             protected[found.checkpoint].append(str(found))
     candidates = [_candidate(one) for one in checkpoints]
     return retention_verdicts(candidates, rules, now=now, protected=protected)
+
+
+def candidates_for_best(
+    checkpoints: Collection[Checkpoint], rules: RetentionRules
+) -> list[Checkpoint]:
+    """The finalists of those that were kept, oldest first."""
+    named = {str(one.name): one for one in checkpoints}
+    return [named[one.name] for one in finalists(map(_candidate, checkpoints), rules)]
 
 
 def delete_unless_pinned(
