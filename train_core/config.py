@@ -141,7 +141,7 @@ class TrainConfig(BaseModel):
         default=600,
         ge=0,
         description="A worker that for so many seconds ends no step, and no batch of validation, "
-        "logs where it stands and is started again; 0: never.",
+        "logs where it stands and is started again; 0: it is waited for.",
         json_schema_extra=MAY_CHANGE,
     )
     grace_s: float = Field(

@@ -23,11 +23,13 @@ import pyarrow.parquet as pq
 from tests.chaos.held import HOLD, NOTES
 from tests.engine.digests import digest_of_training
 from tests.flows.mlflow_side import shown_at
+from train_core.storage import calls
 from train_core.storage.journal import read_segments
 from train_core.storage.lease import newest_attempt
 from train_core.storage.local_disk import TEMPORARY
 from train_core.storage.names import REPORT_JSON
 from train_core.storage.orphans import find_orphans
+from train_core.storage.pins import valid_pins
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.store import Store
 
@@ -353,8 +355,10 @@ def started(command: list[str], home: Path, environment: dict[str, str]) -> Iter
 
 
 def unfinished(folder: RunFolder) -> list[str]:
-    """What lies in the run folder and no manifest counts."""
+    """What lies in the run folder and no manifest counts, and who seems to read or call there."""
     keys = [orphan.key for orphan in find_orphans(folder, newest_attempt(folder.store) + 1)]
+    keys += [str(pin) for pin in valid_pins(folder.store)]
+    keys += [f"calls/{job}" for job in calls.jobs(folder.store)]
     if folder.store.is_local:
         keys += [str(path) for path in Path(folder.url).rglob(f"{TEMPORARY}*")]
     return keys
