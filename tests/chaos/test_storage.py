@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
@@ -34,17 +33,15 @@ class Skipping(House):
 
 @pytest.fixture
 def proxy(object_store: str) -> Iterator[FaultProxy]:
-    """A proxy before the server, which the environment names."""
-    with (
-        FaultProxy(os.environ["AWS_ENDPOINT_URL"]) as made,
-        patch.dict(os.environ, {"AWS_ENDPOINT_URL": made.url}),
-    ):
+    """What lies between the pipelines and the server."""
+    with FaultProxy(os.environ["AWS_ENDPOINT_URL"]) as made:
         yield made
 
 
 @pytest.fixture
 def house(proxy: FaultProxy, object_store: str, tmp_path: Path) -> House:
-    return Skipping(tmp_path, isolated(tmp_path), f"{object_store}/{uuid.uuid4().hex}")
+    environment = isolated(tmp_path) | {"AWS_ENDPOINT_URL": proxy.url}
+    return Skipping(tmp_path, environment, f"{object_store}/{uuid.uuid4().hex}")
 
 
 def test_a_storage_that_is_away_for_a_minute(proxy: FaultProxy, house: House) -> None:

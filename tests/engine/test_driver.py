@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -232,8 +233,13 @@ def test_who_evaluates_and_hangs_is_ended_and_the_next_try_is_good(tmp_path: Pat
         candidates = driver.train().candidates
         with pytest.raises(StageError):
             driver.evaluate(candidates, "validation")
-        for words in ("Timeout (0:00:05", "in hang_for_good"):
-            assert any(words in line for line in log), "\n".join(log)
+        # Ray tells what its workers wrote a moment later.
+        deadline = time.monotonic() + 20
+        while not all(
+            any(words in line for line in log) for words in ("Timeout (0:00:05", "in hang_for_good")
+        ):
+            assert time.monotonic() < deadline, "\n".join(log)
+            time.sleep(0.1)
         (evaluation,) = driver.evaluate(candidates, "validation")
         assert evaluation.metrics
 
