@@ -74,3 +74,24 @@ def test_a_storage_that_is_slow(proxy: FaultProxy, house: House) -> None:
     proxy.latency_s = 0.0
     assert {one.name.attempt for one in house.folder("slow").checkpoints()} == {1}
     assert outcome(house, "slow") == reference
+
+
+def test_a_storage_that_stays_away_ends_the_run_which_goes_on_later(
+    proxy: FaultProxy, house: House
+) -> None:
+    reference = undisturbed(house)
+    notes = house.home / "notes"
+    notes.mkdir()
+    there = house.environment | {HOLD: "mid-epoch@0", NOTES: str(notes)}
+    short = [*house.command("ended"), "--max-unsaved-s", "10"]
+    with started(short, house.home, there) as pipeline:
+        pipeline.wait_for("mid-epoch", notes)
+        proxy.schedule.add(AWAY)
+        (notes / "go-on").touch()
+        assert pipeline.end() == 1
+    proxy.schedule.clear()
+    newest = house.folder("ended").checkpoints()[-1]
+    assert f"the last good one is {newest.name}. " in " ".join(pipeline.log.split())
+    with started(house.command("ended"), house.home, house.environment) as pipeline:
+        assert pipeline.end() == 0, pipeline.log
+    assert outcome(house, "ended") == reference

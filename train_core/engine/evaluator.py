@@ -153,7 +153,7 @@ def _measure_task(
             metrics[CONFUSION] = _confusion(workload)
         with watching(config.hang_timeout_s) as watchdog:
             states = measure_shard(
-                workload, model, dataset, config, shard, device, metrics, watchdog.move
+                workload, model, dataset, config, shard, device, metrics, on_batch=watchdog.move
             )
         return (len(dataset) if shard == 0 else 0), states
 

@@ -128,6 +128,7 @@ class JobServer:
                 return end
             if self._is_cut_off():
                 _log.error("nobody can be told how it ended for %g s: the job ends", CUT_OFF_S)
+                self._done("close", {"status": "FAILED"})
                 return False
             if found or self._works or self._unsent or self._living():
                 idle_since = time.monotonic()
