@@ -29,7 +29,7 @@ from train_core.storage.lease import newest_attempt
 from train_core.storage.local_disk import TEMPORARY
 from train_core.storage.names import REPORT_JSON
 from train_core.storage.orphans import find_orphans
-from train_core.storage.pins import valid_pins
+from train_core.storage.pins import MLFLOW_MODEL, valid_pins
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.store import Store
 
@@ -357,7 +357,8 @@ def started(command: list[str], home: Path, environment: dict[str, str]) -> Iter
 def unfinished(folder: RunFolder) -> list[str]:
     """What lies in the run folder and no manifest counts, and who seems to read or call there."""
     keys = [orphan.key for orphan in find_orphans(folder, newest_attempt(folder.store) + 1)]
-    keys += [str(pin) for pin in valid_pins(folder.store)]
+    # The model's is meant to stay.
+    keys += [str(pin) for pin in valid_pins(folder.store) if MLFLOW_MODEL not in pin.key]
     keys += [f"calls/{job}" for job in calls.jobs(folder.store)]
     if folder.store.is_local:
         keys += [str(path) for path in Path(folder.url).rglob(f"{TEMPORARY}*")]
