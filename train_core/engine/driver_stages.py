@@ -139,7 +139,7 @@ class DriverStages:
                 if restarts > MAX_RESTARTS:
                     said = f"gave up after {restarts} tries without a new checkpoint: {error}"
                     raise GaveUpError("train", said) from error
-                _log.warning("%s; begins again from the newest checkpoint", error)
+                _log.warning("begins again from the newest checkpoint: %s", error)
                 # At once the first time; what fails again may need a while.
                 self._is_stopping.wait(RESTART_PAUSE_S * (2 ** (restarts - 1) - 1))
             newest = self._newest()
