@@ -73,7 +73,7 @@ def _stages(session: Session, parameters: RetrainParameters) -> Report:
     if job_url := prepare(request).job_url:
         show_job(request.run, job_url)
     trained = train(request)
-    evaluations = evaluate(request, trained.candidates, "validation")
+    evaluations = evaluate(request, trained.finalists, "validation")
     selection = select(evaluations, parameters.monitor, parameters.monitor_order)
     predicting = infer.submit(request, selection.best, parameters.infer_input)
     tested = evaluate(request, [selection.best], "test")

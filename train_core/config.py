@@ -140,8 +140,9 @@ class TrainConfig(BaseModel):
     hang_timeout_s: float = Field(
         default=600,
         ge=0,
-        description="A worker that for so many seconds ends no step, and no batch of validation, "
-        "logs where it stands and is started again; 0: it is waited for.",
+        description="A worker that for so many seconds ends no step, and no batch of a validation, "
+        "an evaluation or an inference, logs where it stands and is started again; 0: it is "
+        "waited for.",
         json_schema_extra=MAY_CHANGE,
     )
     grace_s: float = Field(

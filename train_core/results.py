@@ -36,7 +36,7 @@ class TrainResult(Result):
     seconds: float
     checkpoints: list[CheckpointSummary]
     """Those that retention kept, oldest first."""
-    candidates: list[CheckpointSummary] = []
+    finalists: list[CheckpointSummary] = []
     """Those of them among which the best is to be chosen, oldest first: the end, and the best of
     those that an epoch ended with, if epochs end with checkpoints."""
 

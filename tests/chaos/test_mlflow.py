@@ -84,7 +84,6 @@ class Server:
         self._home, self._port = home, free_port()
         self.uri = f"http://127.0.0.1:{self._port}"
         self._running = ExitStack()
-
         self._runs = False
 
     def start(self) -> None:

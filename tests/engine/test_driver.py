@@ -230,9 +230,9 @@ def test_who_evaluates_and_hangs_is_ended_and_the_next_try_is_good(tmp_path: Pat
     log: list[str] = []
     request = DriverRequest(storage=str(tmp_path), run="run", config=config)
     with Driver(request, log.append) as driver:
-        candidates = driver.train().candidates
+        finalists = driver.train().finalists
         with pytest.raises(StageError):
-            driver.evaluate(candidates, "validation")
+            driver.evaluate(finalists, "validation")
         # Ray tells what its workers wrote a moment later.
         deadline = time.monotonic() + 20
         while not all(
@@ -240,7 +240,7 @@ def test_who_evaluates_and_hangs_is_ended_and_the_next_try_is_good(tmp_path: Pat
         ):
             assert time.monotonic() < deadline, "\n".join(log)
             time.sleep(0.1)
-        (evaluation,) = driver.evaluate(candidates, "validation")
+        (evaluation,) = driver.evaluate(finalists, "validation")
         assert evaluation.metrics
 
 

@@ -203,52 +203,6 @@ def test_a_holder_elsewhere_whose_heart_beats_is_left_alone(local_folder: RunFol
         beating.join()
 
 
-class AwayForAWhile(Store):
-    """Answers one look at a heartbeat only after longer than a heart may stand still."""
-
-    slow = 0
-    looks = 0
-    has_answered = threading.Event()
-
-    def read(self, key: str) -> bytes:
-        if not key.endswith("-beat.json"):
-            return super().read(key)
-        kind = type(self)
-        kind.looks += 1
-        if kind.looks == kind.slow:
-            time.sleep(2 * lease.STANDSTILL_S)
-        found = super().read(key)
-        if kind.looks == kind.slow:
-            kind.has_answered.set()
-        return found
-
-
-@pytest.mark.parametrize("slow", [1, 2])
-def test_a_holder_elsewhere_is_left_alone_whose_storage_was_away(
-    local_folder: RunFolder, monkeypatch: pytest.MonkeyPatch, slow: int
-) -> None:
-    monkeypatch.setattr(lease, "STANDSTILL_S", 1.0)
-    monkeypatch.setattr(AwayForAWhile, "slow", slow)
-    monkeypatch.setattr(AwayForAWhile, "looks", 0)
-    monkeypatch.setattr(AwayForAWhile, "has_answered", threading.Event())
-    held = lease_elsewhere(local_folder)
-    held.beat()
-
-    def beat() -> None:
-        # What kept the look kept the beats as well.
-        if AwayForAWhile.has_answered.wait(30):
-            time.sleep(0.5)
-            held.beat()
-
-    beating = threading.Thread(target=beat)
-    beating.start()
-    try:
-        with pytest.raises(RunBusyError):
-            lease.acquire(AwayForAWhile(local_folder.url), "run")
-    finally:
-        beating.join()
-
-
 @pytest.mark.parametrize("beats", [0, 5])
 def test_a_holder_elsewhere_is_followed_once_its_heart_stood_still(
     local_folder: RunFolder, beats: int

@@ -23,7 +23,7 @@ import psutil
 from train_core.config import LOCAL
 from train_core.engine.driver_stages import DriverStages
 from train_core.engine.job_stages import JobStages
-from train_core.engine.logs import log_to
+from train_core.engine.logs import set_up_logging
 from train_core.errors import describe
 
 _log = logging.getLogger("train_core.driver")
@@ -109,7 +109,7 @@ def main() -> None:
 
     Whoever began this process deletes the folder after it; without such a one it does so itself.
     """
-    log_to(sys.stdout)
+    set_up_logging(sys.stdout)
     # MLflow writes a model there before it sends it.
     tempfile.tempdir = sys.argv[2]
     replies = os.fdopen(int(sys.argv[1]), "w")

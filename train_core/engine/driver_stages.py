@@ -30,7 +30,7 @@ from train_core.storage.lease import Lease
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.patience import HASTE
 from train_core.storage.pins import pinned
-from train_core.storage.retention import candidates_for_best
+from train_core.storage.retention import finalists_of
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.stop import STOPPED, ask_to_stop, stop_request
 
@@ -367,9 +367,9 @@ class DriverStages:
 
     def _train_result(self, newest: Checkpoint, seconds: float) -> TrainResult:
         live, checkpoints = self.folder.live() or {}, self.folder.checkpoints()
-        candidates = checkpoints
+        finalists = checkpoints
         if self.config.checkpoint_every_epochs:
-            candidates = candidates_for_best(checkpoints, self.config.retention)
+            finalists = finalists_of(checkpoints, self.config.retention)
         assert self._lease is not None
         return TrainResult(
             run=self.folder.name,
@@ -382,7 +382,7 @@ class DriverStages:
             samples_per_s=live.get("samples_per_s") or 0.0,
             seconds=seconds,
             checkpoints=[self.folder.summary(c) for c in checkpoints],
-            candidates=[self.folder.summary(c) for c in candidates],
+            finalists=[self.folder.summary(c) for c in finalists],
         )
 
 

@@ -7,6 +7,7 @@ same checkpoint on the same split gives the same bits.
 from __future__ import annotations
 
 import json
+import sys
 import uuid
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -23,6 +24,7 @@ from train_core.engine.batches import model_to_device
 from train_core.engine.checkpoint_files import load_weights
 from train_core.engine.group import Group, use_deterministic_algorithms
 from train_core.engine.launcher import results_of, scoring_task
+from train_core.engine.logs import set_up_logging
 from train_core.engine.measure import (
     CONFUSION,
     MetricStates,
@@ -142,6 +144,7 @@ def _measure_task(
     url: str, config: TrainConfig, checkpoint: str, split: Split, shard: int, max_batches: int
 ) -> tuple[int, MetricStates]:
     """One shard of one evaluation: how many samples, and the metrics' states."""
+    set_up_logging(sys.stderr)
     with users_code("evaluate", f"shard {shard} of the {split} split"):
         workload, model, device = load_model(url, config.model_dump_json(), checkpoint)
         dataset: Dataset = _dataset(config.workload, config.model_dump_json(), split)

@@ -21,7 +21,7 @@ from typing import Any
 
 from train_core.driver import DriverRequest
 from train_core.engine.driver_stages import DriverStages
-from train_core.engine.logs import log_to
+from train_core.engine.logs import set_up_logging
 from train_core.engine.preflight import effective
 from train_core.errors import ConfigError, RunBusyError, StorageError, describe, rebuild
 from train_core.storage import calls as calling
@@ -302,15 +302,20 @@ class JobServer:
                 del self._unsent[name]
                 self._unsent_since = math.inf
         except StorageError as error:
-            # The log is where it can be read meanwhile.
-            error_told = self._unsent[name].error
-            said = rebuild(error_told) if error_told else "it is done"
-            _log.warning("an answer cannot be written, and is tried again: %s (%s)", error, said)
+            # The log is where they can be read meanwhile.
+            kept = "; ".join(
+                str(rebuild(one.error)) if one.error else "it is done"
+                for one in self._unsent.values()
+            )
+            _log.warning("answers cannot be written, and are tried again: %s (%s)", error, kept)
             self._unsent_since = min(self._unsent_since, time.monotonic())
 
     def _is_cut_off(self) -> bool:
         """Whether all is done, and the storage, by which alone it can be told, is away for long."""
-        return not self._works and time.monotonic() - self._unsent_since > CUT_OFF_S
+        if self._works:
+            # What comes of them is to be told, too.
+            self._unsent_since = math.inf
+        return time.monotonic() - self._unsent_since > CUT_OFF_S
 
 
 def _answer(**content: Any) -> Answer:
@@ -320,7 +325,7 @@ def _answer(**content: Any) -> Answer:
 
 def main() -> None:
     """Entry point: the storage, the run's name, the job's, and that of the first call."""
-    log_to(sys.stdout)
+    set_up_logging(sys.stdout)
     storage, run, job, first = sys.argv[1:]
     folder = RunFolder(storage, run)
     calls = Calls(folder.store, job, THE_JOB)

@@ -127,7 +127,8 @@ class JobStages:
 
     def _cluster(self) -> Jobs:
         """The cluster's jobs; where one was asked for before, it may be starting again."""
-        was_there, deadline = calls.jobs(self._folder.store), time.monotonic() + PATIENCE_S
+        was_there = any(JobName.parse(job) for job in calls.jobs(self._folder.store))
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 return Jobs(self._request.config.ray_address)

@@ -256,10 +256,10 @@ def _train_worker(task: dict[str, Any]) -> None:
     import ray.train
 
     from train_core.engine.group import Group
-    from train_core.engine.logs import log_to
+    from train_core.engine.logs import set_up_logging
     from train_core.engine.loop import Trainer
 
-    log_to(sys.stderr)
+    set_up_logging(sys.stderr)
     storage = ray.train.get_context().get_storage()
     config = TrainConfig.model_validate(task["config"])
     group = Group.current(uses_gpu=config.uses_gpu)

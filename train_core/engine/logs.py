@@ -17,7 +17,7 @@ class _Line(logging.Formatter):
         return f"{WARNING}{line}" if is_ours and record.levelno >= logging.WARNING else line
 
 
-def log_to(stream: TextIO) -> None:
+def set_up_logging(stream: TextIO) -> None:
     """Set up the logging of this process, unless it is set up already."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Line())

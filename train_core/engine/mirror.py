@@ -367,8 +367,6 @@ def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S
     from train_core.engine.mlflow_runs import public_uri
 
     held = lease.acquire(folder.store, folder.name)
-    # Also for the next one who asks.
-    held.end = lease.end_of(folder.store, held.attempt - 1)
     with lease.beating(held):
         found = folder.report()
         report = Report.model_validate(found) if found else None

@@ -6,6 +6,7 @@ neither the number of workers nor who computes what changes a bit of the predict
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -16,13 +17,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from train_core.config import TrainConfig
 from train_core.engine.batches import seed_generators, to_device
 from train_core.engine.evaluator import load_model
 from train_core.engine.inputs import Input, open_input, read_input
 from train_core.engine.launcher import results_of, scoring_task
+from train_core.engine.logs import set_up_logging
 from train_core.engine.measure import batches_of_shard
 from train_core.engine.watchdog import watching
 from train_core.errors import WorkloadError, users_code
@@ -33,7 +35,7 @@ from train_core.storage.files import are_there
 from train_core.storage.manifest import FileEntry, PredictionsManifest
 from train_core.storage.names import MANIFEST_JSON, PREDICTIONS, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.workload import load_workload
+from train_core.workload import Workload, load_workload
 
 _RESERVED = ("id", "model_step")
 
@@ -122,6 +124,7 @@ def _score_task(
     url: str, config: TrainConfig, checkpoint: str, found: Input, ranges: list[range], key: str
 ) -> tuple[FileEntry, int]:
     """Score the batches of one output file and store it: its entry, and its rows."""
+    set_up_logging(sys.stderr)
     folder = RunFolder.at(url)
     name = CheckpointName.parse(checkpoint)
     assert name is not None
@@ -137,19 +140,10 @@ def _score_task(
         with watching(config.hang_timeout_s) as watchdog:
             for samples in ranges:
                 watchdog.move()
-                seed_generators(derive_seed(config.seed, EVALUATE, samples.start))
-                ids, columns = read_input(found, workload, samples)
-                known = {k: v for k, v in columns.items() if k not in workload.target_columns}
-                batch = workload.prepare(known, None)
-                batch = to_device(batch, device, channels_last=config.channels_last)
-                with torch.autocast(
-                    device.type, torch.bfloat16, enabled=config.precision == "bf16"
-                ):
-                    outputs = workload.forward(model, batch)
-                table = _table(ids, workload.predictions(outputs), name.step)
+                table = _scored(found, samples, workload, model, device, config, name.step)
                 writer = writer or pq.ParquetWriter(file, table.schema)
                 writer.write_table(table)
-                num_rows += len(ids)
+                num_rows += table.num_rows
         assert writer is not None, "a part has at least one batch"
         writer.close()
         # Whoever opens it anew stands there, too, on systems where the position is shared.
@@ -163,6 +157,25 @@ def _score_task(
             digest=new_digest().update_mmap(path).hexdigest(),
         )
         return entry, num_rows
+
+
+def _scored(
+    found: Input,
+    samples: range,
+    workload: Workload[Any],
+    model: nn.Module,
+    device: torch.device,
+    config: TrainConfig,
+    step: int,
+) -> pa.Table:
+    """The predictions of a batch."""
+    seed_generators(derive_seed(config.seed, EVALUATE, samples.start))
+    ids, columns = read_input(found, workload, samples)
+    known = {k: v for k, v in columns.items() if k not in workload.target_columns}
+    batch = to_device(workload.prepare(known, None), device, channels_last=config.channels_last)
+    with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+        outputs = workload.forward(model, batch)
+    return _table(ids, workload.predictions(outputs), step)
 
 
 def _table(ids: list[str], predictions: Any, step: int) -> pa.Table:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from train_core.engine.group import Group
-from train_core.engine.logs import log_to
+from train_core.engine.logs import set_up_logging
 from train_core.engine.loop import Trainer
 from train_core.engine.preflight import fingerprint
 from train_core.errors import ConfigError
@@ -118,7 +118,7 @@ def _record(task: StandaloneTask) -> RunRecord:
 
 def main() -> None:
     """Entry point: the file with the task is the only argument."""
-    log_to(sys.stderr)
+    set_up_logging(sys.stderr)
     told = Path(sys.argv[1])
     task = StandaloneTask.model_validate_json(told.read_text())
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -97,10 +97,10 @@ def retention_verdicts(
 
 
 def finalists(candidates: Iterable[Candidate], rules: RetentionRules) -> list[Candidate]:
-    """Among which the best is chosen when all epochs were validated and saved, oldest first.
+    """Among which the best is chosen where epochs end with checkpoints, oldest first.
 
-    The end, and the best `keep_best` of those with a validation. None of them is ever left out, as
-    others are: neither a slow storage nor one that was away changes what is chosen.
+    The end, and the best `keep_best` of those with a validation. No storage that is slow, or away
+    for minutes, leaves one of these out, as it does others: it changes nothing of what is chosen.
     """
     oldest_first = sorted(candidates, key=lambda c: (c.step, c.name))
     best = _best([c for c in oldest_first if c.in_turn], rules)

@@ -106,7 +106,7 @@ class Lease:
     attempt: int
     counter: int = 0
     end: str = ""
-    """How the run ended, if it has: who releases the lease writes it down."""
+    """How the run ended before, if that is known; who ends it anew says so before the release."""
     holder: Holder = field(default_factory=Holder.here)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -150,24 +150,24 @@ class Lease:
 
 
 def acquire(store: Store, run: str, above: int = 0) -> Lease:
-    """Take the run for a new attempt, or raise RunBusyError within STANDSTILL_S.
+    """Take the run for a new attempt, or raise RunBusyError.
 
     Attempts up to `above` count as done: their files were copied here.
 
     A holder that released it, or that ran on this machine and is dead, is followed at once; one
-    elsewhere is followed when its heartbeat stands still for STANDSTILL_S.
+    elsewhere is followed when its heartbeat stands still for STANDSTILL_S and SLOW_LOOKS times
+    what a look takes.
     """
     me = Holder.here()
     while True:
         newest = newest_attempt(store)
-        if newest:
-            _wait_until_free(store, run, newest)
+        end = _wait_until_free(store, run, newest) if newest else ""
         attempt = max(newest, above) + 1
         try:
             store.create(f"{LEASES}/{LeaseName(attempt)}", me.model_dump_json().encode())
         except FileExistsError:
             continue
-        return Lease(store, run, attempt, holder=me)
+        return Lease(store, run, attempt, end=end, holder=me)
 
 
 def newest_attempt(store: Store) -> int:
@@ -190,11 +190,6 @@ def holder_of(store: Store) -> Holder | None:
         return None
     holder = _holder(store, attempt)
     return None if holder.is_local and not holder.is_alive else holder
-
-
-def end_of(store: Store, attempt: int) -> str:
-    """How the run had ended when the attempt gave it free; empty if that is not known."""
-    return _beat(store, attempt).end
 
 
 def is_over(store: Store, attempt: int) -> bool:
@@ -228,11 +223,17 @@ def alive(held: Lease) -> Iterator[None]:
     done = threading.Event()
 
     def beat() -> None:
+        is_away = False
         while not done.wait(HEARTBEAT_S):
             try:
                 held.beat()
             except StorageError as error:
-                _log.warning("the heartbeat was not written: %s", error)
+                # Said once for each time that the storage is away.
+                level = logging.DEBUG if is_away else logging.WARNING
+                _log.log(level, "the heartbeat was not written: %s", error)
+                is_away = True
+            else:
+                is_away = False
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
@@ -260,7 +261,8 @@ def read_seal(store: Store) -> tuple[int, frozenset[str]]:
     return 0, frozenset()
 
 
-def _wait_until_free(store: Store, run: str, attempt: int) -> None:
+def _wait_until_free(store: Store, run: str, attempt: int) -> str:
+    """Return when nobody drives the run any more: how it ended, if that is known."""
     holder = _holder(store, attempt)
     begin = time.monotonic()
     first, answered_at, slowest_s = None, begin, 0.0
@@ -268,10 +270,10 @@ def _wait_until_free(store: Store, run: str, attempt: int) -> None:
         asked_at = time.monotonic()
         beat = _beat(store, attempt)
         if beat.released:
-            return
+            return beat.end
         if holder.is_local:
             if not holder.is_alive:
-                return
+                return ""
             if time.monotonic() - begin > DYING_GRACE_S:
                 raise RunBusyError(run, str(holder))
         elif first is None:
@@ -281,7 +283,7 @@ def _wait_until_free(store: Store, run: str, attempt: int) -> None:
         # Between the first answer and the last question the heart stood still for certain. Where a
         # look takes long, so does a beat: the storage was away, or is slow.
         elif asked_at - answered_at > STANDSTILL_S + SLOW_LOOKS * slowest_s:
-            return
+            return ""
         slowest_s = max(slowest_s, time.monotonic() - asked_at)
         time.sleep(0.2)
 

@@ -97,7 +97,9 @@ def retried(operation: Callable[[float], _T], title: str, budget_s: float) -> _T
             tried = f"given up after {tried_s:.0f} s, in attempt {attempt}"
             raise StorageError(f"{title}: {_described(cause)} ({tried})") from cause
         if attempt == 1:
-            _log.warning("%s: %s; trying for %.0f s", title, _described(cause), budget_s)
+            # Who is in haste tries something else soon.
+            level = logging.WARNING if budget_s >= RETRY_BUDGET_S else logging.DEBUG
+            _log.log(level, "%s: %s; trying for %.0f s", title, _described(cause), budget_s)
         time.sleep(pause_s)
     raise AssertionError("count() never ends")
 

@@ -36,9 +36,7 @@ def verdicts(
     return retention_verdicts(candidates, rules, now=now, protected=protected)
 
 
-def candidates_for_best(
-    checkpoints: Collection[Checkpoint], rules: RetentionRules
-) -> list[Checkpoint]:
+def finalists_of(checkpoints: Collection[Checkpoint], rules: RetentionRules) -> list[Checkpoint]:
     """The finalists of those that were kept, oldest first."""
     named = {str(one.name): one for one in checkpoints}
     return [named[one.name] for one in finalists(map(_candidate, checkpoints), rules)]
