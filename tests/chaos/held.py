@@ -36,14 +36,24 @@ def reach(stage: str) -> None:
 
 
 def stand_still() -> None:
-    """Until it may go on; only the first time."""
+    """Until it may go on; only the first who comes, and the first time."""
     notes = Path(os.environ[NOTES])
     try:
-        (notes / "held").touch(exist_ok=False)
+        (notes / "first").touch(exist_ok=False)
     except FileExistsError:
         return
+    if not dist.is_initialized():
+        note_pid(0)
+    (notes / "held").touch()
     while not (notes / "go-on").exists():
         time.sleep(0.02)
+
+
+def note_pid(rank: int) -> None:
+    """Leave this process's pid, which somebody may be reading."""
+    written = Path(os.environ[NOTES], f"writing-{os.getpid()}")
+    written.write_text(str(os.getpid()))
+    written.replace(written.with_name(f"pid-{rank}"))
 
 
 class HeldDigits(Digits):
@@ -55,7 +65,7 @@ class HeldDigits(Digits):
 
     def model(self) -> nn.Module:
         if NOTES in os.environ and dist.is_initialized():
-            Path(os.environ[NOTES], f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
+            note_pid(dist.get_rank())
         reach("set-up")
         return super().model()
 
@@ -66,7 +76,6 @@ class HeldDigits(Digits):
 
     def predictions(self, outputs: Any) -> dict[str, Tensor]:
         if os.environ.get(HOLD) == "inference@0":
-            Path(os.environ[NOTES], "pid-0").write_text(str(os.getpid()))
             stand_still()
         return super().predictions(outputs)
 
