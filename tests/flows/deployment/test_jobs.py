@@ -22,7 +22,7 @@ from tests.flows.deployment.deployed import (
     state,
     wait_for,
 )
-from tests.flows.mlflow_side import runs_in
+from tests.flows.mlflow_side import runs_in, shown_at
 from train_core.storage import lease
 from train_core.storage.stop import stop_request
 
@@ -92,5 +92,7 @@ def test_a_flow_that_is_cancelled_ends_its_job(
         go_on.touch()
         wait_for(lambda: state(api, "called-off") == "CANCELLED", home)
     assert lease.holder_of(folder.store) is None
+    shown = shown_at(f"sqlite:///{home}/mlflow.db", folder.url)
+    assert shown["pipeline"]["status"] == "KILLED"
     last = folder.checkpoints()[-1].manifest
     assert (31 < last.step < 60, last.stopped_by) == (True, "request")

@@ -138,6 +138,8 @@ def test_a_run_that_is_cancelled_saves_and_goes_on_later(
         go_on.touch()
         wait_for(lambda: state(api, "cancelled") == "CANCELLED", home)
         assert lease.holder_of(folder.store) is None
+        shown = shown_at(f"sqlite:///{home}/mlflow.db", folder.url)
+        assert shown["pipeline"]["status"] == "KILLED"
         last = folder.checkpoints()[-1].manifest
         assert (31 < last.step < 60, last.stopped_by) == (True, "request")
         # Prefect says so twice; the second time, a retry before it would be undone.
