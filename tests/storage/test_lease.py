@@ -320,26 +320,27 @@ def test_the_heart_beats_while_a_block_runs_and_the_run_is_free_after_it(
     assert lease.holder_of(local_folder.store) is None
 
 
-def test_a_heartbeat_that_is_not_written_does_not_end_the_next_ones(
-    local_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+def test_a_heartbeat_that_is_not_written_does_not_end_the_next_ones_and_is_told_once(
+    local_folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(lease, "HEARTBEAT_S", 0.01)
     held = local_folder.begin_attempt()
     second = threading.Event()
 
-    class FailsOnce(Store):
+    class FailsTwice(Store):
         failures = 0
 
         def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
-            if not self.failures:
-                type(self).failures = 1
+            if self.failures < 2:
+                type(self).failures += 1
                 raise StorageError("503")
             super().write(key, data, durable=durable)
             second.set()
 
-    held.store = FailsOnce(local_folder.url)
+    held.store = FailsTwice(local_folder.url)
     with lease.beating(held):
         assert second.wait(30)
+    assert caplog.text.count("the heartbeat was not written") == 1
 
 
 def test_who_goes_on_to_the_next_attempt_never_gives_the_run_free(folder: RunFolder) -> None:

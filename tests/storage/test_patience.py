@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import time
 from collections.abc import Callable
@@ -9,7 +10,14 @@ from collections.abc import Callable
 import pytest
 
 from train_core.errors import StorageError
-from train_core.storage.patience import Patience, UnfinishedError, may_pass, retried
+from train_core.storage.patience import (
+    HASTE,
+    RETRY_BUDGET_S,
+    Patience,
+    UnfinishedError,
+    may_pass,
+    retried,
+)
 
 
 def failing(times: int, error: Exception) -> tuple[Callable[[float], str], list[float]]:
@@ -63,6 +71,17 @@ def test_a_deadline_in_the_end_does_not_hide_what_failed_before() -> None:
 
     with pytest.raises(StorageError, match="ConnectionResetError: gone"):
         retried(operation, "cannot do it", budget_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "warnings"), [(RETRY_BUDGET_S, 1), (HASTE.budget_s, 0)], ids=["patient", "hasty"]
+)
+def test_who_is_in_haste_fills_no_log(
+    budget_s: float, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    operation, _ = failing(2, ConnectionResetError("gone"))
+    assert retried(operation, "cannot do it", budget_s) == "done"
+    assert sum(one.levelno >= logging.WARNING for one in caplog.records) == warnings
 
 
 def test_a_transfer_has_a_second_more_for_each_mebibyte() -> None:
