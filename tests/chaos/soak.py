@@ -76,7 +76,9 @@ def count(address: str, what: str, state: str) -> float:
         capture_output=True,
         text=True,
     )
-    return float(len(json.loads(told.stdout[told.stdout.index("[") :])))
+    # It says so in words where there are none.
+    begin = told.stdout.find("[")
+    return float(len(json.loads(told.stdout[begin:]))) if begin >= 0 else 0.0
 
 
 def grown(samples: list[dict[str, float]]) -> dict[str, float]:
