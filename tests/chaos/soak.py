@@ -54,7 +54,9 @@ def sample(address: str, folder: Path, home: Path) -> dict[str, float]:
     found = {"processes": 0.0, "open files": 0.0, "memory, MB": 0.0}
     for process in ours:
         with suppress(psutil.NoSuchProcess):
-            found["open files"] += process.num_fds()
+            # Ray's log monitor keeps the logs of workers open that have ended, up to 200.
+            if not any("log_monitor" in argument for argument in process.cmdline()):
+                found["open files"] += process.num_fds()
             found["memory, MB"] += process.memory_full_info().uss / 1e6
             found["processes"] += 1
     logs = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
