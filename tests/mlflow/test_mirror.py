@@ -231,6 +231,19 @@ def test_what_is_not_committed_is_not_shown(run: RunBuilder, tracking_uri: str) 
     assert points(tracking_uri) == expected(range(1, 10))
 
 
+def test_a_segment_that_is_gone_is_told_of_when_the_training_is_done(
+    run: RunBuilder, tracking_uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.commit(range(1, 10))
+    run.folder.store.delete(f"journal/{run.segments[-1].name}")
+    mirror_once(run, tracking_uri)
+    # The next commit may have it in a larger one.
+    assert "not shown" not in caplog.text
+    run.commit(range(10, 20), finished=True)
+    mirror_once(run, tracking_uri)
+    assert "some metrics are not shown" in caplog.text
+
+
 def test_an_entry_larger_than_a_request_is_shown_whole(run: RunBuilder, tracking_uri: str) -> None:
     large = entry(1).model_copy(update={"metrics": {f"m/{i}": float(i) for i in range(2500)}})
     runs = MlflowRuns(run.folder, tracking_uri, "tests")

@@ -28,7 +28,7 @@ def show_training(runs: MlflowRuns) -> bool:
     newest, store = checkpoints[-1].manifest, runs.folder.store
     position = runs.mirrored()
     segments = [file for file in newest.journal if _last_step(file.name) >= position.step]
-    runs.log_entries(read_good_segments(store, segments), position)
+    runs.log_entries(read_good_segments(store, segments, is_final=is_finished), position)
     listed = [runs.folder.summary(checkpoint).model_dump(mode="json") for checkpoint in checkpoints]
     runs.client.log_dict(runs.run_id("train"), {"checkpoints": listed}, "checkpoints.json")
     if quarantined := runs.folder.quarantined():

@@ -69,13 +69,19 @@ def read_segments(store: Store, segments: Iterable[FileEntry]) -> Iterator[Entry
         yield from _entries(store, segment)
 
 
-def read_good_segments(store: Store, segments: Iterable[FileEntry]) -> Iterator[Entry]:
-    """The entries of the segments, to be shown; one that is gone or altered is warned about."""
+def read_good_segments(
+    store: Store, segments: Iterable[FileEntry], *, is_final: bool = True
+) -> Iterator[Entry]:
+    """The entries of the segments, to be shown; one that is gone or altered is warned about.
+
+    If it `is_final`: until then a segment may be gone because a larger one has it by now.
+    """
     for segment in segments:
         try:
             yield from _entries(store, segment)
         except CheckpointError as error:
-            _log.warning("some metrics are not shown: %s", error)
+            level = logging.WARNING if is_final else logging.DEBUG
+            _log.log(level, "some metrics are not shown: %s", error)
 
 
 def _entries(store: Store, segment: FileEntry) -> list[Entry]:
