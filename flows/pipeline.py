@@ -41,6 +41,9 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
         refuse_driven(RunFolder(parameters.storage, parameters.run))
     embedded.configure(verbose=verbose)
     make_tracking_folder(parameters.tracked_at())
+    if sys.stderr.isatty():
+        # The libraries load for seconds before the flow's first line.
+        sys.stderr.write(f"preparing run {parameters.run}\n")
     log = Path(HOME, "logs", f"{parameters.run}.log").absolute()
     with _naming_log(log), open_session(parameters.request()) as session:
         session.listen(LogFile(log))
@@ -87,7 +90,8 @@ def _run_flow(
 
 def _show_warning(console: Console, line: str) -> None:
     if said := warning_in(line):
-        console.print(f"warning: {said}", style="yellow", markup=False, highlight=False)
+        text = f"warning: {said}"
+        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 class LogFile:

@@ -78,6 +78,7 @@ class _Bar:
             transient=True,
         )
         self._task: TaskID = self._progress.add_task("prepare", total=None, live="")
+        self._stage = "prepare"
 
     def open(self) -> None:
         self._progress.start()
@@ -90,7 +91,7 @@ class _Bar:
             self._progress.update(
                 self._task, description=stage, total=100, completed=live.percent, live=str(live)
             )
-        elif stage != "train":
-            self._progress.update(self._task, description=stage, total=None, live="")
-        else:
-            self._progress.update(self._task, description=stage)
+        elif stage != self._stage:
+            told = "the workers start" if stage == "train" else ""
+            self._progress.update(self._task, description=stage, total=None, live=told)
+        self._stage = stage

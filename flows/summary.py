@@ -17,8 +17,10 @@ def print_summary(report: Report, report_uri: str, console: Console) -> None:
 
 
 def number(value: object) -> str:
-    """A metric as it is shown: four digits, or a dash for what is missing."""
-    return f"{value:.4f}" if isinstance(value, float) else "-" if value is None else str(value)
+    """A metric as it is shown: four digits, small ones as 1.0e-05, a dash for what is missing."""
+    if isinstance(value, float):
+        return f"{value:.1e}" if 0 < abs(value) < 0.001 else f"{value:.4f}"
+    return "-" if value is None else str(value)
 
 
 def _checkpoints(report: Report) -> Table:

@@ -47,32 +47,34 @@ class Live(BaseModel):
         return "  ".join(parts)
 
 
+def last_reading(folder: RunFolder) -> Live | None:
+    """What a run's training told of itself last; None if it cannot be read."""
+    try:
+        live = folder.live()
+    except StorageError:
+        # A hint that cannot be read now is read a moment later.
+        return None
+    try:
+        return Live.model_validate(live) if live else None
+    except ValidationError:
+        return None
+
+
 class LiveReader:
     """Reads a run's live.json; what an earlier attempt left there is not told."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        found = self._read()
+        found = last_reading(folder)
         self._seen = found.time if found else 0.0
 
     def read(self) -> Live | None:
         """The newest reading, or None if there is none since the last call."""
-        found = self._read()
+        found = last_reading(self._folder)
         if found is None or found.time <= self._seen:
             return None
         self._seen = found.time
         return found
-
-    def _read(self) -> Live | None:
-        try:
-            live = self._folder.live()
-        except StorageError:
-            # A hint that cannot be read now is read a moment later.
-            return None
-        try:
-            return Live.model_validate(live) if live else None
-        except ValidationError:
-            return None
 
 
 class Ticker:

@@ -39,7 +39,9 @@ _WITHIN_S = 120.0
 _IN_FLIGHT_S = 0.5
 
 RECOVERED = "from SIGKILL to the next new step, s"
-DETECTED = "from SIGKILL to the driver's warning, s"
+DETECTED = "from SIGKILL until Ray's controller has noticed, s"
+WARNED = "from SIGKILL to the driver's warning, s"
+STARTED = "from SIGKILL until new workers have started, s"
 LOST = "work done again, s"
 WELL = "MLflow answers at once, steps/s"
 SLOW = "MLflow takes ten seconds for an answer, steps/s"
@@ -108,6 +110,7 @@ def kill_once(training: Training, report: Report, rest_s: float) -> None:
     """Kill the second worker when it has trained for a while, and wait for new steps."""
     begun = len(training.steps())
     wait_until(lambda: len(training.steps()) > begun + 5)
+    struck = controller_log()
     time.sleep(rest_s)
     killed_at = time.time()
     os.kill(training.rank(1)["pid"], signal.SIGKILL)
@@ -121,17 +124,18 @@ def kill_once(training: Training, report: Report, rest_s: float) -> None:
     saved_at = max((at for step, at in before if step < again_from), default=before[0][1])
     report.add(RECOVERED, next(at for step, at in steps if step > done) - killed_at)
     report.add(LOST, killed_at - saved_at)
-    detected_at = training.said("begins again", killed_at)
-    assert detected_at
-    report.add(DETECTED, detected_at - killed_at)
+    warned_at = training.said("begins again", killed_at)
+    assert warned_at
+    report.add(DETECTED, logged_at(struck, "[FailurePolicy]") - killed_at)
+    report.add(WARNED, warned_at - killed_at)
+    report.add(STARTED, logged_at(controller_log(), "Started training worker group") - killed_at)
 
 
 def watch(training: Training, report: Report) -> None:
     """What those who watch cost beside those who train, while nothing happens."""
     wait_until(lambda: len(training.steps()) > 20)
     ranks = [training.rank(number) for number in (0, 1)]
-    driver = child(psutil.Process(), "train_core.engine.driver_process")
-    controller = child(driver, "ray::TrainController")
+    driver, controller = driver_process(), controller_process()
 
     def spent() -> dict[str, float]:
         return {
@@ -163,6 +167,32 @@ def mirror(folder: Path, server: str, report: Report, number: int) -> None:
                 time.sleep(MIRRORED_S)
                 steps = training.steps()[20:]
             report.add(which, (len(steps) - 1) / (steps[-1][1] - steps[0][1]))
+
+
+def driver_process() -> psutil.Process:
+    """The process that runs the training, on this machine."""
+    return child(psutil.Process(), "train_core.engine.driver_process")
+
+
+def controller_process() -> psutil.Process:
+    """Ray Train's controller of the attempt that is going on."""
+    return child(driver_process(), "ray::TrainController")
+
+
+def controller_log() -> Path:
+    """What Ray Train's controller writes: a line of JSON for each message."""
+    (found,) = [
+        Path(file.path)
+        for file in controller_process().open_files()
+        if "ray-train-app-controller" in file.path
+    ]
+    return found
+
+
+def logged_at(log: Path, text: str) -> float:
+    """When it first wrote a message that has the text."""
+    entries = map(json.loads, log.read_text().splitlines())
+    return next(float(one["timestamp_ns"]) / 1e9 for one in entries if text in one["message"])
 
 
 def child(process: psutil.Process, title: str) -> psutil.Process:

@@ -16,6 +16,7 @@ from flows.parameters import (
     refuse_driven,
     tracking_uri_of,
 )
+from tasks.live import last_reading
 from train_core.config import TrainConfig
 from train_core.errands import delete_tracking
 from train_core.errors import ConfigError
@@ -56,7 +57,10 @@ class StatusCommand(InStorage):
     def cli_cmd(self) -> None:
         """Print the run's state."""
         folder = existing(absolute(self.storage), self.run)
-        print_mapping(status(folder), as_json=self.as_json)
+        found = status(folder)
+        if "live" in found and not self.as_json:
+            found["live"] = str(last_reading(folder) or "")
+        print_mapping(found, as_json=self.as_json)
 
 
 class DeleteCommand(InStorage):

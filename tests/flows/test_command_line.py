@@ -10,6 +10,7 @@ import pytest
 from flows.cli import Evertrain, _configuration, main
 from flows.commands.retrain import RetrainCommand
 from flows.parameters import RetrainParameters
+from flows.summary import number
 
 
 def parse(*arguments: str) -> RetrainCommand:
@@ -113,6 +114,25 @@ def test_a_file_with_a_run_that_is_no_name_is_refused(
     file.write_text("run: 5\n")
     assert main(["retrain", "--config", str(file)]) == 2
     assert "run: Input should be a valid string, got 5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.98765, "0.9877"),
+        (0.0, "0.0000"),
+        (-12.5, "-12.5000"),
+        (0.00001, "1.0e-05"),
+        (-0.0009, "-9.0e-04"),
+        (float("nan"), "nan"),
+        (7, "7"),
+        (None, "-"),
+    ],
+)
+def test_a_number_is_short_and_a_small_one_is_not_shown_as_nothing(
+    value: float | None, shown: str
+) -> None:
+    assert number(value) == shown
 
 
 def test_an_empty_storage_lists_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from flows.cli import main
 from tasks.live import LiveReader, Ticker
+from tests.storage.samples import record
+from train_core.storage import lease
 from train_core.storage.names import LIVE_JSON
 from train_core.storage.run_folder import RunFolder
+
+TOLD = "step 6/10  epoch 0/1  loss 0.5000  1,234 samples/s  3 s left"
 
 
 def write_live(folder: RunFolder, time: float, step: int = 5) -> None:
@@ -25,9 +30,28 @@ def test_what_an_earlier_attempt_left_is_not_told(tmp_path: Path) -> None:
     write_live(folder, time=2.0, step=6)
     live = reader.read()
     assert live is not None
-    assert str(live) == "step 6/10  epoch 0/1  loss 0.5000  1,234 samples/s  3 s left"
+    assert str(live) == TOLD
     assert live.percent == 60
     assert reader.read() is None
+
+
+def test_the_status_of_a_run_that_is_driven_tells_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(str(tmp_path), "r")
+    folder.create(record("r"))
+    held = lease.acquire(folder.store, "r")
+    write_live(folder, time=1.0, step=6)
+    asked = ["runs", "status", "r", "--storage", str(tmp_path)]
+    with lease.alive(held):
+        assert main(asked) == 0
+        shown = dict(line.strip().split("  ", 1) for line in capsys.readouterr().out.splitlines())
+        assert shown["live"].strip() == TOLD
+        assert main([*asked, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["live"]["step"] == 6
+    held.release()
+    assert main(asked) == 0
+    assert "live" not in capsys.readouterr().out
 
 
 def test_a_run_that_tells_nothing_yet_is_no_error(tmp_path: Path) -> None:
