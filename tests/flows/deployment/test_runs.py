@@ -9,8 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flows.endless import MAX_FRUITLESS_RUNS
 from tests.engine.digests import digest_of_training
 from tests.flows.deployment.deployed import (
+    HELD,
     Prefect,
     Server,
     flow_runs,
@@ -26,6 +28,8 @@ from train_core.storage import lease
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+ENDED = {"FAILED", "COMPLETED"}
 
 
 def test_both_flows_are_deployed_and_the_schedule_sleeps(prefect: Prefect) -> None:
@@ -115,6 +119,13 @@ def flow_of(folder: RunFolder) -> psutil.Process:
     return parent
 
 
+def kill_flow(folder: RunFolder, attempt: int, home: Path) -> None:
+    """Kill the flow's process as soon as its driver has that attempt."""
+    store = folder.store
+    wait_for(lambda: lease.newest_attempt(store) == attempt and lease.holder_of(store), home)
+    flow_of(folder).kill()
+
+
 def test_a_run_whose_process_dies_is_run_again_by_the_automation(
     prefect: Prefect, api: str, home: Path, undisturbed: str
 ) -> None:
@@ -126,6 +137,25 @@ def test_a_run_whose_process_dies_is_run_again_by_the_automation(
     assert digest_of_training(folder) == undisturbed
     newest = folder.checkpoints()[-1]
     assert (newest.manifest.step, newest.name.attempt) == (60, 2)
+
+
+def test_a_run_that_dies_again_and_again_is_given_up_and_goes_on_when_it_is_asked_anew(
+    prefect: Prefect, api: str, home: Path, undisturbed: str
+) -> None:
+    with held(prefect, home, "endless") as (folder, go_on):
+        # What the first run of it commits is the last that comes of it.
+        wait_for(folder.checkpoints, home)
+        for attempt in range(1, MAX_FRUITLESS_RUNS + 2):
+            kill_flow(folder, attempt, home)
+        wait_for(lambda: state(api, "endless") == "FAILED", home)
+        step = folder.checkpoints()[-1].manifest.step
+        assert f"without a new checkpoint, the newest is of step {step}" in message(api, "endless")
+        assert step > 0
+        go_on.touch()
+        asked = json.dumps({"run": "endless", **HELD})
+        prefect("deployment", "run", "retrain/retrain", "--param", f"parameters={asked}")
+        wait_for(lambda: {one["state_type"] for one in flow_runs(api, "endless")} == ENDED, home)
+    assert digest_of_training(folder) == undisturbed
 
 
 def test_a_run_that_is_cancelled_saves_and_goes_on_later(
