@@ -8,7 +8,7 @@ from prefect import State, flow, get_client, get_run_logger, runtime
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
-from flows.endless import refuse_endless
+from flows.deaths import crash_left_running, refuse_endless
 from flows.parameters import RetrainParameters, make_tracking_folder
 from tasks.artifacts import show_job
 from tasks.evaluate import evaluate
@@ -74,6 +74,7 @@ def _stages(session: Session, parameters: RetrainParameters) -> Report:
     session.log_to(get_run_logger())
     if job_url := prepare(request).job_url:
         show_job(request.run, job_url)
+    crash_left_running(request)
     trained = train(request)
     evaluations = evaluate(request, trained.finalists, "validation")
     selection = select(evaluations, parameters.monitor, parameters.monitor_order)

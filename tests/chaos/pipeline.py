@@ -6,13 +6,14 @@ import json
 import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -226,6 +227,8 @@ def _strike(
     if not code:
         found = outcome(house, run)
         differences = [name for name in reference if found[name] != reference[name]]
+    if (shown := shown_in_prefect(house.home, run))[-1:] != ["COMPLETED"] or "RUNNING" in shown:
+        differences.append(f"what Prefect shows: {shown}")
     if fault.stage in HELD and not again and "warning: " not in log:
         differences.append("what the terminal says: nothing warns of it")
     # Ray keeps the logs of its sessions there, and torch makes a folder that stays empty.
@@ -363,6 +366,15 @@ def unfinished(folder: RunFolder) -> list[str]:
     if folder.store.is_local:
         keys += [str(path) for path in Path(folder.url).rglob(f"{TEMPORARY}*")]
     return keys
+
+
+def shown_in_prefect(home: Path, run: str) -> list[str]:
+    """The states of the run's flow runs, in the order of their beginning."""
+    asked = "SELECT state_type FROM flow_run WHERE name = ? ORDER BY created"
+    # The command line's own server has another folder than one that is started for a suite.
+    (path,) = home.glob("prefect*/prefect.db")
+    with closing(sqlite3.connect(path)) as database:
+        return [state for (state,) in database.execute(asked, (run,))]
 
 
 def remaining(processes: set[psutil.Process]) -> list[str]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.chaos.pipeline import House, outcome
+from tests.chaos.pipeline import House, outcome, shown_in_prefect
 from tests.flows.conftest import RETRAIN, Evertrain
 from tests.flows.held import HOLD_AFTER_STEP, HOLD_UNTIL
 from tests.flows.mlflow_side import shown_in_mlflow
@@ -60,12 +59,6 @@ def log_of(home: Path, run: str) -> str:
     return (home / f".evertrain/logs/{run}.log").read_text()
 
 
-def state_in_prefect(home: Path, run: str) -> str:
-    with closing(sqlite3.connect(home / "prefect/prefect.db")) as database:
-        found = database.execute("SELECT state_type FROM flow_run WHERE name = ?", (run,))
-        return str(found.fetchall()[-1][0])
-
-
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
@@ -95,7 +88,7 @@ def test_a_signal_gets_a_last_checkpoint_and_an_orderly_end(
         "pipeline": "KILLED",
         "train": "KILLED",
     }
-    assert state_in_prefect(home, run) == "CANCELLED"
+    assert shown_in_prefect(home, run) == ["CANCELLED"]
 
     done = evertrain("runs", "resume", run)
 
@@ -153,7 +146,7 @@ def test_stop_asks_the_training_wherever_it_is(
     assert process.returncode == 130
     assert f"is saved up to step {folder.checkpoints()[-1].manifest.step}" in said
     assert shown_in_mlflow(home, folder.url)["pipeline"]["status"] == "KILLED"
-    assert state_in_prefect(home, "asked") == "CANCELLED"
+    assert shown_in_prefect(home, "asked") == ["CANCELLED"]
     again = evertrain("runs", "stop", "asked")
     assert again.returncode == 2
     assert "nobody drives run 'asked'" in again.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.endless import MAX_FRUITLESS_RUNS
+from flows.deaths import MAX_FRUITLESS_RUNS
 from tests.engine.digests import digest_of_training
 from tests.flows.deployment.deployed import (
     HELD,
