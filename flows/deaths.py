@@ -6,11 +6,14 @@ again, is told to have crashed when its run goes on.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from uuid import UUID
 
-from prefect import get_client, get_run_logger, runtime
+from prefect import State, get_client, get_run_logger, runtime
 from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
     FlowRunFilter,
     FlowRunFilterDeploymentId,
     FlowRunFilterName,
@@ -23,39 +26,38 @@ from prefect.states import Crashed
 from train_core.config import LOCAL
 from train_core.driver import DriverRequest
 from train_core.errors import GaveUpError
+from train_core.storage import lease
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.store import Store
 
-MAX_FRUITLESS_RUNS = 5
-"""How often in a row a flow run may be run without a new checkpoint."""
+MAX_DEATHS = 5
+"""How often in a row a flow run may die without a new checkpoint."""
 
 
 def refuse_endless(request: DriverRequest) -> None:
-    """Raise GaveUpError if the flow run was run so often in vain that it would be for ever.
+    """Raise GaveUpError if the flow run died so often in vain that it would be for ever.
 
     An automation runs again what crashed, without a bound; what failed it leaves alone.
     """
-    # The run that goes on now is counted, too.
-    if not runtime.deployment.id or runtime.flow_run.run_count <= MAX_FRUITLESS_RUNS:
-        return
     try:
-        is_fruitless, step = _progress(request)
+        is_too_often = _died_too_often(request)
     except Exception as error:  # noqa: BLE001 (whatever the API's client and a storage raise)
         get_run_logger().warning("whether earlier runs came to anything is not known: %s", error)
         return
-    if is_fruitless:
+    if is_too_often:
         raise GaveUpError(
             "prepare",
-            f"this flow run died {MAX_FRUITLESS_RUNS} times in a row without a new checkpoint, the "
-            f"newest is of step {step}: look for why, then go on with run {request.run!r} in a new "
-            "flow run that is given its name",
+            f"this flow run died {MAX_DEATHS} times in a row without a new checkpoint: look for "
+            f"why, then retry it, or go on with run {request.run!r} in a new flow run of that name",
         )
 
 
 def crash_left_running(request: DriverRequest) -> None:
-    """Crash the flow runs of a command line that drove this run and died.
+    """Crash the flow runs of a command line that drove this run with their own Ray, and died.
 
-    To be called by who drives it now: there can be no other. On a cluster there can, as a second
-    flow attaches to the job; a deployment's are the automation's.
+    To be called by who drives the run now: there can be no other. On a cluster there can, as a
+    second flow attaches to the job; a deployment's are the automations'. A run of that name in a
+    folder of that path on another machine is taken for this one, and shown as crashed till its end.
     """
     if request.config.ray_address != LOCAL:
         return
@@ -64,27 +66,47 @@ def crash_left_running(request: DriverRequest) -> None:
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING])),
         deployment_id=FlowRunFilterDeploymentId(is_null_=True),
     )
+    flow = FlowFilter(name=FlowFilterName(any_=[str(runtime.flow_run.flow_name)]))
     message = "Its process died; another flow run goes on with the run."
+    url = Store(request.storage).url
     try:
         with get_client(sync_client=True) as client:
-            for found in client.read_flow_runs(flow_run_filter=asked):
+            for found in client.read_flow_runs(flow_filter=flow, flow_run_filter=asked):
                 is_other = str(found.id) != str(runtime.flow_run.id)
-                # Another storage may have a run of that name, which lives.
-                storage = found.parameters.get("parameters", {}).get("storage")
-                if is_other and storage == request.storage:
+                if is_other and Store(found.parameters["parameters"]["storage"]).url == url:
                     client.set_flow_run_state(found.id, Crashed(message=message))
     except Exception as error:  # noqa: BLE001 (whatever the API's client raises)
-        get_run_logger().warning("a flow run that died is still shown as running: %s", error)
+        get_run_logger().warning(
+            "whether a flow run that died is still shown as running is not known: %s", error
+        )
 
 
-def _progress(request: DriverRequest) -> tuple[bool, int]:
-    """Whether the newest checkpoint is older than the last runs, and its step."""
+def _died_too_often(request: DriverRequest) -> bool:
+    # The run that goes on now is counted, too.
+    if not runtime.deployment.id or runtime.flow_run.run_count <= MAX_DEATHS:
+        return False
+    folder = RunFolder(request.storage, request.run)
+    if request.config.ray_address != LOCAL and lease.holder_of(folder.store):
+        # Only flows died; the job on the cluster works.
+        return False
     with get_client(sync_client=True) as client:
         states = client.read_flow_run_states(UUID(str(runtime.flow_run.id)))
-    begun = sorted(state.timestamp for state in states if state.is_running())
-    first = begun[-1 - MAX_FRUITLESS_RUNS]
-    checkpoints = RunFolder(request.storage, request.run).checkpoints()
-    if not checkpoints:
-        return True, 0
-    newest = checkpoints[-1].manifest
-    return datetime.fromisoformat(newest.created_at) < first, newest.step
+    checkpoints = folder.checkpoints()
+    newest = datetime.fromisoformat(checkpoints[-1].manifest.created_at) if checkpoints else None
+    return is_in_vain(states, newest)
+
+
+def is_in_vain(states: Iterable[State], newest: datetime | None) -> bool:
+    """Whether the last MAX_DEATHS runs of a flow run died, and the newest checkpoint is older.
+
+    `states` are all of the flow run's, which is running; `newest` is when the newest checkpoint
+    was made, None if there is none. The clocks of Prefect's server and of the workers are compared.
+    """
+    begun = []
+    for state in sorted(states, key=lambda one: one.timestamp):
+        if state.is_running():
+            begun.append(state.timestamp)
+        elif state.is_final() and not state.is_crashed():
+            begun.clear()
+    died = begun[:-1][-MAX_DEATHS:]
+    return len(died) == MAX_DEATHS and (newest is None or newest < died[0])

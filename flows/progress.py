@@ -92,6 +92,6 @@ class _Bar:
                 self._task, description=stage, total=100, completed=live.percent, live=str(live)
             )
         elif stage != self._stage:
-            told = "the workers start" if stage == "train" else ""
+            told = "waiting for the training" if stage == "train" else ""
             self._progress.update(self._task, description=stage, total=None, live=told)
         self._stage = stage

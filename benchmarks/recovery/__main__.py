@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,6 +38,7 @@ SLOW_MLFLOW_S = 10.0
 STATE_MB, BATCH_SIZE = 14.0, 64
 _WITHIN_S = 120.0
 _IN_FLIGHT_S = 0.5
+CONTROLLER_LOG = "ray-train-app-controller-"
 
 RECOVERED = "from SIGKILL to the next new step, s"
 DETECTED = "from SIGKILL until Ray's controller has noticed, s"
@@ -128,7 +130,8 @@ def kill_once(training: Training, report: Report, rest_s: float) -> None:
     assert warned_at
     report.add(DETECTED, logged_at(struck, "[FailurePolicy]") - killed_at)
     report.add(WARNED, warned_at - killed_at)
-    report.add(STARTED, logged_at(controller_log(), "Started training worker group") - killed_at)
+    again = max(struck.parent.glob(f"{CONTROLLER_LOG}*"), key=lambda path: path.stat().st_mtime)
+    report.add(STARTED, logged_at(again, "Started training worker group") - killed_at)
 
 
 def watch(training: Training, report: Report) -> None:
@@ -180,11 +183,9 @@ def controller_process() -> psutil.Process:
 
 
 def controller_log() -> Path:
-    """What Ray Train's controller writes: a line of JSON for each message."""
+    """What the controller writes: a line of JSON for each message."""
     (found,) = [
-        Path(file.path)
-        for file in controller_process().open_files()
-        if "ray-train-app-controller" in file.path
+        Path(file.path) for file in controller_process().open_files() if CONTROLLER_LOG in file.path
     ]
     return found
 
@@ -197,12 +198,11 @@ def logged_at(log: Path, text: str) -> float:
 
 def child(process: psutil.Process, title: str) -> psutil.Process:
     """The process below this one that is called so."""
-    (found,) = [
-        one
-        for one in process.children(recursive=True)
-        if any(title in argument for argument in one.cmdline()[:3])
-    ]
-    return found
+    for one in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if any(title in argument for argument in one.cmdline()[:3]):
+                return one
+    raise RuntimeError(f"there is no {title} below {process}")
 
 
 def seconds(process: psutil.Process) -> float:

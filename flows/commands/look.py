@@ -68,7 +68,7 @@ class ShowCommand(LookAt):
         folder, name = find(self.what, absolute(self.storage))
         if name is None:
             print_mapping(
-                status(folder)
+                status(folder, as_json=self.as_json)
                 | folder.record().model_dump(mode="json")
                 | folder.asked().model_dump(mode="json"),
                 as_json=self.as_json,

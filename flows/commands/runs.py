@@ -57,10 +57,7 @@ class StatusCommand(InStorage):
     def cli_cmd(self) -> None:
         """Print the run's state."""
         folder = existing(absolute(self.storage), self.run)
-        found = status(folder)
-        if "live" in found and not self.as_json:
-            found["live"] = str(last_reading(folder) or "")
-        print_mapping(found, as_json=self.as_json)
+        print_mapping(status(folder, as_json=self.as_json), as_json=self.as_json)
 
 
 class DeleteCommand(InStorage):
@@ -227,12 +224,18 @@ def row(folder: RunFolder) -> Row:
     }
 
 
-def status(folder: RunFolder) -> dict[str, Any]:
-    """A run's state, its newest checkpoint, and what its training tells of itself."""
+def status(folder: RunFolder, *, as_json: bool) -> dict[str, Any]:
+    """A run's state, its newest checkpoint, and what its training tells of itself.
+
+    For people that is a line; for programs all of it. What an earlier attempt told is left out.
+    """
     found = row(folder) | {"url": folder.url, "checkpoints": len(folder.checkpoints())}
-    holder = lease.holder_of(folder.store)
-    if holder:
-        found |= {"driven by": str(holder), "live": folder.live()}
+    if holder := lease.holder_of(folder.store):
+        live = last_reading(folder)
+        if live and live.attempt < lease.newest_attempt(folder.store):
+            live = None
+        told = live and (live.model_dump() if as_json else f"{live.stage}: {live}")
+        found |= {"driven by": str(holder), "live": told}
     return found
 
 
