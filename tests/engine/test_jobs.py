@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -70,15 +71,16 @@ class Asked:
             storage=storage, run="run", tracking_uri=tracking_uri, **config
         ).request()
         self.folder = RunFolder(self.request.storage, "run")
+        self.trained: Future[Any]
 
     @contextmanager
     def training(self) -> Iterator[Driver]:
         """A driver whose training is held."""
         with Driver(self.request, self.log.append) as driver:
             driver.prepared()
-            training = driver._call("train")
+            self.trained = driver._call("train")
             wait_for(lambda: (self.folder.live() or {}).get("step") == HELD_AFTER - 1)
-            assert not training.done()
+            assert not self.trained.done()
             yield driver
 
     def job(self) -> str:
@@ -274,7 +276,7 @@ def test_a_job_that_dies_while_its_caller_cannot_reach_the_storage_is_missed(
             proxy.schedule.add(AWAY)
             process_of(job).send_signal(signal.SIGKILL)
             with pytest.raises(JobEndedError, match=f"job {job} FAILED"):
-                driver.train()
+                asked.trained.result()
             proxy.schedule.clear()
             asked.go_on.touch()
             assert driver.train().attempt == 2
