@@ -66,9 +66,9 @@ def test_a_storage_that_is_away_for_a_minute(proxy: FaultProxy, house: House) ->
 
 
 def test_a_storage_that_is_slow(proxy: FaultProxy, house: House) -> None:
-    """A second for each answer: it takes longer, and what comes of it is the same."""
+    """A third of a second for each answer: it takes longer, and what comes of it is the same."""
     reference = undisturbed(house)
-    proxy.latency_s = 1.0
+    proxy.latency_s = 0.3
     with started(house.command("slow"), house.home, house.environment) as pipeline:
         assert pipeline.end() == 0, pipeline.log
     proxy.latency_s = 0.0
