@@ -13,8 +13,11 @@ SCHEDULED = [
     Fault("rank 1", "validation", rank=1),
     *(Fault("all ranks", stage) for stage in ("mid-epoch", "before the manifest")),
     *(Fault("the controller", stage) for stage in ("set-up", "mid-epoch", "validation")),
-    *(Fault("the raylet", stage) for stage in ("mid-epoch", "upload")),
-    *(Fault("the head", stage) for stage in ("mid-epoch", "upload")),
+    *(
+        Fault(victim, stage)
+        for victim in ("the raylet", "the head")
+        for stage in ("mid-epoch", "upload", *AFTER_TRAINING)
+    ),
     *(Fault("the driver", stage) for stage in ("set-up", "mid-epoch", *AFTER_TRAINING)),
     Fault("the driver", "before the manifest"),
     Fault("who scores", INFERENCE),

@@ -244,6 +244,24 @@ def test_who_evaluates_and_hangs_is_ended_and_the_next_try_is_good(tmp_path: Pat
         assert evaluation.metrics
 
 
+@pytest.mark.parametrize("title", ["raylet", pytest.param("gcs_server", marks=pytest.mark.slow)])
+def test_a_driver_whose_ray_dies_ends_so_that_the_next_try_has_a_new_one(
+    title: str, tmp_path: Path
+) -> None:
+    config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32)
+    log: list[str] = []
+    request = DriverRequest(storage=str(tmp_path), run="run", config=config)
+    with Driver(request, log.append) as driver:
+        finalists = driver.train().finalists
+        process = psutil.Process(driver._process.pid)
+        (struck,) = (one for one in process.children(recursive=True) if one.name() == title)
+        struck.kill()
+        process.wait(10)
+        with pytest.raises(StageError, match="ended unexpectedly"):
+            driver.evaluate(finalists, "validation")
+    assert any(f"Ray's {title} died" in (warning_in(line) or "") for line in log)
+
+
 @pytest.mark.slow
 def test_loss_that_is_no_number_ends_the_training_and_keeps_what_was_good(tmp_path: Path) -> None:
     config = TrainConfig(

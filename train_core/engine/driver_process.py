@@ -26,6 +26,8 @@ from train_core.engine.job_stages import JobStages
 from train_core.engine.logs import set_up_logging
 from train_core.errors import describe
 
+_LOOK_EVERY_S = 1.0
+_is_ending = threading.Event()
 _log = logging.getLogger("train_core.driver")
 
 
@@ -75,6 +77,8 @@ class Server:
             self._ray_error = describe("prepare", error)
         else:
             self._ray_error = None
+            if isinstance(self._driver, DriverStages):
+                threading.Thread(target=_end_with_ray, daemon=True).start()
 
     def _run(self, call: int, stage: str, arguments: dict[str, Any]) -> bool:
         try:
@@ -90,12 +94,27 @@ class Server:
             self._replies.flush()
 
 
+def _end_with_ray() -> None:
+    """End when Ray has died: this process cannot have another one, and a next one can.
+
+    A stage would wait for a head that is gone, or fail, and fail again when it is tried again.
+    """
+    from train_core.engine.launcher import dead_ray
+
+    while not _is_ending.wait(_LOOK_EVERY_S):
+        # Who ends in order kills Ray, too, but says so before.
+        if (died := dead_ray()) and not _is_ending.is_set():
+            _log.warning("Ray's %s died, and so the driver ends", died)
+            _end(1)
+
+
 def _end(code: int) -> None:
     """End at once, with all that was started.
 
     Ray is not shut down in order: a stage may be waiting for it in another thread, Ray ends such
     a process at any moment of the shutdown, and two of its agents then live on for a minute.
     """
+    _is_ending.set()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             process.kill()

@@ -113,6 +113,19 @@ def start_ray(config: TrainConfig) -> None:
     ray.init(address=os.environ["RAY_ADDRESS"], logging_level=logging.WARNING)
 
 
+def dead_ray() -> str:
+    """Which process of the Ray that this process has started died, without which it is none.
+
+    Empty as long as all of them live, or if this process has started none.
+    """
+    # Ray has no public function for that; its errors come late, and are of many kinds.
+    from ray._private import worker
+
+    node = worker._global_node
+    ended = [kind for kind, _ in node.dead_processes()] if node else []
+    return next((kind for kind in ended if kind in ("gcs_server", "raylet")), "")
+
+
 def free_resources() -> list[dict[str, float]]:
     """What nobody uses now of each node that will stay."""
     # Which node is drained, and what it has free, Ray has in no public function. Ray Train's own
