@@ -118,11 +118,10 @@ def dead_ray() -> str:
 
     Empty as long as all of them live, or if this process has started none.
     """
-    # Ray has no public function for that; its errors come late, and are of many kinds.
     from ray._private import worker
 
-    node = worker._global_node
-    ended = [kind for kind, _ in node.dead_processes()] if node else []
+    node = worker._global_node  # noqa: SLF001 (nothing public tells; errors come late)
+    ended: list[str] = [kind for kind, _ in node.dead_processes()] if node else []
     return next((kind for kind in ended if kind in ("gcs_server", "raylet")), "")
 
 
