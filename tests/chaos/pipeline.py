@@ -6,14 +6,13 @@ import json
 import math
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +23,7 @@ import pyarrow.parquet as pq
 from tests.chaos.held import HOLD, NOTES
 from tests.engine.digests import digest_of_training
 from tests.flows.mlflow_side import shown_at
+from tests.flows.prefect_side import shown_in_prefect
 from train_core.storage import calls
 from train_core.storage.journal import read_segments
 from train_core.storage.lease import newest_attempt
@@ -368,15 +368,6 @@ def unfinished(folder: RunFolder) -> list[str]:
     if folder.store.is_local:
         keys += [str(path) for path in Path(folder.url).rglob(f"{TEMPORARY}*")]
     return keys
-
-
-def shown_in_prefect(home: Path, run: str) -> list[str]:
-    """The states of the run's flow runs, in the order of their beginning."""
-    asked = "SELECT state_type FROM flow_run WHERE name = ? ORDER BY created"
-    # The command line's own server has another folder than one that is started for a suite.
-    (path,) = home.glob("prefect*/prefect.db")
-    with closing(sqlite3.connect(path)) as database:
-        return [state for (state,) in database.execute(asked, (run,))]
 
 
 def remaining(processes: set[psutil.Process]) -> list[str]:

@@ -14,10 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.chaos.pipeline import House, outcome, shown_in_prefect
+from tests.chaos.pipeline import House, outcome
 from tests.flows.conftest import RETRAIN, Evertrain
 from tests.flows.held import HOLD_AFTER_STEP, HOLD_UNTIL
 from tests.flows.mlflow_side import shown_in_mlflow
+from tests.flows.prefect_side import shown_in_prefect
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(300)
