@@ -25,7 +25,8 @@ from prefect.states import Crashed
 
 from train_core.config import LOCAL
 from train_core.driver import DriverRequest
-from train_core.errors import GaveUpError
+from train_core.errands import mirror_run
+from train_core.errors import EvertrainError, GaveUpError
 from train_core.storage import lease
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.store import Store
@@ -45,6 +46,7 @@ def refuse_endless(request: DriverRequest) -> None:
         get_run_logger().warning("whether earlier runs came to anything is not known: %s", error)
         return
     if is_too_often:
+        _show_failed(request)
         raise GaveUpError(
             "prepare",
             f"this flow run died {MAX_DEATHS} times in a row without a new checkpoint: look for "
@@ -79,6 +81,20 @@ def crash_left_running(request: DriverRequest) -> None:
         get_run_logger().warning(
             "whether a flow run that died is still shown as running is not known: %s", error
         )
+
+
+def _show_failed(request: DriverRequest) -> None:
+    """Have MLflow show that the run failed: its driver, which would have, died."""
+    folder = RunFolder(request.storage, request.run)
+    try:
+        if folder.exists():
+            held = lease.acquire(folder.store, request.run)
+            held.end = "FAILED"
+            held.release()
+            if request.tracking_uri:
+                mirror_run(folder, request.tracking_uri)
+    except EvertrainError as error:
+        get_run_logger().warning("MLflow may show the run as running: %s", error)
 
 
 def _died_too_often(request: DriverRequest) -> bool:

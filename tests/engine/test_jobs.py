@@ -13,13 +13,16 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
 import psutil
 import pytest
 
+from benchmarks.services import ray_cluster
 from flows.parameters import RetrainParameters
+from tests.chaos.held import HOLD, NOTES
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from tests.flows.mlflow_side import shown_at
@@ -29,7 +32,7 @@ from train_core.driver import Driver, DriverRequest
 from train_core.engine import job_stages
 from train_core.engine.jobs import Jobs
 from train_core.errors import ConfigError, JobEndedError, RunBusyError, StoppedError
-from train_core.storage import calls, lease
+from train_core.storage import calls, lease, pins
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(600)
@@ -281,6 +284,50 @@ def test_a_job_that_dies_while_its_caller_cannot_reach_the_storage_is_missed(
             asked.go_on.touch()
             assert driver.train().attempt == 2
         assert digest_of_training(asked.folder) == undisturbed
+
+
+@pytest.mark.slow
+def test_what_a_batch_inference_left_that_died_with_its_caller_goes_with_the_next(
+    tmp_path: Path,
+) -> None:
+    # Who scores would use the GPU that the others' cluster says to have.
+    with TemporaryDirectory(prefix="ray-") as ray, ray_cluster(Path(ray), "--num-cpus=2") as found:
+        _kill_a_batch_inference_and_score_again(found, tmp_path)
+
+
+def _kill_a_batch_inference_and_score_again(ray_address: str, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    config = CONFIG | {"workload": "tests.chaos.held:HeldDigits", "epochs": 1, "keep_last": 1}
+    trains = DriverRequest(
+        storage=str(tmp_path / "runs"),
+        run="run",
+        config=TrainConfig(**config, ray_address=ray_address),
+    )
+    with Driver(trains, print) as driver:
+        (last,) = driver.train().checkpoints
+    scores = trains.model_copy(update={"scores_only": True, "pipeline": {"infer_input": "test"}})
+    told = {"env_vars": {HOLD: "inference@0", NOTES: str(notes)}}
+    held = scores.config.model_copy(update={"runtime_env": told})
+    store = RunFolder(trains.storage, "run").store
+    with Driver(scores.model_copy(update={"config": held}), print) as driver:
+        driver.prepared()
+        dying = driver._call("infer", checkpoint=last.model_dump(mode="json"), source="test")
+        wait_for(lambda: (notes / "held").exists() or (dying.done() and dying.result()))
+        (job,) = calls.jobs(store)
+        process_of(job).kill()
+        driver.leave()
+    assert calls.jobs(store) == [job]
+    (pin,) = pins.pins_of(store, last.name)
+    assert pin.pin is not None
+    assert pin.pin.job == job
+    (notes / "go-on").touch()
+    with Driver(scores, print) as driver:
+        assert driver.infer(last, "test").num_rows > 0
+        # So long it looks whether the other one's heart moves.
+        time.sleep(calls.STANDSTILL_S)
+    wait_for(lambda: not calls.jobs(store))
+    assert pins.pins_of(store, last.name) == []
 
 
 def test_a_users_module_and_environment_reach_the_workers(ray_address: str, tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ import pytest
 
 from tests.storage.samples import commit, manifest, save
 from train_core.config import TrainConfig
-from train_core.engine.retention import delete_superseded
+from train_core.engine.retention import clearing_dead_scorers, delete_superseded
 from train_core.errors import StorageError
-from train_core.storage import pins
+from train_core.storage import calls, pins
+from train_core.storage.calls import THE_JOB, Calls
 from train_core.storage.lease import Holder
-from train_core.storage.names import PINS, CheckpointName
+from train_core.storage.names import CALLS, PINS, CheckpointName, JobName
 from train_core.storage.retention import delete_unless_pinned
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.store import Store
@@ -251,6 +252,70 @@ def test_a_deletion_that_died_keeps_nobody_from_pinning(folder: RunFolder) -> No
         assert not delete_unless_pinned(folder, str(first), attempt=1)
     pins.sweep(folder.store, folder.store.names("checkpoints"))
     assert not folder.store.exists(key)
+
+
+JOB = "run-score-abcdefgh"
+
+
+def scoring_elsewhere(folder: RunFolder) -> tuple[Calls, Calls, str]:
+    """A job that scores on another machine: its caller, itself, and its pin."""
+    first, _, _ = three(folder)
+    asking = Calls(folder.store, JOB)
+    asking.beat()
+    asking.ask("infer", {})
+    job = Calls(folder.store, JOB, THE_JOB)
+    job.beat()
+    key = pins.pin(folder.store, first, "infer-1", "infer", job=JOB)
+    there = Holder.here().model_copy(update={"machine": "another"})
+    pin = pins.Pin(why="infer", created_at="2026-01-01", holder=there, job=JOB)
+    folder.store.write(key, pin.model_dump_json().encode())
+    return asking, job, key
+
+
+def test_a_pin_of_a_job_elsewhere_ends_with_what_was_asked_of_the_job(folder: RunFolder) -> None:
+    asking, _, key = scoring_elsewhere(folder)
+    assert [found.key for found in pins.valid_pins(folder.store)] == [key]
+    asking.clear()
+    assert pins.valid_pins(folder.store) == []
+    pins.sweep_ended(folder.store)
+    assert not folder.store.exists(key)
+
+
+def test_what_a_job_left_that_died_with_its_caller_is_cleared_away(folder: RunFolder) -> None:
+    _, _, key = scoring_elsewhere(folder)
+    # Who looks for less than a heart may stand still leaves it to the next.
+    with clearing_dead_scorers(folder.store):
+        pass
+    assert folder.store.exists(key)
+    with clearing_dead_scorers(folder.store, after_s=0):
+        assert folder.store.exists(key)
+    assert calls.jobs(folder.store) == []
+    assert not folder.store.exists(key)
+
+
+@pytest.mark.parametrize("who", [THE_JOB, "the caller", "another caller", "it looks itself"])
+def test_what_a_job_has_that_lives_is_left(folder: RunFolder, who: str) -> None:
+    asking, heart, key = scoring_elsewhere(folder)
+    before = folder.store.names(f"{CALLS}/{JOB}")
+    own = JOB if who == "it looks itself" else ""
+    with clearing_dead_scorers(folder.store, own, after_s=0):
+        if who == THE_JOB:
+            heart.beat()
+        elif who == "the caller":
+            asking.beat()
+        elif who == "another caller":
+            Calls(folder.store, JOB).beat()
+    assert set(folder.store.names(f"{CALLS}/{JOB}")) >= set(before)
+    assert folder.store.exists(key)
+
+
+def test_what_was_asked_of_a_job_that_drives_the_run_goes_with_its_lease(folder: RunFolder) -> None:
+    three(folder)
+    driving = str(JobName("run", 1, "0a1b2c3d"))
+    Calls(folder.store, driving).beat()
+    with clearing_dead_scorers(folder.store, after_s=0):
+        pass
+    assert calls.jobs(folder.store) == [driving]
 
 
 class ForgetsPins(Store):

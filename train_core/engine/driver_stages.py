@@ -9,11 +9,16 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from typing import Any
 
-from train_core.config import LOCAL, TrainConfig
+from train_core.config import LOCAL
 from train_core.driver import DriverRequest
 from train_core.engine.launcher import check_resources, with_gpus
 from train_core.engine.mirror import EndStatus, Mirror
-from train_core.engine.retention import delete_orphans_of_the_dead, delete_superseded
+from train_core.engine.progress import is_finished
+from train_core.engine.retention import (
+    clearing_dead_scorers,
+    delete_orphans_of_the_dead,
+    delete_superseded,
+)
 from train_core.errors import FencedError, GaveUpError, StoppedError, StorageError
 from train_core.results import (
     CheckpointSummary,
@@ -44,9 +49,13 @@ _log = logging.getLogger("train_core.driver")
 
 
 class DriverStages:
-    """The stages of one request, each a method that takes and gives plain JSON."""
+    """The stages of one request, each a method that takes and gives plain JSON.
 
-    def __init__(self) -> None:
+    `job` is the job of a cluster that carries them out, if one does.
+    """
+
+    def __init__(self, job: str = "") -> None:
+        self._job = job
         self.mirror: Mirror | None = None
         self._lease: Lease | None = None
         self._alive = ExitStack()
@@ -103,6 +112,7 @@ class DriverStages:
         prepared = check_scoring(self.folder, self.request)
         self._join_cluster()
         self.config = with_gpus(self.config)
+        self._alive.enter_context(clearing_dead_scorers(self.folder.store, self._job))
         return prepared.model_dump()
 
     def start_ray(self) -> None:
@@ -125,7 +135,7 @@ class DriverStages:
     def _train(self) -> dict[str, Any]:
         begin = time.monotonic()
         newest = self._newest()
-        restarts, is_done = 0, _is_finished(newest, self.config)
+        restarts, is_done = 0, is_finished(newest, self.config)
         while not is_done:
             attempt = self._begin_attempt()
             if self._is_stopping.is_set():
@@ -289,6 +299,7 @@ class DriverStages:
         """Take the run's lease, and keep its heart beating until this is closed: the attempt."""
         self._lease = self.folder.begin_attempt()
         self._alive.enter_context(lease.alive(self._lease))
+        self._alive.enter_context(clearing_dead_scorers(self.folder.store, self._job))
         delete_orphans_of_the_dead(self.folder, self._lease.attempt)
         return self._lease.attempt
 
@@ -360,7 +371,7 @@ class DriverStages:
         """Keep the checkpoints while they are read, also from one who has the run's lease."""
         names = [self.folder.find(summary.name).name for summary in summaries]
         attempt = self._lease.attempt if self._lease else 0
-        return pinned(self.folder.store, names, activity, attempt=attempt)
+        return pinned(self.folder.store, names, activity, attempt=attempt, job=self._job)
 
     def _newest(self) -> Checkpoint | None:
         return max(self.folder.checkpoints(), key=lambda c: c.name, default=None)
@@ -384,16 +395,3 @@ class DriverStages:
             checkpoints=[self.folder.summary(c) for c in checkpoints],
             finalists=[self.folder.summary(c) for c in finalists],
         )
-
-
-def _is_finished(newest: Checkpoint | None, config: TrainConfig) -> bool:
-    """Whether the newest checkpoint is the training's last, also by what is asked now."""
-    if newest is None or not newest.manifest.is_last:
-        return False
-    reason, manifest = newest.manifest.stopped_by, newest.manifest
-    return (
-        reason == "early_stopping"
-        or (reason == "epochs" and manifest.epoch >= config.epochs)
-        or (reason == "max_steps" and 0 < config.max_steps <= manifest.step)
-        or (reason == "max_duration" and 0 < config.max_duration_s <= manifest.elapsed_s)
-    )

@@ -89,7 +89,7 @@ class JobServer:
         """The name of the call that ended it: a close, or a request that was refused."""
         self._calls = calls
         self._folder = folder
-        self._driver = DriverStages()
+        self._driver = DriverStages(calls.job)
         self._request: DriverRequest | None = None
         self._prepared: dict[str, Any] = {}
         self._seen: set[str] = set()

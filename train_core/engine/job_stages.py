@@ -12,9 +12,11 @@ import string
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from train_core.driver import DriverRequest
@@ -47,8 +49,32 @@ class Attachment:
     """A job that is called, as long as it is: with a heart that beats, and its log followed."""
 
     calls: Calls
-    following: threading.Thread
+    first: str
+    """The name of the first call."""
+    threads: list[threading.Thread]
     has_left: threading.Event
+
+    @classmethod
+    def begin(cls, calls: Calls, request: DriverRequest) -> Self:
+        """Ask for the first stage, and beat from now on."""
+        calls.beat()
+        first = calls.ask("prepare", {"request": request.model_dump(mode="json")})
+        has_left = threading.Event()
+        begun = cls(calls, first, [], has_left)
+        begun.start(calls.beat_until, has_left)
+        return begun
+
+    def start(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Do the work in a thread, until this one has left."""
+        self.threads.append(threading.Thread(target=work, args=arguments, daemon=True))
+        self.threads[-1].start()
+
+    def leave(self) -> None:
+        """Beat no more, and hear the last lines of the log."""
+        self.has_left.set()
+        deadline = time.monotonic() + _LAST_LINES_S
+        for thread in self.threads:
+            thread.join(max(deadline - time.monotonic(), 0))
 
 
 class JobStages:
@@ -103,7 +129,7 @@ class JobStages:
     def _prepare(self) -> dict[str, Any]:
         while running := self._running():
             try:
-                return self._asked_first(running, self._first_call(running))
+                return self._asked_first(self._first_call(running))
             except JobEndedError:
                 _log.info("job %s ended just now", running)
         for number in count(1):
@@ -111,18 +137,20 @@ class JobStages:
             # There before the job is, which ends at once if it does not find it.
             asking = self._first_call(job)
             command = ["python", "-m", "train_core.engine.job_process"]
-            command += [self._request.storage, self._request.run, job, asking[1]]
+            command += [self._request.storage, self._request.run, job, asking.first]
             try:
                 is_new = self._jobs.submit(job, command, self._request.config.runtime_env)
             except EvertrainError:
-                asking[0].withdraw(asking[1])
+                asking.leave()
+                asking.calls.withdraw(asking.first)
                 raise
             if is_new:
                 _log.info("submitted job %s: %s", job, self._jobs.url(job))
             # Or somebody else has submitted the same just before.
             if is_new or self._jobs.is_running(job):
-                return self._asked_first(job, asking)
-            asking[0].clear()
+                return self._asked_first(asking)
+            asking.leave()
+            asking.calls.clear()
         raise AssertionError
 
     def _cluster(self) -> Jobs:
@@ -158,29 +186,22 @@ class JobStages:
         attempt = lease.newest_attempt(self._folder.store) + 1
         return JobName(self._folder.name, attempt, where, number)
 
-    def _first_call(self, job: str) -> tuple[Calls, str]:
-        asking = Calls(self._folder.store, job)
+    def _first_call(self, job: str) -> Attachment:
         # The environment's variables, which may be secrets, are the job's by Ray's own way.
         config = self._request.config.without_secrets()
         request = self._request.model_copy(
             update={"config": config, "job_url": self._jobs.url(job)}
         )
-        asking.beat()
-        return asking, asking.ask("prepare", {"request": request.model_dump(mode="json")})
+        return Attachment.begin(Calls(self._folder.store, job), request)
 
-    def _asked_first(self, job: str, asking: tuple[Calls, str]) -> dict[str, Any]:
-        calling, name = asking
-        has_left = threading.Event()
-        told = (job, _print, has_left)
-        following = threading.Thread(target=self._jobs.follow, args=told, daemon=True)
-        following.start()
-        threading.Thread(target=calling.beat_until, args=(has_left,), daemon=True).start()
-        attached = self._attached = Attachment(calling, following, has_left)
+    def _asked_first(self, asking: Attachment) -> dict[str, Any]:
+        asking.start(self._jobs.follow, asking.calls.job, _print, asking.has_left)
+        self._attached = asking
         try:
-            return dict(self._result(calling, "prepare", name))
+            return dict(self._result(asking.calls, "prepare", asking.first))
         except BaseException:
             # A job whose request is refused ends by itself.
-            self._leave(attached)
+            self._leave(asking)
             raise
 
     def _stage(self, stage: str, **arguments: Any) -> Any:
@@ -197,6 +218,10 @@ class JobStages:
         except JobEndedError:
             with self._lock:
                 self._leave(attached)
+            if self._request.scores_only:
+                # What drives the run next clears the calls of those that drove it.
+                with suppress(StorageError):
+                    attached.calls.clear()
             raise
 
     def _result(self, asking: Calls, stage: str, name: str) -> Any:
@@ -234,8 +259,7 @@ class JobStages:
     def _leave(self, attached: Attachment) -> None:
         if self._attached is attached:
             self._attached = None
-        attached.has_left.set()
-        attached.following.join(_LAST_LINES_S)
+        attached.leave()
 
 
 def _print(text: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from train_core.config import TrainConfig
 from train_core.policy.selection import score
 from train_core.policy.steps import StepPlan
+from train_core.storage.run_folder import Checkpoint
 
 
 @dataclass
@@ -90,3 +91,16 @@ class Progress:
         """Optimizer steps until the end, unless something stops the training early."""
         planned = config.epochs * plan.steps_per_epoch
         return min(planned, config.max_steps) if config.max_steps else planned
+
+
+def is_finished(newest: Checkpoint | None, config: TrainConfig) -> bool:
+    """Whether the newest checkpoint is the training's last, also by what is asked now."""
+    if newest is None or not newest.manifest.is_last:
+        return False
+    reason, manifest = newest.manifest.stopped_by, newest.manifest
+    return (
+        reason == "early_stopping"
+        or (reason == "epochs" and manifest.epoch >= config.epochs)
+        or (reason == "max_steps" and 0 < config.max_steps <= manifest.step)
+        or (reason == "max_duration" and 0 < config.max_duration_s <= manifest.elapsed_s)
+    )

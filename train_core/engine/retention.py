@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from contextlib import suppress
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
 from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, EvertrainError, FencedError
-from train_core.storage import lease
+from train_core.storage import lease, pins
+from train_core.storage.calls import STANDSTILL_S, Calls, hearts_of_scorers
 from train_core.storage.names import JOURNAL
 from train_core.storage.orphans import collect_orphans
+from train_core.storage.patience import HASTE
 from train_core.storage.retention import delete_unless_pinned, verdicts
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.store import Store
 
 _log = logging.getLogger(__name__)
 
@@ -71,3 +75,28 @@ def delete_orphans_of_the_dead(folder: RunFolder, attempt: int) -> None:
             _log.info("deleted %s of run %r: %s", orphan.key, folder.name, orphan.why)
     except (OSError, CheckpointError) as error:
         _log.warning("what an earlier attempt left could not be deleted: %s", error)
+
+
+@contextmanager
+def clearing_dead_scorers(
+    store: Store, own: str = "", after_s: float = STANDSTILL_S
+) -> Iterator[None]:
+    """Delete, at the end, what jobs left that only scored and died together with their callers.
+
+    Nobody else would: such a job has no lease. It is dead if no heart of its calls has moved since
+    the beginning, `after_s` seconds ago or more; else it is left to the next who looks, and so is
+    all if the storage fails. `own` is the job that looks, if one does.
+    """
+    before, looked_at = hearts_of_scorers(store, own), time.monotonic()
+    yield
+    # Who is about to end is not kept by a storage that is away.
+    hasty = store.with_patience(HASTE)
+    try:
+        if before and time.monotonic() - looked_at >= after_s:
+            now = hearts_of_scorers(hasty, own)
+            for job in [job for job, hearts in before.items() if now.get(job) == hearts]:
+                Calls(hasty, job).clear()
+                _log.info("deleted what the job %s left, which died", job)
+        pins.sweep_ended(hasty)
+    except (OSError, EvertrainError) as error:
+        _log.warning("what a dead job left could not be deleted: %s", error)

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from train_core.errors import StorageError
 from train_core.storage.documents import read_document
-from train_core.storage.names import CALLS
+from train_core.storage.names import CALLS, JobName
 from train_core.storage.store import Store
 
 BEAT_EVERY_S = 5.0
@@ -30,6 +30,7 @@ THE_JOB = "job"
 
 _log = logging.getLogger("train_core.driver")
 _CALL = re.compile(r"([0-9a-f]{32}-\d{4,})\.json")
+_BEAT = re.compile(rf"([0-9a-f]{{32}}|{THE_JOB})-beat\.json")
 
 
 class Call(BaseModel):
@@ -59,6 +60,20 @@ class Beat(BaseModel):
 def jobs(store: Store) -> list[str]:
     """The jobs that calls were written for and not cleared away."""
     return store.names(CALLS)
+
+
+def are_left(store: Store, job: str) -> bool:
+    """Whether calls of the job are there; it clears them as it ends."""
+    return bool(store.names(f"{CALLS}/{job}"))
+
+
+def hearts_of_scorers(store: Store, own: str = "") -> dict[str, dict[str, int]]:
+    """How far the hearts are of each job that only scores, and of its callers; `own` left out.
+
+    What is left of a job that drove the run goes with its lease.
+    """
+    others = [job for job in jobs(store) if job != own and not JobName.parse(job)]
+    return {job: Calls(store, job).hearts() for job in others}
 
 
 def caller_of(name: str) -> str:
@@ -125,6 +140,11 @@ class Calls:
             return read_document(self._store, Beat, key, "a heartbeat")[0].counter
         except FileNotFoundError:
             return 0
+
+    def hearts(self) -> dict[str, int]:
+        """How often each caller, and THE_JOB, has said that it lives."""
+        found = map(_BEAT.fullmatch, self._store.names(f"{CALLS}/{self.job}"))
+        return {match[1]: self.heard(match[1]) for match in found if match}
 
     def asked(self) -> list[str]:
         """The names of all calls that are there, answered or not."""

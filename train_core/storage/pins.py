@@ -3,7 +3,8 @@
 Commands that look at one (`diff`, `export`, `verify`) pin nothing, as they may run where they may
 not write; if it goes meanwhile, they say so.
 
-`pins/<checkpoint>/<who>.json` is one pin. It holds for as long as its process runs, or lastingly.
+`pins/<checkpoint>/<who>.json` is one pin. It holds for as long as its process runs, or its job on a
+cluster has calls that nobody cleared away, or lastingly.
 Whoever wants to delete the checkpoint writes a pin of his own kind there first and looks for others
 then; whoever reads writes his pin first and looks for a deletion then. So of the two at least one
 sees the other and steps back: a checkpoint that was pinned is not deleted.
@@ -21,7 +22,7 @@ from datetime import UTC, datetime
 from pydantic import BaseModel, ConfigDict, Field
 
 from train_core.errors import CheckpointError, ConfigError, StorageError
-from train_core.storage import lease
+from train_core.storage import calls, lease
 from train_core.storage.documents import read_document
 from train_core.storage.lease import Holder
 from train_core.storage.names import CHECKPOINTS, MANIFEST_JSON, PINS, CheckpointName, PinName
@@ -43,6 +44,7 @@ class Pin(BaseModel):
     created_at: str = Field(description="UTC, ISO 8601.")
     holder: Holder | None = Field(description="The process that it ends with; null: it lasts.")
     attempt: int = Field(default=0, ge=0, description="The attempt it is of; 0: of none.")
+    job: str = Field(default="", description="The job on a cluster that it ends with; empty: none.")
 
     @property
     def is_lasting(self) -> bool:
@@ -94,18 +96,19 @@ def pin(
     why: str,
     *,
     attempt: int = 0,
+    job: str = "",
     is_lasting: bool = False,
 ) -> str:
     """Pin a checkpoint and give the pin's key: delete that object to let the checkpoint go.
 
-    The pin ends with this process, and with `attempt` if a newer one takes the run, unless it is
-    lasting; a lasting one that is there already is left as it is. Raises FileNotFoundError if the
-    checkpoint is not there, or is just being deleted.
+    The pin ends with this process, with `attempt` if a newer one takes the run, and with `job` when
+    its calls are cleared away, unless it is lasting; a lasting one that is there already is left as
+    it is. Raises FileNotFoundError if the checkpoint is not there, or is just being deleted.
     """
     key = f"{PINS}/{PinName(checkpoint, who)}"
     if is_lasting and store.exists(key):
         return key
-    _write(store, key, why, attempt=attempt, is_lasting=is_lasting)
+    _write(store, key, why, attempt=attempt, job=job, is_lasting=is_lasting)
     try:
         _check_there(store, checkpoint)
     except BaseException:
@@ -116,7 +119,12 @@ def pin(
 
 @contextmanager
 def pinned(
-    store: Store, checkpoints: Iterable[CheckpointName], activity: str, *, attempt: int = 0
+    store: Store,
+    checkpoints: Iterable[CheckpointName],
+    activity: str,
+    *,
+    attempt: int = 0,
+    job: str = "",
 ) -> Iterator[None]:
     """Keep the checkpoints while the block runs. Raises FileNotFoundError if one is not there.
 
@@ -125,7 +133,7 @@ def pinned(
     who = f"{activity}-{uuid.uuid4().hex[:8]}"
     with ExitStack() as stack:
         for name in checkpoints:
-            key = pin(store, name, who, activity, attempt=attempt)
+            key = pin(store, name, who, activity, attempt=attempt, job=job)
             stack.callback(_take_away, store, key)
         yield
 
@@ -176,11 +184,16 @@ def deleting(
 
 def sweep(store: Store, checkpoints: Collection[str]) -> None:
     """Delete pins that hold no more, and all those of checkpoints that are not among the given."""
-    newest = lease.newest_attempt(store)
     for name in store.names(PINS):
         if CheckpointName.parse(name) and name not in checkpoints:
             store.delete(f"{PINS}/{name}")
-            continue
+    sweep_ended(store)
+
+
+def sweep_ended(store: Store) -> None:
+    """Delete pins that hold no more."""
+    newest = lease.newest_attempt(store)
+    for name in store.names(PINS):
         for found in pins_of(store, name, newest_attempt=newest):
             if not found.is_valid:
                 store.delete(found.key)
@@ -201,12 +214,15 @@ def _take_away(store: Store, key: str) -> None:
         _log.warning("a pin was not taken away, it ends with this process: %s", error)
 
 
-def _write(store: Store, key: str, why: str, *, attempt: int, is_lasting: bool) -> None:
+def _write(
+    store: Store, key: str, why: str, *, attempt: int, job: str = "", is_lasting: bool
+) -> None:
     written = Pin(
         why=why,
         created_at=datetime.now(UTC).isoformat(),
         holder=None if is_lasting else Holder.here(),
         attempt=attempt,
+        job=job,
     )
     store.write(key, (written.model_dump_json(indent=1) + "\n").encode(), durable=is_lasting)
 
@@ -218,13 +234,15 @@ def _find(store: Store, key: str, newest_attempt: int) -> Found | None:
         return None
     except (CheckpointError, ConfigError):
         return Found(key, None, is_valid=True)
-    return Found(key, found, is_valid=_is_valid(found, newest_attempt))
+    return Found(key, found, is_valid=_is_valid(store, found, newest_attempt))
 
 
-def _is_valid(found: Pin, newest_attempt: int) -> bool:
+def _is_valid(store: Store, found: Pin, newest_attempt: int) -> bool:
     if found.holder is None:  # it lasts
         return True
     if 0 < found.attempt < newest_attempt:
+        return False
+    if found.job and not calls.are_left(store, found.job):
         return False
     # What runs elsewhere cannot be looked at: its pin holds until somebody says otherwise.
     return found.holder.is_alive if found.holder.is_local else True

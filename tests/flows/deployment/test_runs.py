@@ -149,11 +149,14 @@ def test_a_run_that_dies_again_and_again_is_given_up_and_goes_on_when_it_is_aske
             kill_flow(folder, attempt, home)
         wait_for(lambda: state(api, "endless") == "FAILED", home)
         assert f"{MAX_DEATHS} times in a row without a new checkpoint" in message(api, "endless")
+        tracking_uri = f"sqlite:///{home}/mlflow.db"
+        assert shown_at(tracking_uri, folder.url)["pipeline"]["status"] == "FAILED"
         go_on.touch()
         asked = json.dumps({"run": "endless", **HELD})
         prefect("deployment", "run", "retrain/retrain", "--param", f"parameters={asked}")
         wait_for(lambda: {one["state_type"] for one in flow_runs(api, "endless")} == ENDED, home)
     assert digest_of_training(folder) == undisturbed
+    assert shown_at(tracking_uri, folder.url)["pipeline"]["status"] == "FINISHED"
 
 
 def test_a_run_that_is_cancelled_saves_and_goes_on_later(
