@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from prefect import State, get_client, get_run_logger, runtime
@@ -26,7 +27,7 @@ from prefect.states import Crashed
 from train_core.config import LOCAL
 from train_core.driver import DriverRequest
 from train_core.errands import mirror_run
-from train_core.errors import EvertrainError, GaveUpError
+from train_core.errors import EvertrainError, GaveUpError, RunBusyError
 from train_core.storage import lease
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.store import Store
@@ -40,42 +41,51 @@ def refuse_endless(request: DriverRequest) -> None:
 
     An automation runs again what crashed, without a bound; what failed it leaves alone.
     """
+    folder = RunFolder(request.storage, request.run)
     try:
-        is_too_often = _died_too_often(request)
+        if not _died_too_often(folder):
+            return
+        if folder.exists():
+            held = lease.acquire(folder.store, folder.name)
+            held.end = "FAILED"
+            held.release()
+    except RunBusyError:
+        # Only flows died; the job on the cluster works.
+        return
     except Exception as error:  # noqa: BLE001 (whatever the API's client and a storage raise)
         get_run_logger().warning("whether earlier runs came to anything is not known: %s", error)
         return
-    if is_too_often:
-        _show_failed(request)
-        raise GaveUpError(
-            "prepare",
-            f"this flow run died {MAX_DEATHS} times in a row without a new checkpoint: look for "
-            f"why, then retry it, or go on with run {request.run!r} in a new flow run of that name",
-        )
+    if request.tracking_uri and folder.exists():
+        # No driver begins that would tell MLflow so.
+        try:
+            mirror_run(folder, request.tracking_uri)
+        except EvertrainError as error:
+            get_run_logger().warning("MLflow may show the run as running: %s", error)
+    raise GaveUpError(
+        "prepare",
+        f"this flow run died {MAX_DEATHS} times in a row without a new checkpoint: look for "
+        f"why, then retry it, or go on with run {request.run!r} in a new flow run of that name",
+    )
 
 
 def crash_left_running(request: DriverRequest) -> None:
     """Crash the flow runs of a command line that drove this run with their own Ray, and died.
 
-    To be called by who drives the run now: there can be no other. On a cluster there can, as a
-    second flow attaches to the job; a deployment's are the automations'. A run of that name in a
-    folder of that path on another machine is taken for this one, and shown as crashed till its end.
+    To be called by who has the run's lease: the driver of no other has it now. On a cluster another
+    flow may live that is attached to the job; a deployment's are the automations'.
     """
-    if request.config.ray_address != LOCAL:
-        return
     asked = FlowRunFilter(
         name=FlowRunFilterName(any_=[request.run]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING])),
         deployment_id=FlowRunFilterDeploymentId(is_null_=True),
     )
     flow = FlowFilter(name=FlowFilterName(any_=[str(runtime.flow_run.flow_name)]))
-    message = "Its process died; another flow run goes on with the run."
-    url = Store(request.storage).url
+    own = UUID(str(runtime.flow_run.id))
+    message = "Another flow run goes on with the run."
     try:
         with get_client(sync_client=True) as client:
             for found in client.read_flow_runs(flow_filter=flow, flow_run_filter=asked):
-                is_other = str(found.id) != str(runtime.flow_run.id)
-                if is_other and Store(found.parameters["parameters"]["storage"]).url == url:
+                if found.id != own and drove_with_its_own_ray(found.parameters, request):
                     client.set_flow_run_state(found.id, Crashed(message=message))
     except Exception as error:  # noqa: BLE001 (whatever the API's client raises)
         get_run_logger().warning(
@@ -83,27 +93,24 @@ def crash_left_running(request: DriverRequest) -> None:
         )
 
 
-def _show_failed(request: DriverRequest) -> None:
-    """Have MLflow show that the run failed: its driver, which would have, died."""
-    folder = RunFolder(request.storage, request.run)
+def drove_with_its_own_ray(parameters: dict[str, Any], request: DriverRequest) -> bool:
+    """Whether a flow run with these parameters drove the run that is asked for, with its own Ray.
+
+    A run of that name in a folder of that path on another machine is taken for this one.
+    """
+    asked = parameters.get("parameters", {})
+    if asked.get("ray_address", LOCAL) != LOCAL or "storage" not in asked:
+        return False
     try:
-        if folder.exists():
-            held = lease.acquire(folder.store, request.run)
-            held.end = "FAILED"
-            held.release()
-            if request.tracking_uri:
-                mirror_run(folder, request.tracking_uri)
-    except EvertrainError as error:
-        get_run_logger().warning("MLflow may show the run as running: %s", error)
+        return Store(asked["storage"]).url == Store(request.storage).url
+    except EvertrainError:
+        # A storage that is unknown here.
+        return False
 
 
-def _died_too_often(request: DriverRequest) -> bool:
+def _died_too_often(folder: RunFolder) -> bool:
     # The run that goes on now is counted, too.
     if not runtime.deployment.id or runtime.flow_run.run_count <= MAX_DEATHS:
-        return False
-    folder = RunFolder(request.storage, request.run)
-    if request.config.ray_address != LOCAL and lease.holder_of(folder.store):
-        # Only flows died; the job on the cluster works.
         return False
     with get_client(sync_client=True) as client:
         states = client.read_flow_run_states(UUID(str(runtime.flow_run.id)))

@@ -72,9 +72,11 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
 def _stages(session: Session, parameters: RetrainParameters) -> Report:
     request = session.request
     session.log_to(get_run_logger())
-    if job_url := prepare(request).job_url:
-        show_job(request.run, job_url)
-    crash_left_running(request)
+    prepared = prepare(request)
+    if prepared.job_url:
+        show_job(request.run, prepared.job_url)
+    if prepared.resumed:
+        crash_left_running(request)
     trained = train(request)
     evaluations = evaluate(request, trained.finalists, "validation")
     selection = select(evaluations, parameters.monitor, parameters.monitor_order)

@@ -66,7 +66,11 @@ def test_a_storage_that_is_away_for_a_minute(proxy: FaultProxy, house: House) ->
 
 
 def test_a_storage_that_is_slow(proxy: FaultProxy, house: House) -> None:
-    """A third of a second for each answer: it takes longer, and what comes of it is the same."""
+    """A third of a second for each answer: it takes longer, and what comes of it is the same.
+
+    With its 1300 requests the pipeline takes some minutes so; at a second each, longer than the
+    suite waits for anything.
+    """
     reference = undisturbed(house)
     proxy.latency_s = 0.3
     with started(house.command("slow"), house.home, house.environment) as pipeline:

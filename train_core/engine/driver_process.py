@@ -23,6 +23,7 @@ import psutil
 from train_core.config import LOCAL
 from train_core.engine.driver_stages import DriverStages
 from train_core.engine.job_stages import JobStages
+from train_core.engine.launcher import dead_ray
 from train_core.engine.logs import set_up_logging
 from train_core.errors import describe
 
@@ -51,6 +52,8 @@ class Server:
             command = json.loads(line)
             call, stage, arguments = command["call"], command["stage"], command["arguments"]
             if stage == "close":
+                # It needs no Ray any more, and has something to say to MLflow and the storage.
+                _is_ending.set()
                 self._run(call, stage, arguments)
                 break
             if stage == "prepare":
@@ -99,8 +102,6 @@ def _end_with_ray() -> None:
 
     A stage would wait for a head that is gone, or fail, and fail again when it is tried again.
     """
-    from train_core.engine.launcher import dead_ray
-
     while not _is_ending.wait(_LOOK_EVERY_S):
         # Who ends in order kills Ray, too, but says so before.
         if (died := dead_ray()) and not _is_ending.is_set():
