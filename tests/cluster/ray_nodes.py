@@ -136,14 +136,23 @@ class RayCluster:
 
     def drain(self, node: Node, within_s: int = 120) -> None:
         """Announce that the node will be taken away."""
-        (found,) = [
-            line.split()[1]
-            for line in self.ray("list", "nodes").splitlines()
-            if node.machine.address in line.split()
-        ]
+        found = self._shown(node)[1]
         reason = ("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test")
         deadline = ("--deadline-remaining-seconds", str(within_s))
         self.ray("drain-node", "--address", self._gcs, "--node-id", found, *reason, *deadline)
+
+    def wait_until_missed(self, node: Node) -> None:
+        """Wait until the head takes the node for dead."""
+        deadline = time.monotonic() + _WITHIN_S
+        while "DEAD" not in self._shown(node):
+            assert time.monotonic() < deadline, "the node is not missed"
+            time.sleep(0.5)
+
+    def _shown(self, node: Node) -> list[str]:
+        """What the head's list of nodes says of one."""
+        lines = map(str.split, self.ray("list", "nodes").splitlines())
+        (found,) = [words for words in lines if node.machine.address in words]
+        return found
 
     def ray(self, *command: str) -> str:
         """What a command of Ray's says on the head."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,16 @@ import pytest
 
 from benchmarks.services import mlflow_server, prefect_server
 from tests.chaos.held import HOLD, NOTES
-from tests.chaos.pipeline import House, outcome, remaining, started, undisturbed, unfinished
+from tests.chaos.pipeline import (
+    WITHIN_S,
+    House,
+    Started,
+    outcome,
+    remaining,
+    started,
+    undisturbed,
+    unfinished,
+)
 from tests.cluster.network import Network
 from tests.cluster.ray_nodes import MARKS, Node, Place, RayCluster, cluster_of
 from tests.flows.conftest import isolated
@@ -31,28 +44,117 @@ def node_of(cluster: RayCluster, pid: int) -> Node:
     return found
 
 
+@dataclass(frozen=True)
+class Held:
+    """A pipeline whose first rank, or who scores, stands still at a stage."""
+
+    house: House
+    cluster: RayCluster
+    notes: Path
+    pipeline: Started
+
+    def wait_for_line(self, text: str) -> None:
+        """Wait until the driver has said so."""
+        log = self.house.home / ".evertrain/logs/run.log"
+        deadline = time.monotonic() + WITHIN_S
+        while text not in log.read_text():
+            assert time.monotonic() < deadline, log.read_text()[-4000:]
+            time.sleep(0.2)
+
+    def node(self) -> Node:
+        """The node on which it is held."""
+        return node_of(self.cluster, int((self.notes / "pid-0").read_text()))
+
+    def go_on(self) -> None:
+        (self.notes / "go-on").touch()
+
+
+@contextmanager
+def held(
+    net: Network,
+    place: Place,
+    home: Path,
+    stage: str,
+    *,
+    num_nodes: int,
+    num_workers: str = "2",
+) -> Iterator[Held]:
+    """A pipeline that is held at the stage; at the end, it has ended well and nothing is left."""
+    notes = home / "notes"
+    notes.mkdir()
+    with (
+        prefect_server(home) as api,
+        mlflow_server(home) as tracking,
+        FaultProxy(tracking, host=net.address) as mlflow,
+        cluster_of(net, place, *[1] * num_nodes) as cluster,
+    ):
+        # Who asks finds the servers as the machines do.
+        environment = isolated(home) | place.environment
+        environment |= {"PREFECT_API_URL": api, "MLFLOW_TRACKING_URI": mlflow.url}
+        house = House(home, environment, place.storage, cluster.dashboard)
+        command = house.command("run", {HOLD: f"{stage}@0", NOTES: str(notes)})
+        command[command.index("--num-workers") + 1] = num_workers
+        with started(command, home, environment) as pipeline:
+            pipeline.wait_for(stage, notes)
+            yield Held(house, cluster, notes, pipeline)
+        assert remaining(pipeline.belongings) == []
+        assert unfinished(house.folder("run")) == []
+
+
 @pytest.mark.parametrize("stage", ["mid-epoch", "before the manifest", "inference"])
 def test_a_node_that_loses_its_power(
     net: Network, place: Place, tmp_path: Path, reference: dict[str, Any], stage: str
 ) -> None:
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    with (
-        prefect_server(tmp_path) as api,
-        mlflow_server(tmp_path) as tracking,
-        FaultProxy(tracking, host=net.address) as mlflow,
-        cluster_of(net, place, 1, 1, 1) as cluster,
-    ):
-        # Who asks finds the servers as the machines do.
-        environment = isolated(tmp_path) | place.environment
-        environment |= {"PREFECT_API_URL": api, "MLFLOW_TRACKING_URI": mlflow.url}
-        house = House(tmp_path, environment, place.storage, cluster.dashboard)
-        told = {HOLD: f"{stage}@0", NOTES: str(notes)}
-        with started(house.command("run", told), tmp_path, environment) as pipeline:
-            pipeline.wait_for(stage, notes)
-            node_of(cluster, int((notes / "pid-0").read_text())).kill()
-            (notes / "go-on").touch()
-            assert pipeline.end() == 0, pipeline.log
-        assert remaining(pipeline.belongings) == []
-        assert unfinished(house.folder("run")) == []
-        assert outcome(house, "run") == reference
+    with held(net, place, tmp_path, stage, num_nodes=3) as run:
+        run.node().kill()
+        run.go_on()
+        assert run.pipeline.end() == 0, run.pipeline.log
+        assert outcome(run.house, "run") == reference
+
+
+@pytest.mark.parametrize("stage", ["mid-epoch", "inference"])
+def test_a_head_that_loses_its_power_and_is_started_again(
+    net: Network, place: Place, tmp_path: Path, reference: dict[str, Any], stage: str
+) -> None:
+    with held(net, place, tmp_path, stage, num_nodes=2) as run:
+        run.cluster.head.kill()
+        # What it knew of them is lost with it, and its nodes find no way back.
+        for node in run.cluster.nodes:
+            node.kill()
+        run.go_on()
+        run.cluster.start_head()
+        run.cluster.head.wait_until_it_runs()
+        for _ in range(2):
+            run.cluster.add(1)
+        assert run.pipeline.end() == 0, run.pipeline.log
+        assert outcome(run.house, "run") == reference
+
+
+@pytest.mark.parametrize("stage", ["mid-epoch", "inference"])
+def test_a_node_that_is_cut_off_and_comes_back(
+    net: Network, place: Place, tmp_path: Path, reference: dict[str, Any], stage: str
+) -> None:
+    with held(net, place, tmp_path, stage, num_nodes=3) as run:
+        node = run.node()
+        node.machine.cut_off()
+        run.go_on()
+        run.cluster.wait_until_missed(node)
+        # Whatever of it still lives there has no say any more.
+        node.machine.connect()
+        assert run.pipeline.end() == 0, run.pipeline.log
+        assert outcome(run.house, "run") == reference
+
+
+def test_a_node_that_is_drained_is_left_and_one_that_comes_is_used(
+    net: Network, place: Place, tmp_path: Path, reference: dict[str, Any]
+) -> None:
+    with held(net, place, tmp_path, "mid-epoch", num_nodes=2, num_workers="1,2") as run:
+        node = run.node()
+        run.cluster.drain(node)
+        run.wait_for_line("is being drained")
+        run.go_on()
+        run.wait_for_line("training on 1 workers")
+        node.kill()
+        run.cluster.add(1)
+        assert run.pipeline.end() == 0, run.pipeline.log
+        assert outcome(run.house, "run") == reference
