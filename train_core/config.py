@@ -8,9 +8,19 @@ when an unfinished run is continued; every other field decides the numbers and m
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from train_core.policy.retention import RetentionRules
 from train_core.policy.steps import StepPlan
@@ -20,15 +30,32 @@ LOCAL = "local"
 """The `ray_address` of a Ray that is started for the run."""
 
 
+_WORKLOAD = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+
+
+def _check_workload(name: object) -> object:
+    """Say more than that a pattern does not match."""
+    if isinstance(name, str) and not re.fullmatch(_WORKLOAD, name):
+        raise ValueError(
+            "name it as package.module:Name, such as train_core.workloads.digits:Digits"
+        )
+    return name
+
+
+WorkloadName = Annotated[
+    str, StringConstraints(pattern=_WORKLOAD), BeforeValidator(_check_workload)
+]
+"""What is trained, as package.module:Name."""
+
+
 class TrainConfig(BaseModel):
     """How to train one workload. Unknown names are an error; negative numbers too."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    workload: str = Field(
+    workload: WorkloadName = Field(
         default="train_core.workloads.digits:Digits",
         description="What to train, as package.module:Name.",
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
     )
     settings: dict[str, Any] = Field(
         default_factory=dict,

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from flows.commands.checkpoints import tensor_rows, value_rows
 from flows.commands.output import DIFFERENT, print_mapping, print_rows, say
 from flows.parameters import absolute
-from train_core.config import TrainConfig
+from train_core.config import WorkloadName
 from train_core.proof import OnStep, Phase, ProofRequest, Verdict, prove
 from train_core.storage.store import Store
 
@@ -31,10 +31,7 @@ class VerifyResumeCommand(BaseModel):
     identical, 1 if they differ and 2 if a training failed by itself.
     """
 
-    workload: str = Field(
-        description="What to prove, as package.module:Name.",
-        pattern=str(TrainConfig.model_json_schema()["properties"]["workload"]["pattern"]),
-    )
+    workload: WorkloadName = Field(description="What to prove, as package.module:Name.")
     settings: dict[str, Any] = Field(
         default_factory=dict, description="The workload's settings, a JSON object."
     )

@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 
 from pydantic import BaseModel, Field
 
@@ -38,18 +40,20 @@ class UiCommand(BaseModel):
             if starts:
                 _refuse_taken(port, flag)
         try:
-            if self.tracking_uri.startswith("http"):
-                say(f"MLflow:  {self.tracking_uri}")
-            else:
+            if not self.tracking_uri.startswith("http"):
                 make_tracking_folder(self.tracking_uri)
                 processes.append(_start("mlflow", *self._mlflow()))
-                say(f"MLflow:  http://127.0.0.1:{self.mlflow_port}")
-            if "PREFECT_API_URL" in os.environ:
-                say(f"Prefect: {os.environ['PREFECT_API_URL'].removesuffix('/api')}")
-            else:
-                port = str(self.prefect_port)
-                processes.append(_start("prefect", "server", "start", "--port", port))
-                say(f"Prefect: http://127.0.0.1:{self.prefect_port}")
+            if "PREFECT_API_URL" not in os.environ:
+                # Its pages look for their data at the port that the environment names.
+                port = {"PREFECT_SERVER_API_PORT": str(self.prefect_port)}
+                processes.append(_start("prefect", "server", "start", **port))
+            if processes:
+                say("starting …")
+            ports = [port for port, starts in is_ours.values() if starts]
+            for port, process in zip(ports, processes, strict=True):
+                _wait_until_up(port, process)
+            say(f"MLflow:  {self._mlflow_url()}")
+            say(f"Prefect: {self._prefect_url()}")
             say("Ctrl-C ends both.")
             for process in processes:
                 process.wait()
@@ -59,9 +63,18 @@ class UiCommand(BaseModel):
             for process in processes:
                 process.wait()
 
+    def _mlflow_url(self) -> str:
+        is_elsewhere = self.tracking_uri.startswith("http")
+        return self.tracking_uri if is_elsewhere else f"http://127.0.0.1:{self.mlflow_port}"
+
+    def _prefect_url(self) -> str:
+        elsewhere = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
+        return elsewhere or f"http://127.0.0.1:{self.prefect_port}"
+
     def _mlflow(self) -> tuple[str, ...]:
         uri, port = self.tracking_uri, str(self.mlflow_port)
-        return ("ui", "--backend-store-uri", uri, "--port", port)
+        quiet = ("--uvicorn-opts", "--log-level warning")
+        return ("ui", "--backend-store-uri", uri, "--port", port, *quiet)
 
 
 def _refuse_taken(port: int, flag: str) -> None:
@@ -73,10 +86,24 @@ def _refuse_taken(port: int, flag: str) -> None:
         ) from error
 
 
-def _start(module: str, *arguments: str) -> subprocess.Popen[bytes]:
+def _start(module: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
     """A server that says only what goes wrong."""
+    quiet = {
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PYTHONWARNINGS": "ignore",
+    }
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stdout=subprocess.DEVNULL,
-        env={**os.environ, "PREFECT_SERVER_ANALYTICS_ENABLED": "false"},
+        env={**os.environ, **quiet, **environment},
     )
+
+
+def _wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the server takes connections, or has ended."""
+    while process.poll() is None:
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        time.sleep(0.2)

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from flows.cli import Evertrain, _configuration, main
 from flows.commands.retrain import RetrainCommand
 from flows.parameters import RetrainParameters
 from flows.summary import number
+from tests.flows.conftest import isolated
 
 
 def parse(*arguments: str) -> RetrainCommand:
@@ -61,7 +65,7 @@ def test_a_json_file_is_as_good(tmp_path: Path) -> None:
         (["retrain", "--settings", "{"], "settings"),
         (["retrain", "--epocs", "1"], "unrecognized arguments: --epocs"),
         (["retrain", "--batch-size", "1", "--num-workers", "2"], "raise batch_size"),
-        (["retrain", "--workload", "nonsense"], "workload: String should match pattern"),
+        (["retrain", "--workload", "nonsense"], "workload: name it as package.module:Name"),
         (["retrain", "--run", "../up"], "run name '../up' is not usable"),
         (["retrain", "--config", "/nowhere.yaml"], "'/nowhere.yaml' cannot be read"),
         (["ls", "/nowhere"], "there is nothing at /nowhere: give a storage's or a run's address"),
@@ -96,6 +100,47 @@ def test_pages_on_a_port_that_is_taken_are_refused(
         asked = [str(word) for item in flags.items() for word in item]
         assert main(["ui", "--tracking-uri", "sqlite:///nowhere.db", *asked]) == 2
     assert f"port {port} is taken" in capsys.readouterr().err
+
+
+def ask(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return bytes(answer.read())
+
+
+@pytest.mark.slow
+def test_the_pages_are_there_once_their_addresses_are_said(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in "ab"]
+        mlflow, prefect = (one.getsockname()[1] for one in free)
+    ports = ("--mlflow-port", str(mlflow), "--prefect-port", str(prefect))
+    with subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "ui", *ports],
+        cwd=tmp_path,
+        env=isolated(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as pages:
+        assert pages.stdout is not None
+        said = []
+        while not said or not said[-1].startswith("Ctrl-C"):
+            said.append(pages.stdout.readline())
+            assert said[-1], "".join(said)
+        try:
+            # MLflow says who may look at its pages.
+            assert [line for line in said if not line.startswith("[MLflow]")] == [
+                "starting …\n",
+                f"MLflow:  http://127.0.0.1:{mlflow}\n",
+                f"Prefect: http://127.0.0.1:{prefect}\n",
+                "Ctrl-C ends both.\n",
+            ]
+            assert b"MLflow" in ask(f"http://127.0.0.1:{mlflow}")
+            # What Prefect's page shows comes from there.
+            settings = json.loads(ask(f"http://127.0.0.1:{prefect}/ui-settings"))
+            assert settings["api_url"] == f"http://127.0.0.1:{prefect}/api"
+        finally:
+            pages.terminate()
+            pages.wait(60)
 
 
 def test_a_file_with_an_unknown_parameter_is_refused(

@@ -36,10 +36,12 @@ def find(what: str, storage: str) -> tuple[RunFolder, CheckpointName | None]:
     run, _, last = what.rstrip("/").rpartition("/")
     name = CheckpointName.parse(last)
     run = run.removesuffix(f"/{CHECKPOINTS}") if name else what.rstrip("/")
-    for url in (absolute(run), f"{storage.rstrip('/')}/{run}"):
-        folder = _folder_at(url)
-        if folder and (folder.exists() or (name and _is_committed(folder, name))):
+    for folder in _folders(run, storage):
+        if folder.exists() or (name and _is_committed(folder, name)):
             return folder, name
+    outer = run.rpartition("/")[0]
+    if name is None and any(folder.exists() for folder in _folders(outer, storage)):
+        raise ConfigError(f"run {outer!r} has no checkpoint {last!r}: see `evertrain ls {outer}`")
     raise ConfigError(
         f"there is no run {run!r}, neither as an address nor in {storage}: "
         "see `evertrain runs list`"
@@ -75,6 +77,12 @@ def named(folder: RunFolder, name: CheckpointName) -> Checkpoint:
             f"{f' that is good: {reason}' if reason else ''}: see `evertrain ls {folder.url}`"
         )
     return found
+
+
+def _folders(run: str, storage: str) -> list[RunFolder]:
+    """Where a run of that name or address could be."""
+    places = (absolute(run), f"{storage.rstrip('/')}/{run}") if run else ()
+    return [folder for folder in map(_folder_at, places) if folder]
 
 
 def _folder_at(url: str) -> RunFolder | None:
