@@ -13,7 +13,10 @@ from pydantic import BaseModel, Field
 
 from flows.commands.output import say
 from flows.parameters import default_tracking_uri, make_tracking_folder
-from train_core.errors import ConfigError
+from train_core.errors import ConfigError, StageError
+
+_LOOK_EVERY_S = 0.2
+_UP_WITHIN_S = 120.0
 
 
 class UiCommand(BaseModel):
@@ -29,7 +32,8 @@ class UiCommand(BaseModel):
     def cli_cmd(self) -> None:
         """Run the servers until Ctrl-C, or until one of them ends.
 
-        Raises ConfigError if a port is taken: the pages there would be somebody else's.
+        Raises ConfigError if a port is taken: the pages there would be somebody else's; StageError
+        if a server ends.
         """
         processes = []
         is_ours = {
@@ -50,13 +54,15 @@ class UiCommand(BaseModel):
             if processes:
                 say("starting …")
             ports = [port for port, starts in is_ours.values() if starts]
-            for port, process in zip(ports, processes, strict=True):
-                _wait_until_up(port, process)
+            for port in ports:
+                _wait_until_up(port, processes)
             say(f"MLflow:  {self._mlflow_url()}")
             say(f"Prefect: {self._prefect_url()}")
-            say("Ctrl-C ends both.")
-            for process in processes:
-                process.wait()
+            if processes:
+                say("Ctrl-C ends both." if len(processes) > 1 else "Ctrl-C ends it.")
+            while processes:
+                _refuse_dead(processes)
+                time.sleep(_LOOK_EVERY_S)
         finally:
             for process in processes:
                 process.terminate()
@@ -100,10 +106,19 @@ def _start(module: str, *arguments: str, **environment: str) -> subprocess.Popen
     )
 
 
-def _wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until the server takes connections, or has ended."""
-    while process.poll() is None:
+def _wait_until_up(port: int, processes: list[subprocess.Popen[bytes]]) -> None:
+    """Wait until the server takes connections. Raises StageError if one of them has ended."""
+    deadline = time.monotonic() + _UP_WITHIN_S
+    while time.monotonic() < deadline:
+        _refuse_dead(processes)
         with suppress(OSError):
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
             return
-        time.sleep(0.2)
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _refuse_dead(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is not None:
+            shown = " ".join(map(str, list(process.args)[2:4]))
+            raise StageError("ui", f"`{shown}` ended with code {process.returncode}")

@@ -33,6 +33,7 @@ from train_core.engine import job_stages
 from train_core.engine.jobs import Jobs
 from train_core.errors import ConfigError, JobEndedError, RunBusyError, StoppedError
 from train_core.storage import calls, lease, pins
+from train_core.storage.orphans import find_orphans
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(600)
@@ -324,10 +325,9 @@ def _kill_a_batch_inference_and_score_again(ray_address: str, tmp_path: Path) ->
     (notes / "go-on").touch()
     with Driver(scores, print) as driver:
         assert driver.infer(last, "test").num_rows > 0
-        # So long it looks whether the other one's heart moves.
-        time.sleep(calls.STANDSTILL_S)
     wait_for(lambda: not calls.jobs(store))
     assert pins.pins_of(store, last.name) == []
+    assert find_orphans(RunFolder(trains.storage, "run"), 99) == []
 
 
 def test_a_users_module_and_environment_reach_the_workers(ray_address: str, tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def test_json_says_the_same(storage: str, capsys: pytest.CaptureFixture[str]) ->
     ("arguments", "told"),
     [
         (["diff", "a", "nowhere"], "there is no run 'nowhere'"),
-        (["diff", "a", "a/step-3"], "run 'a' has no checkpoint 'step-3': see `evertrain ls a`"),
+        (["diff", "a", "a/step-3"], "run 'a' has no checkpoint 'step-3': see `evertrain ls /"),
+        (["diff", "a", "a/checkpoints/step-3"], "run 'a' has no checkpoint 'step-3'"),
         (["diff", "a", "a/step-00000003-a0001"], "has no checkpoint step-00000003-a0001"),
         (["export", "nowhere", "x.safetensors"], "there is no run 'nowhere'"),
         (["verify-resume", "--steps", "3"], "greater than or equal to 8"),

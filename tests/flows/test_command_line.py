@@ -143,6 +143,29 @@ def test_the_pages_are_there_once_their_addresses_are_said(tmp_path: Path) -> No
             pages.wait(60)
 
 
+@pytest.mark.slow
+def test_a_server_that_ends_is_told_and_ends_the_other(tmp_path: Path) -> None:
+    (tmp_path / "junk.db").write_text("no database")
+    with ExitStack() as stack:
+        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in "ab"]
+        mlflow, prefect = (str(one.getsockname()[1]) for one in free)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "flows.cli", "ui", "--tracking-uri", "sqlite:///junk.db"),
+            *("--mlflow-port", mlflow, "--prefect-port", prefect),
+        ],
+        cwd=tmp_path,
+        env=isolated(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert "ui: `mlflow ui` ended with code 1" in done.stderr
+    assert "MLflow:" not in done.stdout
+
+
 def test_a_file_with_an_unknown_parameter_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,10 +12,11 @@ from mlflow.entities import Run
 from tests.mlflow.conftest import MlflowServer
 from tests.mlflow.run_builder import RunBuilder
 from tests.mlflow.test_mirror import expected, mirror_once, points, stages
-from train_core.engine.mirror import catch_up
+from train_core.engine.mirror import Mirror, catch_up
 from train_core.errands import mirror_run
 from train_core.errors import RunBusyError, StageError, TrackingError
 from train_core.storage.run_folder import RunFolder
+from train_core.workload import load_workload
 
 
 def test_what_was_missed_is_sent_and_what_is_there_is_not(
@@ -67,6 +68,31 @@ def test_a_training_that_failed_unseen_is_shown_as_failed(
     for uri in (tracking_uri, another, tracking_uri):
         catch_up(run.folder, uri)
         assert {stage.info.status for stage in stages(uri).values()} == {"FAILED"}
+
+
+def test_a_run_that_was_extended_and_failed_unseen_is_shown_as_failed(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    asked = run.folder.asked()
+    model = load_workload(asked.config.workload, asked.config.settings).model()
+    best = run.commit(range(1, 30), finished=True, model=model)
+    run.report(best)
+    run.lease.release()
+    catch_up(run.folder, tracking_uri)
+    assert stages(tracking_uri)["pipeline"].info.status == "FINISHED"
+    run.lease = run.folder.begin_attempt()
+    more = asked.config.model_copy(update={"epochs": asked.config.epochs + 1})
+    run.folder.note_asked(asked.model_copy(update={"config": more}), attempt=run.lease.attempt)
+    # It dies with what it has begun.
+    dying = Mirror(run.folder, tracking_uri, "tests")
+    dying.start()
+    assert dying.flush()
+    dying.close(None)
+    assert stages(tracking_uri)["pipeline"].info.status == "RUNNING"
+    run.lease.end = "FAILED"
+    run.lease.release()
+    catch_up(run.folder, tracking_uri)
+    assert stages(tracking_uri)["pipeline"].info.status == "FAILED"
 
 
 def test_what_cannot_be_shown_is_told(run: RunBuilder, tracking_uri: str) -> None:

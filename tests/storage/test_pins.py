@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from train_core.errors import StorageError
 from train_core.storage import calls, pins
 from train_core.storage.calls import THE_JOB, Calls
 from train_core.storage.lease import Holder
-from train_core.storage.names import CALLS, PINS, CheckpointName, JobName
+from train_core.storage.names import CALLS, PINS, PREDICTIONS, CheckpointName, JobName
+from train_core.storage.orphans import find_orphans
 from train_core.storage.retention import delete_unless_pinned
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.store import Store
@@ -281,15 +283,20 @@ def test_a_pin_of_a_job_elsewhere_ends_with_what_was_asked_of_the_job(folder: Ru
     assert not folder.store.exists(key)
 
 
-def test_what_a_job_left_that_died_with_its_caller_is_cleared_away(folder: RunFolder) -> None:
+@pytest.mark.parametrize("half", ["", "{"])
+def test_what_a_job_left_that_died_with_its_caller_is_cleared_away(
+    folder: RunFolder, half: str
+) -> None:
     _, _, key = scoring_elsewhere(folder)
-    # Who looks for less than a heart may stand still leaves it to the next.
-    with clearing_dead_scorers(folder.store):
-        pass
-    assert folder.store.exists(key)
-    with clearing_dead_scorers(folder.store, after_s=0):
+    predictions = f"{PREDICTIONS}/{key.split('/')[1]}-0a1b2c3d"
+    folder.store.write(f"{predictions}/part-00000.parquet", b"half of it")
+    # What lies there if the machine lost its power.
+    folder.store.write(f"{CALLS}/{JOB}/{THE_JOB}-beat.json", half.encode())
+    with clearing_dead_scorers(folder, after_s=0):
         assert folder.store.exists(key)
     assert calls.jobs(folder.store) == []
+    assert find_orphans(folder, 99) == []
+    assert folder.store.names(PREDICTIONS) == []
     assert not folder.store.exists(key)
 
 
@@ -298,7 +305,7 @@ def test_what_a_job_has_that_lives_is_left(folder: RunFolder, who: str) -> None:
     asking, heart, key = scoring_elsewhere(folder)
     before = folder.store.names(f"{CALLS}/{JOB}")
     own = JOB if who == "it looks itself" else ""
-    with clearing_dead_scorers(folder.store, own, after_s=0):
+    with clearing_dead_scorers(folder, own, after_s=0):
         if who == THE_JOB:
             heart.beat()
         elif who == "the caller":
@@ -313,9 +320,40 @@ def test_what_was_asked_of_a_job_that_drives_the_run_goes_with_its_lease(folder:
     three(folder)
     driving = str(JobName("run", 1, "0a1b2c3d"))
     Calls(folder.store, driving).beat()
-    with clearing_dead_scorers(folder.store, after_s=0):
+    with clearing_dead_scorers(folder, after_s=0):
         pass
     assert calls.jobs(folder.store) == [driving]
+
+
+def test_a_heart_that_moves_again_after_an_outage_is_no_dead_one(folder: RunFolder) -> None:
+    _, heart, key = scoring_elsewhere(folder)
+    with clearing_dead_scorers(folder, after_s=1):
+        # It comes to beat only while it is looked at.
+        later = threading.Timer(0.3, heart.beat)
+        later.start()
+    later.join()
+    assert calls.jobs(folder.store) == [JOB]
+    assert folder.store.exists(key)
+
+
+def test_where_calls_cannot_be_listed_the_dead_are_left_to_the_next(
+    folder: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, _, key = scoring_elsewhere(folder)
+    folder.store = ForgetsCalls(folder.url)
+    with clearing_dead_scorers(folder, after_s=0):
+        pass
+    assert folder.store.exists(key)
+    assert "what a dead job left could not be deleted" in caplog.text
+
+
+class ForgetsCalls(Store):
+    """A store that fails to list calls."""
+
+    def names(self, key: str = "") -> list[str]:
+        if key.startswith(CALLS):
+            raise StorageError(f"cannot list {self.uri(key)}: 503")
+        return super().names(key)
 
 
 class ForgetsPins(Store):

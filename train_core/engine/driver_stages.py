@@ -112,7 +112,7 @@ class DriverStages:
         prepared = check_scoring(self.folder, self.request)
         self._join_cluster()
         self.config = with_gpus(self.config)
-        self._alive.enter_context(clearing_dead_scorers(self.folder.store, self._job))
+        self._alive.enter_context(clearing_dead_scorers(self.folder, self._job))
         return prepared.model_dump()
 
     def start_ray(self) -> None:
@@ -299,7 +299,7 @@ class DriverStages:
         """Take the run's lease, and keep its heart beating until this is closed: the attempt."""
         self._lease = self.folder.begin_attempt()
         self._alive.enter_context(lease.alive(self._lease))
-        self._alive.enter_context(clearing_dead_scorers(self.folder.store, self._job))
+        self._alive.enter_context(clearing_dead_scorers(self.folder, self._job))
         delete_orphans_of_the_dead(self.folder, self._lease.attempt)
         return self._lease.attempt
 

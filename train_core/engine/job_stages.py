@@ -147,11 +147,19 @@ class JobStages:
             if is_new:
                 _log.info("submitted job %s: %s", job, self._jobs.url(job))
             # Or somebody else has submitted the same just before.
-            if is_new or self._jobs.is_running(job):
+            if is_new or self._runs(asking):
                 return self._asked_first(asking)
             asking.leave()
             asking.calls.clear()
         raise AssertionError
+
+    def _runs(self, asking: Attachment) -> bool:
+        """Whether the job runs that was asked; who cannot know asks no more."""
+        try:
+            return self._jobs.is_running(asking.calls.job)
+        except EvertrainError:
+            asking.leave()
+            raise
 
     def _cluster(self) -> Jobs:
         """The cluster's jobs; where one was asked for before, it may be starting again."""
@@ -218,14 +226,17 @@ class JobStages:
         except JobEndedError:
             with self._lock:
                 self._leave(attached)
-            if self._request.scores_only:
-                # What drives the run next clears the calls of those that drove it.
-                with suppress(StorageError):
-                    attached.calls.clear()
             raise
 
     def _result(self, asking: Calls, stage: str, name: str) -> Any:
-        answer = self._answer(asking, stage, name)
+        try:
+            answer = self._answer(asking, stage, name)
+        except JobEndedError:
+            if self._request.scores_only:
+                # Nobody comes after it; what drives the run next clears the calls of those before.
+                with suppress(StorageError):
+                    asking.clear()
+            raise
         if answer.error is not None:
             raise rebuild(answer.error)
         return answer.result

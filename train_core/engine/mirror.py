@@ -17,6 +17,7 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
+from train_core.engine.progress import is_finished
 from train_core.errors import TrackingError
 from train_core.results import (
     CheckpointSummary,
@@ -372,7 +373,10 @@ def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S
         report = Report.model_validate(found) if found else None
         newest = folder.checkpoints()[-1:]
         # A run that was extended has the report of its first end.
-        is_whole = report and all(report.train.step >= one.manifest.step for one in newest)
+        config = folder.asked().config
+        is_whole = report and all(
+            report.train.step >= one.manifest.step and is_finished(one, config) for one in newest
+        )
         experiment = str(folder.record().pipeline.get("experiment", "evertrain"))
         mirror = Mirror(folder, tracking_uri, experiment, is_live=False)
         mirror.check()

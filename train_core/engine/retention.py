@@ -13,7 +13,7 @@ from train_core.errors import CheckpointError, EvertrainError, FencedError
 from train_core.storage import lease, pins
 from train_core.storage.calls import STANDSTILL_S, Calls, hearts_of_scorers
 from train_core.storage.names import JOURNAL
-from train_core.storage.orphans import collect_orphans
+from train_core.storage.orphans import collect_orphans, delete_unfinished_results
 from train_core.storage.patience import HASTE
 from train_core.storage.retention import delete_unless_pinned, verdicts
 from train_core.storage.run_folder import Checkpoint, RunFolder
@@ -79,24 +79,47 @@ def delete_orphans_of_the_dead(folder: RunFolder, attempt: int) -> None:
 
 @contextmanager
 def clearing_dead_scorers(
-    store: Store, own: str = "", after_s: float = STANDSTILL_S
+    folder: RunFolder, own: str = "", after_s: float = STANDSTILL_S
 ) -> Iterator[None]:
     """Delete, at the end, what jobs left that only scored and died together with their callers.
 
     Nobody else would: such a job has no lease. It is dead if no heart of its calls has moved since
-    the beginning, `after_s` seconds ago or more; else it is left to the next who looks, and so is
-    all if the storage fails. `own` is the job that looks, if one does.
+    the beginning, nor while it is looked at for `after_s` seconds more. If the storage fails, all
+    is left to the next who looks. `own` is the job that looks, if one does.
     """
-    before, looked_at = hearts_of_scorers(store, own), time.monotonic()
+    before: dict[str, dict[str, int]] = {}
+    with _or_left_to_the_next():
+        before = hearts_of_scorers(folder.store, own)
     yield
+    if before:
+        with _or_left_to_the_next():
+            _clear_dead_scorers(folder, before, after_s)
+
+
+def _clear_dead_scorers(
+    folder: RunFolder, before: dict[str, dict[str, int]], after_s: float
+) -> None:
     # Who is about to end is not kept by a storage that is away.
-    hasty = store.with_patience(HASTE)
+    store = folder.store.with_patience(HASTE)
+    if not _still(store, before):
+        return
+    # After an outage, hearts may not have come to move again.
+    time.sleep(after_s)
+    for job in _still(store, before):
+        Calls(store, job).clear()
+        pins.sweep_ended(store)
+        delete_unfinished_results(folder)
+        _log.info("deleted what the job %s left, which died", job)
+
+
+def _still(store: Store, before: dict[str, dict[str, int]]) -> list[str]:
+    """The jobs whose hearts are where they were."""
+    return [job for job, hearts in before.items() if Calls(store, job).hearts() == hearts]
+
+
+@contextmanager
+def _or_left_to_the_next() -> Iterator[None]:
     try:
-        if before and time.monotonic() - looked_at >= after_s:
-            now = hearts_of_scorers(hasty, own)
-            for job in [job for job, hearts in before.items() if now.get(job) == hearts]:
-                Calls(hasty, job).clear()
-                _log.info("deleted what the job %s left, which died", job)
-        pins.sweep_ended(hasty)
+        yield
     except (OSError, EvertrainError) as error:
         _log.warning("what a dead job left could not be deleted: %s", error)

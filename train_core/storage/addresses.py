@@ -39,9 +39,12 @@ def find(what: str, storage: str) -> tuple[RunFolder, CheckpointName | None]:
     for folder in _folders(run, storage):
         if folder.exists() or (name and _is_committed(folder, name)):
             return folder, name
-    outer = run.rpartition("/")[0]
-    if name is None and any(folder.exists() for folder in _folders(outer, storage)):
-        raise ConfigError(f"run {outer!r} has no checkpoint {last!r}: see `evertrain ls {outer}`")
+    outer = run.rpartition("/")[0].removesuffix(f"/{CHECKPOINTS}")
+    for folder in _folders(outer, storage) if name is None else ():
+        if folder.exists():
+            raise ConfigError(
+                f"run {folder.name!r} has no checkpoint {last!r}: see `evertrain ls {folder.url}`"
+            )
     raise ConfigError(
         f"there is no run {run!r}, neither as an address nor in {storage}: "
         "see `evertrain runs list`"

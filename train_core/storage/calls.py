@@ -142,9 +142,16 @@ class Calls:
             return 0
 
     def hearts(self) -> dict[str, int]:
-        """How often each caller, and THE_JOB, has said that it lives."""
+        """How often each caller, and THE_JOB, has said that it lives; -1 for what is no beat."""
         found = map(_BEAT.fullmatch, self._store.names(f"{CALLS}/{self.job}"))
-        return {match[1]: self.heard(match[1]) for match in found if match}
+        return {match[1]: self._heart(match[1]) for match in found if match}
+
+    def _heart(self, caller: str) -> int:
+        try:
+            return self.heard(caller)
+        except ValueError:
+            # A machine that lost its power leaves half of one.
+            return -1
 
     def asked(self) -> list[str]:
         """The names of all calls that are there, answered or not."""

@@ -75,6 +75,12 @@ def find_orphans(
     return [*orphans.values(), *results, *_uncovered(folder, covered, is_over)]
 
 
+def delete_unfinished_results(folder: RunFolder) -> None:
+    """Delete evaluations and predictions without a manifest that nobody works on: by anybody."""
+    for orphan in _unfinished_results(folder):
+        folder.store.delete(orphan.key)
+
+
 def delete_orphans(folder: RunFolder, orphans: Collection[Orphan], attempt: int) -> None:
     """Delete the orphans on behalf of `attempt`; what has a manifest loses it first.
 
