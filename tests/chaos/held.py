@@ -1,20 +1,17 @@
 """Digits whose ranks stand still at a stage that the environment names, so that it can be struck.
 
-`EVERTRAIN_TEST_HOLD` is `<stage>@<rank>`; a stage is held once, at its first time, until
-somebody creates `go-on` in the folder `EVERTRAIN_TEST_NOTES`. There each rank leaves its pid, and
-the one that is held says so. Who scores is no rank, and is held as `inference@0`.
+Each rank leaves its pid where it stands. Who scores is no rank, and is held as `inference@0`.
 """
 
 from __future__ import annotations
 
 import os
-import time
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.chaos.standing import HOLD, NOTES, note_pid, stand_still
 from train_core import Batch
 from train_core.storage.manifest import CheckpointManifest
 from train_core.storage.names import CheckpointName
@@ -22,8 +19,6 @@ from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.store import Store
 from train_core.workloads.digits import Digits, DigitsSettings
 
-HOLD = "EVERTRAIN_TEST_HOLD"
-NOTES = "EVERTRAIN_TEST_NOTES"
 FIRST_STEP, MIDDLE_STEP = 1, 31
 
 
@@ -32,28 +27,7 @@ def reach(stage: str) -> None:
     # The driver, which writes to the storage too, and those who evaluate are no ranks.
     if not dist.is_initialized() or os.environ.get(HOLD) != f"{stage}@{dist.get_rank()}":
         return
-    stand_still()
-
-
-def stand_still() -> None:
-    """Until it may go on; only the first who comes, and the first time."""
-    notes = Path(os.environ[NOTES])
-    try:
-        (notes / "first").touch(exist_ok=False)
-    except FileExistsError:
-        return
-    if not dist.is_initialized():
-        note_pid(0)
-    (notes / "held").touch()
-    while not (notes / "go-on").exists():
-        time.sleep(0.02)
-
-
-def note_pid(rank: int) -> None:
-    """Leave this process's pid, which somebody may be reading."""
-    written = Path(os.environ[NOTES], f"writing-{os.getpid()}")
-    written.write_text(str(os.getpid()))
-    written.replace(written.with_name(f"pid-{rank}"))
+    stand_still(as_rank=True)
 
 
 class HeldDigits(Digits):
@@ -76,7 +50,7 @@ class HeldDigits(Digits):
 
     def predictions(self, outputs: Any) -> dict[str, Tensor]:
         if os.environ.get(HOLD) == "inference@0":
-            stand_still()
+            stand_still(as_rank=False)
         return super().predictions(outputs)
 
     def after_step(self, model: nn.Module, step: int) -> None:

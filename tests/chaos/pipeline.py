@@ -20,7 +20,7 @@ from typing import IO, Any
 import psutil
 import pyarrow.parquet as pq
 
-from tests.chaos.held import HOLD, NOTES
+from tests.chaos.standing import HOLD, NOTES
 from tests.engine.digests import digest_of_training
 from tests.flows.mlflow_side import shown_at
 from tests.flows.prefect_side import shown_in_prefect
@@ -56,11 +56,11 @@ HELD = (
     *("before the manifest", "after the manifest", "validation"),
 )
 """Stages at which a rank stands still until it is struck."""
-INFERENCE = "inference"
-"""The stage at which who scores new data stands still."""
+SELECTION, INFERENCE = "select", "inference"
+"""The stages at which the flow itself stands still, and who scores new data."""
 SHOWN = {"evaluation": "evaluate validation", "report": "publish"}
 """Stages that the command line tells, and what it says."""
-AFTER_TRAINING = ("evaluation", INFERENCE, "report")
+AFTER_TRAINING = ("evaluation", SELECTION, INFERENCE, "report")
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ class House:
         if self.ray_address:
             runtime_env = json.dumps({"env_vars": told or {}})
             more += ["--ray-address", self.ray_address, "--runtime-env", runtime_env]
-        return [sys.executable, "-m", "flows.cli", *PARAMETERS, *more]
+        module = "tests.chaos.held_flow" if told else "flows.cli"
+        return [sys.executable, "-m", module, *PARAMETERS, *more]
 
 
 def undisturbed(house: House, run: str = "undisturbed") -> dict[str, Any]:
@@ -188,7 +189,7 @@ def _strike(
     folder = house.folder(run)
     notes = house.home / f"notes-{run}"
     notes.mkdir()
-    is_held = fault.stage in (*HELD, INFERENCE)
+    is_held = fault.stage in (*HELD, SELECTION, INFERENCE)
     hold = f"{fault.stage}@{fault.rank}" if is_held else "nothing"
     told = {HOLD: hold, NOTES: str(notes)}
     environment = house.environment | told | {"TMPDIR": str(scratch)}
@@ -215,8 +216,7 @@ def _strike(
         first.wait_until_felt(notes / f"pid-{fault.rank}")
         (notes / "go-on").touch()
         code = first.end()
-    log = first.log
-    left = remaining(first.belongings)
+    log, left = first.log, remaining(first.belongings)
     if code != 0:
         again = True
         with started(house.command(run, told), house.home, environment) as second:
@@ -302,7 +302,7 @@ class Started:
 
     def wait_for(self, stage: str, notes: Path) -> None:
         """Wait until the stage is reached."""
-        if stage in (*HELD, INFERENCE):
+        if stage in (*HELD, SELECTION, INFERENCE):
             self._wait((notes / "held").exists, stage)
         else:
             self._wait(lambda: SHOWN[stage] in self.log.splitlines(), stage)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from benchmarks.services import free_port, mlflow_server
-from tests.chaos.held import HOLD, NOTES
 from tests.chaos.pipeline import House, Started, started
+from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import isolated
 from tests.flows.mlflow_side import shown_at
 from tests.storage.fault_proxy import Fault, FaultProxy, Kind

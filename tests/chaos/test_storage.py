@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.held import HOLD, NOTES
 from tests.chaos.pipeline import House, outcome, started, undisturbed
+from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import isolated
 from tests.storage.fault_proxy import Fault, FaultProxy, Kind
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from benchmarks.services import mlflow_server, prefect_server
-from tests.chaos.held import HOLD, NOTES
 from tests.chaos.pipeline import (
     WITHIN_S,
     House,
@@ -23,6 +22,7 @@ from tests.chaos.pipeline import (
     undisturbed,
     unfinished,
 )
+from tests.chaos.standing import HOLD, NOTES
 from tests.cluster.network import Network
 from tests.cluster.ray_nodes import MARKS, Node, Place, RayCluster, cluster_of
 from tests.flows.conftest import isolated

@@ -22,7 +22,7 @@ import pytest
 
 from benchmarks.services import ray_cluster
 from flows.parameters import RetrainParameters
-from tests.chaos.held import HOLD, NOTES
+from tests.chaos.standing import HOLD, NOTES
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from tests.flows.mlflow_side import shown_at

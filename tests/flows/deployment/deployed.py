@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.held import HOLD, NOTES
+from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import ROOT
 from train_core.storage.run_folder import RunFolder
 

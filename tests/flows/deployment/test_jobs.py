@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from benchmarks.services import ray_cluster
-from tests.chaos.held import HOLD, NOTES
+from tests.chaos.standing import HOLD, NOTES
 from tests.flows.deployment.deployed import (
     Prefect,
     flow_runs,

@@ -1,0 +1,35 @@
+"""Standing still, once, until somebody says `go-on`: so that who stands there can be struck.
+
+`EVERTRAIN_TEST_HOLD` is `<stage>@<rank>`; a stage is held once, at its first time, until
+somebody creates `go-on` in the folder `EVERTRAIN_TEST_NOTES`. The one that is held says so there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+HOLD = "EVERTRAIN_TEST_HOLD"
+NOTES = "EVERTRAIN_TEST_NOTES"
+
+
+def stand_still(*, as_rank: bool) -> None:
+    """Until it may go on; only the first who comes, and the first time. Ranks have left a pid."""
+    notes = Path(os.environ[NOTES])
+    try:
+        (notes / "first").touch(exist_ok=False)
+    except FileExistsError:
+        return
+    if not as_rank:
+        note_pid(0)
+    (notes / "held").touch()
+    while not (notes / "go-on").exists():
+        time.sleep(0.02)
+
+
+def note_pid(rank: int) -> None:
+    """Leave this process's pid, which somebody may be reading."""
+    written = Path(os.environ[NOTES], f"writing-{os.getpid()}")
+    written.write_text(str(os.getpid()))
+    written.replace(written.with_name(f"pid-{rank}"))
