@@ -27,7 +27,7 @@ def reach(stage: str) -> None:
     # The driver, which writes to the storage too, and those who evaluate are no ranks.
     if not dist.is_initialized() or os.environ.get(HOLD) != f"{stage}@{dist.get_rank()}":
         return
-    stand_still(as_rank=True)
+    stand_still()
 
 
 class HeldDigits(Digits):
@@ -50,7 +50,7 @@ class HeldDigits(Digits):
 
     def predictions(self, outputs: Any) -> dict[str, Tensor]:
         if os.environ.get(HOLD) == "inference@0":
-            stand_still(as_rank=False)
+            stand_still(leaves_pid=True)
         return super().predictions(outputs)
 
     def after_step(self, model: nn.Module, step: int) -> None:

@@ -20,7 +20,7 @@ def hold_selection() -> None:
     own = tasks.select.ranked
 
     def ranked(*arguments: Any) -> Any:
-        stand_still(as_rank=False)
+        stand_still()
         return own(*arguments)
 
     tasks.select.ranked = ranked

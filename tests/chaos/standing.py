@@ -14,14 +14,14 @@ HOLD = "EVERTRAIN_TEST_HOLD"
 NOTES = "EVERTRAIN_TEST_NOTES"
 
 
-def stand_still(*, as_rank: bool) -> None:
-    """Until it may go on; only the first who comes, and the first time. Ranks have left a pid."""
+def stand_still(*, leaves_pid: bool = False) -> None:
+    """Until it may go on; only the first who comes, and the first time."""
     notes = Path(os.environ[NOTES])
     try:
         (notes / "first").touch(exist_ok=False)
     except FileExistsError:
         return
-    if not as_rank:
+    if leaves_pid:
         note_pid(0)
     (notes / "held").touch()
     while not (notes / "go-on").exists():
