@@ -3,9 +3,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -368,3 +371,18 @@ def test_who_was_replaced_does_not_say_how_the_run_ended(tmp_path: Path, trackin
     driver.close("FAILED")
     statuses = {name: stage.info.status for name, stage in stages(tracking_uri).items()}
     assert statuses == {"pipeline": "RUNNING", "train": "RUNNING"}
+
+
+FIRST = """
+import sys
+from train_core.engine.mlflow_runs import client_of
+client_of(sys.argv[1]).search_experiments()
+"""
+
+
+def test_of_several_first_runs_at_once_each_finds_a_whole_database(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    command = [sys.executable, "-c", FIRST, uri]
+    with ExitStack() as all_of_them:
+        started = [all_of_them.enter_context(subprocess.Popen(command)) for _ in range(3)]
+        assert [process.wait(100) for process in started] == [0, 0, 0]

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import requests
+from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Experiment, InputTag, Param, RunTag
 from mlflow.exceptions import MlflowException
@@ -52,7 +53,7 @@ class MlflowRuns:
         self, folder: RunFolder, tracking_uri: str, experiment: str, *, is_live: bool = True
     ) -> None:
         self._is_live = is_live
-        self.client = MlflowClient(tracking_uri, tracking_uri)
+        self.client = client_of(tracking_uri)
         self.folder = folder
         self.record = folder.record()
         self._id = digest_of(folder.store.read(RUN_JSON))
@@ -183,7 +184,7 @@ def delete_runs(run_url: str, tracking_uri: str) -> None:
 
     Call it while the folder exists: its run.json says which runs are meant.
     """
-    client = MlflowClient(tracking_uri, tracking_uri)
+    client = client_of(tracking_uri)
     identity = digest_of(RunFolder.at(run_url).store.read(RUN_JSON))
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     for run in client.search_runs(experiments, f"tags.`{_ID}` = '{identity}'"):
@@ -195,6 +196,17 @@ def delete_runs(run_url: str, tracking_uri: str) -> None:
         client.delete_run(run.info.run_id)
 
 
+def client_of(tracking_uri: str) -> MlflowClient:
+    """A client; a SQLite database that is not there is created, by one process at a time.
+
+    MLflow creates it in many steps, and two that do so at once spoil it for good.
+    """
+    if urlsplit(tracking_uri).scheme != "sqlite":
+        return MlflowClient(tracking_uri, tracking_uri)
+    with FileLock(f"{_database_path(tracking_uri)}.lock"):
+        return MlflowClient(tracking_uri, tracking_uri)
+
+
 def existing_client(tracking_uri: str) -> MlflowClient:
     """A client of an MLflow that is there. Raises TrackingError for a database that is not."""
     if urlsplit(tracking_uri).scheme == "sqlite" and not _database_path(tracking_uri).exists():
@@ -202,7 +214,7 @@ def existing_client(tracking_uri: str) -> MlflowClient:
             f"there is no MLflow database {_database_path(tracking_uri)}: give the address that "
             "the run was mirrored to"
         )
-    return MlflowClient(tracking_uri, tracking_uri)
+    return client_of(tracking_uri)
 
 
 def contact(tracking_uri: str, experiment: str) -> None:
@@ -217,7 +229,7 @@ def contact(tracking_uri: str, experiment: str) -> None:
     try:
         if parts.scheme == "sqlite" and not _prepare_database(tracking_uri):
             return
-        found = MlflowClient(tracking_uri, tracking_uri).get_experiment_by_name(experiment)
+        found = client_of(tracking_uri).get_experiment_by_name(experiment)
     except (MlflowException, ImportError, OSError) as error:
         if is_refusal(error):
             said = without_login(_first_line(error), tracking_uri)
