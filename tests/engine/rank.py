@@ -24,7 +24,7 @@ from train_core.engine.loop import Trainer
 from train_core.engine.snapshot import Snapshot
 from train_core.policy.steps import MicroBatch
 from train_core.storage.manifest import CheckpointManifest
-from train_core.storage.names import CheckpointName
+from train_core.storage.names import MANIFEST_JSON, CheckpointName
 from train_core.storage.patience import Patience
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.store import Store
@@ -63,9 +63,19 @@ class Fault:
 
 
 class MortalStore(Store):
-    """`in_file`: half of a checkpoint's file is there; `between_files`: one file is."""
+    """`in_file`: half of a checkpoint's file is there; `between_files`: one file is.
+
+    `stop_in_delete`: all that has to be looked at before a checkpoint is deleted was.
+    """
 
     folder: MortalFolder
+
+    def delete(self, key: str) -> None:
+        folder, _, file = key.rpartition("/")
+        name = CheckpointName.parse(folder.rpartition("/")[2])
+        if name and file == MANIFEST_JSON:
+            self.folder.meet("stop_in_delete", name.step)
+        super().delete(key)
 
     def put(self, key: str, data: memoryview) -> str:
         name = CheckpointName.parse(key.split("/")[1])

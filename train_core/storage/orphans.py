@@ -48,7 +48,7 @@ def collect_orphans(folder: RunFolder, attempt: int) -> list[Orphan]:
     found = find_orphans(folder, attempt, with_late=False)
     delete_orphans(folder, found, attempt)
     folder.store.sweep()
-    pins.sweep(folder.store, folder.store.names(CHECKPOINTS))
+    pins.sweep(folder.store)
     return found
 
 

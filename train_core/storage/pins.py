@@ -8,6 +8,9 @@ cluster has calls that nobody cleared away, or lastingly.
 Whoever wants to delete the checkpoint writes a pin of his own kind there first and looks for others
 then; whoever reads writes his pin first and looks for a deletion then. So of the two at least one
 sees the other and steps back: a checkpoint that was pinned is not deleted.
+
+An announced deletion counts until a newer attempt has sealed which checkpoints exist: whoever
+announced it may stand still, and go on with it at any time. A seal leaves no such checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import logging
 import uuid
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -182,9 +185,25 @@ def deleting(
         store.delete(key)
 
 
-def sweep(store: Store, checkpoints: Collection[str]) -> None:
-    """Delete pins that hold no more, and all those of checkpoints that are not among the given."""
-    for name in store.names(PINS):
+def taken_over(store: Store, attempt: int) -> Iterator[CheckpointName]:
+    """The checkpoints that replaced attempts announced to delete, for `attempt` to delete first."""
+    newest = lease.newest_attempt(store)
+    for text in store.names(PINS):
+        found = pins_of(store, text, newest_attempt=newest)
+        name = CheckpointName.parse(text)
+        if name and any(one.is_deletion and one.is_valid for one in found):
+            with deleting(store, name, attempt) as others:
+                if not others:
+                    yield name
+
+
+def sweep(store: Store) -> None:
+    """Delete pins that hold no more, and all those of checkpoints that are not there."""
+    # IMPORTANT: in this order. Who stands still in between may be replaced, and what is committed
+    # and pinned meanwhile has no pin among those that were listed.
+    pinned_ones = store.names(PINS)
+    checkpoints = set(store.names(CHECKPOINTS))
+    for name in pinned_ones:
         if CheckpointName.parse(name) and name not in checkpoints:
             store.delete(f"{PINS}/{name}")
     sweep_ended(store)
@@ -234,15 +253,19 @@ def _find(store: Store, key: str, newest_attempt: int) -> Found | None:
         return None
     except (CheckpointError, ConfigError):
         return Found(key, None, is_valid=True)
-    return Found(key, found, is_valid=_is_valid(store, found, newest_attempt))
+    counting = Found(key, found, is_valid=True)
+    return replace(counting, is_valid=_is_valid(store, counting, newest_attempt))
 
 
-def _is_valid(store: Store, found: Pin, newest_attempt: int) -> bool:
-    if found.holder is None:  # it lasts
+def _is_valid(store: Store, found: Found, newest_attempt: int) -> bool:
+    pin = found.pin
+    if pin is None or pin.holder is None:  # it lasts
         return True
-    if 0 < found.attempt < newest_attempt:
+    if 0 < pin.attempt < newest_attempt and not (
+        found.is_deletion and pin.attempt >= lease.read_seal(store)[0]
+    ):
         return False
-    if found.job and not calls.are_left(store, found.job):
+    if pin.job and not calls.are_left(store, pin.job):
         return False
     # What runs elsewhere cannot be looked at: its pin holds until somebody says otherwise.
-    return found.holder.is_alive if found.holder.is_local else True
+    return pin.holder.is_alive if pin.holder.is_local else True

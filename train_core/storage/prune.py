@@ -9,7 +9,6 @@ from typing import Literal
 
 from train_core.policy.retention import RetentionRules
 from train_core.storage import pins
-from train_core.storage.names import CHECKPOINTS
 from train_core.storage.orphans import delete_orphans, find_orphans
 from train_core.storage.retention import delete_unless_pinned, verdicts
 from train_core.storage.run_folder import Checkpoint, RunFolder
@@ -91,7 +90,7 @@ class Pruning:
         # Only now: what was pinned meanwhile still needs its segments.
         orphans = find_orphans(self.folder, attempt)
         delete_orphans(self.folder, orphans, attempt)
-        pins.sweep(self.folder.store, self.folder.store.names(CHECKPOINTS))
+        pins.sweep(self.folder.store)
         return findings + [Finding(one.key, "orphan", goes=True, why=one.why) for one in orphans]
 
     def _good_and_damaged(self) -> tuple[list[Checkpoint], dict[str, str]]:

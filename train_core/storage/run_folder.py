@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, ConfigError, RunConflictError, StorageError
 from train_core.results import CheckpointSummary
-from train_core.storage import lease
+from train_core.storage import lease, pins
 from train_core.storage.asked import Asked, newest_asked, note_asked
 from train_core.storage.digests import digest_of
 from train_core.storage.documents import read_document, read_object
@@ -190,6 +190,9 @@ class RunFolder:
         self._seal(held)
 
     def _seal(self, held: lease.Lease) -> None:
+        # Who was replaced may wake up and go on: nobody shall rely on what it is about to delete.
+        for name in pins.taken_over(self.store, held.attempt):
+            self.delete_checkpoint(name, attempt=held.attempt)
         good = self.quarantine_damaged()
         earlier = [c.name for c in good if c.name.attempt < held.attempt]
         lease.seal(self.store, held.attempt, earlier)
@@ -340,10 +343,8 @@ class RunFolder:
         """Mark a checkpoint that failed to verify; it is kept, and used no more."""
         _log.warning("checkpoint %s of run %r is quarantined: %s", name, self.name, reason)
         mark = _Mark(reason=reason).model_dump_json().encode()
-        try:
+        with suppress(FileExistsError):
             self.store.create(f"{CHECKPOINTS}/{name}/{QUARANTINED_JSON}", mark)
-        except FileExistsError:
-            return
 
     def quarantined(self) -> dict[str, str]:
         """Why each quarantined checkpoint is, by its name."""
