@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -11,8 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from train_core.errors import ConfigError, StorageError
+from train_core.storage.local_disk import BLOCK_BYTES
 from train_core.storage.store import Store
 
 
@@ -156,3 +161,69 @@ print("botocore" in sys.modules)
 """
     said = subprocess.check_output([sys.executable, "-c", code, tmp_path], text=True)
     assert said == "False\n"
+
+
+def in_memory(data: bytes, start: int) -> memoryview:
+    """The bytes in memory of the system's own, so many bytes after the beginning of a page."""
+    memory = memoryview(mmap.mmap(-1, start + len(data) + 1))
+    memory[start : start + len(data)] = data
+    return memory[start : start + len(data)]
+
+
+def share_in_cache(path: Path) -> float:
+    """How much of a file the system's cache has."""
+    size = path.stat().st_size
+    pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), pages):
+        raise OSError(ctypes.get_errno(), "mincore")
+    return sum(page & 1 for page in pages) / len(pages)
+
+
+@pytest.mark.parametrize("start", [0, 1, 512, BLOCK_BYTES])
+@pytest.mark.parametrize(
+    "size",
+    [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 300 * BLOCK_BYTES, 2**20 + 513],
+    ids="{}".format,
+)
+def test_what_is_put_is_whole_wherever_it_begins_and_ends(
+    store: Store, start: int, size: int
+) -> None:
+    data = os.urandom(size)
+    assert store.put("folder/object", in_memory(data, start)) == blake3(data).hexdigest()
+    assert Path(store.path("folder/object")).read_bytes() == data
+
+
+def test_what_is_put_on_a_disk_in_memory_is_whole(other_disk: Path) -> None:
+    data = os.urandom(2**20 + 513)
+    store = Store(str(other_disk))
+    assert store.put("object", in_memory(data, 0)) == blake3(data).hexdigest()
+    assert (other_disk / "object").read_bytes() == data
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_nothing_is_left_of_an_object_that_does_not_fit(store: Store, start: int) -> None:
+    data = in_memory(os.urandom(2**20), start)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**19, limits[1]))
+    try:
+        with pytest.raises(StorageError, match="too large"):
+            store.put("folder/object", data)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(store.path("folder")) == []
+
+
+def test_a_large_object_is_written_past_the_cache(store: Store, tmp_path: Path) -> None:
+    try:
+        os.close(os.open(tmp_path / "probe", os.O_CREAT | os.O_WRONLY | os.O_DIRECT))
+    except OSError:
+        pytest.skip(f"the filesystem of {tmp_path} cannot")
+    data = os.urandom(2**23 + 1)
+    store.put("whole", in_memory(data, 0))
+    (tmp_path / "by-the-cache").write_bytes(data)
+    assert share_in_cache(Path(store.path("whole"))) < 0.05
+    assert share_in_cache(tmp_path / "by-the-cache") > 0.95

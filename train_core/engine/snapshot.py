@@ -30,6 +30,7 @@ from train_core.policy.layout import (
 )
 from train_core.policy.sharding import shards_of_rank
 from train_core.storage.digests import digest_of
+from train_core.storage.local_disk import BLOCK_BYTES
 from train_core.storage.names import STATE_JSON
 from train_core.storage.tensor_file import TensorFile, lay_out
 
@@ -168,9 +169,7 @@ class Snapshot:
             },
             metadata,
         )
-        buffer = torch.empty(
-            file.size_bytes, dtype=torch.uint8, pin_memory=self._group.device.type == "cuda"
-        )
+        buffer = _empty(file.size_bytes, pinned=self._group.device.type == "cuda")
         buffer[: len(file.head)] = torch.frombuffer(bytearray(file.head), dtype=torch.uint8)
         views = tensors_in(buffer, file)
         return SnapshotFile(
@@ -194,6 +193,13 @@ def tensors_in(buffer: Tensor, file: TensorFile) -> dict[str, Tensor]:
 def bytes_of(buffer: Tensor) -> memoryview:
     """The memory of a flat tensor of bytes."""
     return memoryview(buffer.numpy())  # type: ignore[arg-type]  # numpy's stub hides its buffer
+
+
+def _empty(size_bytes: int, *, pinned: bool) -> Tensor:
+    """Memory that begins where a disk's blocks may."""
+    memory = torch.empty(size_bytes + BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned)
+    start = -memory.data_ptr() % BLOCK_BYTES
+    return memory[start : start + size_bytes]
 
 
 def _has_nan(tensor: Tensor) -> bool:

@@ -9,7 +9,6 @@ to be given `bytes`, a copy. `Store.put` and `Store.load` are what others call.
 from __future__ import annotations
 
 import mmap
-import os
 import re
 import time
 from collections import deque
@@ -58,7 +57,7 @@ def put(
     if fs.protocol[0] in _LOCAL:
         # The disk has its own time: the digest is made in it.
         with ThreadPoolExecutor(1, "write") as thread:
-            written = thread.submit(_write_local, path, data)
+            written = thread.submit(local_disk.write_large, path, data)
             digest.update(data)
             written.result()
     elif fs.protocol[0] in _S3:
@@ -134,22 +133,6 @@ def _hashed(data: memoryview, update: Callable[[memoryview], object]) -> Iterato
         part = data[start : start + _PART_BYTES]
         update(part)
         yield part
-
-
-def _write_local(path: str, data: memoryview) -> None:
-    folder = os.path.dirname(path)
-    local_disk.make_folder(folder)
-    with open(path, "xb", buffering=0) as file:
-        try:
-            written = 0
-            while written < len(data):
-                written += file.write(data[written:])
-            os.fsync(file.fileno())
-        except OSError:
-            # It may be tried again, and the disk may be full.
-            os.unlink(path)
-            raise
-    local_disk.sync(folder)
 
 
 def _map(path: str, size_bytes: int) -> tuple[memoryview, str]:

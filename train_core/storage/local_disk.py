@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from train_core.errors import ConfigError
 
+BLOCK_BYTES = 4096
+"""Memory that begins at a multiple of it is written past the system's cache."""
 TEMPORARY = ".tmp-"
 _WRITER = re.compile(re.escape(TEMPORARY) + r"(\d{1,9})-")
 _ABANDONED_S = 10.0
@@ -62,6 +65,44 @@ def write_new(path: str, data: bytes, *, durable: bool) -> None:
         if durable:
             file.flush()
             os.fsync(file.fileno())
+
+
+def write_large(path: str, data: memoryview) -> None:
+    """Write a file that must not exist yet; durable when this returns.
+
+    Past the system's cache where disk and memory allow it: the copy into the cache would take
+    its time from the training.
+    """
+    folder = os.path.dirname(path)
+    make_folder(folder)
+    with open(path, "xb", buffering=0) as file:
+        try:
+            written = _write_past_cache(file.fileno(), data)
+            while written < len(data):
+                written += file.write(data[written:])
+            os.fsync(file.fileno())
+        except OSError:
+            # It may be tried again, and the disk may be full.
+            os.unlink(path)
+            raise
+    sync(folder)
+
+
+def _write_past_cache(descriptor: int, data: memoryview) -> int:
+    """Write the whole blocks, as far as the disk takes them so; the number of bytes written."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    end, written = len(data) - len(data) % BLOCK_BYTES, 0
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))
+        while written < end:
+            written += os.write(descriptor, data[written:end])
+    except OSError as error:
+        # Not on this kind of disk, or not from where this memory begins.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+    return written
 
 
 def create(path: str, data: bytes) -> None:
