@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.checkpoint import frozen, kill, local, memory, reducer, s3, slowdown, stall
+from benchmarks.checkpoint import digest, frozen, kill, local, memory, reducer, s3, slowdown, stall
 from benchmarks.checkpoint.bench import Bench
 from benchmarks.checkpoint.report import Report
 
@@ -26,6 +26,7 @@ SECTIONS = {
     "kill": kill.measure,
     "memory": memory.measure,
     "s3": s3.measure,
+    "digest": digest.measure,
     "restore": local.measure_restore,
     "open": local.measure_open,
     "frozen": frozen.measure,

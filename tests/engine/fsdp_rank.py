@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -157,6 +158,26 @@ def _train(folder: RunFolder, config: dict[str, Any], group: Group) -> dict[str,
         "numbers_here": sum(_local(value).numel() for value in tensors.values()),
         "metrics": trainer.progress.metrics,
         "num_collectives": getattr(workload, "num_collectives", None),
+        "names": names(trainer.state.capture()),
+        "canonical_names": names(_canonical_state(trainer)),
+    }
+
+
+def names(state: dict[str, Any]) -> dict[str, Any]:
+    """What the model's and the optimizer's state call parameters and moments."""
+    optimizer = state["optimizer"]
+    return {
+        "model": list(state["model"]),
+        "state": {name: sorted(values) for name, values in optimizer["state"].items()},
+        "param_groups": [group["params"] for group in optimizer["param_groups"]],
+    }
+
+
+def _canonical_state(trainer: Trainer) -> dict[str, Any]:
+    model, optimizer = trainer.trained.model, trainer.trained.optimizer
+    return {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer),
     }
 
 

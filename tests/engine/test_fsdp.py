@@ -105,6 +105,16 @@ def test_every_rank_keeps_a_slice_only(ddp: dict[str, Any], tmp_path: Path) -> N
     assert halves == [4 * (weights + 17) // 2, 4 * (weights - 17) // 2]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workload", ["Smooth", "Averaging"])
+def test_the_state_is_called_by_the_names_of_torch_distributed_checkpoint(
+    workload: str, workers: int, tmp_path: Path
+) -> None:
+    for rank in run(tmp_path, workers, workload=f"tests.engine.fsdp_rank:{workload}"):
+        assert rank["names"] == rank["canonical_names"]
+        assert len(rank["names"]["state"]) > 0
+
+
 def test_validation_forwards_are_no_collectives(tmp_path: Path) -> None:
     # 70 samples in batches of 16 on 4 shards: 3, 1 and 1 batches on the three ranks.
     for rank in run(tmp_path, 3, workload="tests.engine.fsdp_rank:Counting"):
