@@ -23,6 +23,7 @@ from train_core.errors import ConfigError
 from train_core.policy.selection import Candidate, ranked
 from train_core.storage import lease
 from train_core.storage.names import RUN_JSON
+from train_core.storage.orphans import abort_uploads
 from train_core.storage.pins import pinned
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.stop import ask_to_stop
@@ -85,6 +86,7 @@ class DeleteCommand(InStorage):
         # run.json first: without it the run is no more.
         folder.store.delete(RUN_JSON)
         folder.store.delete("")
+        abort_uploads(folder)
         say(f"deleted {folder.url}")
 
 

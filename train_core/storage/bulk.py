@@ -24,6 +24,7 @@ from fsspec.asyn import sync
 
 from train_core.storage import local_disk
 from train_core.storage.digests import new_digest
+from train_core.storage.filesystems import LOCAL, S3
 from train_core.storage.patience import (
     CONNECT_S,
     SLOWEST_BYTES_PER_S,
@@ -43,7 +44,6 @@ _PART_ATTEMPTS = 5
 _FIRST_PAUSE, _LONGEST_PAUSE = timedelta(seconds=0.1), timedelta(seconds=1)
 _BEYOND_THE_END = 416
 _AWS = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
-_LOCAL, _S3 = ("file", "local"), ("s3", "s3a")
 
 
 def put(
@@ -54,13 +54,13 @@ def put(
     Raises TimeoutError on S3 when `left_s` seconds are over, other errors as builtin ones.
     """
     digest = new_digest()
-    if fs.protocol[0] in _LOCAL:
+    if fs.protocol[0] in LOCAL:
         # The disk has its own time: the digest is made in it.
         with ThreadPoolExecutor(1, "write") as thread:
             written = thread.submit(local_disk.write_large, path, data)
             digest.update(data)
             written.result()
-    elif fs.protocol[0] in _S3:
+    elif fs.protocol[0] in S3:
         import obstore
 
         bucket, name = _bucket(fs, path, patience)
@@ -86,11 +86,11 @@ def load(
 
     But on a disk, raises TimeoutError when `left_s` seconds are over; other errors as builtin ones.
     """
-    if fs.protocol[0] in _LOCAL:
+    if fs.protocol[0] in LOCAL:
         return _map(path, size_bytes)
     # By numpy, which asks the system for large pages: small ones cost as much as the digest.
     data = np.empty(size_bytes, np.uint8).data
-    if fs.protocol[0] in _S3:
+    if fs.protocol[0] in S3:
         parts = _remote_parts(_s3_range(fs, path, patience), data, left_s)
     else:
         # What other storages answer to a range beyond the end is not told.

@@ -3,17 +3,19 @@
 A checkpoint's folder without a manifest was never committed, or is half deleted; a journal segment
 that no manifest lists was written for a commit that did not come. Once the attempt is over,
 nothing more comes of either. Nor of an evaluation or an inference without a manifest, once no
-process has its checkpoint pinned.
+process has its checkpoint pinned. Who is killed while it uploads to S3 leaves parts, too, which
+are nobody's by the same rules; no listing of objects shows them.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
-from train_core.errors import CheckpointError
+from train_core.errors import CheckpointError, StorageError
 from train_core.storage import lease, pins
 from train_core.storage.manifest import CheckpointManifest
 from train_core.storage.names import (
@@ -27,6 +29,10 @@ from train_core.storage.names import (
     SegmentName,
 )
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.store import Store
+from train_core.storage.uploads import Upload
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Orphan:
     why: str
     is_late: bool = False
     """Whether it has a manifest, which came too late to count."""
+    upload: Upload | None = None
+    """The unfinished upload that it is, of the object at `key`; None: it is stored."""
 
 
 def collect_orphans(folder: RunFolder, attempt: int) -> list[Orphan]:
@@ -65,7 +73,9 @@ def find_orphans(
     others = {name for name in parsed if name} - {one.name for one in counted}
     found = {name: _orphan(folder, name) for name in sorted(others) if is_over(name.attempt)}
     orphans = {n: one for n, one in found.items() if one and (with_late or not one.is_late)}
-    results = list(_unfinished_results(folder))
+    uploads = _uploads(folder.store)
+    results = list(_unfinished_results(folder, uploads))
+    results += _uploads_of_attempts(uploads, is_over)
     try:
         covered = _segments(one.manifest for one in counted if str(one.name) not in gone)
         covered |= _segments(_manifests(folder, others - orphans.keys()))
@@ -77,8 +87,14 @@ def find_orphans(
 
 def delete_unfinished_results(folder: RunFolder) -> None:
     """Delete evaluations and predictions without a manifest that nobody works on: by anybody."""
-    for orphan in _unfinished_results(folder):
-        folder.store.delete(orphan.key)
+    for orphan in _unfinished_results(folder, _uploads(folder.store)):
+        _delete(folder.store, orphan)
+
+
+def abort_uploads(folder: RunFolder) -> None:
+    """Abort all unfinished uploads, of a run that is deleted."""
+    for upload in _uploads(folder.store):
+        folder.store.abort(upload)
 
 
 def delete_orphans(folder: RunFolder, orphans: Collection[Orphan], attempt: int) -> None:
@@ -88,9 +104,16 @@ def delete_orphans(folder: RunFolder, orphans: Collection[Orphan], attempt: int)
     """
     for orphan in orphans:
         lease.check(folder.store, attempt)
-        if orphan.is_late:
-            folder.store.delete(f"{orphan.key}/{MANIFEST_JSON}")
-        folder.store.delete(orphan.key)
+        _delete(folder.store, orphan)
+
+
+def _delete(store: Store, orphan: Orphan) -> None:
+    if orphan.upload:
+        store.abort(orphan.upload)
+        return
+    if orphan.is_late:
+        store.delete(f"{orphan.key}/{MANIFEST_JSON}")
+    store.delete(orphan.key)
 
 
 def _orphan(folder: RunFolder, name: CheckpointName) -> Orphan | None:
@@ -106,7 +129,31 @@ def _orphan(folder: RunFolder, name: CheckpointName) -> Orphan | None:
     return None
 
 
-def _unfinished_results(folder: RunFolder) -> Iterator[Orphan]:
+def _uploads(store: Store) -> list[Upload]:
+    try:
+        return store.unfinished_uploads()
+    except StorageError as error:
+        # A right of its own on S3, without which all else can be collected.
+        _log.warning("parts of unfinished uploads are left where they are: %s", error)
+        return []
+
+
+def _uploads_of_attempts(
+    uploads: Iterable[Upload], is_over: Callable[[int], bool]
+) -> Iterator[Orphan]:
+    """Those of checkpoints' files and of segments: also of one that was committed since."""
+    for upload in uploads:
+        above, _, below = upload.key.partition("/")
+        name: CheckpointName | SegmentName | None = None
+        if above == CHECKPOINTS:
+            name = CheckpointName.parse(below.partition("/")[0])
+        elif above == JOURNAL:
+            name = SegmentName.parse(below)
+        if name and is_over(name.attempt):
+            yield Orphan(upload.key, "an upload that was never finished", upload=upload)
+
+
+def _unfinished_results(folder: RunFolder, uploads: Collection[Upload]) -> Iterator[Orphan]:
     store = folder.store
     # Names of predictions end with what tells two of one checkpoint apart.
     of = {f"{PREDICTIONS}/{name}": name.rpartition("-")[0] for name in store.names(PREDICTIONS)}
@@ -115,18 +162,32 @@ def _unfinished_results(folder: RunFolder) -> Iterator[Orphan]:
         for checkpoint in store.names(EVALUATIONS)
         for name in store.names(f"{EVALUATIONS}/{checkpoint}")
     }
+    uploads_of = {upload: _scored(upload.key) for upload in uploads}
     # IMPORTANT: in this order. Who works on one pinned its checkpoint before there was anything to
     # list, and commits it before the pin is taken away.
     pinned = {
         found.checkpoint
-        for found in (pins.valid_pins(store) if of else ())
+        for found in (pins.valid_pins(store) if of or any(uploads_of.values()) else ())
         if not (found.pin and found.pin.is_lasting)
     }
+
+    def is_nobodys(checkpoint: str) -> bool:
+        return CheckpointName.parse(checkpoint) is not None and checkpoint not in pinned
+
     for key, checkpoint in of.items():
-        if CheckpointName.parse(checkpoint) is None or checkpoint in pinned:
-            continue
-        if not store.exists(f"{key}/{MANIFEST_JSON}"):
+        if is_nobodys(checkpoint) and not store.exists(f"{key}/{MANIFEST_JSON}"):
             yield Orphan(key, "never committed, and nobody works on it")
+    for upload, checkpoint in uploads_of.items():
+        if is_nobodys(checkpoint):
+            why = "an upload that was never finished, and nobody works on it"
+            yield Orphan(upload.key, why, upload=upload)
+
+
+def _scored(key: str) -> str:
+    """The checkpoint that the result with the object at `key` is of; empty: it is of no result."""
+    above, _, below = key.partition("/")
+    name = below.partition("/")[0]
+    return {PREDICTIONS: name.rpartition("-")[0], EVALUATIONS: name}.get(above, "")
 
 
 def _uncovered(

@@ -24,13 +24,13 @@ from fsspec.core import has_magic
 from fsspec.utils import get_protocol, stringify_path
 
 from train_core.errors import ConfigError, StorageError
-from train_core.storage import bulk, local_disk
+from train_core.storage import bulk, local_disk, uploads
+from train_core.storage.filesystems import LOCAL, S3, filesystem
 from train_core.storage.patience import (
     Patience,
     UnfinishedError,
     may_pass,
     retried,
-    s3_config,
     storage_errors,
 )
 
@@ -55,12 +55,12 @@ class Store:
 
     def __init__(self, url: str, patience: Patience = _DEFAULT_PATIENCE) -> None:
         self.protocol: str = get_protocol(stringify_path(url))
-        self.is_local = self.protocol in ("file", "local")
+        self.is_local = self.protocol in LOCAL
         self.patience = patience
         if not self.is_local and has_magic(url):
             raise ConfigError(f"storage {url!r} cannot be used: '*', '?' and '[' are wildcards")
         try:
-            self._fs = _filesystem(self.protocol, patience)
+            self._fs = filesystem(self.protocol, patience)
         except (ValueError, ImportError) as error:
             raise ConfigError(f"storage {url!r} cannot be used: {error}") from error
         self._root: str = self._fs._strip_protocol(url)  # noqa: SLF001 (fsspec's only way)
@@ -278,6 +278,17 @@ class Store:
         if self.is_local:
             local_disk.sweep(self._root)
 
+    def unfinished_uploads(self) -> list[uploads.Upload]:
+        """Uploads below the folder that are under way, or whose process was killed: only on S3."""
+        if self.protocol not in S3:
+            return []
+        return self._run("list", "", lambda ask: list(uploads.unfinished(ask, self._root)))
+
+    def abort(self, upload: uploads.Upload) -> None:
+        """Delete the parts of an unfinished upload; fine if it is gone."""
+        path = self.path(upload.key)
+        self._run("delete", upload.key, lambda ask: uploads.abort(ask, path, upload.id))
+
     def probe(self) -> None:
         """Check that the folder can be written, also in bulk, and that `create` has one winner.
 
@@ -374,18 +385,6 @@ class Store:
         if self._fs.async_impl:
             options["timeout"] = left_s
         return getattr(self._fs, method)(*args, **options)
-
-
-def _filesystem(protocol: str, patience: Patience) -> fsspec.AbstractFileSystem:
-    if protocol in ("file", "local"):
-        return fsspec.filesystem(protocol)
-    # A listing must show what other processes wrote a moment ago.
-    fresh = {"use_listings_cache": False}
-    if protocol not in ("s3", "s3a"):
-        return fsspec.filesystem(protocol, **fresh)
-    found = fsspec.filesystem(protocol, **fresh, config_kwargs=s3_config(patience))
-    found.retries = 1
-    return found
 
 
 def _is_there(ask: _Ask, path: str) -> bool:
