@@ -36,19 +36,19 @@ def read_file(store: Store, key: str, entry: FileEntry) -> memoryview:
     """The object's bytes, which may be changed.
 
     Raises CheckpointError, naming the object, if they are not what was committed, and StorageError
-    if this machine's memory is too small for them: it may be larger elsewhere.
+    if they are, but this machine's memory is too small for them: it may be larger elsewhere.
     """
     if fault := _fault_of_way(store, key):
         raise CheckpointError(f"{store.uri(key)} {fault}")
     if entry.size_bytes > psutil.virtual_memory().total:
-        raise StorageError(
-            f"{store.uri(key)}: its {entry.size_bytes} bytes do not fit into this machine's memory"
-        )
+        raise _too_large(store, key, entry)
     try:
         data, digest = store.load(key, entry.size_bytes)
     except FileNotFoundError as error:
         raise CheckpointError(f"{store.uri(key)} is missing") from error
     except StorageError as error:
+        if isinstance(error.__cause__, MemoryError):
+            raise _too_large(store, key, entry) from error
         if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO:
             raise CheckpointError(f"the disk cannot read {store.uri(key)}: {error}") from error
         raise
@@ -69,6 +69,14 @@ def fault_of(store: Store, key: str, entry: FileEntry) -> str:
     except FileNotFoundError:
         return f"{key} is missing"
     return "" if digest.hexdigest() == entry.digest else f"{key}: its digest is another"
+
+
+def _too_large(store: Store, key: str, entry: FileEntry) -> StorageError:
+    """The error that the object is too large; raises CheckpointError if that was a lie."""
+    check_size(store, key, entry)
+    return StorageError(
+        f"{store.uri(key)}: its {entry.size_bytes} bytes do not fit into this machine's memory"
+    )
 
 
 def _fault_of_size(store: Store, key: str, entry: FileEntry) -> str:
