@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import pickle
+import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -38,6 +40,41 @@ def test_an_operation_that_fails_twice_is_done_at_the_third_attempt() -> None:
     assert retried(operation, "cannot do it", budget_s=10) == "done"
     # Half to all of 0.5 s, then of 1 s.
     assert 10 >= given[0] >= given[1] + 0.25 >= given[2] + 0.75
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of each pause that is made, as it is made."""
+    made: list[float] = []
+    sleep = time.sleep
+
+    def note(pause_s: float) -> None:
+        made.append(pause_s)
+        sleep(pause_s)
+
+    monkeypatch.setattr(time, "sleep", note)
+    return made
+
+
+def test_of_many_that_a_server_refused_at_once_few_come_back_together(pauses: list[float]) -> None:
+    def ask(_: int) -> None:
+        # As a training does before each forward.
+        random.seed(1)
+        retried(failing(1, ConnectionResetError("gone"))[0], "cannot do it", budget_s=10)
+
+    with ThreadPoolExecutor(20) as threads:
+        list(threads.map(ask, range(20)))
+    assert len(pauses) == len(set(pauses)) == 20
+    assert min(pauses) >= 0.25
+    assert max(pauses) <= 0.5
+    # The chance that all of twenty fall into two fifths of the time is 2 in ten million.
+    assert max(pauses) - min(pauses) > 0.1
+
+
+def test_a_pause_draws_nothing_from_the_numbers_that_a_training_was_seeded_with() -> None:
+    before = random.getstate()
+    retried(failing(1, ConnectionResetError("gone"))[0], "cannot do it", budget_s=10)
+    assert random.getstate() == before
 
 
 def test_what_does_not_pass_by_itself_is_raised_at_once() -> None:

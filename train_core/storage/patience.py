@@ -46,6 +46,9 @@ _CODES_THAT_PASS = frozenset(
 )
 # A folder in an object's place is no object, as it is on an object store.
 _NOT_THERE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+# Of the system's: a training seeds the common generator in every rank and step, and its model may
+# draw from it while a thread waits here.
+_CHANCE = random.SystemRandom()
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -91,7 +94,7 @@ def retried(operation: Callable[[float], _T], title: str, budget_s: float) -> _T
             # A deadline in the middle of a later attempt says less than what failed before it.
             cause = cause if cause and isinstance(error, TimeoutError) else error
         limit_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (attempt - 1))
-        pause_s = random.uniform(limit_s / 2, limit_s)
+        pause_s = _CHANCE.uniform(limit_s / 2, limit_s)
         tried_s = time.monotonic() - begin
         if tried_s + pause_s >= budget_s:
             tried = f"given up after {tried_s:.0f} s, in attempt {attempt}"
