@@ -166,6 +166,7 @@ def _assemble(store: Store, checkpoint: Checkpoint, entries: Iterable[FileEntry]
 
 def _parse_json(data: memoryview, file: str) -> Any:
     try:
-        return json.loads(bytes(data))
+        # Not its bytes: json would copy them once more, to look for other encodings.
+        return json.loads(str(data, "utf-8"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not JSON: {error}") from error

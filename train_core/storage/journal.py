@@ -19,6 +19,8 @@ from train_core.storage.manifest import FileEntry
 from train_core.storage.names import JOURNAL, SegmentName
 from train_core.storage.store import Store
 
+_PIECE_BYTES = 2**20
+_MAX_LINE_BYTES = 16 * 2**20
 _log = logging.getLogger(__name__)
 
 
@@ -85,12 +87,24 @@ def read_good_segments(
 
 
 def _entries(store: Store, segment: FileEntry) -> list[Entry]:
+    where = store.uri(f"{JOURNAL}/{segment.name}")
     try:
-        return [Entry.model_validate_json(line) for line in _read(store, segment).splitlines()]
+        return [Entry.model_validate_json(line) for line in _lines(_read(store, segment), where)]
     except ValidationError as error:
-        where = store.uri(f"{JOURNAL}/{segment.name}")
         raise CheckpointError(f"{where}: a line is not an entry: {error}") from error
 
 
-def _read(store: Store, segment: FileEntry) -> bytes:
-    return bytes(read_file(store, f"{JOURNAL}/{segment.name}", segment))
+def _lines(data: memoryview, where: str) -> Iterator[bytes]:
+    """The lines, without a copy of all of them. Raises CheckpointError for one that is too long."""
+    rest = b""
+    for start in range(0, len(data), _PIECE_BYTES):
+        *lines, rest = (rest + data[start : start + _PIECE_BYTES]).split(b"\n")
+        yield from lines
+        if len(rest) > _MAX_LINE_BYTES:
+            raise CheckpointError(f"{where}: a line is not an entry: it is too long")
+    if rest:
+        yield rest
+
+
+def _read(store: Store, segment: FileEntry) -> memoryview:
+    return read_file(store, f"{JOURNAL}/{segment.name}", segment)
