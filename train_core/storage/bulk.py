@@ -96,6 +96,8 @@ def load(
         # What other storages answer to a range beyond the end is not told.
         if fs.info(path)["size"] != size_bytes:
             return data, ""
+        if not size_bytes:
+            return data, new_digest().hexdigest()
         parts = _remote_parts(partial(fs.cat_file, path), data, left_s)
     num_bytes, digest = 0, new_digest()
     for part, count in parts:
