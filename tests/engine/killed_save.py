@@ -1,16 +1,19 @@
-"""A training that is killed before its k-th change of the disk, for every k.
+"""A training that is killed before its k-th change of the storage, for every k.
 
-`python -m tests.engine.killed_save STORAGE` creates a run STORAGE/k for each k, lets a process of
-its own train it, and kills that. The last one got through.
+`python -m tests.engine.killed_save STORAGE [NOTES]` creates a run STORAGE/k for each k, lets a
+process of its own train it, and kills that. The last one got through. Changes are those of a disk,
+or with the folder NOTES operations of Store, on any storage.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.engine.alone import run
+from tests.storage.faulty_store import FaultyStore
 from tests.storage.killed import kill_before_each_change
 from train_core.engine import recorder
 from train_core.engine.retention import delete_orphans_of_the_dead, delete_superseded
@@ -41,12 +44,21 @@ def tell_nothing() -> None:
     recorder._LIVE_EVERY_S = 1e6
 
 
-def main(storage: str) -> None:
+def main(storage: str, notes: str = "") -> None:
     tell_nothing()
     with TemporaryDirectory() as elsewhere:
         # What torch loads when it is first used is loaded once, before the forks.
         drive(RunFolder(elsewhere, "warm"))
-    kill_before_each_change(lambda change: drive(RunFolder(storage, f"{change}")))
+    if not notes:
+        kill_before_each_change(lambda change: drive(RunFolder(storage, f"{change}")))
+
+    def drive_and_die(change: int) -> None:
+        folder = RunFolder(storage, f"{change}")
+        folder.store = store = FaultyStore(folder.url, Path(notes, f"{change}"))
+        store.fail_at(change, how="kill")
+        drive(folder)
+
+    kill_before_each_change(drive_and_die, die=lambda _: None)
 
 
 if __name__ == "__main__":

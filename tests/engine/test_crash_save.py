@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from tests.engine.killed_save import CONFIG, drive, tell_nothing
-from tests.storage.faulty_store import FaultyStore
+from tests.storage.faulty_store import LOOK, LOOKS, FaultyStore
 from train_core.engine import checkpointer, recorder
 from train_core.errors import StorageError, UnsavedError
 from train_core.storage.journal import read_segments
@@ -27,6 +28,7 @@ from train_core.storage.store import Store
 ROOT = Path(__file__).parents[2]
 # No checkpoint; the first; the second beside it; the second alone.
 STATES = [[], [1], [1, 2], [2]]
+SLOW_ON_S3 = ["local", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,12 @@ def test_a_training_that_is_killed_anywhere_goes_on_from_the_old_state_or_the_ne
     )
     # The first one was killed before it had a folder.
     numbers = range(1, max(int(path.name) for path in in_memory.iterdir()) + 1)
-    *killed, through = (RunFolder(str(in_memory), f"{number}") for number in numbers)
+    check_killed([RunFolder(str(in_memory), f"{number}") for number in numbers], reference)
+
+
+def check_killed(folders: list[RunFolder], reference: str) -> None:
+    """All but the last one were killed, each a change later; each goes on to the same end."""
+    *killed, through = folders
     assert digest_of_training(through) == reference
     seen = []
     for folder in killed:
@@ -93,6 +100,23 @@ def test_a_training_that_is_killed_anywhere_goes_on_from_the_old_state_or_the_ne
     # The later it dies, the more is there.
     assert all(before <= after for before, after in pairwise(seen))
     assert set(seen) == set(range(len(STATES)))
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_so_does_one_on_s3_that_is_killed_before_any_change(
+    object_store: str, tmp_path: Path, reference: str
+) -> None:
+    storage = f"{object_store}/{uuid.uuid4().hex}"
+    subprocess.run(
+        [sys.executable, "-m", "tests.engine.killed_save", storage, str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        timeout=500,
+    )
+    numbers = range(1, len(list(tmp_path.iterdir())) + 1)
+    check_killed([RunFolder(storage, f"{number}") for number in numbers], reference)
 
 
 def faulty(storage: str, run_name: str, notes: Path) -> tuple[RunFolder, FaultyStore]:
@@ -125,6 +149,32 @@ def test_a_training_survives_any_operation_that_fails(
         warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
         assert ["the test has scheduled this" in said for said in warned[:1]] == [True]
         assert ["are saved again" in said for said in warned[1:]] in ([], [True])
+        assert check_whole(folder)[-1] == 2
+        assert digest_of_training(folder) == reference
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("storage_url", SLOW_ON_S3, indirect=True)
+def test_a_training_survives_any_look_that_fails(
+    storage_url: str, tmp_path: Path, reference: str
+) -> None:
+    undisturbed, counting = faulty(storage_url, "undisturbed", tmp_path)
+    run(undisturbed, **CONFIG)
+    everything = counting.everything
+    looks = sum(kind in LOOKS for kind in everything)
+    looks_before = sum(kind in LOOKS for kind in everything[: everything.index("put")])
+    # In each save: whether we are fenced, what is there, and what may be deleted now.
+    assert looks - looks_before >= 15
+    for number in range(1, looks + 1):
+        folder, store = faulty(storage_url, f"{number}", tmp_path)
+        store.fail_at(number, kind=LOOK)
+        if number <= looks_before:
+            # Nothing was trained yet: who began it is told.
+            with pytest.raises(StorageError, match="the test has scheduled this"):
+                run(folder, **CONFIG)
+        run(folder, **CONFIG)
+        # How often one looks depends a little on how fast a storage is: this one may be to come.
+        store.work_again()
         assert check_whole(folder)[-1] == 2
         assert digest_of_training(folder) == reference
 

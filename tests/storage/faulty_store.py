@@ -14,15 +14,23 @@ from typing import Literal, Self, TypeVar
 from train_core.errors import StorageError
 from train_core.storage.patience import Patience
 from train_core.storage.store import Store
+from train_core.storage.uploads import Upload
 
 _T = TypeVar("_T")
 KINDS = ("write", "create", "put", "upload", "copy", "link_or_copy", "delete")
+"""What changes something."""
+LOOKS = ("read", "load", "size_bytes", "exists", "names", "uploads")
+"""What only looks."""
+LOOK = "look"
 RECORD_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A fault at operation `op` (the first is 1), counted among those of `kind` if one is named."""
+    """A fault at operation `op` (the first is 1), counted among those of `kind`.
+
+    "" is all that change something, LOOK all that only look.
+    """
 
     op: int
     kind: str
@@ -32,7 +40,7 @@ class Scheduled:
 
 
 class FaultyStore(Store):
-    """A real store whose operations that change something are counted, and fail on schedule.
+    """A real store whose operations are counted, and fail on schedule.
 
     The count and the schedule lie in the folder `notes` on this machine's disk, so that children,
     pickled copies and those in other processes go on counting where the others are.
@@ -58,13 +66,13 @@ class FaultyStore(Store):
         done: bool = False,
         times: int | None = 1,
     ) -> None:
-        """Fail at operation `op`, counted from the beginning, and at `times - 1` that follow.
+        """Fail at operation `op` of `kind`, counted from the beginning, and `times - 1` after it.
 
         `how` is a StorageError, or the end of the process; `done` lets the operation happen first,
         as when its answer is lost; `times=None` fails forever.
         """
         assert op >= 1, "the first operation is 1"
-        assert kind in ("", *KINDS), f"{kind!r} is none of {KINDS}"
+        assert kind in ("", LOOK, *KINDS, *LOOKS), f"{kind!r} is none of {KINDS + LOOKS}"
         schedule = [asdict(fault) for fault in self._schedule()]
         schedule.append(asdict(Scheduled(op, kind, how, done, times)))
         (self.notes / "schedule.json").write_text(json.dumps(schedule))
@@ -75,7 +83,12 @@ class FaultyStore(Store):
 
     @property
     def operations(self) -> list[str]:
-        """The kinds of the operations so far, in their order, those that failed included."""
+        """The kinds of the changes so far, in their order, those that failed included."""
+        return [kind for kind in self.everything if kind in KINDS]
+
+    @property
+    def everything(self) -> list[str]:
+        """The kinds of all operations so far, likewise."""
         file = self.notes / "operations"
         return _kinds(file.read_bytes()) if file.exists() else []
 
@@ -107,6 +120,29 @@ class FaultyStore(Store):
         act = super().delete
         self._counted("delete", key, lambda: act(key))
 
+    def read(self, key: str) -> bytes:
+        act = super().read
+        return self._counted("read", key, lambda: act(key))
+
+    def load(self, key: str, size_bytes: int) -> tuple[memoryview, str]:
+        act = super().load
+        return self._counted("load", key, lambda: act(key, size_bytes))
+
+    def size_bytes(self, key: str) -> int:
+        act = super().size_bytes
+        return self._counted("size_bytes", key, lambda: act(key))
+
+    def exists(self, key: str) -> bool:
+        act = super().exists
+        return self._counted("exists", key, lambda: act(key))
+
+    def names(self, key: str = "") -> list[str]:
+        act = super().names
+        return self._counted("names", key, lambda: act(key))
+
+    def unfinished_uploads(self) -> list[Upload]:
+        return self._counted("uploads", "", super().unfinished_uploads)
+
     def _counted(self, kind: str, key: str, act: Callable[[], _T]) -> _T:
         fault = self._met(kind)
         if fault is None:
@@ -120,10 +156,9 @@ class FaultyStore(Store):
     def _met(self, kind: str) -> Scheduled | None:
         so_far = self._count(kind)
         for fault in self._schedule():
-            number = so_far[fault.kind] if fault.kind else so_far.total()
-            after = number - fault.op
-            of_kind = fault.kind in ("", kind)
-            if of_kind and after >= 0 and (fault.times is None or after < fault.times):
+            kinds = {"": KINDS, LOOK: LOOKS}.get(fault.kind, (fault.kind,))
+            after = sum(so_far[one] for one in kinds) - fault.op
+            if kind in kinds and after >= 0 and (fault.times is None or after < fault.times):
                 return fault
         return None
 

@@ -73,18 +73,21 @@ def die_before(change: int) -> None:
 
 
 def kill_before_each_change(
-    act: Callable[[int], object], prepare: Callable[[int], object] = lambda _: None
+    act: Callable[[int], object],
+    prepare: Callable[[int], object] = lambda _: None,
+    die: Callable[[int], object] = die_before,
 ) -> None:
     """Let a process of its own `act(k)`, and kill it before its change k, for every k.
 
-    `prepare(k)` comes before, unharmed. This process ends as the one that got through did.
+    `prepare(k)` comes before, unharmed; `die(k)` has the process killed, if `act` does not see to
+    it. This process ends as the one that got through did.
     """
     for change in count(1):
         prepare(change)
         child = os.fork()
         if child == 0:
             try:
-                die_before(change)
+                die(change)
                 act(change)
             except BaseException:  # noqa: BLE001 (told by the exit code)
                 traceback.print_exc()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from tests.storage.killed import begin, prune
+import pytest
+
+from tests.storage.faulty_store import LOOK, LOOKS, FaultyStore
+from tests.storage.killed import ACTIONS, begin, prune
 from tests.storage.samples import WEIGHTS, manifest, save
 from tests.storage.samples import commit as commit_small
+from train_core.errors import StorageError
 from train_core.storage.lease import Holder
 from train_core.storage.manifest import FileEntry
 from train_core.storage.names import CheckpointName
@@ -137,6 +143,41 @@ def test_a_beginning_that_is_killed_while_it_collects_is_ended_by_the_next(tmp_p
         check_whole(folder, must_stay={1, 2, 3, 4})
         begin(folder)
         assert keys(folder) == keys(through)
+
+
+@pytest.mark.parametrize(
+    # A prune looks most often.
+    "action",
+    ["delete", "begin", pytest.param("prune", marks=pytest.mark.slow)],
+)
+def test_who_deletes_and_cannot_look_deletes_nothing_that_is_to_stay(
+    tmp_path: Path, action: str
+) -> None:
+    template = begun(RunFolder(str(tmp_path), "template"))
+
+    def act_where_a_look_fails(number: int) -> tuple[RunFolder, list[str]]:
+        folder = RunFolder(str(tmp_path / f"{number}"), "run")
+        shutil.copytree(template.url, folder.url)
+        folder.store = store = FaultyStore(folder.url, tmp_path / "notes" / f"{number}")
+        store.fail_at(number, kind=LOOK)
+        with suppress(StorageError):
+            ACTIONS[action](folder)
+        store.work_again()
+        return folder, store.everything
+
+    through, everything = act_where_a_look_fails(10**6)
+    looks = sum(kind in LOOKS for kind in everything)
+    assert looks >= 5
+    left = steps(through)
+    prune(through)
+    were_held_up = []
+    for number in range(1, looks + 1):
+        folder, _ = act_where_a_look_fails(number)
+        check_whole(folder, must_stay=set(left))
+        were_held_up.append(steps(folder) != left)
+        prune(folder)
+        assert keys(folder) == keys(through)
+    assert any(were_held_up) == (left != [1, 2, 3, 4])
 
 
 class Died(BaseException):

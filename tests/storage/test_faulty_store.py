@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.faulty_store import KINDS, FaultyStore
+from tests.storage.faulty_store import KINDS, LOOK, LOOKS, FaultyStore
 from train_core.errors import StorageError
 
 ONE_WRITE = """
@@ -61,6 +61,29 @@ def test_the_operation_that_was_named_fails_and_no_other(
             failed.append(kind)
     assert failed == [KINDS[op - 1]]
     assert store.operations == ["write", *KINDS]
+
+
+@pytest.mark.parametrize("op", range(1, len(LOOKS) + 1))
+def test_looks_are_counted_and_fail_by_themselves(store: FaultyStore, op: int) -> None:
+    store.write("object", b"bytes")
+    store.fail_at(op, kind=LOOK)
+    looks: dict[str, Callable[[], object]] = {
+        "read": lambda: store.read("object"),
+        "load": lambda: store.load("object", 5),
+        "size_bytes": lambda: store.size_bytes("object"),
+        "exists": lambda: store.exists("object"),
+        "names": store.names,
+        "uploads": store.unfinished_uploads,
+    }
+    failed = []
+    for kind, act in looks.items():
+        try:
+            act()
+        except StorageError:
+            failed.append(kind)
+    assert failed == [LOOKS[op - 1]]
+    assert store.everything == ["write", *LOOKS]
+    assert store.operations == ["write"]
 
 
 def test_an_operation_is_counted_among_its_kind(store: FaultyStore) -> None:
