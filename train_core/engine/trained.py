@@ -125,7 +125,8 @@ class TrainedModel:
                 torch.nn.utils.clip_grad_norm_(parameters, self._config.clip_norm)
             )
         self.optimizer.step()
-        if self.schedule is not None and step < self._schedule_steps:
+        # Not after its last step: beyond it a cycle goes up again, and an extended run would, too.
+        if self.schedule is not None and step + 1 < self._schedule_steps:
             self.schedule.step()
         return norm
 
