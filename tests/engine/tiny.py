@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -210,6 +211,15 @@ class Forgetful(Tiny):
         self.count += 1
         with torch.no_grad():
             next(model.parameters()).add_(1e-3 * self.count)
+
+
+class Undetermined(Tiny):
+    """Its hook draws from what no seed decides."""
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        super().after_step(model, step)
+        with torch.no_grad():
+            next(model.parameters()).add_(1e-3 * (1 + random.SystemRandom().random()))
 
 
 class Mortal(Tiny):

@@ -1,0 +1,102 @@
+"""One rank that says what it saved and what it read, and whose storage is slow if it is told so."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from concurrent import futures
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+
+from train_core.config import TrainConfig
+from train_core.engine.checkpointer import Checkpointer
+from train_core.engine.group import Group
+from train_core.engine.loop import Trainer
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.store import Store
+
+
+class WatchedStore(Store):
+    """Notes what is loaded; where it is slow, it stores no file before rank 0 waits for it."""
+
+    loaded: ClassVar[list[str]] = []
+    loaded_bytes: ClassVar[list[int]] = []
+    go_on: ClassVar[Path]
+    is_slow: ClassVar[bool] = False
+
+    def load(self, key: str, size_bytes: int) -> tuple[memoryview, str]:
+        self.loaded.append(key)
+        self.loaded_bytes.append(size_bytes)
+        return super().load(key, size_bytes)
+
+    def put(self, key: str, data: memoryview) -> str:
+        begun = time.monotonic()
+        while self.is_slow and not self.go_on.exists():
+            assert time.monotonic() - begun < 60, "nobody waits for this checkpoint"
+            time.sleep(0.01)
+        return super().put(key, data)
+
+
+class WatchedCheckpointer(Checkpointer):
+    """Has a slow rank go on as soon as rank 0, who keeps the journal, waits for its checkpoint."""
+
+    def wait(self) -> None:
+        if self._group.is_first and self.is_busy:
+            WatchedStore.go_on.touch()
+        super().wait()
+        if self._group.is_first:
+            WatchedStore.go_on.unlink(missing_ok=True)
+
+
+class WatchedTrainer(Trainer):
+    """Notes at which steps this rank saves; a rank whose own storage is fast is never busy."""
+
+    saved: ClassVar[list[int]] = []
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.checkpointer.close()
+        self.checkpointer = WatchedCheckpointer(
+            self.folder, self.config, self.attempt, self.recorder, self.group
+        )
+
+    def step(self) -> None:
+        writing = self.checkpointer._writing
+        # Rank 0's is over when all have stored theirs.
+        if writing is not None and not WatchedStore.is_slow and not self.group.is_first:
+            futures.wait([writing.future], timeout=60)
+        super().step()
+
+    def _save(self) -> None:
+        self.saved.append(self.progress.step)
+        super()._save()
+
+
+def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: Path) -> None:
+    """Be a rank of a gloo group. Rank 0 writes what each of them says to `outcome`."""
+    with log.open("ab") as shown:
+        os.dup2(shown.fileno(), sys.stderr.fileno())
+    os.environ.update(environment)
+    dist.init_process_group("gloo")
+    group = Group.current()
+    folder = RunFolder(task["storage"], task["run"])
+    folder.store = WatchedStore(folder.url)
+    WatchedStore.is_slow = task.get("is_slow", False)
+    WatchedStore.go_on = Path(task["home"], "go-on")
+    config = TrainConfig.model_validate(task["config"])
+    trainer = WatchedTrainer(folder, config, task["attempt"], group)
+    trainer.run()
+    said = {
+        "resumed_from": trainer._first_step,
+        "saved": WatchedTrainer.saved,
+        "loaded": WatchedStore.loaded,
+        "loaded_bytes": WatchedStore.loaded_bytes,
+    }
+    of_ranks = group.gather(said)
+    if group.is_first:
+        outcome.write_text(json.dumps(of_ranks))
+    dist.destroy_process_group()
