@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from concurrent.futures import wait
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.engine import watched_rank
 from tests.engine.alone import create
+from tests.engine.processes import files, ranks
+from tests.engine.test_exact import CONFIG
 from train_core.config import TrainConfig
 from train_core.engine.checkpointer import Checkpointer
 from train_core.engine.group import Group
@@ -183,3 +188,43 @@ class OneThatWaits(Trainer):
         if self.progress.step == 3:
             OneThatWaits.stored = self.folder.store.names(f"checkpoints/{FailingStore.failing}")
         super().step()
+
+
+def of_ranks(tmp_path: Path, how: str, slow: int) -> tuple[list[list[int]], list[Entry]]:
+    """At which steps each of two ranks saves, and the journal; one of them has a slow storage.
+
+    Its files are stored when rank 0 waits for them, and those of the other rank at once.
+    """
+    storage = str(tmp_path)
+    config = CONFIG | {"epochs": 1, "num_shards": 2, "keep_last": 99}
+    config |= {"checkpoint_every_steps": 1, "checkpoint_backpressure": how}
+    task = {"storage": storage, "home": storage, "run": "run", "attempt": 1, "config": config}
+    fault = {"rank": slow, "is_slow": True}
+    with ranks(task, 2, fault, main=watched_rank.main) as processes:
+        log, outcome = files(task)
+        for process in processes:
+            process.join(90)
+            assert process.exitcode == 0, log.read_text()
+        said = json.loads(outcome.read_text())
+    folder = RunFolder(storage, "run")
+    steps = said[0]["saved"]
+    assert saved(folder) == steps, log.read_text()
+    journal = read_segments(folder.store, folder.checkpoints()[-1].manifest.journal)
+    return [one["saved"] for one in said], [e for e in journal if "train/loss" in e.metrics]
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_all_ranks_skip_what_one_of_them_is_too_slow_for(slow: int, tmp_path: Path) -> None:
+    of_each, journal = of_ranks(tmp_path, "skip", slow)
+    # Rank 1's own storage is fast where rank 0's is slow: it knows by the control word alone.
+    assert of_each == [[1, 5], [1, 5]]
+    skipped = {entry.step: entry.rates.get("checkpoint/skipped", 0) for entry in journal}
+    assert skipped == {1: 0, 2: 0, 3: 1, 4: 1, 5: 1}
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_all_ranks_wait_for_the_one_that_is_slow(slow: int, tmp_path: Path) -> None:
+    of_each, journal = of_ranks(tmp_path, "wait", slow)
+    assert of_each == [[1, 2, 3, 4, 5]] * 2
+    waited = {entry.step: entry.rates.get("checkpoint/waited", 0) for entry in journal}
+    assert waited == {1: 0, 2: 0, 3: 1, 4: 1, 5: 1}

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,17 +22,25 @@ from train_core.storage.store import Store
 
 
 class WatchedStore(Store):
-    """Notes what is loaded; where it is slow, it stores no file before rank 0 waits for it."""
+    """Notes each time that an object is read; where it is slow, it stores no file before rank 0
+    waits for it.
+    """
 
-    loaded: ClassVar[list[str]] = []
-    loaded_bytes: ClassVar[list[int]] = []
+    was_read: ClassVar[list[str]] = []
     go_on: ClassVar[Path]
     is_slow: ClassVar[bool] = False
 
     def load(self, key: str, size_bytes: int) -> tuple[memoryview, str]:
-        self.loaded.append(key)
-        self.loaded_bytes.append(size_bytes)
+        self.was_read.append(key)
         return super().load(key, size_bytes)
+
+    def read(self, key: str) -> bytes:
+        self.was_read.append(key)
+        return super().read(key)
+
+    def chunks(self, key: str, size_bytes: int = 16 * 2**20) -> Iterator[bytes]:
+        self.was_read.append(key)
+        return super().chunks(key, size_bytes)
 
     def put(self, key: str, data: memoryview) -> str:
         begun = time.monotonic()
@@ -93,8 +102,7 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
     said = {
         "resumed_from": trainer._first_step,
         "saved": WatchedTrainer.saved,
-        "loaded": WatchedStore.loaded,
-        "loaded_bytes": WatchedStore.loaded_bytes,
+        "was_read": WatchedStore.was_read,
     }
     of_ranks = group.gather(said)
     if group.is_first:
