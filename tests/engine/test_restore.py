@@ -9,12 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load, save
 
 from tests.engine import watched_rank
+from tests.engine.alone import run
 from tests.engine.processes import train
 from tests.engine.test_exact import CONFIG
-from train_core.storage.run_folder import RunFolder
+from train_core.errors import CheckpointError
+from train_core.storage.journal import read_segments
+from train_core.storage.manifest import FileEntry
+from train_core.storage.names import MANIFEST_JSON, MODEL_FILE, STATE_JSON
+from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.store import Store
+
+QUARANTINED = "checkpoint/quarantined"
 
 
 def bit_flipped(store: Store, key: str) -> None:
@@ -53,7 +61,14 @@ def check_resume(
     assert found == train(str(home), "whole", attempt=1, workers=1, config=CONFIG) | {
         "resumed_from": 6
     }
-    assert names[-1] in folder.quarantined()[str(newest.name)]
+    reason = folder.quarantined()[str(newest.name)]
+    assert names[-1] in reason
+    # Told once, by rank 0, in the log and in the journal: with the first step that was done anew.
+    told = f"checkpoint {newest.name} of run 'run' is quarantined: {reason}\n"
+    assert Path(home, "run-2.log").read_text().count(told) == 1
+    journal = read_segments(folder.store, folder.checkpoints()[-1].manifest.journal)
+    counted = {e.step: e.rates[QUARANTINED] for e in journal if QUARANTINED in e.rates}
+    assert counted == {7: 1}
 
 
 @pytest.mark.parametrize("damage", [bit_flipped, cut, gone, a_folder])
@@ -86,3 +101,44 @@ def test_each_file_is_read_and_hashed_by_one_rank_and_the_work_is_shared(
     loads = [sum(sizes[key] for key in keys) for keys in read]
     assert max(loads) <= sum(loads) / workers + max(sizes.values())
     assert min(loads) > 0
+
+
+def without_a_tensor(folder: RunFolder, checkpoint: Checkpoint) -> None:
+    """Commit the checkpoint anew: all files are what the manifest says, but a tensor is gone."""
+    key = f"{checkpoint.key}/{MODEL_FILE}"
+    tensors = load(folder.store.read(key))
+    del tensors["4.bias"]
+    data = save(tensors)
+    folder.store.write(key, data)
+    files = checkpoint.manifest.files
+    entries = tuple(FileEntry.of(e.name, data) if e.name == MODEL_FILE else e for e in files)
+    manifest = checkpoint.manifest.model_copy(update={"files": entries})
+    folder.store.write(f"{checkpoint.key}/{MANIFEST_JSON}", manifest.to_json())
+
+
+def test_if_none_is_good_the_error_says_what_is_wrong_with_each(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    every = {"checkpoint_every_steps": 1, "checkpoint_backpressure": "wait", "keep_last": 9}
+    run(folder, epochs=1, **every)
+    of_step = {one.manifest.step: one for one in folder.checkpoints()}
+    assert list(of_step) == [1, 2, 3, 4, 5]
+    gone(folder.store, f"{of_step[1].key}/optimizer.safetensors")
+    bit_flipped(folder.store, f"{of_step[2].key}/{MODEL_FILE}")
+    cut(folder.store, f"{of_step[3].key}/{STATE_JSON}")
+    bit_flipped(folder.store, f"{of_step[4].key}/{MANIFEST_JSON}")
+    without_a_tensor(folder, of_step[5])
+    faults = {
+        1: "optimizer.safetensors is missing",
+        2: "model.safetensors has a digest that is not the committed one",
+        3: "were committed",
+        4: "it does not end with its own digest",
+        5: "lacks the tensor 'model/4.bias'",
+    }
+    # The next start finds the marks of the last one only, and says the same.
+    for attempt in (2, 3):
+        with pytest.raises(CheckpointError, match=r"no checkpoint of .* is good: ") as raised:
+            run(folder, attempt=attempt, epochs=1)
+        said = str(raised.value).split("; ")
+        for (step, fault), one in zip(faults.items(), said, strict=True):
+            assert f"step-{step:08d}-a0001" in one
+            assert fault in one

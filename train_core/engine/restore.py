@@ -37,8 +37,9 @@ def newest_good(
 def _refuse_if_none_is_good(folder: RunFolder) -> None:
     wrong = folder.quarantined()
     if wrong:
+        of_each = "; ".join(f"{name}: {reason}" for name, reason in wrong.items())
         raise CheckpointError(
-            f"no checkpoint of {folder.url} is good: {'; '.join(wrong.values())}. "
+            f"no checkpoint of {folder.url} is good: {of_each}. "
             "Delete the run to start it again from nothing."
         )
 
