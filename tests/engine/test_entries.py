@@ -1,9 +1,10 @@
 """No entry of a checkpoint is idle: without it, or with an older value, the tests turn red.
 
-The entries are those of a real checkpoint, taken in the middle of an epoch. Where one is removed
-the run has to be refused, with its name, or to end with other bits, which is what the tests of
-exactness look at. Where one has the value that it had after the first step nothing is missing:
-only the bits can tell. What goes unnoticed is listed here, with its reason.
+The entries are those of a real checkpoint, taken in the middle of an epoch; with strategy fsdp it
+is one of two ranks, which one rank goes on from. Where one is removed the run has to be refused,
+with its name, or to end with other bits, which is what the tests of exactness look at. Where one
+has the value that it had after the first step nothing is missing: only the bits can tell. What
+goes unnoticed is listed here, with its reason.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from safetensors.torch import load, save
 
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
-from tests.engine.test_exact import EVERYTHING
+from tests.engine.processes import train
+from tests.engine.test_exact import EVERYTHING, STOPS_EARLY, TABLE
 from train_core.policy.layout import part_of
 from train_core.storage.manifest import FileEntry
 from train_core.storage.names import MANIFEST_JSON, STATE_JSON
@@ -35,9 +37,13 @@ KINDS = {
     kind: config | STOPS | ONE_CHECKPOINT
     for kind, config in zip(("adamw", "momentum-stream"), EVERYTHING.values(), strict=True)
 }
+FSDP = {"workload": "tests.engine.fsdp_rank:Smooth", "strategy": "fsdp"}
+KINDS["fsdp"] = TABLE | STOPS_EARLY | STOPS | ONE_CHECKPOINT | FSDP
 CASES = [
     *(("adamw", part) for part in ("model", "optimizer", "schedule", "workload", "progress")),
     *(("momentum-stream", part) for part in ("optimizer", "streams")),
+    # Its tensors are others', in rows; what is no tensor is as it is without it.
+    *(("fsdp", part) for part in ("model", "optimizer", "workload")),
 ]
 
 GROUP = "optimizer/param_groups/0"
@@ -95,11 +101,17 @@ class Interrupted:
 
     def __init__(self, home: Path, kind: str) -> None:
         self._home, self._config = home, KINDS[kind]
-        undisturbed = self._trained("undisturbed")
-        assert undisturbed.checkpoints()[-1].manifest.stopped_by == "early_stopping"
-        self._digest = digest_of_training(undisturbed)
         self.files = self._files_of(self._trained("interrupted", max_steps=12))
         self.older = self._files_of(self._trained("older", max_steps=1))
+        if kind == "fsdp":
+            # One rank ends otherwise than two do: it is compared with what it makes of all entries.
+            shutil.copytree(home / "interrupted", home / "undisturbed")
+            undisturbed = RunFolder(str(home), "undisturbed")
+            run(undisturbed, attempt=2, **self._config)
+        else:
+            undisturbed = self._trained("undisturbed")
+        assert undisturbed.checkpoints()[-1].manifest.stopped_by == "early_stopping"
+        self._digest = digest_of_training(undisturbed)
         assert self.goes_unnoticed({}, "")
 
     def goes_unnoticed(self, changed: dict[str, bytes], entry: str, *, without: str = "") -> bool:
@@ -128,7 +140,11 @@ class Interrupted:
 
     def _trained(self, name: str, **change: Any) -> RunFolder:
         folder = RunFolder(str(self._home), name)
-        run(folder, **self._config | change)
+        config = self._config | change
+        if config.get("strategy") == "fsdp":
+            train(folder.storage, name, attempt=1, workers=2, config=config)
+        else:
+            run(folder, **config)
         return folder
 
     def _files_of(self, folder: RunFolder) -> dict[str, bytes]:
@@ -197,10 +213,10 @@ def test_with_an_older_value_of_any_entry_the_run_ends_otherwise(
         at(changed, place[:-1])[place[-1]] = at(older, place)
         if run_.goes_unnoticed({STATE_JSON: json.dumps(changed).encode()}, NEVER_REFUSED):
             unnoticed.add(spelled(place))
-    old = tensors_of(run_.older, part)
     for file in (name for name in run_.files if part_of(name) == part):
-        for name in load(run_.files[file]):
-            changed_file = save(load(run_.files[file]) | {name: old[name]})
+        data, old = run_.files[file], load(run_.older[file])
+        for name in load(data):
+            changed_file = save(load(data) | {name: old[name]}, metadata_of(data))
             if run_.goes_unnoticed({file: changed_file}, NEVER_REFUSED):
                 unnoticed.add(f"{part}/{name}")
     assert unnoticed == tried & OLDER_UNNOTICED.keys()
@@ -214,16 +230,17 @@ def test_without_any_tensor_or_file_the_run_is_refused(
     for name, data in run_.files.items():
         # The index is for programs that load the weights without evertrain.
         is_index = name.endswith(".index.json")
-        missing = name if name == STATE_JSON else "lacks the tensor"
+        missing = name if name == STATE_JSON else "the tensor"
         assert run_.goes_unnoticed({}, missing, without=name) == is_index
         for tensor in load(data) if part_of(name) else ():
             kept = {other: value for other, value in load(data).items() if other != tensor}
-            assert not run_.goes_unnoticed({name: save(kept)}, f"{part_of(name)}/{tensor}")
+            assert not run_.goes_unnoticed(
+                {name: save(kept, metadata_of(data))}, f"{part_of(name)}/{tensor}"
+            )
 
 
-def tensors_of(files: dict[str, bytes], part: str) -> dict[str, Any]:
-    found = {}
-    for name, data in files.items():
-        if part_of(name) == part:
-            found |= load(data)
+def metadata_of(data: bytes) -> dict[str, str]:
+    """What a safetensors file says of itself, such as which rows it has."""
+    size = int.from_bytes(data[:8], "little")
+    found: dict[str, str] = json.loads(data[8 : 8 + size])["__metadata__"]
     return found
