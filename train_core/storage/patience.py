@@ -1,10 +1,9 @@
 """How long storage is waited for: errors that pass by themselves are tried again in a budget.
 
-Two layers, each with exponential pauses and jitter. botocore repeats a single *request* up to
-`_REQUEST_ATTEMPTS` times, so that one part of a large transfer does not cost the others. Around it
-`retried` repeats a whole *operation*, which also covers what botocore does not see: an answer's
-body that breaks off, and a server that is away for longer. s3fs has retries of its own between the
-two, which would multiply with both (a read of a silent server took half an hour): they are off.
+`retried` repeats a whole operation, with exponential pauses and jitter. The retries of s3fs and of
+botocore are off: they would multiply with ours (a read of a silent server took half an hour), and
+botocore's pauses are drawn from the numbers that a training has seeded. Only obstore, which moves
+large objects, repeats a part by itself.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ SILENCE_S = 10.0
 SLOWEST_BYTES_PER_S = 2**20
 
 CONNECT_S = 5.0
-_REQUEST_ATTEMPTS = 3
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
 STATUSES_THAT_PASS = frozenset({408, 429, 500, 502, 503, 504})
@@ -149,11 +147,11 @@ def _was_lost_on_the_way(error: BaseException) -> bool:
 
 
 def s3_config(patience: Patience) -> dict[str, Any]:
-    """How botocore is told to wait and to repeat a request."""
+    """How botocore is told to wait, and not to repeat a request."""
     return {
         "connect_timeout": min(CONNECT_S, patience.silence_s),
         "read_timeout": patience.silence_s,
-        "retries": {"mode": "standard", "total_max_attempts": _REQUEST_ATTEMPTS},
+        "retries": {"mode": "standard", "total_max_attempts": 1},
         "connector_args": {"socket_factory": partial(_socket, patience.silence_s)},
     }
 
