@@ -142,7 +142,10 @@ class Workload(Generic[SettingsT]):
     def schedule(
         self, optimizer: torch.optim.Optimizer, total_steps: int
     ) -> torch.optim.lr_scheduler.LRScheduler | None:
-        """The learning-rate schedule, stepped after each optimizer step; None: constant."""
+        """The learning-rate schedule, stepped after each of `total_steps` steps but the last.
+
+        None: the rate is constant.
+        """
         return None
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:

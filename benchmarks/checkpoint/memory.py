@@ -18,10 +18,8 @@ from benchmarks.checkpoint.bench import BUCKET, Bench
 from benchmarks.checkpoint.ranks import Ranks
 
 STATE_MB = 140
-
-
+# Of glibc's `mallopt`.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Of glibc's `mallopt`."""
 
 
 def start(task: dict[str, Any]) -> Callable[..., Any]:

@@ -83,10 +83,10 @@ class DeleteCommand(InStorage):
         with lease.alive(held):
             if tracking_uri := tracking_uri_of(folder, self.tracking_uri):
                 delete_tracking(folder.url, tracking_uri)
+        abort_uploads(folder)
         # run.json first: without it the run is no more.
         folder.store.delete(RUN_JSON)
         folder.store.delete("")
-        abort_uploads(folder)
         say(f"deleted {folder.url}")
 
 

@@ -9,6 +9,7 @@ from safetensors.torch import load
 
 from train_core.engine.group import Group
 from train_core.engine.snapshot import Snapshot
+from train_core.storage.local_disk import BLOCK_BYTES
 
 
 def state(*, value: float, rows: int = 3, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
@@ -34,6 +35,8 @@ def test_the_next_snapshot_is_taken_into_the_same_memory() -> None:
     snapshot.take(first)
     where = addresses(snapshot)
     assert where.keys() == {"model.safetensors", "optimizer.safetensors"}
+    # A disk fetches it from there.
+    assert [address % BLOCK_BYTES for address in where.values()] == [0, 0]
     # It is a copy: the live tensors may change.
     first["model"]["weight"].fill_(9)
     assert torch.equal(weight(snapshot), torch.full((3, 2), 1.0))

@@ -6,7 +6,7 @@ import logging
 import pickle
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -56,6 +56,15 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return made
 
 
+@pytest.fixture
+def _as_it_was() -> Iterator[None]:
+    """The common generator, after the test."""
+    before = random.getstate()
+    yield
+    random.setstate(before)
+
+
+@pytest.mark.usefixtures("_as_it_was")
 def test_of_many_that_a_server_refused_at_once_few_come_back_together(pauses: list[float]) -> None:
     def ask(_: int) -> None:
         # As a training does before each forward.

@@ -12,7 +12,7 @@ from tests.storage.samples import commit, manifest, save
 from train_core.config import TrainConfig
 from train_core.engine.retention import clearing_dead_scorers, delete_superseded
 from train_core.errors import StorageError
-from train_core.storage import calls, lease, pins
+from train_core.storage import calls, pins
 from train_core.storage.calls import THE_JOB, Calls
 from train_core.storage.lease import Holder
 from train_core.storage.names import CALLS, PINS, PREDICTIONS, CheckpointName, JobName
@@ -63,11 +63,6 @@ def three(folder: RunFolder) -> list[CheckpointName]:
     """Three of the same metric, of which the rules of STRICT keep the last."""
     folder.begin_attempt()
     return [commit(folder, step, attempt=1) for step in (1, 2, 3)]
-
-
-def give_free(folder: RunFolder) -> None:
-    """As attempt 1 would: here it stands for a process that does not know of its end."""
-    lease.Lease(folder.store, folder.name, attempt=1).release()
 
 
 def test_what_is_read_stays_and_goes_when_it_was_read(any_folder: RunFolder) -> None:
@@ -258,34 +253,6 @@ def test_a_deletion_that_died_keeps_nobody_from_pinning(folder: RunFolder) -> No
         assert not delete_unless_pinned(folder, str(first), attempt=1)
     pins.sweep(folder.store)
     assert not folder.store.exists(key)
-
-
-def test_a_deletion_of_a_replaced_attempt_may_come_until_the_seal_and_not_after_it(
-    any_folder: RunFolder,
-) -> None:
-    first, _, _ = three(any_folder)
-    with pins.deleting(any_folder.store, first, attempt=1) as others:
-        assert others == []
-        give_free(any_folder)
-        taken = lease.acquire(any_folder.store, any_folder.name)
-        with pytest.raises(FileNotFoundError, match="is being deleted"):
-            pins.pin(any_folder.store, first, "infer-1", "infer")
-        taken.release()
-        any_folder.begin_attempt()
-        # Nothing is left that the replaced one could take away from its successor.
-        assert kept(any_folder) == [2, 3]
-
-
-def test_what_is_pinned_outlives_a_deletion_that_a_replaced_attempt_announced(
-    folder: RunFolder,
-) -> None:
-    first, _, _ = three(folder)
-    pins.pin(folder.store, first, pins.MLFLOW_MODEL, "a model", is_lasting=True)
-    with pins.deleting(folder.store, first, attempt=1) as others:
-        assert [one.who for one in others] == [pins.MLFLOW_MODEL]
-        give_free(folder)
-        folder.begin_attempt()
-    assert kept(folder) == [1, 2, 3]
 
 
 class Listed(Store):

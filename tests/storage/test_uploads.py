@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -212,7 +213,6 @@ def test_a_storage_that_fails_for_a_while_is_waited_for(
     proxy: FaultProxy, folder: RunFolder, kind: Kind, method: str, target: str
 ) -> None:
     begin_upload(folder, UNFINISHED)
-    # More than a request has attempts of its own.
     proxy.schedule.add(Fault(kind, method=method, target=target, times=4))
     (found,) = folder.store.unfinished_uploads()
     folder.store.abort(found)
@@ -221,21 +221,37 @@ def test_a_storage_that_fails_for_a_while_is_waited_for(
     assert folder.store.unfinished_uploads() == []
 
 
-def test_where_uploads_may_not_be_listed_the_rest_is_collected_all_the_same(
-    proxy: FaultProxy, folder: RunFolder, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("method", "target", "status", "code"),
+    [
+        ("GET", "uploads", "403 Forbidden", "AccessDenied"),
+        # Of a server that knows no such question.
+        ("GET", "uploads", "404 Not Found", "NoSuchKey"),
+        ("DELETE", "uploadId=", "403 Forbidden", "AccessDenied"),
+    ],
+)
+def test_where_uploads_may_not_be_listed_or_aborted_the_rest_is_collected_all_the_same(
+    proxy: FaultProxy,
+    folder: RunFolder,
+    method: str,
+    target: str,
+    status: str,
+    code: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder.begin_attempt().release()
     folder.store.write(UNFINISHED, b"half")
     begin_upload(folder, UNFINISHED)
-    body = b"<Error><Code>AccessDenied</Code><Message>No.</Message></Error>"
-    proxy.schedule.add(
-        Fault(Kind.REFUSE, "GET", "uploads", status="403 Forbidden", body=body, times=math.inf)
-    )
+    segment = "journal/steps-00000001-00000001-a0001.jsonl"
+    folder.store.write(segment, b"{}")
+    body = f"<Error><Code>{code}</Code><Message>No.</Message></Error>".encode()
+    proxy.schedule.add(Fault(Kind.REFUSE, method, target, status=status, body=body, times=math.inf))
     held = folder.begin_attempt()
     with caplog.at_level(logging.WARNING), lease.beating(held):
         delete_orphans_of_the_dead(folder, held.attempt)
     assert folder.store.names("checkpoints") == []
     assert len(proxy.schedule.hits) == 1
-    assert "parts of unfinished uploads are left where they are" in caplog.text
+    assert not folder.store.exists(segment)
+    assert re.search("parts of (an )?unfinished uploads? are left where they are", caplog.text)
     proxy.schedule.clear()
     assert on_the_server(folder) == [UNFINISHED]

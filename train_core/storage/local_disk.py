@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -90,16 +89,18 @@ def write_large(path: str, data: memoryview) -> None:
 
 def _write_past_cache(descriptor: int, data: memoryview) -> int:
     """Write the whole blocks, as far as the disk takes them so; the number of bytes written."""
+    # Late: models in MLflow are loaded with this module, on systems that have no such thing, too.
+    import fcntl
+
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     end, written = len(data) - len(data) % BLOCK_BYTES, 0
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))
         while written < end:
             written += os.write(descriptor, data[written:end])
-    except OSError as error:
-        # Not on this kind of disk, or not from where this memory begins.
-        if error.errno != errno.EINVAL:
-            raise
+    except OSError:
+        # Not on this kind of disk, or not from this memory; a disk that is full says so again.
+        pass
     finally:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
     return written

@@ -109,7 +109,10 @@ def delete_orphans(folder: RunFolder, orphans: Collection[Orphan], attempt: int)
 
 def _delete(store: Store, orphan: Orphan) -> None:
     if orphan.upload:
-        store.abort(orphan.upload)
+        try:
+            store.abort(orphan.upload)
+        except StorageError as error:
+            _log.warning("parts of an unfinished upload are left where they are: %s", error)
         return
     if orphan.is_late:
         store.delete(f"{orphan.key}/{MANIFEST_JSON}")
@@ -132,8 +135,8 @@ def _orphan(folder: RunFolder, name: CheckpointName) -> Orphan | None:
 def _uploads(store: Store) -> list[Upload]:
     try:
         return store.unfinished_uploads()
-    except StorageError as error:
-        # A right of its own on S3, without which all else can be collected.
+    except (StorageError, FileNotFoundError) as error:
+        # A right of its own on S3, and not every server can: all else is collected all the same.
         _log.warning("parts of unfinished uploads are left where they are: %s", error)
         return []
 

@@ -2,8 +2,10 @@
 
 `retried` repeats a whole operation, with exponential pauses and jitter. The retries of s3fs and of
 botocore are off: they would multiply with ours (a read of a silent server took half an hour), and
-botocore's pauses are drawn from the numbers that a training has seeded. Only obstore, which moves
-large objects, repeats a part by itself.
+botocore's pauses are drawn from the numbers that a training has seeded (as those are that it makes
+before it asks for credentials again, and those of other storages' clients). So a copy or an upload
+of a file begins anew where a part of it fails; obstore, which moves a checkpoint's large files,
+repeats a part by itself.
 """
 
 from __future__ import annotations

@@ -9,8 +9,10 @@ Whoever wants to delete the checkpoint writes a pin of his own kind there first 
 then; whoever reads writes his pin first and looks for a deletion then. So of the two at least one
 sees the other and steps back: a checkpoint that was pinned is not deleted.
 
-An announced deletion counts until a newer attempt has sealed which checkpoints exist: whoever
-announced it may stand still, and go on with it at any time. A seal leaves no such checkpoint.
+Who finds no pin writes down that the deletion is decided, and looks at his lease after that. He may
+stand still then, be replaced, and go on at any time: so who takes the run over deletes what was
+decided before a seal says what exists, whatever pins there are: they came too late, or were to be
+ignored. What was announced only, the lease keeps from being deleted.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -48,6 +51,9 @@ class Pin(BaseModel):
     holder: Holder | None = Field(description="The process that it ends with; null: it lasts.")
     attempt: int = Field(default=0, ge=0, description="The attempt it is of; 0: of none.")
     job: str = Field(default="", description="The job on a cluster that it ends with; empty: none.")
+    decided: bool = Field(
+        default=False, description="Of a deletion: whether nobody has stepped in."
+    )
 
     @property
     def is_lasting(self) -> bool:
@@ -167,34 +173,47 @@ def valid_pins(store: Store) -> list[Found]:
 
 @contextmanager
 def deleting(
-    store: Store, checkpoint: CheckpointName, attempt: int, *, ignored: Collection[str] = ()
+    store: Store,
+    checkpoint: CheckpointName,
+    attempt: int,
+    *,
+    ignored: Collection[str] = (),
+    is_decided: bool = False,
 ) -> Iterator[list[Found]]:
-    """Announce a deletion, and give the valid pins: if there are any, step back.
+    """Announce a deletion, and give the valid pins: step back from them. If none, it is decided.
 
-    `ignored` are the keys of pins that need not be respected.
+    `ignored` are the keys of pins that need not be respected. One that `is_decided` already is
+    another attempt's, which is carried out in its stead.
     """
     key = f"{PINS}/{PinName(checkpoint, f'{_DELETION}-a{attempt:04d}')}"
-    _write(store, key, "deletion", attempt=attempt, is_lasting=False)
+    announce = partial(_write, store, key, "deletion", attempt=attempt, is_lasting=False)
+    announce(decided=is_decided)
     try:
-        yield [
+        others = [
             found
-            for found in pins_of(store, str(checkpoint))
+            for found in ([] if is_decided else pins_of(store, str(checkpoint)))
             if found.is_valid and not found.is_deletion and found.key not in ignored
         ]
+        if not (others or is_decided):
+            announce(decided=True)
+        yield others
     finally:
         store.delete(key)
 
 
-def taken_over(store: Store, attempt: int) -> Iterator[CheckpointName]:
-    """The checkpoints that replaced attempts announced to delete, for `attempt` to delete first."""
+def decided(store: Store) -> list[CheckpointName]:
+    """The checkpoints that a replaced attempt may still delete. Raises StorageError."""
     newest = lease.newest_attempt(store)
-    for text in store.names(PINS):
-        found = pins_of(store, text, newest_attempt=newest)
-        name = CheckpointName.parse(text)
-        if name and any(one.is_deletion and one.is_valid for one in found):
-            with deleting(store, name, attempt) as others:
-                if not others:
-                    yield name
+    parsed = (CheckpointName.parse(text) for text in store.names(PINS))
+    return [
+        name
+        for name in parsed
+        if name
+        and any(
+            found.is_valid and found.is_deletion and found.pin and found.pin.decided
+            for found in pins_of(store, str(name), newest_attempt=newest)
+        )
+    ]
 
 
 def sweep(store: Store) -> None:
@@ -234,7 +253,14 @@ def _take_away(store: Store, key: str) -> None:
 
 
 def _write(
-    store: Store, key: str, why: str, *, attempt: int, job: str = "", is_lasting: bool
+    store: Store,
+    key: str,
+    why: str,
+    *,
+    attempt: int,
+    is_lasting: bool,
+    job: str = "",
+    decided: bool = False,
 ) -> None:
     written = Pin(
         why=why,
@@ -242,6 +268,7 @@ def _write(
         holder=None if is_lasting else Holder.here(),
         attempt=attempt,
         job=job,
+        decided=decided,
     )
     store.write(key, (written.model_dump_json(indent=1) + "\n").encode(), durable=is_lasting)
 

@@ -190,9 +190,10 @@ class RunFolder:
         self._seal(held)
 
     def _seal(self, held: lease.Lease) -> None:
-        # Who was replaced may wake up and go on: nobody shall rely on what it is about to delete.
-        for name in pins.taken_over(self.store, held.attempt):
-            self.delete_checkpoint(name, attempt=held.attempt)
+        # Who was replaced may wake up and go on: nobody shall rely on what it decided to delete.
+        for name in pins.decided(self.store):
+            with pins.deleting(self.store, name, held.attempt, is_decided=True):
+                self.delete_checkpoint(name, attempt=held.attempt)
         good = self.quarantine_damaged()
         earlier = [c.name for c in good if c.name.attempt < held.attempt]
         lease.seal(self.store, held.attempt, earlier)

@@ -27,7 +27,7 @@ def unfinished(ask: Callable[..., Any], folder: str) -> Iterator[Upload]:
         for found in page.get("Uploads", ()):
             key = found["Key"].removeprefix(above)
             # Others may write to the bucket, too: such a key is none of ours.
-            if ".." not in key.split("/"):
+            if not {"", ".."} & set(key.split("/")):
                 yield Upload(key, found["UploadId"])
         if not page.get("IsTruncated"):
             return
