@@ -199,6 +199,7 @@ class _Tree:
         # A group and a thread of its own: its blocking steps overlap with backward and never
         # meet the main thread's collectives. CUDA's are ordered by the stream instead.
         self._group = dist.new_group()
+        self._received: dict[torch.dtype, Tensor] = {}
         self._thread = ThreadPoolExecutor(1, "reducer") if group.device.type == "cpu" else None
 
     def start(self, sums: dict[Node, Tensor]) -> _Sent:
@@ -215,9 +216,11 @@ class _Tree:
     def _sum(self, partial: list[Tensor]) -> None:
         """Leave the sum over all ranks in the first of this rank's partial sums."""
         length = partial[0].numel() // self._world_size
-        sent = torch.stack([p.view(self._world_size, length) for p in partial], dim=1)
+        sent = partial[0]
+        if len(partial) > 1:
+            sent = torch.stack([p.view(self._world_size, length) for p in partial], dim=1)
         counts = [len(cover) * length for cover in self._covers]
-        received = partial[0].new_empty(sum(counts))
+        received = self._memory(partial[0], sum(counts))
         dist.all_to_all_single(
             received,
             sent.view(-1),
@@ -228,7 +231,14 @@ class _Tree:
         nodes = [node for cover in self._covers for node in cover]
         slices = dict(zip(nodes, received.split(length), strict=True))
         mine = tree_sum(self._root, slices, lambda left, right: left.add_(right))
-        dist.all_gather(list(partial[0].split(length)), mine, group=self._group)
+        dist.all_gather_into_tensor(partial[0], mine, group=self._group)
+
+    def _memory(self, like: Tensor, length: int) -> Tensor:
+        """What is received, in memory that is used again: one bucket is summed at a time."""
+        found = self._received.get(like.dtype)
+        if found is None or len(found) < length:
+            found = self._received[like.dtype] = like.new_empty(length)
+        return found[:length]
 
 
 def _exchange_for(num_shards: int, group: Group) -> _Alone | _Tree:
