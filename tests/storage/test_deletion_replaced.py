@@ -1,14 +1,15 @@
-"""A process that has decided to delete a checkpoint, stands still, and is replaced meanwhile."""
+"""A process that deletes, stands still in the middle, and is replaced meanwhile."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 
+from tests.storage.samples import commit
 from tests.storage.test_pins import any_folder, folder, held_up, kept, three
 from train_core.errors import FencedError
 from train_core.storage import lease, pins
@@ -109,3 +110,28 @@ def test_what_a_replaced_attempt_had_announced_only_stays(folder: RunFolder) -> 
         delete_unless_pinned(held_up(folder, take_over, is_before=False), str(first), attempt=1)
     assert sealed == [[1, 2, 3]]
     assert kept(folder) == [1, 2, 3]
+
+
+class Listed(Store):
+    """Lets something happen after its first listing."""
+
+    then: Callable[[], None] | None = None
+
+    def names(self, key: str) -> list[str]:
+        found = super().names(key)
+        if then := self.then:
+            self.then = None
+            then()
+        return found
+
+
+def test_pins_of_what_is_committed_meanwhile_are_not_swept_away(folder: RunFolder) -> None:
+    three(folder)
+
+    def commit_and_pin() -> None:
+        pins.pin(folder.store, commit(folder, 4, 2), "infer-1", "infer")
+
+    store = Listed(folder.url)
+    store.then = commit_and_pin
+    pins.sweep(store)
+    assert [found.who for found in pins.valid_pins(folder.store)] == ["infer-1"]

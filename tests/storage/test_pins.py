@@ -255,31 +255,6 @@ def test_a_deletion_that_died_keeps_nobody_from_pinning(folder: RunFolder) -> No
     assert not folder.store.exists(key)
 
 
-class Listed(Store):
-    """Lets something happen after its first listing."""
-
-    then: Callable[[], None] | None = None
-
-    def names(self, key: str) -> list[str]:
-        found = super().names(key)
-        if then := self.then:
-            self.then = None
-            then()
-        return found
-
-
-def test_pins_of_what_is_committed_meanwhile_are_not_swept_away(folder: RunFolder) -> None:
-    three(folder)
-
-    def commit_and_pin() -> None:
-        pins.pin(folder.store, commit(folder, 4, 2), "infer-1", "infer")
-
-    store = Listed(folder.url)
-    store.then = commit_and_pin
-    pins.sweep(store)
-    assert [found.who for found in pins.valid_pins(folder.store)] == ["infer-1"]
-
-
 JOB = "run-score-abcdefgh"
 
 

@@ -143,8 +143,11 @@ def test_an_operation_survives_a_fault(
 ) -> None:
     act = operations(far, near, tmp_path)[operation]
     proxy.schedule.add(Fault(kind))
+    before = random.getstate()
     act()
     assert len(proxy.schedule.hits) == 1
+    # A training has seeded it, and its model may draw from it while a thread tries again.
+    assert random.getstate() == before
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -156,18 +159,6 @@ def test_an_operation_survives_several_faults(
     proxy.schedule.add(Fault(Kind.RESET_REQUEST, times=3))
     act()
     assert len(proxy.schedule.hits) == 3
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_what_is_tried_again_draws_nothing_from_the_numbers_that_a_training_was_seeded_with(
-    far: Store, near: Store, proxy: FaultProxy, operation: str, tmp_path: Path
-) -> None:
-    act = operations(far, near, tmp_path)[operation]
-    proxy.schedule.add(Fault(Kind.REFUSE))
-    before = random.getstate()
-    act()
-    assert proxy.schedule.hits
-    assert random.getstate() == before
 
 
 @pytest.mark.parametrize(
