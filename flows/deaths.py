@@ -22,6 +22,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import StateType
+from prefect.events import emit_event
 from prefect.states import Crashed
 
 from train_core.config import LOCAL
@@ -66,6 +67,35 @@ def refuse_endless(request: DriverRequest) -> None:
         f"this flow run died {MAX_DEATHS} times in a row without a new checkpoint: look for "
         f"why, then retry it, or go on with run {request.run!r} in a new flow run of that name",
     )
+
+
+def announce_schedule() -> None:
+    """Send the event of a scheduled flow run's first state, which Prefect's scheduler leaves out.
+
+    Automations see the events of a flow run in their order, and wait 15 minutes for one that is
+    missing. So late, a flow run that a schedule made less than five minutes before it began would
+    be run again when it died.
+    """
+    try:
+        flow_run_id = UUID(str(runtime.flow_run.id))
+        with get_client(sync_client=True) as client:
+            flow_run = client.read_flow_run(flow_run_id)
+            if not flow_run.auto_scheduled or flow_run.run_count > 1:
+                return
+            states = client.read_flow_run_states(flow_run_id)
+        first = min(states, key=lambda one: one.timestamp)
+        # The id of a state is that of its event.
+        emit_event(
+            f"prefect.flow-run.{first.name}",
+            resource={
+                "prefect.resource.id": f"prefect.flow-run.{flow_run_id}",
+                "prefect.resource.name": flow_run.name,
+            },
+            occurred=first.timestamp,
+            id=first.id,
+        )
+    except Exception as error:  # noqa: BLE001 (whatever the API's client raises)
+        get_run_logger().warning("an automation may act late, should this run die: %s", error)
 
 
 def crash_left_running(request: DriverRequest) -> None:

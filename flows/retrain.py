@@ -8,7 +8,7 @@ from prefect import State, flow, get_client, get_run_logger, runtime
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
-from flows.deaths import crash_left_running, refuse_endless
+from flows.deaths import announce_schedule, crash_left_running, refuse_endless
 from flows.parameters import RetrainParameters, make_tracking_folder
 from tasks.artifacts import show_job
 from tasks.evaluate import evaluate
@@ -49,6 +49,7 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     parameters = parameters.named(run_name())
     make_tracking_folder(parameters.tracked_at())
     request = parameters.request()
+    announce_schedule()
     refuse_endless(request)
     is_left: bool | None = None
     try:

@@ -15,7 +15,10 @@ import sys
 import tempfile
 import time
 import urllib.error
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +55,27 @@ PAUSE_S = 0.1
 # The shortest that Prefect has, and more than two of them.
 HEARTBEAT_S, MISSED_S = 30, 75
 DOWN_S = 10.0
-ENDS_WITHIN_S = 1200.0
-ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+PASSING = {"Pending", "Scheduled", "Submitting", "Late"}
+# Prefect's automations wait up to a quarter of an hour for an event that a killed server lost.
+ENDS_WITHIN_S = 2400.0
+# What crashed is run again.
+ENDED = {"COMPLETED", "FAILED", "CANCELLED"}
 
 
 class Night:
     """The server, the worker, the data, and what happens to them."""
 
-    def __init__(self, home: Path, interval_s: float) -> None:
-        self.home, self.data, self._interval_s = home, home / "data", interval_s
+    def __init__(self, home: Path, num_firings: int, interval_s: float) -> None:
+        self.home, self.data = home, home / "data"
+        self._num_firings, self._interval_s = num_firings, interval_s
         environment = isolated(home) | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S)}
         self.server = Server(home, environment)
         self.site = Site(home, environment, self.server.url)
         self.storage, self.tracking_uri = str(home / "runs"), f"sqlite:///{home}/mlflow.db"
         self._worker: psutil.Process | None = None
         self._workers = ExitStack()
+        self._schedule: str | None = None
+        self._struck = ""
         self._deliveries = 0
         self._begin = time.monotonic()
 
@@ -81,17 +90,16 @@ class Night:
     def start_worker(self) -> None:
         self._worker = psutil.Process(self._workers.enter_context(self.site.worker()).pid)
 
-    def set_up(self) -> str:
-        """Deploy, and switch the schedule on; its id."""
+    def set_up(self) -> None:
+        """Deploy, and switch the schedule on."""
         self.server.start()
         settings = {"data": str(self.data), "pause_s": PAUSE_S}
         file = own_prefect_file(self.home / "own", **PARAMETERS, settings=settings)
         self.site.deploy(hasty_automations(self.home, MISSED_S), file)
         self.deliver()
         self.start_worker()
-        schedule = self.site.schedule("--interval", f"{self._interval_s:g}")
+        self._schedule = self.site.schedule("--interval", f"{self._interval_s:g}")
         self.say(f"the schedule is on: every {self._interval_s:g} s")
-        return schedule
 
     def fired(self) -> list[dict[str, Any]]:
         """The flow runs that were due by now."""
@@ -101,30 +109,31 @@ class Night:
             if moment(one["expected_start_time"]) <= time.time()
         ]
 
-    def wait_until_trains(self) -> None:
-        """Wait until some flow run is amid its training."""
+    def strike(self) -> None:
+        """Wait until some flow run is amid its training that was not struck before."""
         self._wait(self._trains, "nothing trains")
 
     def _trains(self) -> bool:
         for one in self.fired():
-            if one["state_type"] == "RUNNING":
+            if one["state_type"] == "RUNNING" and one["name"] != self._struck:
                 with suppress(EvertrainError):
                     folder = RunFolder(self.storage, one["name"])
                     if folder.report() is None and (folder.live() or {}).get("step", 0) > 0:
+                        self._struck = one["name"]
                         return True
         return False
 
     def kill_server(self) -> None:
-        self.wait_until_trains()
-        self.say("the server is killed")
+        self.strike()
+        self.say(f"the server is killed, amid {self._struck}")
         self.server.kill()
         time.sleep(DOWN_S)
         self.server.start()
         self.say("the server is back")
 
     def kill_worker(self) -> None:
-        self.wait_until_trains()
-        self.say("the worker is killed, with all that it runs")
+        self.strike()
+        self.say(f"the worker is killed, with all that it runs, amid {self._struck}")
         assert self._worker is not None
         kill_all(self._worker)
         self._workers.close()
@@ -132,37 +141,36 @@ class Night:
         self.start_worker()
         self.say("another worker is there")
 
-    def pass_by(self, num_firings: int, schedule: str) -> None:
-        """Let the schedule fire so often, with all that happens meanwhile."""
+    def pass_by(self) -> None:
+        """Let the schedule fire as often as asked, with all that happens meanwhile."""
         strikes = {
-            max(1, num_firings // 3): self.kill_server,
-            max(2, 2 * num_firings // 3): self.kill_worker,
+            max(1, self._num_firings // 3): self.kill_server,
+            max(2, 2 * self._num_firings // 3): self.kill_worker,
         }
-        for number in range(1, num_firings + 1):
-            self._wait(lambda: len(self.fired()) >= number, f"firing {number} did not come")  # noqa: B023 (called at once)
+        for number in range(1, self._num_firings + 1):
+            self._wait(partial(self._has_fired, number), f"firing {number} did not come")
             self.say(f"firing {number}")
-            if number == num_firings:
-                self.site.switch_off(schedule)
             if number in strikes:
                 strikes[number]()
-            elif number == 1:
-                # It arrives while a run trains; later ones come when they come.
-                self.wait_until_trains()
-            if number < num_firings:
+            if number < self._num_firings:
+                # While a run trains, or another one prepares: it comes when it comes.
                 self.deliver()
-        self._wait(
-            lambda: all(one["state_type"] in ENDED for one in self._wanted()),
-            "not all runs ended",
-        )
+        self._wait(self._all_ended, "not all runs ended")
         self.say("all runs ended")
 
-    def _wanted(self) -> list[dict[str, Any]]:
-        return scheduled_runs(self.server.url)
+    def _has_fired(self, number: int) -> bool:
+        return len(self.fired()) >= number
 
-    def _wait(self, what: Any, title: str) -> None:
+    def _all_ended(self) -> bool:
+        return all(one["state_type"] in ENDED for one in scheduled_runs(self.server.url))
+
+    def _wait(self, what: Callable[[], bool], title: str) -> None:
         deadline = time.monotonic() + ENDS_WITHIN_S
         while True:
             with suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+                if self._schedule and self._has_fired(self._num_firings):
+                    self.site.switch_off(self._schedule)
+                    self._schedule = None
                 if what():
                     return
             if time.monotonic() > deadline:
@@ -209,7 +217,7 @@ def shown(firings: list[Firing]) -> Table:
     """A row for each firing."""
     table = Table("firing", "run", "states", "attempts", "files", "faults")
     for number, one in enumerate(firings, start=1):
-        steps = [name for name in one.state_names if name not in {"Pending", "Scheduled"}]
+        steps = [name for name, _ in groupby(one.state_names) if name not in PASSING]
         trained = one.trained and not one.faults
         attempts = str(one.folder.checkpoints()[-1].name.attempt) if trained else "-"
         files = str(one.num_files) if trained else "-"
@@ -225,10 +233,11 @@ def main() -> None:
     asked = parser.parse_args()
     # Ray's sockets need a short path.
     home = Path(tempfile.mkdtemp(prefix="night-", dir="/tmp"))
-    night = Night(home, asked.interval_s)
+    night = Night(home, asked.firings, asked.interval_s)
     left: list[str] = []
     try:
-        night.pass_by(asked.firings, night.set_up())
+        night.set_up()
+        night.pass_by()
         firings = night.firings()
         left += night.left()
     finally:

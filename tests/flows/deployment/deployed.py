@@ -158,7 +158,7 @@ class Site:
     def schedules(self) -> list[dict[str, Any]]:
         """The schedules of the deployment `retrain`."""
         url = f"{self._environment['PREFECT_API_URL']}/deployments/name/retrain/retrain"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             found: list[dict[str, Any]] = json.load(answer)["schedules"]
         return found
 
@@ -202,7 +202,7 @@ def filtered(api: str, kind: str, **asked: Any) -> list[dict[str, Any]]:
     request = urllib.request.Request(
         f"{api}/{kind}/filter", json.dumps(asked).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         listed: list[dict[str, Any]] = json.load(answer)
         return listed
 
@@ -224,7 +224,7 @@ def scheduled_runs(api: str) -> list[dict[str, Any]]:
 def states_of(api: str, flow_run_id: str) -> list[dict[str, Any]]:
     """All states that a flow run had, in their order."""
     with urllib.request.urlopen(
-        f"{api}/flow_run_states/?flow_run_id={flow_run_id}", timeout=10
+        f"{api}/flow_run_states/?flow_run_id={flow_run_id}", timeout=60
     ) as answer:
         listed: list[dict[str, Any]] = json.load(answer)
     return sorted(listed, key=lambda one: str(one["timestamp"]))

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from tests.flows.deployment.deployed import (
 STAYS = ("prefect server start", "prefect worker start", "evertrain ui")
 """What runs until it is ended: the reader has a terminal for each."""
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+PATIENCE_S = 400
 PLACEHOLDER = re.compile(r"\b(ID|NAME|RUN)\b")
 
 
@@ -103,6 +105,8 @@ class Reader:
             self._keep(step)
         else:
             self.run(self.filled_in(step))
+            if " retry " in step:
+                self._wait(lambda: state(self.api, self._cancelled) == "COMPLETED")
             if " deployment run " in step:
                 self._see_all_completed()
 
@@ -136,6 +140,9 @@ class Reader:
             raise AssertionError(f"nobody knows what to put in here: {command}")
         return PLACEHOLDER.sub(value, command)
 
+    def _wait(self, what: Callable[[], object]) -> None:
+        wait_for(what, self.home, PATIENCE_S)
+
     def _schedule(self) -> str:
         (deployment,) = filtered(
             self.api, "deployments", deployments={"name": {"any_": ["retrain"]}}
@@ -145,25 +152,24 @@ class Reader:
 
     def _held(self) -> str:
         """The id of a flow run that trains, and goes on to do so until it is cancelled."""
-        self.notes.mkdir()
+        self.notes.mkdir(exist_ok=True)
+        for note in self.notes.iterdir():
+            note.unlink()
         self._cancelled = f"cancelled-{len(filtered(self.api, 'flow_runs'))}"
         asked = json.dumps({"run": self._cancelled, **HELD})
         self.run(f"prefect deployment run retrain/retrain --param 'parameters={asked}'")
-        wait_for((self.notes / "held").exists, self.home)
+        self._wait((self.notes / "held").exists)
         (flow_run,) = flow_runs(self.api, self._cancelled)
         return str(flow_run["id"])
 
     def _cancelled_run(self) -> str:
         """The name of the run that was told to stop, when it has."""
         name = self._cancelled
-        wait_for(lambda: state(self.api, name) in {"CANCELLING", "CANCELLED"}, self.home)
+        self._wait(lambda: state(self.api, name) in {"CANCELLING", "CANCELLED"})
         (self.notes / "go-on").touch()
-        wait_for(lambda: state(self.api, name) == "CANCELLED", self.home)
+        self._wait(lambda: state(self.api, name) == "CANCELLED")
         # Prefect says so twice; the second time, a retry before it would be undone.
-        wait_for(lambda: "successfully" in message(self.api, name), self.home)
-        for note in self.notes.iterdir():
-            note.unlink()
-        self.notes.rmdir()
+        self._wait(lambda: "successfully" in message(self.api, name))
         return name
 
     def _edit(self, changes: dict[str, Any]) -> None:
@@ -192,11 +198,11 @@ class Reader:
             )
         self._terminals.callback(end, process)
         if "worker" in command:
-            wait_for(lambda: "started" in log.read_text(), self.home)
+            self._wait(lambda: "started" in log.read_text())
             return
         wait_until_healthy(f"http://127.0.0.1:{self.port}/api")
         if "ui" in command:
-            wait_for(lambda: "Prefect: http://127.0.0.1" in log.read_text(), self.home)
+            self._wait(lambda: "Prefect: http://127.0.0.1" in log.read_text())
             end(process)
 
     def _see_all_completed(self) -> None:
