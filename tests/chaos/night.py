@@ -32,6 +32,7 @@ from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import (
     Server,
     Site,
+    errors_in,
     filtered,
     hasty_automations,
     kill_all,
@@ -245,14 +246,14 @@ def main() -> None:
     for one in firings:
         one.check()
     Console(width=180).print(shown(firings))
-    log = (home / "server.log").read_text().splitlines()
+    errors = errors_in(home / "server.log")
     told = {
         "firings": len(firings),
         "right": sum(not one.faults for one in firings),
         "run again": sum("AwaitingRetry" in one.state_names for one in firings),
         "waited": sum("AwaitingConcurrencySlot" in one.state_names for one in firings),
         "left": left,
-        "errors of the server": sum("ERROR" in line for line in log),
+        "errors of the server": [one.splitlines()[0] for one in errors],
         "seconds": round(time.monotonic() - night._begin),
         "home": str(home),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -213,6 +214,18 @@ def found(api: str, kind: str, flow_run: str) -> list[dict[str, Any]]:
     if kind == "logs":
         return filtered(api, kind, logs={"flow_run_id": {"any_": [run["id"]]}})
     return filtered(api, kind, flow_runs={"id": {"any_": [run["id"]]}})
+
+
+def errors_in(log: Path) -> list[str]:
+    """The errors that a server or a worker of Prefect's logs.
+
+    On a busy machine SQLite is locked at times, as Prefect's server reads and writes in one
+    transaction; what it did not write then, it is sent or tries again.
+    """
+    records = re.split(r"(?m)^(?=\d\d:\d\d:\d\d\.\d{3} \| )", log.read_text())
+    return [
+        one for one in records if re.match(r"\S+ \| ERROR", one) and "database is locked" not in one
+    ]
 
 
 def scheduled_runs(api: str) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ def test_every_command_that_the_text_mentions_is_one_that_is_run(page: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("page", PAGES)
 def test_a_reader_can_carry_out_the_page_word_for_word(page: str, tmp_path: Path) -> None:
     reader = Reader(tmp_path)

@@ -17,6 +17,7 @@ from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import (
     Server,
     Site,
+    errors_in,
     flow_runs,
     own_prefect_file,
     scheduled_runs,
@@ -67,12 +68,6 @@ def site(home: Path, api: str, file: Path) -> Site:
     made = Site(home, isolated(home), api)
     made.deploy(file=file)
     return made
-
-
-def errors_in(log: Path) -> list[str]:
-    """The server's errors, but for heartbeats of the worker that SQLite had no time for."""
-    lines = [line for line in log.read_text().splitlines() if "| ERROR" in line]
-    return [line for line in lines if "Worker channel heartbeat persistence failed" not in line]
 
 
 def test_a_schedule_schedules_runs_and_stays_on_when_it_is_deployed_again(
