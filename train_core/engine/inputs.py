@@ -285,10 +285,10 @@ def _split(workload: Workload[Any], split: Split) -> Dataset:
 
 @lru_cache(maxsize=4)
 def _idx(url: str, file: InputFile) -> npt.NDArray[Any]:
-    from train_core.workloads.idx import unpack_idx
+    from train_core.workloads.idx import parse_idx_file
 
     store = Store(url)
-    images = unpack_idx(_read(store, file), store.uri(file.name))
+    images = parse_idx_file(_read(store, file), store.uri(file.name))
     _check_rows(store, file, len(images))
     return images
 

@@ -102,7 +102,7 @@ def format_idx(array: npt.NDArray[Any]) -> bytes:
     raise ValueError(f"IDX has no type for {array.dtype}: use one of {names}")
 
 
-def unpack_idx(data: bytes, source: str) -> npt.NDArray[Any]:
+def parse_idx_file(data: bytes, source: str) -> npt.NDArray[Any]:
     """The array of a whole file, which is packed if its name `source` ends with .gz."""
     return parse_idx(_gunzip(data, source) if source.endswith(".gz") else data, source)
 
