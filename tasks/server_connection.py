@@ -187,8 +187,8 @@ def quiet_prefects_services() -> None:
     """
     # "--- Error logging to API ---" for each batch of lines.
     logging.raiseExceptions = False
-    # Filters stay where Prefect sets its loggers up anew, which levels do not. The services log whole
-    # events; two of them use loggers of their own names.
+    # Filters stay where Prefect sets its loggers up anew, which levels do not. The services log
+    # whole events; two of them use loggers of their own names.
     for name in (
         "prefect._internal.concurrency",
         "prefect.events.clients",
