@@ -1,30 +1,25 @@
 """What a run shows in Prefect's UI: a table of its checkpoints and a report with curves.
 
-Artifacts are there to be looked at: one that Prefect's API does not take is logged and left out.
+Artifacts are there to be looked at: one that Prefect's server refuses is logged and left out, and
+what a server missed that was away is shown once it is back.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import re
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal
+from uuid import UUID
 
-from prefect import get_run_logger
-from prefect.artifacts import (
-    create_link_artifact,
-    create_markdown_artifact,
-    create_table_artifact,
-)
+from prefect import runtime
+from prefect.client.schemas.actions import ArtifactCreate
 
 from tasks.metrics import full_metrics
-from train_core.driver import DriverRequest
+from tasks.session import Session
 from train_core.results import Report
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.run_folder import RunFolder
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def artifact_key(kind: str, run: str) -> str:
@@ -32,44 +27,47 @@ def artifact_key(kind: str, run: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"{kind}-{run}".lower()).strip("-")
 
 
-def best_effort(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-    """What `call` gives, or None if Prefect's API refuses: the pipeline goes on without it."""
-    try:
-        return call(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 (whatever the API's client raises)
-        get_run_logger().warning("an artifact could not be stored: %s", error)
+def new_artifact(
+    kind: Literal["markdown", "table", "progress"], key: str, data: Any, description: str
+) -> ArtifactCreate | None:
+    """An artifact of the task and the flow run that call this; None outside of a flow run."""
+    flow_run, task_run = runtime.flow_run.id, runtime.task_run.id
+    if flow_run is None:
         return None
+    return ArtifactCreate(
+        type=kind,
+        key=key,
+        data=data,
+        description=description,
+        flow_run_id=UUID(str(flow_run)),
+        task_run_id=UUID(str(task_run)) if task_run else None,
+    )
 
 
-def show_job(run: str, url: str) -> None:
+def show(session: Session, artifact: ArtifactCreate | None) -> None:
+    """Store the artifact: now, or once Prefect's server answers again."""
+    if session.server and artifact:
+        session.server.show(str(artifact.key), lambda client: client.create_artifact(artifact))
+
+
+def show_job(session: Session, url: str) -> None:
     """Store a link to Ray's page of the job that drives the run."""
-    best_effort(
-        create_link_artifact,
-        link=url,
-        link_text="the job and its logs in Ray's dashboard",
-        key=artifact_key("ray-job", run),
-        description=f"Ray's job of {run}",
+    run = session.request.run
+    link = f"[the job and its logs in Ray's dashboard]({url})"
+    show(
+        session, new_artifact("markdown", artifact_key("ray-job", run), link, f"Ray's job of {run}")
     )
 
 
-def show_report(report: Report, request: DriverRequest) -> None:
+def show_report(report: Report, session: Session) -> None:
     """Store the run's artifacts: the checkpoints' table, and the report with its curves."""
+    request, run = session.request, report.run
     folder = RunFolder(request.storage, request.run)
-    best_effort(
-        create_table_artifact,
-        table=checkpoint_rows(report),
-        key=artifact_key("checkpoints", report.run),
-        description=f"Checkpoints of {report.run}",
-    )
-    best_effort(_create_report, report, folder)
-
-
-def _create_report(report: Report, folder: RunFolder) -> None:
-    create_markdown_artifact(
-        markdown=report_markdown(report, folder),
-        key=artifact_key("report", report.run),
-        description=f"Outcome of {report.run}",
-    )
+    table = json.dumps(checkpoint_rows(report))
+    key = artifact_key("checkpoints", run)
+    show(session, new_artifact("table", key, table, f"Checkpoints of {run}"))
+    page = report_markdown(report, folder)
+    show(session, new_artifact("markdown", artifact_key("report", run), page, f"Outcome of {run}"))
 
 
 def checkpoint_rows(report: Report) -> list[dict[str, Any]]:
