@@ -12,6 +12,7 @@ from tasks.evaluate import evaluate
 from tasks.infer import infer
 from tasks.prepare import prepare
 from tasks.publish import publish
+from tasks.report_predictions import report_predictions
 from tasks.retries import is_transient
 from tasks.select import select
 from tasks.train import train
@@ -44,7 +45,7 @@ from train_core.results import (
     TrainResult,
 )
 
-TASKS = [prepare, train, evaluate, select, infer, publish]
+TASKS = [prepare, train, evaluate, select, infer, publish, report_predictions]
 
 
 def checkpoint(step: int, accuracy: float | None = None) -> CheckpointSummary:

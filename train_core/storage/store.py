@@ -266,13 +266,16 @@ class Store:
 
     def sizes(self, key: str = "") -> dict[str, int]:
         """The sizes of the objects directly below `key`, by their names, sorted."""
-        folder = self.path(key).rstrip("/")
+        folder = self.path(key).rstrip("/") or "/"
 
         def once(ask: _Ask) -> list[dict[str, Any]]:
             try:
                 return list(ask("ls", folder, detail=True))
-            except (FileNotFoundError, NotADirectoryError):
-                return []
+            except (FileNotFoundError, NotADirectoryError) as error:
+                if not _is_there(ask, folder):
+                    return []
+                # A disk is asked for each file, and one was renamed or deleted in that moment.
+                raise UnfinishedError("what is in it changes") from error
 
         # As in `names`: what marks the folder is no object in it.
         found = {
