@@ -34,6 +34,8 @@ END_WITHIN_S = 5.0
 """How long Prefect's engine has to report the end to a server that does not answer."""
 SLOW_END_S = 60.0
 """How long to one that does."""
+ENDS_WITHIN_S = 10.0
+"""How long the stages have to end when the driver was closed."""
 _POLL_INTERVAL_S = 0.2
 
 NOT_TOLD = (

@@ -17,7 +17,7 @@ from flows.parameters import (
     new_run_name,
     refuse_driven,
 )
-from tasks.session import Session, open_session
+from tasks.session import Session, open_session, stopped
 from train_core.config import LOCAL
 from train_core.driver import Prepared, end_status, warning_in
 from train_core.errors import StageError
@@ -97,12 +97,16 @@ def _run_flow(
 
 def _outcome(session: Session, flow: FlowThread | None) -> Report:
     """What the stages come to, when Prefect knows it, too, or its server does not answer."""
-    from flows.driving import NOT_TOLD, await_prefect
+    from flows.driving import ENDS_WITHIN_S, NOT_TOLD, await_prefect
 
     try:
         report = session.outcome()
         session.close()
         return report
+    except KeyboardInterrupt:
+        session.close("KILLED")
+        session.wait_until_ended(ENDS_WITHIN_S)
+        raise stopped(session.request) from None
     except BaseException as error:
         session.close(end_status(type(error)))
         raise

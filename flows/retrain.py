@@ -10,7 +10,14 @@ from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
 from flows.deaths import refuse_endless
-from flows.driving import Start, as_tasks, connected, leave_when_prefect_hangs, outcome_of
+from flows.driving import (
+    ENDS_WITHIN_S,
+    Start,
+    as_tasks,
+    connected,
+    leave_when_prefect_hangs,
+    outcome_of,
+)
 from flows.left_running import left_running, put_right
 from flows.parameters import RetrainParameters, make_tracking_folder
 from tasks.artifacts import show_job
@@ -24,9 +31,6 @@ from tasks.train import train
 from train_core.config import LOCAL
 from train_core.errors import StoppedError
 from train_core.results import Report
-
-ENDS_WITHIN_S = 10.0
-"""How long the stages have to end when the driver was closed."""
 
 
 def run_name() -> str:
