@@ -298,13 +298,14 @@ def load_split(workload: Workload[Any], split: Split) -> Dataset | Stream:
     return dataset
 
 
-def pinned_files(workload: Workload[Any]) -> FileList | None:
+def pinned_files(workload: Workload[Any], earlier: FileList | None = None) -> FileList | None:
     """The files of all its sources, as they are recorded or as they are now; None: it names none.
 
-    Raises DataError for a source without files.
+    Digests of files that `earlier` has in the same version are taken from it. Raises DataError for
+    a source without files.
     """
     if workload._files is None:  # noqa: SLF001 (no concern of the workload's author)
-        workload._files = PinnedFiles.listed(workload.sources())  # noqa: SLF001
+        workload._files = PinnedFiles.listed(workload.sources(), earlier)  # noqa: SLF001
     found = workload._files.recorded  # noqa: SLF001
     return found if found.sources else None
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from tests.engine.tiny import Tiny, TinySettings
 from train_core import ArrayDataset
@@ -53,6 +54,22 @@ class Named(Tiny):
 
     def dataset(self, split: Split) -> ArrayDataset:
         return rows_of(file.read() for file in self.files(split))
+
+
+class Overnight(Named):
+    """A file more comes for every split as soon as the test split was read: so before it trains."""
+
+    def dataset(self, split: Split) -> ArrayDataset:
+        found = super().dataset(split)
+        if split == "test":
+            add_files(self.settings.data)
+        return found
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        """And another one while it trains."""
+        super().after_step(model, step)
+        if step == 2:
+            write_rows(self.settings.data, "test", "day-3.npy", 30, seed=3)
 
 
 class Opened(Named):

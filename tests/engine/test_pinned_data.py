@@ -12,15 +12,18 @@ import pytest
 from tests.engine.digests import digest_of_training, journal_of
 from tests.engine.growing import add_files, write_rows, write_splits
 from train_core.config import TrainConfig
+from train_core.datasets.files import PinnedFiles
 from train_core.driver import DriverRequest
 from train_core.engine.driver_stages import DriverStages
 from train_core.engine.evaluator import _dataset, _measure_task, load_model
 from train_core.engine.group import Group
 from train_core.engine.inputs import open_input
 from train_core.engine.loop import Trainer
-from train_core.engine.preflight import check
-from train_core.engine.recorded import load_recorded
-from train_core.errors import DataError, WorkloadError
+from train_core.engine.preflight import check, new_record
+from train_core.engine.recorded import load_recorded, newest_files
+from train_core.errors import ConfigError, DataError, WorkloadError
+from train_core.proof import ProofRequest, prove
+from train_core.storage.data_files import FileList
 from train_core.storage.digests import digest_of
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.store import Store
@@ -252,3 +255,63 @@ def test_a_damaged_list_of_files_is_refused(local: str, tmp_path: Path) -> None:
     folder.store.write(f"data/{name}", content.replace(b"day-1", b"day-2"))
     with pytest.raises(ValueError, match="digest that is not the committed one"):
         Trainer(folder, config, 1, Group.current())
+
+
+def test_files_of_an_earlier_run_are_hashed_again_on_a_disk_only(data: str, tmp_path: Path) -> None:
+    """A digest that nobody would compute shows whose it is."""
+    first = PinnedFiles.listed({"train": f"{data}/train"}).recorded
+    content = first.to_json().decode()
+    (file,) = first.sources["train"].files
+    altered = FileList.model_validate_json(content.replace(file.digest, "0" * 64))
+    write_rows(data, "train", "day-2.npy", 30)
+    listed = PinnedFiles.listed({"train": f"{data}/train"}, altered).recorded
+    found = {one.name: one.digest for one in listed.sources["train"].files}
+    new = digest_of(Store(data).read("train/day-2.npy"))
+    old = "0" * 64 if data.startswith("s3:") else file.digest
+    assert found == {"day-1.npy": old, "day-2.npy": new}
+
+
+def test_a_new_run_finds_the_files_of_the_newest_one_of_its_workload(
+    local: str, tmp_path: Path
+) -> None:
+    storage = str(tmp_path / "runs")
+    assert newest_files(storage, NAMED) is None
+    prepare(RunFolder(storage, "z-first"), local)
+    add_files(local)
+    prepare(RunFolder(storage, "a-second"), local)
+    prepare(RunFolder(storage, "other"), local, LISTING)
+    Store(storage).write("broken/run.json", b"{")
+    found = newest_files(storage, NAMED)
+    assert found is not None
+    assert [one.name for one in found.sources["train"].files] == ["day-1.npy", "day-2.npy"]
+
+
+@pytest.mark.slow
+def test_a_proof_of_a_workload_that_names_its_files_is_not_disturbed(
+    local: str, tmp_path: Path
+) -> None:
+    request = ProofRequest(
+        workload="tests.engine.growing:Overnight",
+        settings={"data": local},
+        steps=8,
+        workers=1,
+        storage=str(tmp_path / "proof"),
+    )
+    assert prove(request, tmp_path).identical
+
+
+def test_a_login_that_is_not_recorded_is_asked_for_again(local: str, tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    request = asked(folder, local)
+    files = PinnedFiles.listed({"train": f"{local}/train"}).recorded
+    url = "ftp://me:s3cret@host/data"
+    there = {"train": files.sources["train"].model_copy(update={"url": url, "folder": url})}
+    checked = check(folder, request)
+    remote = FileList(sources=there)
+    record = new_record(request, request.config, checked.datasets, None, remote)
+    folder.create(record, remote)
+    assert b"s3cret" not in folder.store.read("run.json") + remote.to_json()
+    with pytest.raises(
+        ConfigError, match=r"the login in the URL of source 'train' .* not recorded"
+    ):
+        load_recorded(folder, request.config)

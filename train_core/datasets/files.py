@@ -109,9 +109,10 @@ class PinnedFiles:
 
     @classmethod
     def listed(cls, sources: Mapping[str, str], earlier: FileList | None = None) -> PinnedFiles:
-        """The files that are there now. Digests of files that `earlier` has are taken from it.
+        """The files that are there now.
 
-        Raises DataError for a source that has no files.
+        Digests of files that `earlier` has in the same version are taken from it, but not on a
+        disk, whose times can be set back. Raises DataError for a source that has no files.
         """
         known = _known(earlier) if earlier else {}
         made = cls(FileList(sources={n: _list_source(n, sources[n], known) for n in sources}))
@@ -188,7 +189,8 @@ def _list_source(name: str, url: str, known: Mapping[tuple[str, int, str], str])
     def record(file: str) -> FileRecord:
         size_bytes, version = found[file]
         address = store.uri(file)
-        digest = known.get((hide_logins(address), size_bytes, version)) if version else None
+        is_told = bool(version) and not store.is_local
+        digest = known.get((hide_logins(address), size_bytes, version)) if is_told else None
         if digest is None:
             digest, there = _digest_of(address, size_bytes, version)
             if there != size_bytes:

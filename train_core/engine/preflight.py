@@ -25,6 +25,7 @@ from train_core.engine.recorded import (
     check_continuation,
     files_in_record,
     load_recorded,
+    newest_files,
     with_defaults,
 )
 from train_core.errors import ConfigError, RunConflictError
@@ -88,7 +89,9 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     _check_monitor(workload, config.monitor)
     if config.ray_address == LOCAL:
         check_resources(config)
-    files = pinned_files(workload)
+    names_files = not resumed and workload.sources()
+    earlier = newest_files(request.storage, config.workload) if names_files else None
+    files = pinned_files(workload, earlier)
     datasets: dict[str, Dataset | Stream] = {
         split: load_split(workload, split) if split == "train" else indexed(workload, split)
         for split in SPLITS
