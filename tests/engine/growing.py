@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 from torch import nn
 
 from tests.engine.tiny import Tiny, TinySettings
@@ -92,6 +93,17 @@ class Listing(Named):
     def dataset(self, split: Split) -> ArrayDataset:
         store = Store(f"{self.settings.data}/{split}")
         return rows_of(store.read(name) for name in store.names())
+
+
+class OneRankElsewhere(Listing):
+    """As `Listing`; rank 1 finds a file that the others do not."""
+
+    def dataset(self, split: Split) -> Any:
+        found = super().dataset(split)
+        if dist.is_initialized() and dist.get_rank() == 1:
+            x = np.concatenate([found.columns["x"], found.columns["x"][:5]])
+            return ArrayDataset(x=x, label=np.zeros(len(x), np.int64))
+        return found
 
 
 class Counting(Listing):

@@ -13,6 +13,7 @@ from tests.engine.growing import write_splits
 from tests.flows.conftest import Evertrain
 from tests.flows.mlflow_side import runs_in_mlflow
 from train_core.results import Report
+from train_core.storage.lease import newest_attempt
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(300)
@@ -54,3 +55,22 @@ def test_files_that_come_after_prepare_change_neither_the_numbers_nor_the_record
     }
     assert parent.data.params["settings.dropout"] == "0.2"
     assert parent.data.params["settings.data"] == data["growing"]
+
+
+@pytest.mark.slow
+def test_one_rank_with_other_data_ends_the_run_at_once_and_in_plain_words(
+    evertrain: Evertrain, home: Path, tmp_path: Path
+) -> None:
+    write_splits(str(tmp_path))
+    done = evertrain(
+        *("retrain", "--run", "apart", "--workload", "tests.engine.growing:OneRankElsewhere"),
+        *("--settings", json.dumps({"data": str(tmp_path)}), "--gpus-per-worker", "0"),
+        *("--num-workers", "2", "--cpus-per-worker", "0.5"),
+    )
+    assert done.returncode == 2, done.stderr
+    assert "the train split is not what run 'apart' was begun with: samples was 150, is 155" in (
+        done.stderr
+    )
+    assert "Traceback" not in done.stderr
+    folder = RunFolder(str(home / ".evertrain/runs"), "apart")
+    assert newest_attempt(folder.store) == 1
