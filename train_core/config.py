@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from train_core.policy.logins import hide_logins
 from train_core.policy.retention import RetentionRules
 from train_core.policy.steps import StepPlan
 
@@ -382,7 +383,12 @@ class TrainConfig(BaseModel):
 
     def recorded(self) -> Self:
         """What `run.json` says of it."""
-        return self.fixed().without_secrets()
+        return self.fixed().without_secrets().without_logins()
+
+    def without_logins(self) -> Self:
+        """The same configuration without the users and passwords in its URLs."""
+        shown = {name: hide_logins(getattr(self, name)) for name in ("settings", "init_from")}
+        return self.model_copy(update=shown)
 
     def differences(self, asked: TrainConfig) -> dict[str, tuple[object, object]]:
         """Fields that `asked` gives another value though they may not change, as (was, now)."""
@@ -392,6 +398,17 @@ class TrainConfig(BaseModel):
             if name == "num_shards" and now == 0:
                 continue
             extra = field.json_schema_extra
-            if was != now and not (isinstance(extra, dict) and extra.get("may_change")):
+            if was == now or (isinstance(extra, dict) and extra.get("may_change")):
+                continue
+            if name == "settings":
+                found |= _different_settings(was, now)
+            else:
                 found[name] = (was, now)
         return found
+
+
+def _different_settings(
+    was: dict[str, Any], now: dict[str, Any]
+) -> dict[str, tuple[object, object]]:
+    pairs = {key: (was.get(key), now.get(key)) for key in {**was, **now}}
+    return {f"settings.{key}": pair for key, pair in pairs.items() if pair[0] != pair[1]}

@@ -67,6 +67,7 @@ class DriverStages:
     def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Check the request and create the run if it is new."""
         from train_core.engine.preflight import check, effective, new_record, pipeline_of
+        from train_core.engine.recorded import check_continuation, with_defaults
 
         self.request = DriverRequest.model_validate(request)
         self.folder = RunFolder(self.request.storage, self.request.run)
@@ -90,13 +91,17 @@ class DriverStages:
             mirror.check()
         if not checked.prepared.resumed:
             self.folder.refuse_leftovers()
-            record = new_record(self.request, self.config, checked.datasets, checked.origin)
+            record = new_record(
+                self.request, self.config, checked.datasets, checked.origin, checked.files
+            )
             # Of two that begin the run at once, one creates it and one gets the lease.
             with suppress(FileExistsError):
-                self.folder.create(record)
+                self.folder.create(record, checked.files)
         attempt = self._take_run()
-        self.folder.check_continuation(self.config)
-        asked = Asked(config=self.config.recorded(), pipeline=pipeline_of(self.request))
+        check_continuation(self.folder, self.config)
+        asked = Asked(
+            config=with_defaults(self.config).recorded(), pipeline=pipeline_of(self.request)
+        )
         self.folder.note_asked(asked, attempt=attempt)
         if mirror is not None:
             mirror.start()

@@ -25,6 +25,7 @@ EVALUATIONS = "evaluations"
 PREDICTIONS = "predictions"
 ASKED = "asked"
 CALLS = "calls"
+DATA = "data"
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CHECKPOINT = re.compile(r"step-(\d{8,})-a(\d{4,})")
