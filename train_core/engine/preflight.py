@@ -20,6 +20,7 @@ from train_core.engine.inputs import open_input
 from train_core.engine.launcher import check_resources
 from train_core.engine.measure import check_split, split_metrics
 from train_core.engine.progress import Progress
+from train_core.engine.provenance import code_of
 from train_core.errors import ConfigError, DataError, RunConflictError
 from train_core.storage.run_folder import Origin, RunFolder, RunRecord
 from train_core.storage.store import Store
@@ -224,6 +225,7 @@ def new_record(
         pipeline=pipeline_of(request),
         fingerprint=fingerprint(config),
         datasets=_describe_data(datasets),
+        code=code_of(config.workload),
         origin=origin,
     )
 

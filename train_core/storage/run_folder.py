@@ -74,6 +74,10 @@ class RunRecord(BaseModel):
         description="Library versions, instruction set, threads: other values, other bits."
     )
     datasets: dict[str, dict[str, Any]] = Field(description="Samples and digest of each split.")
+    code: dict[str, str] = Field(
+        default_factory=dict,
+        description="evertrain's version, the digest of the workload's source file, its commit.",
+    )
     forked_from: str = Field(default="", description="The checkpoint that the run began with.")
     origin: Origin | None = Field(default=None, description="Whose weights the run began with.")
 
