@@ -22,15 +22,20 @@ from train_core.config import LOCAL
 from train_core.driver import DriverRequest
 from train_core.errors import StoppedError, StorageError
 from train_core.results import Report
+from train_core.storage.names import default_run_name
 from train_core.storage.run_folder import RunFolder
 
 
 def run_name() -> str:
-    """The run's name: the one asked for, else one of the flow run's own, which a retry keeps."""
+    """The run's name: the one asked for, else one made of workload, scheduled start and id.
+
+    Prefect sets these two when it creates a flow run, and leaves them when the flow is run again.
+    Both are at hand here, so its API is not asked.
+    """
     asked = RetrainParameters.model_validate(runtime.flow_run.parameters["parameters"])
-    # Prefect's names of two words come again; its ids do not.
-    name, unique = str(runtime.flow_run.name), str(runtime.flow_run.id)[:8]
-    return asked.run or (name if name.endswith(unique) else f"{name}-{unique}")
+    # The ids of flow runs that were scheduled together begin alike; their ends are random.
+    scheduled, unique = runtime.flow_run.scheduled_start_time, str(runtime.flow_run.id)
+    return asked.run or default_run_name(asked.workload, scheduled, unique)
 
 
 @flow(
@@ -46,9 +51,10 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     job on a cluster ends for a cancel only: where only this process is to end, as when its pod is
     moved, the flow crashes, the job goes on, and the flow attaches to it when it is run again.
     """
+    named_after = "" if parameters.run else str(runtime.flow_run.id)
     parameters = parameters.named(run_name())
     make_tracking_folder(parameters.tracked_at())
-    request = parameters.request()
+    request = parameters.request(named_after)
     refuse_endless(request)
     is_left: bool | None = None
     try:

@@ -46,6 +46,8 @@ class DriverRequest(Result):
 
     storage: str
     run: str
+    flow_run: str = ""
+    """The flow run after which the run is named: one that began otherwise is refused."""
     config: TrainConfig
     pipeline: dict[str, Any] = {}
     tracking_uri: str = ""

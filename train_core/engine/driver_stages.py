@@ -95,6 +95,7 @@ class DriverStages:
             with suppress(FileExistsError):
                 self.folder.create(record)
         attempt = self._take_run()
+        self.folder.check_name(self.request.flow_run)
         self.folder.check_continuation(self.config)
         asked = Asked(config=self.config.recorded(), pipeline=pipeline_of(self.request))
         self.folder.note_asked(asked, attempt=attempt)

@@ -223,6 +223,7 @@ class JobServer:
         try:
             asked = DriverRequest.model_validate(arguments.get("request"))
             if self._request is not None:
+                self._folder.check_name(asked.flow_run)
                 self._refuse_another(self._request, asked)
                 return _answer(result=self._prepared | {"resumed": True})
             self._prepared = self._driver.prepare(asked.model_dump(mode="json"))

@@ -133,6 +133,7 @@ def _device_name(config: TrainConfig) -> str:
 
 def _check_continuation(folder: RunFolder, request: DriverRequest) -> None:
     config, record = request.config, folder.record()
+    folder.check_name(request.flow_run)
     folder.check_continuation(config)
     asked = pipeline_of(request)
     # What is scored may be another thing every time; where MLflow shows the run may not.
@@ -220,6 +221,7 @@ def new_record(
     """What `run.json` will say of a run that begins."""
     return RunRecord(
         name=request.run,
+        flow_run=request.flow_run,
         created_at=datetime.now(UTC).isoformat(),
         config=config.recorded(),
         pipeline=pipeline_of(request),
