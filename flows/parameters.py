@@ -39,6 +39,11 @@ def new_run_name(workload: str) -> str:
     return default_run_name(workload, datetime.now(UTC), secrets.token_hex())
 
 
+def no_new_data(run: str) -> str:
+    """What is said instead of training what `run` has already."""
+    return f"no new data: run {run} has all that would come of it"
+
+
 def last_asked(folder: RunFolder) -> dict[str, Any]:
     """The parameters that the run was asked for last, by their names."""
     asked, names = folder.asked(), RetrainParameters.model_fields
@@ -97,6 +102,12 @@ class RetrainParameters(TrainConfig):
         min_length=1,
         description="What the best checkpoint scores: a split's name, or the path or URL of "
         "Parquet, a folder of images or IDX.",
+    )
+    skip_unchanged: bool = Field(
+        default=False,
+        description="Train only if something has changed since the last finished run of the "
+        "workload in that storage: data, settings, configuration, code or library versions. A run "
+        "that exists is always continued.",
     )
     dry_run: bool = Field(default=False, description="One step through every stage, to try it.")
 
@@ -161,4 +172,5 @@ class RetrainParameters(TrainConfig):
             tracking_uri=self.tracked_at(),
             experiment=self.experiment,
             dry_run=self.dry_run,
+            skip_unchanged=self.skip_unchanged,
         )

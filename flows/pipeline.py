@@ -15,6 +15,7 @@ from flows.parameters import (
     RetrainParameters,
     make_tracking_folder,
     new_run_name,
+    no_new_data,
     refuse_driven,
 )
 from tasks.session import Session, open_session
@@ -47,6 +48,10 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
     log = Path(HOME, "logs", f"{parameters.run}.log").absolute()
     with _naming_log(log), open_session(parameters.request()) as session:
         session.listen(LogFile(log))
+        # Before Prefect is loaded: without anything new there is no flow run.
+        if parameters.skip_unchanged and (run := _prepared(session).unchanged_since):
+            sys.stdout.write(no_new_data(run) + "\n")
+            return
         with embedded.warming_up() as warming:
             prepared = _prepared(session)
             warming.join()

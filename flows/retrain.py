@@ -6,10 +6,10 @@ from uuid import UUID
 
 from prefect import State, flow, get_client, get_run_logger, runtime
 from prefect.exceptions import TerminationSignal
-from prefect.states import Cancelled
+from prefect.states import Cancelled, Completed
 
 from flows.deaths import crash_left_running, refuse_endless
-from flows.parameters import RetrainParameters, make_tracking_folder
+from flows.parameters import RetrainParameters, make_tracking_folder, no_new_data
 from tasks.artifacts import show_job
 from tasks.evaluate import evaluate
 from tasks.infer import infer
@@ -75,10 +75,12 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
         return Cancelled(message=str(stopped(request)))
 
 
-def _stages(session: Session, parameters: RetrainParameters) -> Report:
+def _stages(session: Session, parameters: RetrainParameters) -> Report | State[Report]:
     request = session.request
     session.log_to(get_run_logger())
     prepared = prepare(request)
+    if prepared.unchanged_since:
+        return Completed(message=no_new_data(prepared.unchanged_since))
     if prepared.job_url:
         show_job(request.run, prepared.job_url)
     if prepared.resumed:

@@ -230,7 +230,8 @@ class JobServer:
         except Exception as error:  # noqa: BLE001 (raised where it was asked for)
             return _answer(error=describe("prepare", error))
         self._request = asked
-        self._clear_others()
+        if not self._prepared["unchanged_since"]:
+            self._clear_others()
         return _answer(result=self._prepared)
 
     def _refuse_another(self, ours: DriverRequest, theirs: DriverRequest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import platform
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from train_core.engine.measure import check_split, split_metrics
 from train_core.engine.progress import Progress
 from train_core.engine.provenance import code_of
 from train_core.errors import ConfigError, DataError, RunConflictError
+from train_core.storage.digests import digest_of
 from train_core.storage.run_folder import Origin, RunFolder, RunRecord
 from train_core.storage.store import Store
 from train_core.workload import SPLITS, Dataset, Stream, Workload, indexed, load_workload
@@ -227,14 +229,29 @@ def new_record(
         pipeline=pipeline_of(request),
         fingerprint=fingerprint(config),
         datasets=_describe_data(datasets),
+        input_digest=_input_digest(request.pipeline.get("infer_input", "")),
         code=code_of(config.workload),
         origin=origin,
+    )
+
+
+def with_surroundings(record: RunRecord, config: TrainConfig) -> RunRecord:
+    """The record of a run whose workers' device is known now."""
+    return record.model_copy(
+        update={"config": config.recorded(), "fingerprint": fingerprint(config)}
     )
 
 
 def pipeline_of(request: DriverRequest) -> dict[str, Any]:
     """What the flow was asked beyond the training."""
     return request.pipeline | {"experiment": request.experiment, "dry_run": request.dry_run}
+
+
+def _input_digest(source: str) -> str:
+    """What tells one state of the files at `source` from another; empty for a split, or none."""
+    if not source or source in SPLITS:
+        return ""
+    return digest_of(json.dumps(Store(source).versions(), sort_keys=True).encode())
 
 
 def _describe_data(datasets: Mapping[str, Dataset | Stream]) -> dict[str, dict[str, Any]]:

@@ -39,12 +39,17 @@ _WHO = re.compile(r"[a-z][a-z0-9-]{0,99}")
 _PIN = re.compile(rf"([^/]+)/({_WHO.pattern})\.json")
 
 
+def is_run_name(name: str) -> bool:
+    """Whether `name` can be one folder's name on every storage."""
+    return bool(_RUN_NAME.fullmatch(name)) and ".." not in name
+
+
 def check_run_name(name: str) -> str:
     """`name`, if it can be one folder's name on every storage.
 
     Raises ConfigError for anything else: separators, `..`, blanks, more than 128 characters.
     """
-    if not _RUN_NAME.fullmatch(name) or ".." in name:
+    if not is_run_name(name):
         raise ConfigError(
             f"run name {name!r} is not usable: take letters, digits, '.', '_' and '-', beginning "
             "with a letter or digit, at most 128 of them, without '..' or '/'"

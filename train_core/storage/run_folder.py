@@ -75,6 +75,10 @@ class RunRecord(BaseModel):
         description="Library versions, instruction set, threads: other values, other bits."
     )
     datasets: dict[str, dict[str, Any]] = Field(description="Samples and digest of each split.")
+    input_digest: str = Field(
+        default="",
+        description="Of the names, sizes and times of the files to score; empty: they are a split.",
+    )
     code: dict[str, str] = Field(
         default_factory=dict,
         description="evertrain's version, the digest of the workload's source file, its commit.",

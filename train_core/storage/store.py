@@ -40,6 +40,8 @@ _PROBE_BUDGET_S = 10.0
 # A condition holds for one small request only: completing a multipart upload ignores it on some
 # stores.
 _SINGLE_PUT_BYTES = 64 * 2**20
+# What filesystems call an object's size, digest and time.
+_VERSION = ("size", "ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "updated")
 _T = TypeVar("_T")
 _Ask = Callable[..., Any]
 
@@ -251,6 +253,20 @@ class Store:
         # An object that marks the folder, or the object itself, lists as its own content.
         names = {posixpath.basename(path) for path in found - {folder}}
         return sorted(name for name in names if not name.startswith(local_disk.TEMPORARY))
+
+    def versions(self) -> dict[str, str]:
+        """What tells one state of each object directly in the folder from another, by its name.
+
+        Its size and whatever of digest and time the storage lists. Of a single object, its own.
+        """
+
+        def once(ask: _Ask) -> dict[str, dict[str, Any]]:
+            return dict(ask("find", self._root, maxdepth=1, detail=True))
+
+        return {
+            posixpath.basename(path): " ".join(str(info.get(name, "")) for name in _VERSION)
+            for path, info in self._run("list", "", once).items()
+        }
 
     def delete(self, key: str) -> None:
         """Delete the object, or the folder with all that is in it; fine if it is gone.
