@@ -82,7 +82,7 @@ def _stages(session: Session, parameters: RetrainParameters) -> Report | State[R
     if prepared.unchanged_since:
         return Completed(message=no_new_data(prepared.unchanged_since))
     if prepared.job_url:
-        show_job(request.run, prepared.job_url)
+        show_job(request, prepared.job_url)
     if prepared.resumed:
         crash_left_running(request)
     trained = train(request)

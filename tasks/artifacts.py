@@ -5,31 +5,46 @@ Artifacts are there to be looked at: one that Prefect's API does not take is log
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from prefect import get_run_logger
+from prefect import get_run_logger, runtime
 from prefect.artifacts import (
     create_link_artifact,
     create_markdown_artifact,
     create_table_artifact,
 )
+from prefect.context import FlowRunContext
 
-from tasks.metrics import full_metrics
+from tasks.metrics import full_metrics, number
+from tasks.report_page import report_markdown
 from train_core.driver import DriverRequest
 from train_core.results import Report
-from train_core.storage.names import CURVES_PNG, REPORT_JSON
+from train_core.storage.names import workload_slug
 from train_core.storage.run_folder import RunFolder
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def artifact_key(kind: str, run: str) -> str:
-    """An artifact's key: Prefect allows lowercase letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", f"{kind}-{run}".lower()).strip("-")
+def artifact_key(kind: str, workload: str) -> str:
+    """An artifact's key: one for each kind and deployment, under which Prefect shows its history.
+
+    Of a flow run without a deployment, as on a command line, one for each workload. Prefect allows
+    small letters, digits and dashes. Prefect's API is asked for the deployment's name, once.
+    """
+    context = FlowRunContext.get()
+    is_deployed = context is not None and context.flow_run and context.flow_run.deployment_id
+    name = str(runtime.deployment.name) if is_deployed else workload_slug(workload)
+    return re.sub(r"[^a-z0-9]+", "-", f"{name}-{kind}".lower()).strip("-")
+
+
+def create_artifact(
+    create: Callable[..., R], kind: str, request: DriverRequest, **content: Any
+) -> R:
+    """What `create`, one of Prefect's functions, gives for an artifact of that kind."""
+    return create(key=artifact_key(kind, request.config.workload), **content)
 
 
 def best_effort(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -41,35 +56,40 @@ def best_effort(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | 
         return None
 
 
-def show_job(run: str, url: str) -> None:
+def show_job(request: DriverRequest, url: str) -> None:
     """Store a link to Ray's page of the job that drives the run."""
     best_effort(
+        create_artifact,
         create_link_artifact,
+        "ray-job",
+        request,
         link=url,
         link_text="the job and its logs in Ray's dashboard",
-        key=artifact_key("ray-job", run),
-        description=f"Ray's job of {run}",
+        description=f"Ray's job of {request.run}",
     )
 
 
 def show_report(report: Report, request: DriverRequest) -> None:
     """Store the run's artifacts: the checkpoints' table, and the report with its curves."""
-    folder = RunFolder(request.storage, request.run)
     best_effort(
+        create_artifact,
         create_table_artifact,
+        "checkpoints",
+        request,
         table=checkpoint_rows(report),
-        key=artifact_key("checkpoints", report.run),
         description=f"Checkpoints of {report.run}",
     )
-    best_effort(_create_report, report, folder)
-
-
-def _create_report(report: Report, folder: RunFolder) -> None:
-    create_markdown_artifact(
-        markdown=report_markdown(report, folder),
-        key=artifact_key("report", report.run),
-        description=f"Outcome of {report.run}",
-    )
+    # Made before Prefect is asked: it reads the storage.
+    markdown = best_effort(report_markdown, report, RunFolder(request.storage, request.run))
+    if markdown is not None:
+        best_effort(
+            create_artifact,
+            create_markdown_artifact,
+            "report",
+            request,
+            markdown=markdown,
+            description=f"Outcome of {report.run}",
+        )
 
 
 def checkpoint_rows(report: Report) -> list[dict[str, Any]]:
@@ -79,32 +99,9 @@ def checkpoint_rows(report: Report) -> list[dict[str, Any]]:
             "checkpoint": one.checkpoint.name,
             "step": one.checkpoint.step,
             "epoch": one.checkpoint.epoch,
-            **full_metrics(one),
+            **{name: number(value) for name, value in full_metrics(one).items()},
             "best": "yes" if one.checkpoint.name == report.best.name else "",
         }
         for one in sorted(report.evaluations, key=lambda e: e.checkpoint.step)
         if one.split == "validation"
     ]
-
-
-def report_markdown(report: Report, folder: RunFolder) -> str:
-    """The outcome in Markdown: links, figures and curves."""
-    lines = [
-        f"# {report.run}",
-        f"Best checkpoint: `{report.best.name}` (step {report.best.step})",
-        "| test metric | value |\n| --- | --- |\n"
-        + "\n".join(f"| {name} | {value} |" for name, value in report.test_metrics.items()),
-        "| stage | seconds |\n| --- | --- |\n"
-        + "\n".join(f"| {name} | {spent:.2f} |" for name, spent in report.seconds.items()),
-        f"- report: `{folder.store.uri(REPORT_JSON)}`",
-        f"- run folder: `{folder.url}`",
-        f"- predictions: `{report.predictions.uri}` ({report.predictions.num_rows} rows)",
-    ]
-    if report.tracking.url.startswith("http"):
-        lines.append(f"- [MLflow run]({report.tracking.url})")
-    elif report.tracking.tracking_uri:
-        lines.append(f"- MLflow: run `{report.tracking.run_id}`; `evertrain ui` shows it")
-    # The UI shows no address of a storage, so the picture travels in the page.
-    picture = base64.b64encode(folder.store.read(CURVES_PNG)).decode()
-    lines.append(f"![the metrics by step](data:image/png;base64,{picture})")
-    return "\n\n".join(lines)

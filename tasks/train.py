@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from prefect import get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from tasks.artifacts import artifact_key, best_effort
+from tasks.artifacts import best_effort, create_artifact
 from tasks.live import LiveReader, Ticker
 from tasks.retries import OPTIONS
 from tasks.session import session_of
@@ -42,9 +42,11 @@ class _Progress:
         self._artifact = cast(
             "UUID | None",
             best_effort(
+                create_artifact,
                 create_progress_artifact,
+                "progress",
+                request,
                 progress=0.0,
-                key=artifact_key("progress", request.run),
                 description=f"Training of {request.run}",
             ),
         )

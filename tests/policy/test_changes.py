@@ -13,8 +13,9 @@ def split(samples: int, digest: str | None = "d", **files: str) -> dict[str, Any
     return {"samples": samples, "digest": digest} | ({"files": listed} if listed else {})
 
 
+SAMPLES = {"train": 150, "validation": 40, "test": 40}
 WAS = Inputs(
-    datasets={"train": split(150), "validation": split(40), "test": split(40)},
+    datasets={name: split(samples) for name, samples in SAMPLES.items()},
     config={"epochs": 3, "batch_size": 32},
     settings={"learning_rate": 0.01, "width": 4},
     code={"evertrain": "0.1", "workload": "aa"},
@@ -56,10 +57,7 @@ URL = replace(WAS, scored="s3://new", scored_digest="x", is_split_scored=False)
         (
             WAS,
             replace(WAS, datasets={name: split(41, "e") for name in WAS.datasets}),
-            [
-                "new data: train 41 samples, not 150, "
-                + "validation 41 samples, not 40, test 41 samples, not 40"
-            ],
+            [f"new data: {', '.join(f'{s} 41 samples, not {n}' for s, n in SAMPLES.items())}"],
         ),
         (
             with_train(split(150, None)),
