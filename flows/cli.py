@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from pydantic import Field, ValidationError
@@ -23,6 +23,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from flows import embedded
 from flows.commands.checkpoints import DiffCommand, ExportCommand
 from flows.commands.look import LsCommand, ShowCommand, VerifyCommand
 from flows.commands.mirror import MirrorCommand
@@ -105,6 +106,11 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
+
+
+def command() -> NoReturn:
+    """The program `evertrain`."""
+    embedded.leave(main())
 
 
 def read_configuration(path: str) -> dict[str, Any]:
@@ -205,4 +211,4 @@ def _refuse(message: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -39,11 +39,6 @@ def new_run_name(workload: str) -> str:
     return default_run_name(workload, datetime.now(UTC), secrets.token_hex())
 
 
-def no_new_data(run: str) -> str:
-    """What is said instead of training what `run` has already."""
-    return f"no new data: run {run} has all that would come of it"
-
-
 def last_asked(folder: RunFolder) -> dict[str, Any]:
     """The parameters that the run was asked for last, by their names."""
     asked, names = folder.asked(), RetrainParameters.model_fields

@@ -1,95 +1,98 @@
 """What a run shows in Prefect's UI: a table of its checkpoints and a report with curves.
 
-Artifacts are there to be looked at: one that Prefect's API does not take is logged and left out.
+Artifacts are there to be looked at: one that Prefect's server refuses is logged and left out, and
+what a server missed that was away is shown once it is back.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
 
-from prefect import get_run_logger, runtime
-from prefect.artifacts import (
-    create_link_artifact,
-    create_markdown_artifact,
-    create_table_artifact,
-)
+from prefect import runtime
+from prefect.client.schemas.actions import ArtifactCreate
 from prefect.context import FlowRunContext
 
 from tasks.metrics import full_metrics, number
 from tasks.report_page import report_markdown
-from train_core.driver import DriverRequest
+from tasks.session import Session
 from train_core.results import Report
 from train_core.storage.names import workload_slug
 from train_core.storage.run_folder import RunFolder
 
-P = ParamSpec("P")
-R = TypeVar("R")
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import Artifact
 
 
-def artifact_key(kind: str, workload: str) -> str:
-    """An artifact's key: one for each kind and deployment, under which Prefect shows its history.
+def artifact_key(owner: str, kind: str) -> str:
+    """An artifact's key: Prefect allows lowercase letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{owner}-{kind}".lower()).strip("-")
 
-    Of a flow run without a deployment, as on a command line, one for each workload. Prefect allows
-    small letters, digits and dashes. Prefect's API is asked for the deployment's name, once.
+
+def new_artifact(
+    kind: Literal["markdown", "table", "progress"], key: str, data: Any, description: str
+) -> ArtifactCreate | None:
+    """An artifact of the task and the flow run that call this; None outside of a flow run."""
+    flow_run, task_run = runtime.flow_run.id, runtime.task_run.id
+    if flow_run is None:
+        return None
+    return ArtifactCreate(
+        type=kind,
+        key=key,
+        data=data,
+        description=description,
+        flow_run_id=UUID(str(flow_run)),
+        task_run_id=UUID(str(task_run)) if task_run else None,
+    )
+
+
+def creator(session: Session, artifact: ArtifactCreate) -> Callable[[SyncPrefectClient], Artifact]:
+    """What creates the artifact under a key that it shares with those of the nights before.
+
+    That of the deployment and the artifact's own, so that Prefect shows its history; of a flow run
+    without a deployment, as on a command line, that of the workload.
     """
     context = FlowRunContext.get()
-    is_deployed = context is not None and context.flow_run and context.flow_run.deployment_id
-    name = str(runtime.deployment.name) if is_deployed else workload_slug(workload)
-    return re.sub(r"[^a-z0-9]+", "-", f"{name}-{kind}".lower()).strip("-")
+    flow_run = context.flow_run if context else None
+    deployment_id = flow_run.deployment_id if flow_run else None
+
+    def create(client: SyncPrefectClient) -> Artifact:
+        if deployment_id:
+            owner = client.read_deployment(deployment_id).name
+        else:
+            owner = workload_slug(session.request.config.workload)
+        key = artifact_key(owner, str(artifact.key))
+        return client.create_artifact(artifact.model_copy(update={"key": key}))
+
+    return create
 
 
-def create_artifact(
-    create: Callable[..., R], kind: str, request: DriverRequest, **content: Any
-) -> R:
-    """What `create`, one of Prefect's functions, gives for an artifact of that kind."""
-    return create(key=artifact_key(kind, request.config.workload), **content)
+def show(session: Session, artifact: ArtifactCreate | None) -> None:
+    """Store the artifact: now, or once Prefect's server answers again."""
+    if session.server and artifact:
+        session.server.show(str(artifact.key), creator(session, artifact))
 
 
-def best_effort(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-    """What `call` gives, or None if Prefect's API refuses: the pipeline goes on without it."""
-    try:
-        return call(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 (whatever the API's client raises)
-        get_run_logger().warning("an artifact could not be stored: %s", error)
-        return None
-
-
-def show_job(request: DriverRequest, url: str) -> None:
+def show_job(session: Session, url: str) -> None:
     """Store a link to Ray's page of the job that drives the run."""
-    best_effort(
-        create_artifact,
-        create_link_artifact,
-        "ray-job",
-        request,
-        link=url,
-        link_text="the job and its logs in Ray's dashboard",
-        description=f"Ray's job of {request.run}",
-    )
+    link = f"[the job and its logs in Ray's dashboard]({url})"
+    about = f"Ray's job of {session.request.run}"
+    show(session, new_artifact("markdown", "ray-job", link, about))
 
 
-def show_report(report: Report, request: DriverRequest) -> None:
+def show_report(report: Report, session: Session) -> None:
     """Store the run's artifacts: the checkpoints' table, and the report with its curves."""
-    best_effort(
-        create_artifact,
-        create_table_artifact,
-        "checkpoints",
-        request,
-        table=checkpoint_rows(report),
-        description=f"Checkpoints of {report.run}",
-    )
-    # Made before Prefect is asked: it reads the storage.
-    markdown = best_effort(report_markdown, report, RunFolder(request.storage, request.run))
-    if markdown is not None:
-        best_effort(
-            create_artifact,
-            create_markdown_artifact,
-            "report",
-            request,
-            markdown=markdown,
-            description=f"Outcome of {report.run}",
-        )
+    if session.server is None:
+        return
+    folder = RunFolder(session.request.storage, session.request.run)
+    table = json.dumps(checkpoint_rows(report))
+    show(session, new_artifact("table", "checkpoints", table, f"Checkpoints of {report.run}"))
+    page = report_markdown(report, folder)
+    show(session, new_artifact("markdown", "report", page, f"Outcome of {report.run}"))
 
 
 def checkpoint_rows(report: Report) -> list[dict[str, Any]]:

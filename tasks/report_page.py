@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+from contextlib import suppress
 
 from pydantic import ValidationError
 
 from tasks.metrics import number
+from train_core.errors import StorageError
 from train_core.results import Report
 from train_core.storage.finished_runs import finished_runs
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
@@ -52,13 +54,11 @@ def report_markdown(report: Report, folder: RunFolder) -> str:
 def previous_report(folder: RunFolder) -> Report | None:
     """The outcome of the workload's last finished run in that storage that began before this."""
     record = folder.record()
-    earlier = finished_runs(folder.storage, record.config.workload, before=record.created_at)
-    for run in earlier:
-        try:
-            return Report.model_validate(run.report)
-        except ValidationError:
-            # Another version of evertrain wrote it.
-            continue
+    # One that cannot be read, or that another version of evertrain wrote, is left out.
+    with suppress(StorageError):
+        for run in finished_runs(folder.storage, record.config.workload, before=record.created_at):
+            with suppress(ValidationError):
+                return Report.model_validate(run.report)
     return None
 
 

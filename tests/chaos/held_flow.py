@@ -6,10 +6,9 @@ No workload is called there, which could do it.
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
-from flows.cli import main
+from flows.cli import command
 from tests.chaos.standing import HOLD, stand_still
 
 
@@ -30,4 +29,4 @@ if __name__ == "__main__":
     if os.environ.get(HOLD) == "select@0":
         # Prefect is imported with it, which the command line itself does later.
         hold_selection()
-    sys.exit(main())
+    command()
