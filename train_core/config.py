@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from train_core.policy.logins import hide_logins
 from train_core.policy.retention import RetentionRules
 from train_core.policy.steps import StepPlan
 
@@ -384,7 +385,12 @@ class TrainConfig(BaseModel):
 
     def recorded(self) -> Self:
         """What `run.json` says of it."""
-        return self.fixed().without_secrets()
+        return self.fixed().without_secrets().without_logins()
+
+    def without_logins(self) -> Self:
+        """The same configuration without the users and passwords in its URLs."""
+        shown = {name: hide_logins(getattr(self, name)) for name in ("settings", "init_from")}
+        return self.model_copy(update=shown)
 
     def deciding(self) -> dict[str, object]:
         """The fields that decide the numbers or how long it trains, settings and workload aside.
@@ -406,7 +412,11 @@ class TrainConfig(BaseModel):
             was, now = getattr(self, name), getattr(asked, name)
             if name == "num_shards" and now == 0:
                 continue
-            if was != now and not _may_change(field):
+            if was == now or _may_change(field):
+                continue
+            if name == "settings":
+                found |= _different_settings(was, now)
+            else:
                 found[name] = (was, now)
         return found
 
@@ -414,3 +424,10 @@ class TrainConfig(BaseModel):
 def _may_change(field: FieldInfo) -> bool:
     extra = field.json_schema_extra
     return isinstance(extra, dict) and bool(extra.get("may_change"))
+
+
+def _different_settings(
+    was: dict[str, Any], now: dict[str, Any]
+) -> dict[str, tuple[object, object]]:
+    pairs = {key: (was.get(key), now.get(key)) for key in {**was, **now}}
+    return {f"settings.{key}": pair for key, pair in pairs.items() if pair[0] != pair[1]}

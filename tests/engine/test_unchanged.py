@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.engine import alone
+from tests.engine import alone, growing
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest, Prepared
 from train_core.engine.driver_stages import DriverStages
@@ -157,6 +157,19 @@ def test_a_dry_run_and_who_does_not_ask_are_never_skipped(last: RunFolder) -> No
     for changed in ({"skip_unchanged": False}, {"dry_run": True}):
         assert prepare(asked.model_copy(update=changed)).unchanged_since == ""
         shutil.rmtree(Path(asked.storage, "next"))
+
+
+def test_files_that_arrived_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    storage, data = tmp_path / "runs", str(tmp_path / "data")
+    named = {"workload": "tests.engine.growing:Named", "settings": {"data": data}}
+    growing.write_splits(data)
+    finish(request(storage, "last", **named))
+    assert prepare(request(storage, "same", **named)).unchanged_since == "last"
+    growing.add_files(data)
+    caplog.set_level(logging.INFO, "train_core.driver")
+    assert prepare(request(storage, "next", **named)).unchanged_since == ""
+    counted = "test 1 file more, train 1 file more, validation 1 file more"
+    assert f"since run last: new data: {counted}: it trains" in caplog.text
 
 
 def test_new_files_to_score_are_something_new(tmp_path: Path) -> None:

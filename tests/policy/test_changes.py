@@ -8,9 +8,8 @@ import pytest
 from train_core.policy.changes import Inputs, changes
 
 
-def split(samples: int, digest: str | None = "d", **files: str) -> dict[str, Any]:
-    listed = [{"name": name, "digest": digest} for name, digest in files.items()]
-    return {"samples": samples, "digest": digest} | ({"files": listed} if listed else {})
+def split(samples: int, digest: str | None = "d") -> dict[str, Any]:
+    return {"samples": samples, "digest": digest}
 
 
 SAMPLES = {"train": 150, "validation": 40, "test": 40}
@@ -28,9 +27,15 @@ def with_train(now: dict[str, Any], **changed: Any) -> Inputs:
     return replace(WAS, datasets=WAS.datasets | {"train": now}, **changed)
 
 
+def with_files(digest: str, train: dict[str, Any] | None = None, **files: str) -> Inputs:
+    """What a workload that names its files as the source `data` comes of."""
+    found = with_train(train or split(150), sources={"data": digest})
+    return replace(found, files={"data": files} if files else {})
+
+
 THREE = {"a": "1", "b": "2", "c": "3"}
-FILES = with_train(split(150, "d", **THREE))
-URL = replace(WAS, scored="s3://new", scored_digest="x", is_split_scored=False)
+FILES = with_files("x", **THREE)
+URL = replace(WAS, scored="s3://new", scored_state="x", is_split_scored=False)
 
 
 @pytest.mark.parametrize(
@@ -43,17 +48,22 @@ URL = replace(WAS, scored="s3://new", scored_digest="x", is_split_scored=False)
         (WAS, with_train(split(150, "e")), ["new data: train changed"]),
         (
             FILES,
-            with_train(split(170, "e", **THREE, d="4", e="5", f="6")),
-            ["new data: train 3 files more"],
+            with_files("y", split(170, "e"), **THREE, d="4", e="5", f="6"),
+            ["new data: data 3 files more"],
         ),
-        (FILES, with_train(split(120, "e", a="1")), ["new data: train 2 files fewer"]),
+        (FILES, with_files("y", split(120, "e"), a="1"), ["new data: data 2 files fewer"]),
         (
             FILES,
-            with_train(split(150, "e", a="1", b="9", d="4")),
-            ["new data: train 1 file more, train 1 file fewer, train 1 file changed"],
+            with_files("y", split(150, "e"), a="1", b="9", d="4"),
+            ["new data: data 1 file more, data 1 file fewer, data 1 file changed"],
         ),
+        # A list of files that cannot be read.
+        (with_files("x"), with_files("y", a="1"), ["new data: data changed"]),
+        (WAS, FILES, ["new data: data changed"]),
         # The same files, another cut of them into splits.
-        (FILES, with_train(split(149, "e", **THREE)), ["new data: train 149 samples, not 150"]),
+        (FILES, with_files("x", split(149, "e")), ["new data: train 149 samples, not 150"]),
+        # Files that were recorded need no digest of the splits.
+        (with_files("x", split(150, None)), with_files("x", split(150, None)), []),
         (
             WAS,
             replace(WAS, datasets={name: split(41, "e") for name in WAS.datasets}),
@@ -94,13 +104,13 @@ URL = replace(WAS, scored="s3://new", scored_digest="x", is_split_scored=False)
         (WAS, URL, ["infer_input changed ('test' to 's3://new')"]),
         (
             URL,
-            replace(URL, scored_digest="y"),
+            replace(URL, scored_state="y"),
             ["the files at infer_input 's3://new' changed"],
         ),
         # Unknown is not unchanged.
         (
-            replace(URL, scored_digest=""),
-            replace(URL, scored_digest=""),
+            replace(URL, scored_state=""),
+            replace(URL, scored_state=""),
             ["the files at infer_input 's3://new' changed"],
         ),
         (

@@ -30,6 +30,7 @@ from train_core.results import (
 )
 from train_core.storage import lease
 from train_core.storage.asked import Asked
+from train_core.storage.data_files import FileList
 from train_core.storage.journal import read_good_segments
 from train_core.storage.lease import Lease
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
@@ -73,6 +74,7 @@ class DriverStages:
             pipeline_of,
             with_surroundings,
         )
+        from train_core.engine.recorded import check_continuation, with_defaults
 
         self.request = DriverRequest.model_validate(request)
         self.folder = RunFolder(self.request.storage, self.request.run)
@@ -91,8 +93,10 @@ class DriverStages:
         checked = check(self.folder, self.request.model_copy(update={"config": self.config}))
         record = None
         if not checked.prepared.resumed:
-            record = new_record(self.request, self.config, checked.datasets, checked.origin)
-            if unchanged_since := self._run_that_has_it(record):
+            record = new_record(
+                self.request, self.config, checked.datasets, checked.origin, checked.files
+            )
+            if unchanged_since := self._run_that_has_it(record, checked.files):
                 return checked.prepared.model_copy(
                     update={"unchanged_since": unchanged_since}
                 ).model_dump()
@@ -105,24 +109,26 @@ class DriverStages:
             self.folder.refuse_leftovers()
             # Of two that begin the run at once, one creates it and one gets the lease.
             with suppress(FileExistsError):
-                self.folder.create(with_surroundings(record, self.config))
+                self.folder.create(with_surroundings(record, self.config), checked.files)
         attempt = self._take_run()
         self.folder.check_name(self.request.flow_run)
-        self.folder.check_continuation(self.config)
-        asked = Asked(config=self.config.recorded(), pipeline=pipeline_of(self.request))
+        check_continuation(self.folder, self.config)
+        asked = Asked(
+            config=with_defaults(self.config).recorded(), pipeline=pipeline_of(self.request)
+        )
         self.folder.note_asked(asked, attempt=attempt)
         if mirror is not None:
             mirror.start()
             self.mirror = mirror
         return checked.prepared.model_copy(update={"job_url": self.request.job_url}).model_dump()
 
-    def _run_that_has_it(self, record: RunRecord) -> str:
+    def _run_that_has_it(self, record: RunRecord, files: FileList | None) -> str:
         """The finished run that has all that this one would come to, if it is not to come again."""
         if not self.request.skip_unchanged or self.request.dry_run:
             return ""
         from train_core.engine.driver.unchanged import run_that_has_it
 
-        return run_that_has_it(record, self.request.config, self.request.storage)
+        return run_that_has_it(record, files, self.request)
 
     def _prepare_scoring(self) -> dict[str, Any]:
         from train_core.engine.preflight import check_scoring

@@ -23,6 +23,7 @@ from train_core.driver import DriverRequest
 from train_core.engine.driver_stages import DriverStages
 from train_core.engine.logs import set_up_logging
 from train_core.engine.preflight import effective
+from train_core.engine.recorded import with_defaults
 from train_core.errors import ConfigError, RunBusyError, StorageError, describe, rebuild
 from train_core.storage import calls as calling
 from train_core.storage.calls import (
@@ -236,7 +237,8 @@ class JobServer:
 
     def _refuse_another(self, ours: DriverRequest, theirs: DriverRequest) -> None:
         """Raise RunBusyError if two requests want different things of the run."""
-        configs = [self._driver.config.model_dump(), effective(theirs).model_dump()]
+        both = (self._driver.config, effective(theirs))
+        configs = [with_defaults(one).model_dump() for one in both]
         # What the run decided as it began, and by which address the cluster is reached.
         free = {"ray_address", "runtime_env", "gpus_per_worker"}
         a, b = ({k: v for k, v in config.items() if k not in free} for config in configs)

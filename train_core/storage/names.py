@@ -26,6 +26,7 @@ EVALUATIONS = "evaluations"
 PREDICTIONS = "predictions"
 ASKED = "asked"
 CALLS = "calls"
+DATA = "data"
 
 _LONGEST_SLUG = 80
 _UNIQUE_CHARACTERS = 6

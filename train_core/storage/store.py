@@ -40,8 +40,6 @@ _PROBE_BUDGET_S = 10.0
 # A condition holds for one small request only: completing a multipart upload ignores it on some
 # stores.
 _SINGLE_PUT_BYTES = 64 * 2**20
-# What filesystems call an object's size, digest and time.
-_VERSION = ("size", "ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "updated")
 _T = TypeVar("_T")
 _Ask = Callable[..., Any]
 
@@ -254,19 +252,24 @@ class Store:
         names = {posixpath.basename(path) for path in found - {folder}}
         return sorted(name for name in names if not name.startswith(local_disk.TEMPORARY))
 
-    def versions(self) -> dict[str, str]:
-        """What tells one state of each object directly in the folder from another, by its name.
+    def tree(self, key: str = "", max_depth: int = 0) -> dict[str, dict[str, Any]]:
+        """What the filesystem tells of the object, or of each in the folder and below it, by key.
 
-        Its size and whatever of digest and time the storage lists. Of a single object, its own.
+        `max_depth` is how many levels below it are looked at; 0: all. Raises FileNotFoundError if
+        nothing is there.
         """
+        path = self.path(key).rstrip("/")
 
         def once(ask: _Ask) -> dict[str, dict[str, Any]]:
-            return dict(ask("find", self._root, maxdepth=1, detail=True))
+            info = ask("info", path or "/")
+            if info["type"] != "directory":
+                return {path: info}
+            found = ask("find", path or "/", maxdepth=max_depth or None, detail=True)
+            return {name: one for name, one in found.items() if one["type"] == "file"}
 
-        return {
-            posixpath.basename(path): " ".join(str(info.get(name, "")) for name in _VERSION)
-            for path, info in self._run("list", "", once).items()
-        }
+        found = self._run("list", key, once)
+        root = self._root.rstrip("/")
+        return {name.removeprefix(root).lstrip("/"): one for name, one in found.items()}
 
     def delete(self, key: str) -> None:
         """Delete the object, or the folder with all that is in it; fine if it is gone.
