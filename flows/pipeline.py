@@ -20,7 +20,7 @@ from flows.parameters import (
 from tasks.session import Session, open_session, stopped
 from train_core.config import LOCAL
 from train_core.driver import Prepared, end_status, warning_in
-from train_core.errors import StageError
+from train_core.errors import StageError, UnchangedError
 from train_core.results import Report
 from train_core.storage.names import REPORT_JSON, check_run_name
 from train_core.storage.run_folder import RunFolder
@@ -50,6 +50,10 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
     log = Path(HOME, "logs", f"{parameters.run}.log").absolute()
     with _naming_log(log), open_session(parameters.request()) as session:
         session.listen(LogFile(log))
+        # Before Prefect is loaded: without anything new there is no flow run.
+        if parameters.skip_unchanged and (run := _prepared(session).unchanged_since):
+            sys.stdout.write(str(UnchangedError(run)) + "\n")
+            return
         with embedded.warming_up() as warming:
             prepared = _prepared(session)
             warming.join()

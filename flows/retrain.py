@@ -7,7 +7,7 @@ from uuid import UUID
 
 from prefect import State, flow, runtime
 from prefect.exceptions import TerminationSignal
-from prefect.states import Cancelled
+from prefect.states import Cancelled, Completed
 
 from flows.deaths import refuse_endless
 from flows.driving import (
@@ -29,16 +29,21 @@ from tasks.select import select
 from tasks.session import Session, open_session, run_logger, stopped
 from tasks.train import train
 from train_core.config import LOCAL
-from train_core.errors import StoppedError
+from train_core.errors import StoppedError, UnchangedError
 from train_core.results import Report
+from train_core.storage.names import default_run_name
 
 
 def run_name() -> str:
-    """The run's name: the one asked for, else one of the flow run's own, which a retry keeps."""
+    """The run's name: the one asked for, else one made of workload, scheduled start and id.
+
+    Prefect sets these two when it creates a flow run, and leaves them when the flow is run again.
+    Both are at hand here, so its API is not asked.
+    """
     asked = RetrainParameters.model_validate(runtime.flow_run.parameters["parameters"])
-    # Prefect's names of two words come again; its ids do not.
-    name, unique = str(runtime.flow_run.name), str(runtime.flow_run.id)[:8]
-    return asked.run or (name if name.endswith(unique) else f"{name}-{unique}")
+    # The ids of flow runs that were scheduled together begin alike; their ends are random.
+    scheduled, unique = runtime.flow_run.scheduled_start_time, str(runtime.flow_run.id)
+    return asked.run or default_run_name(asked.workload, scheduled, unique)
 
 
 @flow(
@@ -54,9 +59,10 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     job on a cluster ends for a cancel only: where only this process is to end, as when its pod is
     moved, the flow crashes, the job goes on, and the flow attaches to it when it is run again.
     """
+    named_after = "" if parameters.run else str(runtime.flow_run.id)
     parameters = parameters.named(run_name())
     make_tracking_folder(parameters.tracked_at())
-    request = parameters.request()
+    request = parameters.request(named_after)
     is_left = False
     exit_code = 1
     try:
@@ -67,6 +73,9 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
                 report = outcome_of(session, partial(stages, parameters, as_tasks))
                 exit_code = 0
                 return report
+            except UnchangedError as error:
+                exit_code = 0
+                return Completed(message=str(error))
             except (KeyboardInterrupt, TerminationSignal, StoppedError) as error:
                 exit_code = 0
                 is_left = isinstance(error, TerminationSignal) and job_outlives_flow(session)
@@ -86,9 +95,14 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
 
 
 def stages(parameters: RetrainParameters, start: Start, session: Session) -> Report:
-    """The stages of a run in their order, each started by `start`."""
+    """The stages of a run in their order, each started by `start`.
+
+    Raises UnchangedError if nothing has changed and it shall be skipped then.
+    """
     request, server = session.request, session.server
     prepared = start(prepare, request)()
+    if prepared.unchanged_since:
+        raise UnchangedError(prepared.unchanged_since)
     if prepared.job_url:
         show_job(session, prepared.job_url)
     left = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from operator import itemgetter
 from typing import Any
 
@@ -208,7 +209,16 @@ def list_runs(storage: str, *, as_json: bool) -> None:
     store = Store(storage)
     names = [name for name in store.names() if store.exists(f"{name}/{RUN_JSON}")]
     rows = sorted((row(RunFolder(storage, name)) for name in names), key=itemgetter("created"))
-    print_rows(rows, as_json=as_json, empty=f"no runs in {storage}")
+    print_rows(rows, as_json=as_json, empty=f"no runs in {storage}{_why_there(storage)}")
+
+
+def _why_there(storage: str) -> str:
+    """Why the runs are looked for in that folder, if the command did not name it."""
+    if storage != default_storage():
+        return ""
+    if os.environ.get("EVERTRAIN_STORAGE"):
+        return ", which EVERTRAIN_STORAGE names"
+    return ": EVERTRAIN_STORAGE is not set, so runs are looked for below the current directory"
 
 
 def row(folder: RunFolder) -> Row:

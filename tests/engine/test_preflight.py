@@ -137,6 +137,13 @@ def test_what_may_not_change_is_refused(tmp_path: Path) -> None:
         continued(tmp_path, seed=1)
 
 
+def test_a_run_of_another_flow_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    begin(tmp_path)
+    another = asked(tmp_path).model_copy(update={"flow_run": "another"})
+    with pytest.raises(ConfigError, match="another would be named the same"):
+        check(RunFolder(str(tmp_path), "run"), another)
+
+
 def test_a_dry_run_is_no_part_of_a_real_one(tmp_path: Path) -> None:
     begin(tmp_path)
     dry = asked(tmp_path).model_copy(update={"dry_run": True})

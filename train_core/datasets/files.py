@@ -239,6 +239,20 @@ def _data_files(source: SourceFiles) -> tuple[DataFile, ...]:
     )
 
 
+def state_of(url: str) -> str:
+    """What tells one state of the file at `url`, or of those directly in that folder, from another.
+
+    Nothing is read. Empty where the storage tells no versions.
+    """
+    found = _look(Store(url), "", max_depth=1)
+    if not all(version for _, version in found.values()):
+        return ""
+    digest = new_digest()
+    for name, (size_bytes, version) in sorted(found.items()):
+        digest.update(f"{size_bytes} {version} {name}\n".encode())
+    return digest.hexdigest()
+
+
 def _store_of(url: str) -> tuple[Store, str]:
     """The folder of a file, and the file's key in it."""
     folder, _, key = url.rpartition("/")

@@ -224,13 +224,15 @@ class JobServer:
         try:
             asked = DriverRequest.model_validate(arguments.get("request"))
             if self._request is not None:
+                self._folder.check_name(asked.flow_run)
                 self._refuse_another(self._request, asked)
                 return _answer(result=self._prepared | {"resumed": True})
             self._prepared = self._driver.prepare(asked.model_dump(mode="json"))
         except Exception as error:  # noqa: BLE001 (raised where it was asked for)
             return _answer(error=describe("prepare", error))
         self._request = asked
-        self._clear_others()
+        if not self._prepared["unchanged_since"]:
+            self._clear_others()
         return _answer(result=self._prepared)
 
     def _refuse_another(self, ours: DriverRequest, theirs: DriverRequest) -> None:

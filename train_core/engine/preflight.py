@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from train_core.config import LOCAL, TrainConfig
+from train_core.datasets.files import state_of
 from train_core.driver import DriverRequest, Prepared
 from train_core.engine.first_state import FirstState, find_origin
 from train_core.engine.fsdp import check_passes
@@ -154,6 +155,7 @@ def _device_name(config: TrainConfig) -> str:
 
 def _check_continuation(folder: RunFolder, request: DriverRequest) -> None:
     config, record = request.config, folder.record()
+    folder.check_name(request.flow_run)
     check_continuation(folder, config)
     asked = pipeline_of(request)
     # What is scored may be another thing every time; where MLflow shows the run may not.
@@ -224,17 +226,31 @@ def new_record(
     """What `run.json` will say of a run that begins."""
     record = RunRecord(
         name=request.run,
+        flow_run=request.flow_run,
         created_at=datetime.now(UTC).isoformat(),
         config=with_defaults(config).recorded(),
         pipeline=pipeline_of(request),
         fingerprint=fingerprint(config),
         datasets={split: describe_data(dataset) for split, dataset in datasets.items()},
+        input_state=_input_state(request.pipeline.get("infer_input", "")),
         code=code_of(config.workload),
         origin=origin,
     )
     return files_in_record(record, files)
 
 
+def with_surroundings(record: RunRecord, config: TrainConfig) -> RunRecord:
+    """The record of a run whose workers' device is known now."""
+    return record.model_copy(
+        update={"config": with_defaults(config).recorded(), "fingerprint": fingerprint(config)}
+    )
+
+
 def pipeline_of(request: DriverRequest) -> dict[str, Any]:
     """What the flow was asked beyond the training."""
     return request.pipeline | {"experiment": request.experiment, "dry_run": request.dry_run}
+
+
+def _input_state(source: str) -> str:
+    """What tells one state of the files at `source` from another; empty for a split, or none."""
+    return "" if not source or source in SPLITS else state_of(source)

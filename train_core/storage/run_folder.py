@@ -70,12 +70,17 @@ class RunRecord(BaseModel):
     format: Literal[1] = 1
     name: str
     created_at: str
+    flow_run: str = Field(default="", description="The flow run after which the run is named.")
     config: TrainConfig
     pipeline: dict[str, Any] = Field(description="What the flow was asked beyond the training.")
     fingerprint: dict[str, str] = Field(
         description="Library versions, instruction set, threads: other values, other bits."
     )
     datasets: dict[str, dict[str, Any]] = Field(description="Samples and digest of each split.")
+    input_state: str = Field(
+        default="",
+        description="Of the names, sizes and versions of the files to score; empty: a split is.",
+    )
     sources: dict[str, SourceRecord] = Field(
         default_factory=dict, description="The data that the workload names, by its names."
     )
@@ -194,6 +199,21 @@ class RunFolder:
         differences = comparable(self.record().config).differences(comparable(asked))
         if differences:
             raise RunConflictError(self.name, differences)
+
+    def check_name(self, flow_run: str) -> None:
+        """Raise ConfigError if the run has its name from another flow run than `flow_run`.
+
+        Empty: the name was asked for, and the run is continued whatever it was named after.
+        """
+        if not flow_run:
+            return
+        owner = self.record().flow_run
+        if owner != flow_run:
+            begun = f"was begun by flow run {owner}" if owner else "was not begun by a flow run"
+            raise ConfigError(
+                f"run {self.name!r} {begun}, and flow run {flow_run} would be named the same: "
+                "give its run another name with the parameter `run`"
+            )
 
     def begin_attempt(self) -> lease.Lease:
         """Take the lease, quarantine what is damaged, seal what earlier attempts committed.
@@ -354,6 +374,7 @@ class RunFolder:
             "name": name,
             "created_at": datetime.now(UTC).isoformat(),
             "forked_from": self.store.uri(checkpoint.key),
+            "flow_run": "",
         }
         # Its attempts follow those whose names it has: two commits must not meet under one.
         held = lease.acquire(fork.store, name, above=checkpoint.name.attempt)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.storage.samples import record
+from train_core.storage.finished_runs import finished_runs
+from train_core.storage.names import REPORT_JSON, RUN_JSON
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.store import Store
+
+OURS = "clinic:Clinic"
+
+
+def run(
+    storage: str,
+    name: str,
+    hour: int,
+    *,
+    workload: str = OURS,
+    done: bool = True,
+    dry: bool = False,
+) -> RunFolder:
+    folder = RunFolder(storage, name)
+    made = record(name, workload=workload)
+    facts = {"created_at": f"2026-11-23T{hour:02}:00:00+00:00", "pipeline": {"dry_run": dry}}
+    folder.create(made.model_copy(update=facts))
+    if done:
+        folder.store.write(REPORT_JSON, b'{"run": "%s"}' % name.encode())
+    return folder
+
+
+def listed(storage: str, **asked: str) -> list[str]:
+    return [found.name for found in finished_runs(storage, OURS, **asked)]
+
+
+def test_the_newest_created_comes_first_and_what_is_no_finished_run_of_it_is_left_out(
+    storage_url: str,
+) -> None:
+    run(storage_url, "zero", 1)
+    run(storage_url, "another", 3)
+    run(storage_url, "middle", 2)
+    run(storage_url, "other", 4, workload="digits:Digits")
+    run(storage_url, "unfinished", 5, done=False)
+    run(storage_url, "dry", 6, dry=True)
+    Store(storage_url).write("notes.txt", b"not a run")
+    Store(storage_url).write("no run/notes.txt", b"not a run")
+    assert listed(storage_url) == ["another", "middle", "zero"]
+    assert listed(storage_url, before="2026-11-23T03:00:00+00:00") == ["middle", "zero"]
+
+
+def test_an_empty_storage_has_none(storage_url: str) -> None:
+    assert listed(storage_url) == []
+
+
+def test_a_run_that_cannot_be_read_is_told_and_hides_no_other(
+    storage_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(storage_url, "good", 1)
+    torn, damaged = run(storage_url, "torn", 2), run(storage_url, "damaged", 3)
+    torn.store.write(RUN_JSON, b'{"format": 1')
+    damaged.store.write(REPORT_JSON, b"[")
+    newer = run(storage_url, "newer", 4)
+    newer.store.write(RUN_JSON, b'{"format": 9}')
+    assert listed(storage_url) == ["good"]
+    for name in ("torn", "damaged", "newer"):
+        assert f"run '{name}' cannot be read" in caplog.text
