@@ -62,7 +62,7 @@ class Evertrain(BaseSettings):
     verify: CliSubCommand[VerifyCommand] = Field(description="Check stored bytes by digest.")
     prune: CliSubCommand[PruneCommand] = Field(description="Delete what nothing keeps of a run.")
     mirror: CliSubCommand[MirrorCommand] = Field(description="Bring MLflow up to date with a run.")
-    diff: CliSubCommand[DiffCommand] = Field(description="Compare two checkpoints to the bit.")
+    diff: CliSubCommand[DiffCommand] = Field(description="Compare two runs or checkpoints.")
     export: CliSubCommand[ExportCommand] = Field(description="Write weights as one plain file.")
     verify_resume: CliSubCommand[VerifyResumeCommand] = Field(
         alias="verify-resume", description="Prove that a workload resumes exactly."

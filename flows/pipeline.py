@@ -90,10 +90,12 @@ def _run_flow(
         ServerConnection(session.tell) as session.server,
         TerminalProgress(session, console, plain=verbose),
     ):
-        session.listen(partial(_show_warning, console))
         flow = None
         if session.server.check_patiently():
             flow = FlowThread(partial(retrain, parameters, return_state=True))
+        if flow is None or not verbose:
+            # Where Prefect prints all, it prints them, too.
+            session.listen(partial(_show_warning, console))
         begin(session, flow, partial(stages, parameters, as_functions))
         report = _outcome(session, flow)
     print_summary(report, folder.store.uri(REPORT_JSON), console)

@@ -10,14 +10,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Completed
 
 from flows.deaths import refuse_endless
-from flows.driving import (
-    ENDS_WITHIN_S,
-    Start,
-    as_tasks,
-    connected,
-    leave_when_prefect_hangs,
-    outcome_of,
-)
+from flows.driving import ENDS_WITHIN_S, Start, as_tasks, connected, outcome_of
 from flows.left_running import left_running, put_right
 from flows.parameters import RetrainParameters, make_tracking_folder
 from tasks.artifacts import show_job
@@ -64,20 +57,15 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     make_tracking_folder(parameters.tracked_at())
     request = parameters.request(named_after)
     is_left = False
-    exit_code = 1
     try:
         with open_session(request) as session, connected(session):
             try:
                 refuse_endless(session)
                 session.log_to(run_logger())
-                report = outcome_of(session, partial(stages, parameters, as_tasks))
-                exit_code = 0
-                return report
+                return outcome_of(session, partial(stages, parameters, as_tasks))
             except UnchangedError as error:
-                exit_code = 0
                 return Completed(message=str(error))
             except (KeyboardInterrupt, TerminationSignal, StoppedError) as error:
-                exit_code = 0
                 is_left = isinstance(error, TerminationSignal) and job_outlives_flow(session)
                 if is_left:
                     session.leave()
@@ -85,9 +73,6 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
                     session.close("KILLED")
                 session.wait_until_ended(ENDS_WITHIN_S)
                 raise
-            finally:
-                if runtime.deployment.id:
-                    leave_when_prefect_hangs(session, exit_code)
     except (KeyboardInterrupt, TerminationSignal, StoppedError):
         if is_left:
             raise

@@ -12,7 +12,7 @@ from typing import Any
 
 from train_core.differences import Comparison, RunsComparison
 from train_core.errors import ConfigError, StageError, rebuild
-from train_core.results import ExportResult, Tracking
+from train_core.results import ExportResult, PredictionsResult, Tracking
 from train_core.storage.addresses import absolute, file_at
 from train_core.storage.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint, RunFolder
@@ -51,6 +51,16 @@ def mirror_run(folder: RunFolder, tracking_uri: str) -> Tracking:
     end, and StorageError.
     """
     return Tracking.model_validate_json(_run("mirror_run", folder.url, tracking_uri))
+
+
+def mirror_predictions(
+    folder: RunFolder, predictions: PredictionsResult, tracking_uri: str
+) -> None:
+    """Show a batch inference in the MLflow run of its run, which somebody else may drive.
+
+    Raises TrackingError if MLflow does not have the run, StageError if it does not answer.
+    """
+    _run("mirror_predictions", folder.url, predictions.uri, tracking_uri)
 
 
 def compare_checkpoints(

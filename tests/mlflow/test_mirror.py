@@ -308,7 +308,8 @@ def test_stages_show_their_figures_and_files(run: RunBuilder, tracking_uri: str)
     mirror.start()
     mirror.begin("evaluate")
     mirror.log_evaluations([run.evaluate(best, "test")])
-    mirror.log_predictions(run.predict(best))
+    predictions = run.predict(best)
+    mirror.log_predictions(predictions)
     assert mirror.close("FINISHED")
     found, client = stages(tracking_uri), MlflowClient(tracking_uri)
 
@@ -317,7 +318,9 @@ def test_stages_show_their_figures_and_files(run: RunBuilder, tracking_uri: str)
 
     assert files("train") == {"checkpoints.json", "curves.png"}
     assert files("evaluate", "confusion_matrix") == {f"confusion_matrix/test-{best.name}.png"}
-    assert files("infer") == {"predictions.json"}
+    assert files("infer") == {"predictions.json", "predictions"}
+    name = predictions.uri.rpartition("/")[2]
+    assert files("infer", "predictions") == {f"predictions/{name}.json"}
     assert found["infer"].data.metrics == {"num_rows": 7}
 
 

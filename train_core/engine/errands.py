@@ -48,6 +48,14 @@ def mirror_run(run_url: str, tracking_uri: str) -> str:
     return catch_up(RunFolder.at(run_url), tracking_uri).model_dump_json()
 
 
+def mirror_predictions(run_url: str, predictions_url: str, tracking_uri: str) -> str:
+    """Show a batch inference in the MLflow run of the run at `run_url`."""
+    from train_core.engine.tracking.batch_inference import show_batch_inference
+
+    show_batch_inference(run_url, predictions_url, tracking_uri)
+    return ""
+
+
 def compare_checkpoints(url_a: str, name_a: str, url_b: str, name_b: str) -> str:
     """What differs between two checkpoints of the runs at these addresses."""
     from train_core.engine.compare import compare_checkpoints
@@ -98,6 +106,7 @@ ERRANDS: dict[str, Callable[..., str]] = {
     "delete_tracking": delete_tracking,
     "unregistered_checkpoints": unregistered_checkpoints,
     "mirror_run": mirror_run,
+    "mirror_predictions": mirror_predictions,
     "compare_checkpoints": compare_checkpoints,
     "compare_runs": compare_runs,
     "export_weights": export_weights,

@@ -418,16 +418,8 @@ class RunFolder:
 
         Raises CheckpointError if it says nothing of that kind there.
         """
-        found: Any = self.report()
-        if found is None:
-            return None
-        for name in path:
-            found = found.get(name) if isinstance(found, dict) else None
-        if not isinstance(found, kind):
-            raise CheckpointError(
-                f"{self.store.uri(REPORT_JSON)} does not say {'.'.join(path)}: mend it or delete it"
-            )
-        return found
+        report = self.report()
+        return None if report is None else said_in(report, self, kind, *path)
 
     def live(self) -> dict[str, Any] | None:
         """Where the training is right now, as far as it told; None if that cannot be read."""
@@ -451,3 +443,15 @@ class RunFolder:
             # Whatever lies there marks the checkpoint.
             return str(error)
         return mark.reason
+
+
+def said_in(report: dict[str, Any], folder: RunFolder, kind: type[_T], *path: str) -> _T:
+    """What the folder's report says at `path`. Raises CheckpointError if nothing of that kind."""
+    found: Any = report
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(found, kind):
+        raise CheckpointError(
+            f"{folder.store.uri(REPORT_JSON)} does not say {'.'.join(path)}: mend it or delete it"
+        )
+    return found

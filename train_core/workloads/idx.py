@@ -33,6 +33,9 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     0x0E: np.dtype(">f8"),
 }
 
+# More than any header has: four bytes, and four for each of at most 255 dimensions.
+_HEADER_BYTES = 4096
+
 
 def read_idx(folder: str, name: str) -> npt.NDArray[Any]:
     """The array in the file `name`, or `name`.gz, of the folder at an fsspec URL.
@@ -74,6 +77,18 @@ def parse_idx_file(data: bytes, source: str) -> npt.NDArray[Any]:
 
 def parse_idx(data: bytes, source: str) -> npt.NDArray[Any]:
     """The array that `data` holds; `source` names it in the DataError if it is malformed."""
+    dtype, shape, header_bytes = _parse_header(data, len(data), source)
+    values = np.frombuffer(data, dtype, offset=header_bytes).reshape(shape)
+    return values.astype(dtype.newbyteorder("="), copy=False)
+
+
+def _parse_header(
+    data: bytes, size_bytes: int | None, source: str
+) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """The type and shape that the beginning of a file tells, and the header's size in bytes.
+
+    The file's size is checked where it is known.
+    """
     if len(data) < 4:
         raise DataError(f"{source} is truncated: expected 4 bytes of magic, found {len(data)}")
     code, num_dimensions = data[2], data[3]
@@ -88,17 +103,15 @@ def parse_idx(data: bytes, source: str) -> npt.NDArray[Any]:
             f"{source} is truncated: expected {header_bytes} bytes of header "
             f"for {num_dimensions} dimensions, found {len(data)}"
         )
-    shape = struct.unpack_from(f">{num_dimensions}I", data, 4)
-    dtype = _DTYPES[code]
+    dtype, shape = _DTYPES[code], struct.unpack_from(f">{num_dimensions}I", data, 4)
     expected_bytes = header_bytes + math.prod(shape) * dtype.itemsize
-    if len(data) != expected_bytes:
-        fault = "is truncated" if len(data) < expected_bytes else "has trailing bytes"
+    if size_bytes is not None and size_bytes != expected_bytes:
+        fault = "is truncated" if size_bytes < expected_bytes else "has trailing bytes"
         raise DataError(
             f"{source} {fault}: expected {expected_bytes} bytes "
-            f"for {' x '.join(map(str, shape))} values, found {len(data)}"
+            f"for {' x '.join(map(str, shape))} values, found {size_bytes}"
         )
-    values = np.frombuffer(data, dtype, offset=header_bytes).reshape(shape)
-    return values.astype(dtype.newbyteorder("="), copy=False)
+    return dtype, shape, header_bytes
 
 
 def format_idx(array: npt.NDArray[Any]) -> bytes:
@@ -109,6 +122,24 @@ def format_idx(array: npt.NDArray[Any]) -> bytes:
             return header + array.astype(dtype).tobytes()
     names = ", ".join(dtype.name for dtype in _DTYPES.values())
     raise ValueError(f"IDX has no type for {array.dtype}: use one of {names}")
+
+
+def idx_header(store: Store, name: str, size_bytes: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """The type and shape of the array in a file, read from its beginning alone.
+
+    Raises DataError if that is none of an IDX file, or of one of another size.
+    """
+    source, start = store.uri(name), store.piece(name, 0, min(size_bytes, _HEADER_BYTES))
+    unpacked_bytes: int | None = size_bytes
+    if name.endswith(".gz"):
+        try:
+            start = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(start, _HEADER_BYTES)
+        except zlib.error as error:
+            raise DataError(
+                f"{source} is corrupt: no gzip stream begins there ({error})"
+            ) from error
+        unpacked_bytes = None
+    return _parse_header(start, unpacked_bytes, source)[:2]
 
 
 def _gunzip(data: bytes, source: str) -> bytes:
