@@ -52,9 +52,9 @@ def server(command: list[str], url: str, log: Path, **environment: str) -> Itera
 
 
 @contextlib.contextmanager
-def prefect_server(folder: Path) -> Iterator[str]:
-    """The API address of a Prefect server."""
-    port = free_port()
+def prefect_server(folder: Path, port: int = 0) -> Iterator[str]:
+    """The API address of a Prefect server; port 0 takes a free one."""
+    port = port or free_port()
     url = f"http://127.0.0.1:{port}/api"
     home = {"PREFECT_HOME": str(folder / "prefect-server"), "PREFECT_SERVER_ANALYTICS_ENABLED": "0"}
     command = [str(BIN / "prefect"), "server", "start", "--port", str(port)]
