@@ -30,6 +30,7 @@ from tests.chaos.stages import is_held
 from tests.chaos.standing import HOLD, NOTES
 from tests.chaos.strike import Recovery, left_in, recovered_at, repeated
 from tests.conftest import BUCKET
+from tests.flows.prefect_side import shown_in_prefect
 
 
 def strike_server(
@@ -128,6 +129,8 @@ def _strike(
         differences.append(f"attempts: {attempts}")
     if outage.is_prefects:
         differences += prefect_faults(house, outage, victim, run, log, is_repaired=is_repaired)
+    elif (shown := shown_in_prefect(house.home, run)) != ["COMPLETED"]:
+        differences.append(f"what Prefect shows: {shown}")
     seconds = recovered_at(folder, at) - struck_at
     return Recovery(outage, True, False, seconds, repeated(house, run, at), differences, left)
 
