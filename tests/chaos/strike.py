@@ -117,10 +117,7 @@ def _strike(
         else:
             first.wait_for(fault.stage, notes)
         first.look()
-        if is_held(fault.stage):
-            # A step is shown in the next one, about twice a second.
-            time.sleep(1)
-        at = (folder.live() or {}).get("step", 0)
+        at = step_at(folder, fault.stage)
         struck = False
         for victim in victims(fault, first.process, notes, folder):
             with suppress(psutil.NoSuchProcess):
@@ -193,6 +190,14 @@ def victims(
             if any(title in argument for argument in process.cmdline()[:3]):
                 found.append(process)
     return found[:1]
+
+
+def step_at(folder: RunFolder, stage: str) -> int:
+    """The step at which those stand that are held at the stage, or the newest that is shown."""
+    if is_held(stage):
+        # A step is shown in the next one, about twice a second.
+        time.sleep(1)
+    return int((folder.live() or {}).get("step", 0))
 
 
 def left_in(scratch: Path, *, besides: str = "ray") -> list[str]:
