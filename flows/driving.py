@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from prefect import State, Task
-from prefect.exceptions import CancelledRun
+from prefect import State, Task, runtime
+from prefect.exceptions import CancelledRun, TerminationSignal
 
 from tasks.retries import OPTIONS, is_transient
 from tasks.server_connection import ServerConnection
 from tasks.session import Session, Stages, stopped
 from train_core.driver import DriverRequest
+from train_core.errors import StoppedError
 from train_core.results import Report
 
 Start = Callable[..., Callable[[], Any]]
@@ -34,6 +35,8 @@ END_WITHIN_S = 5.0
 """How long Prefect's engine has to report the end to a server that does not answer."""
 SLOW_END_S = 60.0
 """How long to one that does."""
+ENDS_WITHIN_S = 10.0
+"""How long the stages have to end when the driver was closed."""
 _POLL_INTERVAL_S = 0.2
 
 NOT_TOLD = (
@@ -89,13 +92,23 @@ def outcome_of(session: Session, stages: Stages) -> Report:
 
 @contextmanager
 def connected(session: Session) -> Iterator[ServerConnection]:
-    """The session's connection to Prefect's server; what it missed is shown at the end."""
+    """The session's connection to Prefect's server; what it missed is shown at the end.
+
+    A worker's process ends soon afterwards, also if the server stays away.
+    """
     if session.server is None:
         session.server = ServerConnection(session.tell).__enter__()
+    exit_code = 1
     try:
         yield session.server
+        exit_code = 0
+    except (KeyboardInterrupt, TerminationSignal, StoppedError):
+        exit_code = 0
+        raise
     finally:
         session.server.wait_until_shown(BACK_WITHIN_S)
+        if runtime.deployment.id:
+            leave_when_prefect_hangs(session, exit_code)
 
 
 class FlowThread(threading.Thread):

@@ -17,10 +17,10 @@ from flows.parameters import (
     new_run_name,
     refuse_driven,
 )
-from tasks.session import Session, open_session
+from tasks.session import Session, open_session, stopped
 from train_core.config import LOCAL
 from train_core.driver import Prepared, end_status, warning_in
-from train_core.errors import StageError
+from train_core.errors import StageError, UnchangedError
 from train_core.results import Report
 from train_core.storage.names import REPORT_JSON, check_run_name
 from train_core.storage.run_folder import RunFolder
@@ -50,6 +50,10 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
     log = Path(HOME, "logs", f"{parameters.run}.log").absolute()
     with _naming_log(log), open_session(parameters.request()) as session:
         session.listen(LogFile(log))
+        # Before Prefect is loaded: without anything new there is no flow run.
+        if parameters.skip_unchanged and (run := _prepared(session).unchanged_since):
+            sys.stdout.write(str(UnchangedError(run)) + "\n")
+            return
         with embedded.warming_up() as warming:
             prepared = _prepared(session)
             warming.join()
@@ -86,10 +90,12 @@ def _run_flow(
         ServerConnection(session.tell) as session.server,
         TerminalProgress(session, console, plain=verbose),
     ):
-        session.listen(partial(_show_warning, console))
         flow = None
         if session.server.check_patiently():
             flow = FlowThread(partial(retrain, parameters, return_state=True))
+        if flow is None or not verbose:
+            # Where Prefect prints all, it prints them, too.
+            session.listen(partial(_show_warning, console))
         begin(session, flow, partial(stages, parameters, as_functions))
         report = _outcome(session, flow)
     print_summary(report, folder.store.uri(REPORT_JSON), console)
@@ -97,12 +103,16 @@ def _run_flow(
 
 def _outcome(session: Session, flow: FlowThread | None) -> Report:
     """What the stages come to, when Prefect knows it, too, or its server does not answer."""
-    from flows.driving import NOT_TOLD, await_prefect
+    from flows.driving import ENDS_WITHIN_S, NOT_TOLD, await_prefect
 
     try:
         report = session.outcome()
         session.close()
         return report
+    except KeyboardInterrupt:
+        session.close("KILLED")
+        session.wait_until_ended(ENDS_WITHIN_S)
+        raise stopped(session.request) from None
     except BaseException as error:
         session.close(end_status(type(error)))
         raise

@@ -7,10 +7,10 @@ from uuid import UUID
 
 from prefect import State, flow, runtime
 from prefect.exceptions import TerminationSignal
-from prefect.states import Cancelled
+from prefect.states import Cancelled, Completed
 
 from flows.deaths import refuse_endless
-from flows.driving import Start, as_tasks, connected, leave_when_prefect_hangs, outcome_of
+from flows.driving import ENDS_WITHIN_S, Start, as_tasks, connected, outcome_of
 from flows.left_running import left_running, put_right
 from flows.parameters import RetrainParameters, make_tracking_folder
 from tasks.artifacts import show_job
@@ -22,19 +22,21 @@ from tasks.select import select
 from tasks.session import Session, open_session, run_logger, stopped
 from tasks.train import train
 from train_core.config import LOCAL
-from train_core.errors import StoppedError
+from train_core.errors import StoppedError, UnchangedError
 from train_core.results import Report
-
-ENDS_WITHIN_S = 10.0
-"""How long the stages have to end when the driver was closed."""
+from train_core.storage.names import default_run_name
 
 
 def run_name() -> str:
-    """The run's name: the one asked for, else one of the flow run's own, which a retry keeps."""
+    """The run's name: the one asked for, else one made of workload, scheduled start and id.
+
+    Prefect sets these two when it creates a flow run, and leaves them when the flow is run again.
+    Both are at hand here, so its API is not asked.
+    """
     asked = RetrainParameters.model_validate(runtime.flow_run.parameters["parameters"])
-    # Prefect's names of two words come again; its ids do not.
-    name, unique = str(runtime.flow_run.name), str(runtime.flow_run.id)[:8]
-    return asked.run or (name if name.endswith(unique) else f"{name}-{unique}")
+    # The ids of flow runs that were scheduled together begin alike; their ends are random.
+    scheduled, unique = runtime.flow_run.scheduled_start_time, str(runtime.flow_run.id)
+    return asked.run or default_run_name(asked.workload, scheduled, unique)
 
 
 @flow(
@@ -50,21 +52,20 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     job on a cluster ends for a cancel only: where only this process is to end, as when its pod is
     moved, the flow crashes, the job goes on, and the flow attaches to it when it is run again.
     """
+    named_after = "" if parameters.run else str(runtime.flow_run.id)
     parameters = parameters.named(run_name())
     make_tracking_folder(parameters.tracked_at())
-    request = parameters.request()
+    request = parameters.request(named_after)
     is_left = False
-    exit_code = 1
     try:
         with open_session(request) as session, connected(session):
             try:
                 refuse_endless(session)
                 session.log_to(run_logger())
-                report = outcome_of(session, partial(stages, parameters, as_tasks))
-                exit_code = 0
-                return report
+                return outcome_of(session, partial(stages, parameters, as_tasks))
+            except UnchangedError as error:
+                return Completed(message=str(error))
             except (KeyboardInterrupt, TerminationSignal, StoppedError) as error:
-                exit_code = 0
                 is_left = isinstance(error, TerminationSignal) and job_outlives_flow(session)
                 if is_left:
                     session.leave()
@@ -72,9 +73,6 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
                     session.close("KILLED")
                 session.wait_until_ended(ENDS_WITHIN_S)
                 raise
-            finally:
-                if runtime.deployment.id:
-                    leave_when_prefect_hangs(session, exit_code)
     except (KeyboardInterrupt, TerminationSignal, StoppedError):
         if is_left:
             raise
@@ -82,9 +80,14 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
 
 
 def stages(parameters: RetrainParameters, start: Start, session: Session) -> Report:
-    """The stages of a run in their order, each started by `start`."""
+    """The stages of a run in their order, each started by `start`.
+
+    Raises UnchangedError if nothing has changed and it shall be skipped then.
+    """
     request, server = session.request, session.server
     prepared = start(prepare, request)()
+    if prepared.unchanged_since:
+        raise UnchangedError(prepared.unchanged_since)
     if prepared.job_url:
         show_job(session, prepared.job_url)
     left = None

@@ -6,25 +6,31 @@ what a server missed that was away is shown once it is back.
 
 from __future__ import annotations
 
-import base64
 import json
 import re
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 from prefect import runtime
 from prefect.client.schemas.actions import ArtifactCreate
+from prefect.context import FlowRunContext
 
-from tasks.metrics import full_metrics
+from tasks.metrics import full_metrics, number
+from tasks.report_page import report_markdown
 from tasks.session import Session
 from train_core.results import Report
-from train_core.storage.names import CURVES_PNG, REPORT_JSON
+from train_core.storage.names import workload_slug
 from train_core.storage.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import Artifact
 
-def artifact_key(kind: str, run: str) -> str:
+
+def artifact_key(owner: str, kind: str) -> str:
     """An artifact's key: Prefect allows lowercase letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", f"{kind}-{run}".lower()).strip("-")
+    return re.sub(r"[^a-z0-9]+", "-", f"{owner}-{kind}".lower()).strip("-")
 
 
 def new_artifact(
@@ -44,30 +50,49 @@ def new_artifact(
     )
 
 
+def creator(session: Session, artifact: ArtifactCreate) -> Callable[[SyncPrefectClient], Artifact]:
+    """What creates the artifact under a key that it shares with those of the nights before.
+
+    That of the deployment and the artifact's own, so that Prefect shows its history; of a flow run
+    without a deployment, as on a command line, that of the workload.
+    """
+    context = FlowRunContext.get()
+    flow_run = context.flow_run if context else None
+    deployment_id = flow_run.deployment_id if flow_run else None
+
+    def create(client: SyncPrefectClient) -> Artifact:
+        if deployment_id:
+            owner = client.read_deployment(deployment_id).name
+        else:
+            owner = workload_slug(session.request.config.workload)
+        key = artifact_key(owner, str(artifact.key))
+        return client.create_artifact(artifact.model_copy(update={"key": key}))
+
+    return create
+
+
 def show(session: Session, artifact: ArtifactCreate | None) -> None:
     """Store the artifact: now, or once Prefect's server answers again."""
     if session.server and artifact:
-        session.server.show(str(artifact.key), lambda client: client.create_artifact(artifact))
+        session.server.show(str(artifact.key), creator(session, artifact))
 
 
 def show_job(session: Session, url: str) -> None:
     """Store a link to Ray's page of the job that drives the run."""
-    run = session.request.run
     link = f"[the job and its logs in Ray's dashboard]({url})"
-    show(
-        session, new_artifact("markdown", artifact_key("ray-job", run), link, f"Ray's job of {run}")
-    )
+    about = f"Ray's job of {session.request.run}"
+    show(session, new_artifact("markdown", "ray-job", link, about))
 
 
 def show_report(report: Report, session: Session) -> None:
     """Store the run's artifacts: the checkpoints' table, and the report with its curves."""
-    request, run = session.request, report.run
-    folder = RunFolder(request.storage, request.run)
+    if session.server is None:
+        return
+    folder = RunFolder(session.request.storage, session.request.run)
     table = json.dumps(checkpoint_rows(report))
-    key = artifact_key("checkpoints", run)
-    show(session, new_artifact("table", key, table, f"Checkpoints of {run}"))
+    show(session, new_artifact("table", "checkpoints", table, f"Checkpoints of {report.run}"))
     page = report_markdown(report, folder)
-    show(session, new_artifact("markdown", artifact_key("report", run), page, f"Outcome of {run}"))
+    show(session, new_artifact("markdown", "report", page, f"Outcome of {report.run}"))
 
 
 def checkpoint_rows(report: Report) -> list[dict[str, Any]]:
@@ -77,32 +102,9 @@ def checkpoint_rows(report: Report) -> list[dict[str, Any]]:
             "checkpoint": one.checkpoint.name,
             "step": one.checkpoint.step,
             "epoch": one.checkpoint.epoch,
-            **full_metrics(one),
+            **{name: number(value) for name, value in full_metrics(one).items()},
             "best": "yes" if one.checkpoint.name == report.best.name else "",
         }
         for one in sorted(report.evaluations, key=lambda e: e.checkpoint.step)
         if one.split == "validation"
     ]
-
-
-def report_markdown(report: Report, folder: RunFolder) -> str:
-    """The outcome in Markdown: links, figures and curves."""
-    lines = [
-        f"# {report.run}",
-        f"Best checkpoint: `{report.best.name}` (step {report.best.step})",
-        "| test metric | value |\n| --- | --- |\n"
-        + "\n".join(f"| {name} | {value} |" for name, value in report.test_metrics.items()),
-        "| stage | seconds |\n| --- | --- |\n"
-        + "\n".join(f"| {name} | {spent:.2f} |" for name, spent in report.seconds.items()),
-        f"- report: `{folder.store.uri(REPORT_JSON)}`",
-        f"- run folder: `{folder.url}`",
-        f"- predictions: `{report.predictions.uri}` ({report.predictions.num_rows} rows)",
-    ]
-    if report.tracking.url.startswith("http"):
-        lines.append(f"- [MLflow run]({report.tracking.url})")
-    elif report.tracking.tracking_uri:
-        lines.append(f"- MLflow: run `{report.tracking.run_id}`; `evertrain ui` shows it")
-    # The UI shows no address of a storage, so the picture travels in the page.
-    picture = base64.b64encode(folder.store.read(CURVES_PNG)).decode()
-    lines.append(f"![the metrics by step](data:image/png;base64,{picture})")
-    return "\n\n".join(lines)

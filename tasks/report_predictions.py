@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from prefect import runtime, task
+from prefect import task
 
-from tasks.artifacts import artifact_key, new_artifact, show
+from tasks.artifacts import new_artifact, show
 from tasks.retries import OPTIONS, cancelled_if_stopped
 from tasks.session import run_logger, session_of
 from train_core.driver import DriverRequest
@@ -28,10 +28,8 @@ def report_predictions(
         *(predictions.num_rows, predictions.source, predictions.checkpoint.name),
         *(request.run, predictions.uri),
     )
-    # Of a deployment one key, so that its artifact has a history from time to time.
-    key = artifact_key("predictions", str(runtime.deployment.name or request.run))
     page = predictions_markdown(request.run, predictions)
-    show(session, new_artifact("markdown", key, page, f"Predictions of {request.run}"))
+    show(session, new_artifact("markdown", "predictions", page, f"Predictions of {request.run}"))
     if not tracking_uri:
         return
     folder = RunFolder(request.storage, request.run)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from prefect import task
 from prefect.client.schemas.actions import ArtifactUpdate
 
-from tasks.artifacts import artifact_key, new_artifact
+from tasks.artifacts import creator, new_artifact
 from tasks.live import LiveReader, Ticker
 from tasks.retries import OPTIONS, cancelled_if_stopped
 from tasks.session import Session, run_logger, session_of
@@ -44,8 +44,8 @@ class _Progress:
         self._server = session.server
         self._reader = LiveReader(RunFolder(session.request.storage, run))
         self._log = run_logger()
-        self._key = artifact_key("progress", run)
-        self._new = new_artifact("progress", self._key, 0.0, f"Training of {run}")
+        new = new_artifact("progress", "progress", 0.0, f"Training of {run}")
+        self._create = creator(session, new) if new else None
         self._stored: UUID | None = None
         self._percent = 0.0
         self.show(0.0)
@@ -59,11 +59,11 @@ class _Progress:
     def show(self, percent: float) -> None:
         """Show how much of the training is done."""
         self._percent = percent
-        if self._server and self._new:
-            self._server.show(self._key, self._send)
+        if self._server and self._create:
+            self._server.show("progress", self._send)
 
     def _send(self, client: SyncPrefectClient) -> None:
-        assert self._new is not None
+        assert self._create is not None
         if self._stored is None:
-            self._stored = client.create_artifact(self._new).id
+            self._stored = self._create(client).id
         client.update_artifact(self._stored, ArtifactUpdate(data=self._percent))

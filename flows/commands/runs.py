@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import itemgetter
@@ -213,7 +214,16 @@ def list_runs(storage: str, *, as_json: bool) -> None:
     with ThreadPoolExecutor(_AT_ONCE, "read") as threads:
         listed = threads.map(partial(_row_or_fault, storage), Store(storage).names())
         rows = sorted(filter(None, listed), key=itemgetter("created"))
-    print_rows(rows, as_json=as_json, empty=f"no runs in {storage}")
+    print_rows(rows, as_json=as_json, empty=f"no runs in {storage}{_why_there(storage)}")
+
+
+def _why_there(storage: str) -> str:
+    """Why the runs are looked for in that folder, if the command did not name it."""
+    if storage != default_storage():
+        return ""
+    if os.environ.get("EVERTRAIN_STORAGE"):
+        return ", which EVERTRAIN_STORAGE names"
+    return ": EVERTRAIN_STORAGE is not set, so runs are looked for below the current directory"
 
 
 def _row_or_fault(storage: str, name: str) -> Row | None:

@@ -83,21 +83,51 @@ def test_fsdp_on_a_stream_that_workers_cannot_share_evenly_is_refused(tmp_path: 
 
 def test_another_number_of_samples_is_refused(tmp_path: Path) -> None:
     begin(tmp_path, datasets={"train": {"samples": 149, "digest": None}})
-    with pytest.raises(
-        DataError, match="train split has 150 samples, run 'run' was begun with 149"
-    ):
+    said = "train split is not what run 'run' was begun with: samples was 149, is 150"
+    with pytest.raises(DataError, match=said):
         continued(tmp_path)
 
 
-def test_other_data_is_warned_about_or_refused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_data_is_refused(tmp_path: Path) -> None:
+    """The record would be false: what is asked for makes no difference."""
     begin(tmp_path, datasets={"test": {"samples": 40, "digest": "0" * 64}})
-    with caplog.at_level(logging.WARNING):
+    with pytest.raises(DataError, match=r"the test split is not what .*: digest was 000"):
         continued(tmp_path)
-    assert "the test split of run 'run' is not the data it was begun with" in caplog.text
-    with pytest.raises(DataError, match="strict is set"):
-        continued(tmp_path, strict=True)
+
+
+def test_settings_are_recorded_with_their_defaults(tmp_path: Path) -> None:
+    begin(tmp_path, {"settings": {"dropout": 0.1}})
+    recorded = RunFolder(str(tmp_path), "run").record().config.settings
+    assert recorded["dropout"] == 0.1
+    assert recorded["learning_rate"] == 0.01
+    assert recorded["momentum"] is None
+
+
+def test_a_run_whose_record_lacks_the_defaults_is_continued(tmp_path: Path) -> None:
+    begin(tmp_path, {"settings": {"dropout": 0.1}})
+    folder = RunFolder(str(tmp_path), "run")
+    record = folder.record()
+    old = record.config.model_copy(update={"settings": {"dropout": 0.1}})
+    folder.store.delete("run.json")
+    folder.create(record.model_copy(update={"config": old}))
+    continued(tmp_path, settings={"dropout": 0.1})
+    continued(tmp_path, settings={"dropout": 0.1, "learning_rate": 0.01})
+    with pytest.raises(
+        RunConflictError, match=r"settings\.learning_rate: was 0\.01, asked for 0\.5"
+    ):
+        continued(tmp_path, settings={"dropout": 0.1, "learning_rate": 0.5})
+
+
+def test_logins_in_urls_are_neither_recorded_nor_a_difference(tmp_path: Path) -> None:
+    secret = {"settings": {"scratch": "ftp://me:s3cret@host/x"}}
+    begin(tmp_path, secret)
+    folder = RunFolder(str(tmp_path), "run")
+    assert folder.record().config.settings["scratch"] == "ftp://***@host/x"
+    assert b"s3cret" not in folder.store.read("run.json")
+    continued(tmp_path, **secret)
+    with pytest.raises(RunConflictError) as raised:
+        continued(tmp_path, settings={"scratch": "ftp://me:s3cret@other/x"})
+    assert "s3cret" not in str(raised.value)
 
 
 def test_what_may_not_change_is_refused(tmp_path: Path) -> None:
@@ -105,6 +135,13 @@ def test_what_may_not_change_is_refused(tmp_path: Path) -> None:
     continued(tmp_path, epochs=7, checkpoint_every_steps=3)
     with pytest.raises(RunConflictError, match="seed"):
         continued(tmp_path, seed=1)
+
+
+def test_a_run_of_another_flow_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    begin(tmp_path)
+    another = asked(tmp_path).model_copy(update={"flow_run": "another"})
+    with pytest.raises(ConfigError, match="another would be named the same"):
+        check(RunFolder(str(tmp_path), "run"), another)
 
 
 def test_a_dry_run_is_no_part_of_a_real_one(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from train_core.errors import (
     RunConflictError,
     StageError,
     StorageError,
+    UnchangedError,
     UnsavedError,
     UserCodeError,
     describe,
@@ -143,6 +144,7 @@ class NoShardsError(DataError):
         *(UserCodeError("train", "x", "a traceback"), GaveUpError("train", "x"), StorageError("x")),
         *(UnsavedError(3600, 7, None, "x"), ConfigError("x"), RunConflictError("r", {})),
         *(RunBusyError("r", "x"), FencedError(1, 2), NotFiniteError(3, 1.5, None)),
+        UnchangedError("r"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -30,6 +30,10 @@ def run(
     return folder
 
 
+def listed(storage: str, **asked: str) -> list[str]:
+    return [found.name for found in finished_runs(storage, OURS, **asked)]
+
+
 def test_the_newest_created_comes_first_and_what_is_no_finished_run_is_left_out(
     storage_url: str,
 ) -> None:
@@ -41,9 +45,14 @@ def test_the_newest_created_comes_first_and_what_is_no_finished_run_is_left_out(
     run(storage_url, "dry", 6, dry=True)
     Store(storage_url).write("notes.txt", b"not a run")
     Store(storage_url).write("no run/notes.txt", b"not a run")
-    assert [one.name for one in finished_runs(storage_url, OURS)] == ["another", "middle", "zero"]
+    assert listed(storage_url) == ["another", "middle", "zero"]
+    assert listed(storage_url, before="2026-11-23T03:00:00+00:00") == ["middle", "zero"]
     assert newest_finished(storage_url, OURS).name == "another"
     assert newest_finished(storage_url).name == "other"
+
+
+def test_an_empty_storage_has_none(storage_url: str) -> None:
+    assert listed(storage_url) == []
 
 
 def test_a_run_that_cannot_be_read_is_told_and_hides_no_other(

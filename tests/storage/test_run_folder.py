@@ -48,6 +48,23 @@ def test_a_damaged_record_is_named(folder: RunFolder) -> None:
         folder.record()
 
 
+def test_a_run_is_not_continued_by_another_flow_run_that_gets_its_name(folder: RunFolder) -> None:
+    folder.create(record().model_copy(update={"flow_run": "one"}))
+    folder.check_name("one")
+    # Whoever names it means it.
+    folder.check_name("")
+    with pytest.raises(ConfigError, match="was begun by flow run one, and flow run another would"):
+        folder.check_name("another")
+
+
+def test_a_run_that_somebody_named_is_not_continued_by_a_flow_run_that_gets_its_name(
+    folder: RunFolder,
+) -> None:
+    folder.create(record())
+    with pytest.raises(ConfigError, match=r"was not begun by a flow run.*the parameter `run`"):
+        folder.check_name("one")
+
+
 def test_what_may_change_may_change(folder: RunFolder) -> None:
     folder.create(record(num_shards=4, epochs=1))
     folder.check_continuation(TrainConfig(num_shards=4, epochs=5, num_workers=2, keep_last=9))

@@ -356,7 +356,7 @@ def _flat_parameters(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 def _dataset_inputs(record: RunRecord) -> Sequence[DatasetInput]:
     name = record.config.workload.rpartition(":")[2]
-    source = {"workload": record.config.workload, "settings": record.config.settings}
+    source_type, source = _dataset_source(record)
     inputs = []
     for split, found in record.datasets.items():
         # MLflow insists on a digest; without one the number of samples is all that is known.
@@ -364,12 +364,22 @@ def _dataset_inputs(record: RunRecord) -> Sequence[DatasetInput]:
         dataset = Dataset(
             name=f"{name}-{split}",
             digest=digest[:_MAX_DIGEST_LENGTH],
-            source_type="code",
+            source_type=source_type,
             source=json.dumps(source),
             profile=json.dumps({"num_samples": found.get("samples")}),
         )
         inputs.append(DatasetInput(dataset, [InputTag(mlflow_tags.MLFLOW_DATASET_CONTEXT, split)]))
     return inputs
+
+
+def _dataset_source(record: RunRecord) -> tuple[str, dict[str, Any]]:
+    """Where the data are, by MLflow's words for it: an address, or the code that finds them."""
+    urls = {name: one.url for name, one in record.sources.items()}
+    if len(urls) == 1:
+        (url,) = urls.values()
+        return urlsplit(url).scheme or "local", {"uri": url}
+    of_code = {"workload": record.config.workload, "settings": record.config.settings}
+    return "code", of_code | ({"sources": urls} if urls else {})
 
 
 def _first_line(error: BaseException) -> str:

@@ -27,6 +27,7 @@ from train_core.engine.inputs import Input, open_input, read_input
 from train_core.engine.launcher import results_of, scoring_task
 from train_core.engine.logs import set_up_logging
 from train_core.engine.measure import batches_of_shard
+from train_core.engine.recorded import load_recorded
 from train_core.engine.watchdog import watching
 from train_core.errors import WorkloadError, users_code
 from train_core.policy.randomness import EVALUATE, derive_seed
@@ -37,7 +38,7 @@ from train_core.storage.manifest import FileEntry, PredictionsManifest
 from train_core.storage.names import MANIFEST_JSON, PREDICTIONS, CheckpointName
 from train_core.storage.predictions import result_of
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.workload import Workload, load_workload
+from train_core.workload import Workload
 
 _RESERVED = ("id", "model_step")
 
@@ -55,7 +56,7 @@ def infer(
     scores a part of the rows, for a dry run; 0: all of them.
     """
     checkpoint = folder.find(summary.name)
-    found = open_input(source, load_workload(config.workload, config.settings), with_digests=True)
+    found = open_input(source, load_recorded(folder, config), with_digests=True)
     key, manifest = _find(folder, checkpoint, found) or _run(
         folder, config, checkpoint, found, max_batches
     )

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from train_core.errors import ConfigError, EvertrainError
+from train_core.storage.names import is_run_name
 from train_core.storage.run_folder import RunFolder, RunRecord
 from train_core.storage.store import Store
 
@@ -75,11 +76,9 @@ def _records(storage: str) -> list[tuple[RunFolder, RunRecord]]:
 
 def _recorded(storage: str, name: str) -> tuple[RunFolder, RunRecord] | None:
     """The run's folder and record; None for what is no run, or cannot be read."""
-    try:
-        folder = RunFolder(storage, name)
-    except ConfigError:
-        # What can be no run's name.
+    if not is_run_name(name):
         return None
+    folder = RunFolder(storage, name)
     try:
         return (folder, folder.record()) if folder.exists() else None
     except FileNotFoundError:

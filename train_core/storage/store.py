@@ -264,6 +264,25 @@ class Store:
         names = {posixpath.basename(path) for path in found - {folder}}
         return sorted(name for name in names if not name.startswith(local_disk.TEMPORARY))
 
+    def tree(self, key: str = "", max_depth: int = 0) -> dict[str, dict[str, Any]]:
+        """What the filesystem tells of the object, or of each in the folder and below it, by key.
+
+        `max_depth` is how many levels below it are looked at; 0: all. Raises FileNotFoundError if
+        nothing is there.
+        """
+        path = self.path(key).rstrip("/")
+
+        def once(ask: _Ask) -> dict[str, dict[str, Any]]:
+            info = ask("info", path or "/")
+            if info["type"] != "directory":
+                return {path: info}
+            found = ask("find", path or "/", maxdepth=max_depth or None, detail=True)
+            return {name: one for name, one in found.items() if one["type"] == "file"}
+
+        found = self._run("list", key, once)
+        root = self._root.rstrip("/")
+        return {name.removeprefix(root).lstrip("/"): one for name, one in found.items()}
+
     def sizes(self, key: str = "") -> dict[str, int]:
         """The sizes of the objects directly below `key`, by their names, sorted."""
         folder = self.path(key).rstrip("/") or "/"

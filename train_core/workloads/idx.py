@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import gzip
 import math
+import posixpath
 import struct
 import zlib
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from train_core.datasets.files import DataFile
 from train_core.errors import DataError
 from train_core.storage.store import Store
 
+PACKED = ".gz"
 _DTYPES: dict[int, np.dtype[Any]] = {
     0x08: np.dtype(">u1"),
     0x09: np.dtype(">i1"),
@@ -39,18 +44,35 @@ def read_idx(folder: str, name: str) -> npt.NDArray[Any]:
     Raises DataError if neither file exists or if the one found is not a whole IDX file.
     """
     store = Store(folder)
-    try:
-        return parse_idx(store.read(name), store.uri(name))
-    except FileNotFoundError:
-        packed = f"{name}.gz"
-    try:
-        data = store.read(packed)
-    except FileNotFoundError:
-        raise DataError(
-            f"{store.uri(name)} is missing, and so is {packed} beside it: "
-            "give the URL of the folder that has one of them"
-        ) from None
-    return parse_idx(_gunzip(data, store.uri(packed)), store.uri(packed))
+    for file in (name, f"{name}{PACKED}"):
+        with suppress(FileNotFoundError):
+            return parse_idx_file(store.read(file), store.uri(file))
+    raise missing_idx(folder, name)
+
+
+def pick_idx(files: Iterable[DataFile], folder: str, name: str) -> npt.NDArray[Any]:
+    """The array in the file `name`, or `name`.gz, of those that a workload named in `folder`.
+
+    Raises DataError as `read_idx`, and if the file is not what was recorded.
+    """
+    found = {posixpath.basename(file.url): file for file in files}
+    file = found.get(name) or found.get(f"{name}{PACKED}")
+    if file is None:
+        raise missing_idx(folder, name)
+    return parse_idx_file(file.read(), file.url)
+
+
+def missing_idx(folder: str, name: str) -> DataError:
+    """The error that neither spelling of a file is there."""
+    return DataError(
+        f"{Store(folder).uri(name)} is missing, and so is {name}{PACKED} beside it: "
+        "give the URL of the folder that has one of them"
+    )
+
+
+def parse_idx_file(data: bytes, source: str) -> npt.NDArray[Any]:
+    """As `parse_idx`, of a file that is packed if its name, `source`, ends with .gz."""
+    return parse_idx(_gunzip(data, source) if source.endswith(PACKED) else data, source)
 
 
 def parse_idx(data: bytes, source: str) -> npt.NDArray[Any]:
@@ -100,11 +122,6 @@ def format_idx(array: npt.NDArray[Any]) -> bytes:
             return header + array.astype(dtype).tobytes()
     names = ", ".join(dtype.name for dtype in _DTYPES.values())
     raise ValueError(f"IDX has no type for {array.dtype}: use one of {names}")
-
-
-def parse_idx_file(data: bytes, source: str) -> npt.NDArray[Any]:
-    """The array of a whole file, which is packed if its name `source` ends with .gz."""
-    return parse_idx(_gunzip(data, source) if source.endswith(".gz") else data, source)
 
 
 def idx_header(store: Store, name: str, size_bytes: int) -> tuple[np.dtype[Any], tuple[int, ...]]:

@@ -170,7 +170,17 @@ def wait_for(what: Callable[[], object], home: Path, within_s: float = 150) -> N
 
 
 def flow_runs(api: str, run: str) -> list[dict[str, Any]]:
-    listed = json.dumps({"flow_runs": {"name": {"any_": [run]}}}).encode()
+    """The flow runs of that name."""
+    return _flow_runs(api, {"flow_runs": {"name": {"any_": [run]}}})
+
+
+def all_flow_runs(api: str) -> list[dict[str, Any]]:
+    """All flow runs, oldest first."""
+    return sorted(_flow_runs(api, {}), key=lambda one: str(one["created"]))
+
+
+def _flow_runs(api: str, filters: dict[str, Any]) -> list[dict[str, Any]]:
+    listed = json.dumps(filters).encode()
     asked = urllib.request.Request(
         f"{api}/flow_runs/filter", listed, {"Content-Type": "application/json"}
     )
