@@ -7,6 +7,7 @@ answers again. What could not be shown is kept, and shown then.
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import threading
 import time
@@ -48,7 +49,11 @@ class ServerConnection:
         self._is_lost = False
         self._pending: dict[str, Callable[[SyncPrefectClient], object]] = {}
         self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="prefect server", daemon=True)
+        # In the caller's context, which has Prefect's settings, the server's address among them.
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(
+            target=context.run, args=(self._watch,), name="prefect server", daemon=True
+        )
 
     def __enter__(self) -> Self:
         quiet_prefects_services()
