@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.storage.samples import record
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
 from train_core.engine.preflight import check, new_record
+from train_core.engine.recorded import check_continuation
 from train_core.errors import ConfigError, DataError, RunConflictError
 from train_core.storage.run_folder import RunFolder
 
@@ -26,9 +28,9 @@ def begin(
     """Create a run whose record says `changes` instead of what is true here."""
     request = asked(tmp_path, **config or {})
     checked = check(RunFolder(str(tmp_path), "run"), request)
-    record = new_record(request, request.config, checked.datasets)
-    changed = {name: getattr(record, name) | change for name, change in changes.items()}
-    RunFolder(str(tmp_path), "run").create(record.model_copy(update=changed))
+    true = new_record(request, request.config, checked.datasets)
+    changed = {name: getattr(true, name) | change for name, change in changes.items()}
+    RunFolder(str(tmp_path), "run").create(true.model_copy(update=changed))
 
 
 def asked(tmp_path: Path, **config: Any) -> DriverRequest:
@@ -106,10 +108,10 @@ def test_settings_are_recorded_with_their_defaults(tmp_path: Path) -> None:
 def test_a_run_whose_record_lacks_the_defaults_is_continued(tmp_path: Path) -> None:
     begin(tmp_path, {"settings": {"dropout": 0.1}})
     folder = RunFolder(str(tmp_path), "run")
-    record = folder.record()
-    old = record.config.model_copy(update={"settings": {"dropout": 0.1}})
+    new = folder.record()
+    old = new.config.model_copy(update={"settings": {"dropout": 0.1}})
     folder.store.delete("run.json")
-    folder.create(record.model_copy(update={"config": old}))
+    folder.create(new.model_copy(update={"config": old}))
     continued(tmp_path, settings={"dropout": 0.1})
     continued(tmp_path, settings={"dropout": 0.1, "learning_rate": 0.01})
     with pytest.raises(
@@ -142,6 +144,29 @@ def test_a_run_of_another_flow_run_is_refused_before_anything_is_written(tmp_pat
     another = asked(tmp_path).model_copy(update={"flow_run": "another"})
     with pytest.raises(ConfigError, match="another would be named the same"):
         check(RunFolder(str(tmp_path), "run"), another)
+
+
+def test_all_that_may_change_may_change_at_once(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    folder.create(record(num_shards=4, epochs=1))
+    changed = TrainConfig(num_shards=4, epochs=5, num_workers=2, keep_last=9)
+    check_continuation(folder, changed)
+
+
+def test_what_may_not_change_is_refused_with_the_difference(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    folder.create(record(seed=1, batch_size=64))
+    with pytest.raises(RunConflictError) as caught:
+        check_continuation(folder, TrainConfig(seed=2, batch_size=32, epochs=7))
+    assert caught.value.differences == {"seed": (1, 2), "batch_size": (64, 32)}
+    assert "seed: was 1, asked for 2" in str(caught.value)
+    assert "batch_size: was 64, asked for 32" in str(caught.value)
+
+
+def test_another_workload_is_refused_whatever_its_settings_are(tmp_path: Path) -> None:
+    begin(tmp_path)
+    with pytest.raises(RunConflictError, match="workload: was 'tests"):
+        continued(tmp_path, workload="tests.engine.linear:Linear")
 
 
 def test_a_dry_run_is_no_part_of_a_real_one(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from train_core.config import TrainConfig
-from train_core.errors import ConfigError
+from train_core.errors import ConfigError, RunConflictError
 from train_core.policy.logins import has_hidden_login, with_login_of
 from train_core.storage.data_files import FileList
 from train_core.storage.run_folder import RunFolder, RunRecord
@@ -43,12 +43,11 @@ def check_continuation(folder: RunFolder, asked: TrainConfig) -> None:
 
     Settings are compared with their defaults: a run of an older evertrain recorded none.
     """
-
-    def comparable(config: TrainConfig) -> TrainConfig:
-        is_same = config.workload == asked.workload
-        return with_defaults(config) if is_same else config.without_logins()
-
-    folder.check_continuation(asked, comparable)
+    was = folder.record().config
+    if was.workload == asked.workload:
+        was, asked = with_defaults(was), with_defaults(asked)
+    if differences := was.without_logins().differences(asked.without_logins()):
+        raise RunConflictError(folder.name, differences)
 
 
 def newest_files(storage: str, workload: str) -> FileList | None:

@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from train_core.config import TrainConfig
-from train_core.errors import CheckpointError, ConfigError, RunConflictError, StorageError
+from train_core.errors import CheckpointError, ConfigError, StorageError
 from train_core.results import CheckpointSummary
 from train_core.storage import lease, pins
 from train_core.storage.asked import Asked, newest_asked, note_asked
@@ -186,19 +186,6 @@ class RunFolder:
                 f"{self.url} has checkpoints and no {RUN_JSON}: they are left of a run that was "
                 "deleted, or of a fork that was killed. Delete the folder, or take another name"
             )
-
-    def check_continuation(
-        self,
-        asked: TrainConfig,
-        comparable: Callable[[TrainConfig], TrainConfig] = TrainConfig.without_logins,
-    ) -> None:
-        """Raise RunConflictError if `asked` changes what may not change in this run.
-
-        Compared is what `comparable` makes of either configuration.
-        """
-        differences = comparable(self.record().config).differences(comparable(asked))
-        if differences:
-            raise RunConflictError(self.name, differences)
 
     def check_name(self, flow_run: str) -> None:
         """Raise ConfigError if the run has its name from another flow run than `flow_run`.
