@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo ui test test-s3 test-slow exact chaos soak check format bench-pipeline \
+.PHONY: help venv demo ui test test-s3 test-slow exact chaos soak night check format bench-pipeline \
 	bench-checkpoint bench-recovery clean
 
 help: ## Show the targets
@@ -41,6 +41,9 @@ chaos: $(STAMP) ## Strike whole pipelines everywhere and compare each with an un
 
 soak: $(STAMP) ## Retrain again and again for an hour with faults by chance, and look for leaks
 	$(BIN)/python -m tests.chaos.soak
+
+night: $(STAMP) ## Six firings of a schedule on data that grows; the server and the worker are killed once
+	$(BIN)/python -m tests.chaos.night
 
 check: $(STAMP) ## Check format, lint, types and the walls between the layers
 	$(BIN)/ruff format --check

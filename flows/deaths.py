@@ -7,6 +7,7 @@ from datetime import datetime
 from uuid import UUID
 
 from prefect import State, runtime
+from prefect.events import emit_event
 
 from tasks.session import Session
 from train_core.errands import mirror_run
@@ -48,6 +49,33 @@ def refuse_endless(session: Session) -> None:
         "prepare",
         f"this flow run died {MAX_DEATHS} times in a row without a new checkpoint: look for "
         f"why, then retry it, or go on with run {request.run!r} in a new flow run of that name",
+    )
+
+
+def announce_schedule(session: Session) -> None:
+    """Send the event of a scheduled flow run's first state, which Prefect's scheduler leaves out.
+
+    Automations see the events of a flow run in their order, and wait 15 minutes for one that is
+    missing. So late, a flow run that a schedule made less than five minutes before it began would
+    be run again when it died.
+    """
+    if not runtime.deployment.id or runtime.flow_run.run_count > 1 or session.server is None:
+        return
+    own = UUID(str(runtime.flow_run.id))
+    flow_run = session.server.ask(lambda client: client.read_flow_run(own))
+    states = session.server.ask(lambda client: client.read_flow_run_states(own))
+    if flow_run is None or not states or not flow_run.auto_scheduled:
+        return
+    first = min(states, key=lambda one: one.timestamp)
+    # The id of a state is that of its event.
+    emit_event(
+        f"prefect.flow-run.{first.name}",
+        resource={
+            "prefect.resource.id": f"prefect.flow-run.{own}",
+            "prefect.resource.name": flow_run.name,
+        },
+        occurred=first.timestamp,
+        id=first.id,
     )
 
 

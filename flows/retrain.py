@@ -9,7 +9,7 @@ from prefect import State, flow, runtime
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Completed
 
-from flows.deaths import refuse_endless
+from flows.deaths import announce_schedule, refuse_endless
 from flows.driving import ENDS_WITHIN_S, Start, as_tasks, connected, outcome_of
 from flows.left_running import left_running, put_right
 from flows.parameters import RetrainParameters, make_tracking_folder
@@ -60,6 +60,7 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     try:
         with open_session(request) as session, connected(session):
             try:
+                announce_schedule(session)
                 refuse_endless(session)
                 session.log_to(run_logger())
                 return outcome_of(session, partial(stages, parameters, as_tasks))

@@ -11,9 +11,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
+import yaml
 
 from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import ROOT
@@ -21,6 +24,8 @@ from train_core.storage.run_folder import RunFolder
 
 Prefect = Callable[..., str]
 ORDERLY_END_S = 30
+DELIVERED = ROOT / "deployments/prefect.yaml"
+AUTOMATIONS = ROOT / "deployments/automations.yaml"
 
 HELD = {
     "workload": "tests.chaos.held:HeldDigits",
@@ -37,7 +42,7 @@ def running(
     *arguments: str, environment: dict[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     with (
-        log.open("w") as output,
+        log.open("a") as output,
         subprocess.Popen(
             [sys.executable, "-m", "prefect", *arguments],
             cwd=ROOT,
@@ -69,8 +74,26 @@ def wait_until_healthy(url: str) -> None:
             time.sleep(0.2)
 
 
+def kill_all(process: psutil.Process) -> None:
+    """Kill the process and all below it, itself first: it would tell of the others' end."""
+    below = process.children(recursive=True)
+    for one in [process, *below]:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    psutil.wait_procs(below, timeout=10)
+
+
+def hasty_automations(folder: Path, missed_s: float) -> Path:
+    """The automations that are delivered, with less patience for a heartbeat."""
+    text = AUTOMATIONS.read_text()
+    assert text.count("within: 600") == 1
+    file = folder / "automations.yaml"
+    file.write_text(text.replace("within: 600", f"within: {missed_s:g}"))
+    return file
+
+
 class Server:
-    """A Prefect server that can be stopped and started again."""
+    """A Prefect server that can be stopped, or killed, and started again."""
 
     def __init__(self, home: Path, environment: dict[str, str]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -81,8 +104,14 @@ class Server:
 
     def start(self) -> None:
         server, log = ("server", "start", "--port", self._port), self._home / "server.log"
-        self._running.enter_context(running(*server, environment=self._environment, log=log))
+        started = running(*server, environment=self._environment, log=log)
+        self._process = psutil.Process(self._running.enter_context(started).pid)
         wait_until_healthy(self.url)
+
+    def kill(self) -> None:
+        """As `kill -9` does; to be started again."""
+        kill_all(self._process)
+        self._running.close()
 
     def stop(self) -> None:
         self._running.close()
@@ -103,11 +132,11 @@ class Site:
             NOTES: str(home / "notes"),
         }
 
-    def prefect(self, *arguments: str) -> str:
-        """Run `prefect …` against the server; what it says."""
+    def prefect(self, *arguments: str, folder: Path = ROOT) -> str:
+        """Run `prefect …` against the server in that folder; what it says."""
         done = subprocess.run(
             [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
-            cwd=ROOT,
+            cwd=folder,
             env=self._environment,
             capture_output=True,
             text=True,
@@ -116,10 +145,39 @@ class Site:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def deploy(self, automations: Path = ROOT / "deployments/automations.yaml") -> None:
+    def deploy(self, automations: Path = AUTOMATIONS, file: Path = DELIVERED) -> None:
+        """Deploy what is delivered, or else a file that lies elsewhere, from its own folder."""
         self.prefect("work-pool", "create", "evertrain", "--type", "process")
-        self.prefect("deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
+        self.deploy_again(file)
         self.prefect("automation", "create", "--from-file", str(automations))
+
+    def deploy_again(self, file: Path = DELIVERED) -> None:
+        folder = ROOT if file == DELIVERED else file.parent
+        self.prefect("deploy", "--all", "--prefect-file", str(file), folder=folder)
+
+    def schedules(self) -> list[dict[str, Any]]:
+        """The schedules of the deployment `retrain`."""
+        url = f"{self._environment['PREFECT_API_URL']}/deployments/name/retrain/retrain"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            found: list[dict[str, Any]] = json.load(answer)["schedules"]
+        return found
+
+    def schedule(self, *when: str) -> str:
+        """Give the deployment `retrain` a schedule, as an operator does; the schedule's id."""
+        create = (
+            "deployment",
+            "schedule",
+            "create",
+            "retrain/retrain",
+            "--replace",
+            "--accept-yes",
+        )
+        self.prefect(*create, *when)
+        (schedule,) = self.schedules()
+        return str(schedule["id"])
+
+    def switch_off(self, schedule: str) -> None:
+        self.prefect("deployment", "schedule", "pause", "retrain/retrain", schedule)
 
     def worker(self) -> AbstractContextManager[subprocess.Popen[bytes]]:
         """A worker that waits for runs."""
@@ -127,23 +185,49 @@ class Site:
         return running(*command, environment=self._environment, log=self._log)
 
 
+def own_prefect_file(folder: Path, **parameters: Any) -> Path:
+    """A copy of the delivered prefect.yaml outside of the checkout, with parameters of its own."""
+    text = DELIVERED.read_text()
+    deployed = yaml.safe_load(text)
+    (retrain,) = (one for one in deployed["deployments"] if one["name"] == "retrain")
+    retrain["parameters"]["parameters"] = parameters
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "prefect.yaml"
+    file.write_text(yaml.safe_dump(deployed))
+    return file
+
+
+def filtered(api: str, kind: str, **asked: Any) -> list[dict[str, Any]]:
+    """What the server lists of a kind: `flow_runs`, `artifacts`, `logs`, …"""
+    request = urllib.request.Request(
+        f"{api}/{kind}/filter", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        listed: list[dict[str, Any]] = json.load(answer)
+        return listed
+
+
 def found(api: str, kind: str, flow_run: str) -> list[dict[str, Any]]:
     """What the server has of a kind (`artifacts`, `logs`) for the flow run of that name."""
-
-    def filtered(kind: str, **asked: Any) -> list[dict[str, Any]]:
-        request = urllib.request.Request(
-            f"{api}/{kind}/filter",
-            json.dumps(asked).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            listed: list[dict[str, Any]] = json.load(answer)
-            return listed
-
-    (run,) = filtered("flow_runs", flow_runs={"name": {"any_": [flow_run]}})
+    (run,) = flow_runs(api, flow_run)
     if kind == "logs":
-        return filtered(kind, logs={"flow_run_id": {"any_": [run["id"]]}})
-    return filtered(kind, flow_runs={"id": {"any_": [run["id"]]}})
+        return filtered(api, kind, logs={"flow_run_id": {"any_": [run["id"]]}})
+    return filtered(api, kind, flow_runs={"id": {"any_": [run["id"]]}})
+
+
+def scheduled_runs(api: str) -> list[dict[str, Any]]:
+    """The flow runs that a schedule made, in the order in which they are due."""
+    listed = filtered(api, "flow_runs", sort="EXPECTED_START_TIME_ASC")
+    return [one for one in listed if one["auto_scheduled"]]
+
+
+def states_of(api: str, flow_run_id: str) -> list[dict[str, Any]]:
+    """All states that a flow run had, in their order."""
+    with urllib.request.urlopen(
+        f"{api}/flow_run_states/?flow_run_id={flow_run_id}", timeout=60
+    ) as answer:
+        listed: list[dict[str, Any]] = json.load(answer)
+    return sorted(listed, key=lambda one: str(one["timestamp"]))
 
 
 @contextmanager
@@ -163,30 +247,23 @@ def held(prefect: Prefect, home: Path, run: str, **more: Any) -> Iterator[tuple[
 
 
 def wait_for(what: Callable[[], object], home: Path, within_s: float = 150) -> None:
+    """Wait until it is true; if it never is, show what the server and the worker say."""
     deadline = time.monotonic() + within_s
     while not what():
-        assert time.monotonic() < deadline, (home / "worker.log").read_text()[-3000:]
+        assert time.monotonic() < deadline, "".join(
+            f"{log.name}:\n{log.read_text()[-3000:]}" for log in sorted(home.glob("*.log"))
+        )
         time.sleep(0.2)
 
 
 def flow_runs(api: str, run: str) -> list[dict[str, Any]]:
     """The flow runs of that name."""
-    return _flow_runs(api, {"flow_runs": {"name": {"any_": [run]}}})
+    return filtered(api, "flow_runs", flow_runs={"name": {"any_": [run]}})
 
 
 def all_flow_runs(api: str) -> list[dict[str, Any]]:
     """All flow runs, oldest first."""
-    return sorted(_flow_runs(api, {}), key=lambda one: str(one["created"]))
-
-
-def _flow_runs(api: str, filters: dict[str, Any]) -> list[dict[str, Any]]:
-    listed = json.dumps(filters).encode()
-    asked = urllib.request.Request(
-        f"{api}/flow_runs/filter", listed, {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(asked, timeout=10) as answer:
-        found: list[dict[str, Any]] = json.load(answer)
-        return found
+    return sorted(filtered(api, "flow_runs"), key=lambda one: str(one["created"]))
 
 
 def state(api: str, run: str) -> str:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.engine.digests import digest_of_training
-from tests.flows.conftest import ROOT, isolated
-from tests.flows.deployment.deployed import Server, Site, held, message, state, wait_for
+from tests.flows.conftest import isolated
+from tests.flows.deployment.deployed import (
+    Server,
+    Site,
+    hasty_automations,
+    held,
+    kill_all,
+    message,
+    state,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -35,32 +43,14 @@ def machine_server(place: Path) -> Iterator[Server]:
         server.stop()
 
 
-def hasty_automations(place: Path) -> Path:
-    """The automations that are delivered, with less patience."""
-    text = (ROOT / "deployments/automations.yaml").read_text()
-    assert text.count("within: 600") == 1
-    file = place / "automations.yaml"
-    file.write_text(text.replace("within: 600", f"within: {MISSED_S}"))
-    return file
-
-
-def lose_power(worker: psutil.Process) -> None:
-    """Kill the worker and all below it, the worker first: it would tell of the flow's end."""
-    below = worker.children(recursive=True)
-    for process in [worker, *below]:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(below, timeout=10)
-
-
 def test_a_run_whose_machine_dies_is_missed_and_goes_on_elsewhere(
     place: Path, machine_server: Server, undisturbed: str
 ) -> None:
     environment = isolated(place) | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S)}
     site, api = Site(place, environment, machine_server.url), machine_server.url
-    site.deploy(hasty_automations(place))
+    site.deploy(hasty_automations(place, MISSED_S))
     with site.worker() as worker, held(site.prefect, place, "alone") as (folder, go_on):
-        lose_power(psutil.Process(worker.pid))
+        kill_all(psutil.Process(worker.pid))
         assert state(api, "alone") == "RUNNING"
         wait_for(lambda: state(api, "alone") != "RUNNING", place)
         # Crashed, and by now perhaps scheduled again by the other automation.

@@ -33,12 +33,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 ENDED = {"FAILED", "COMPLETED"}
 
 
-def test_both_flows_are_deployed_and_the_schedule_sleeps(prefect: Prefect) -> None:
+def test_all_flows_are_deployed_and_nothing_trains_unasked(prefect: Prefect) -> None:
     found = json.loads(prefect("deployment", "inspect", "retrain/retrain", "-o", "json"))
-    assert [schedule["active"] for schedule in found["schedules"]] == [False]
+    assert found["schedules"] == []
     assert found["global_concurrency_limit"]["limit"] == 1
     assert found["concurrency_options"]["collision_strategy"] == "ENQUEUE"
-    assert "batch-inference/batch-inference" in prefect("deployment", "ls")
+    deployed = prefect("deployment", "ls")
+    assert "batch-inference/batch-inference" in deployed
+    assert "mirror/mirror" in deployed
 
 
 def runs_at(home: Path) -> set[str]:
