@@ -9,7 +9,9 @@ from uuid import UUID
 from prefect import State, runtime
 from prefect.events import emit_event
 
-from tasks.session import Session
+from tasks.server_connection import ServerConnection
+from tasks.session import run_logger
+from train_core.driver import DriverRequest
 from train_core.errands import mirror_run
 from train_core.errors import EvertrainError, GaveUpError, RunBusyError
 from train_core.storage import lease
@@ -19,15 +21,14 @@ MAX_DEATHS = 5
 """How often in a row a flow run may die without a new checkpoint."""
 
 
-def refuse_endless(session: Session) -> None:
+def refuse_endless(request: DriverRequest, server: ServerConnection) -> None:
     """Raise GaveUpError if the flow run died so often in vain that it would be for ever.
 
     An automation runs again what crashed, without a bound; what failed it leaves alone.
     """
-    request = session.request
     folder = RunFolder(request.storage, request.run)
     try:
-        if not _died_too_often(session, folder):
+        if not _died_too_often(server, folder):
             return
         if folder.exists():
             held = lease.acquire(folder.store, folder.name)
@@ -37,14 +38,14 @@ def refuse_endless(session: Session) -> None:
         # Only flows died; the job on the cluster works.
         return
     except EvertrainError as error:
-        session.tell(f"whether earlier runs came to anything is not known: {error}")
+        run_logger().warning("whether earlier runs came to anything is not known: %s", error)
         return
     if request.tracking_uri and folder.exists():
         # No driver begins that would tell MLflow so.
         try:
             mirror_run(folder, request.tracking_uri)
         except EvertrainError as error:
-            session.tell(f"MLflow may show the run as running: {error}")
+            run_logger().warning("MLflow may show the run as running: %s", error)
     raise GaveUpError(
         "prepare",
         f"this flow run died {MAX_DEATHS} times in a row without a new checkpoint: look for "
@@ -52,18 +53,18 @@ def refuse_endless(session: Session) -> None:
     )
 
 
-def announce_schedule(session: Session) -> None:
+def announce_schedule(server: ServerConnection) -> None:
     """Send the event of a scheduled flow run's first state, which Prefect's scheduler leaves out.
 
     Automations see the events of a flow run in their order, and wait 15 minutes for one that is
     missing. So late, a flow run that a schedule made less than five minutes before it began would
     be run again when it died.
     """
-    if not runtime.deployment.id or runtime.flow_run.run_count > 1 or session.server is None:
+    if not runtime.deployment.id or runtime.flow_run.run_count > 1:
         return
     own = UUID(str(runtime.flow_run.id))
-    flow_run = session.server.ask(lambda client: client.read_flow_run(own))
-    states = session.server.ask(lambda client: client.read_flow_run_states(own))
+    flow_run = server.ask(lambda client: client.read_flow_run(own))
+    states = server.ask(lambda client: client.read_flow_run_states(own))
     if flow_run is None or not states or not flow_run.auto_scheduled:
         return
     first = min(states, key=lambda one: one.timestamp)
@@ -79,13 +80,12 @@ def announce_schedule(session: Session) -> None:
     )
 
 
-def _died_too_often(session: Session, folder: RunFolder) -> bool:
+def _died_too_often(server: ServerConnection, folder: RunFolder) -> bool:
     # The run that goes on now is counted, too.
     if not runtime.deployment.id or runtime.flow_run.run_count <= MAX_DEATHS:
         return False
     own = UUID(str(runtime.flow_run.id))
-    server = session.server
-    states = server.ask(lambda client: client.read_flow_run_states(own)) if server else None
+    states = server.ask(lambda client: client.read_flow_run_states(own))
     if states is None:
         return False
     checkpoints = folder.checkpoints()

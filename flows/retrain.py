@@ -19,6 +19,7 @@ from tasks.infer import infer
 from tasks.prepare import prepare
 from tasks.publish import publish
 from tasks.select import select
+from tasks.server_connection import ServerConnection
 from tasks.session import Session, open_session, run_logger, stopped
 from tasks.train import train
 from train_core.config import LOCAL
@@ -56,12 +57,14 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     parameters = parameters.named(run_name())
     make_tracking_folder(parameters.tracked_at())
     request = parameters.request(named_after)
+    server = ServerConnection(run_logger().warning)
+    announce_schedule(server)
+    # Before there is a driver, which would take the run.
+    refuse_endless(request, server)
     is_left = False
     try:
         with open_session(request) as session, connected(session):
             try:
-                announce_schedule(session)
-                refuse_endless(session)
                 session.log_to(run_logger())
                 return outcome_of(session, partial(stages, parameters, as_tasks))
             except UnchangedError as error:
