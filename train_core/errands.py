@@ -64,11 +64,15 @@ def mirror_predictions(
 
 
 def compare_checkpoints(
-    folder_a: RunFolder, a: Checkpoint, folder_b: RunFolder, b: Checkpoint
-) -> Comparison:
-    """All that differs between two checkpoints. Raises CheckpointError if one is not good."""
-    names = folder_a.url, str(a.name), folder_b.url, str(b.name)
-    return Comparison.model_validate_json(_run("compare_checkpoints", *names))
+    folder_a: RunFolder, folder_b: RunFolder, *pairs: tuple[Checkpoint, Checkpoint]
+) -> list[Comparison]:
+    """All that differs between checkpoints of two runs, for each pair of them.
+
+    Raises CheckpointError if one is not good.
+    """
+    names = [str(one.name) for pair in pairs for one in pair]
+    found = json.loads(_run("compare_checkpoints", folder_a.url, folder_b.url, *names))
+    return [Comparison.model_validate(one) for one in found]
 
 
 def compare_runs(a: RunFolder, b: RunFolder) -> RunsComparison:

@@ -12,7 +12,7 @@ from typing import Any
 from train_core.config import TrainConfig
 from train_core.differences import Kind, ValueDifference
 from train_core.results import Result
-from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_folder import RunFolder, RunRecord
 
 _DATA = {"datasets", "sources", "origin"}
 # An address says nothing of what is there: the digest does.
@@ -45,7 +45,8 @@ def compare_records(a: RunFolder, b: RunFolder) -> RecordsComparison:
     config = _differences(asked_a.config.model_dump(), asked_b.config.model_dump())
     fixed = asked_a.config.differences(asked_b.config).keys()
     decides = {name.partition(".")[0] for name in fixed}
-    records = [folder.record().model_dump(mode="json") for folder in (a, b)]
+    record_a, record_b = a.record(), b.record()
+    records = [record.model_dump(mode="json") for record in (record_a, record_b)]
     data_a, data_b = (_only(_DATA, one) for one in records)
     around_a, around_b = (_only(_SURROUNDINGS, one) for one in records)
     return RecordsComparison(
@@ -54,11 +55,23 @@ def compare_records(a: RunFolder, b: RunFolder) -> RecordsComparison:
             one
             for one in _differences(data_a, data_b)
             if one.name.rpartition(".")[2] not in _ADDRESSES
-        ],
+        ]
+        + _differences(_files(a, record_a), _files(b, record_b)),
         may_change=[one for one in config if _field(one) not in decides]
         + _differences({"pipeline": asked_a.pipeline}, {"pipeline": asked_b.pipeline}),
         surroundings=_differences(around_a, around_b),
     )
+
+
+def _files(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+    """The digest of each file of the data, by its source and its name."""
+    found = folder.files_of(record)
+    sources = found.sources if found else {}
+    return {
+        f"{name}: {file.name}": file.digest
+        for name, source in sources.items()
+        for file in source.files
+    }
 
 
 def _only(names: Collection[str], record: Mapping[str, Any]) -> dict[str, Any]:

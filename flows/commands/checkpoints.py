@@ -15,7 +15,8 @@ from train_core.differences import Comparison, TensorDifference, ValueDifference
 from train_core.errands import compare_checkpoints, export_weights
 from train_core.run_differences import RecordsComparison, compare_records
 from train_core.storage.addresses import find, find_checkpoint
-from train_core.storage.run_folder import Checkpoint, RunFolder
+
+_MOST_SHOWN = 50
 
 
 class DiffCommand(InStorage):
@@ -40,9 +41,14 @@ class DiffCommand(InStorage):
         folder_b, b = find_checkpoint(self.b, storage, prefer_best=True)
         are_runs = all(find(what, storage)[1] is None for what in (self.a, self.b))
         records = compare_records(folder_a, folder_b) if are_runs else None
-        found = compare_checkpoints(folder_a, a, folder_b, b)
-        newest = _newest_too(folder_a, a, folder_b, b) if are_runs else None
-        is_same = all(one.is_same for one in (records, found, newest) if one is not None)
+        pairs = [(a, b)]
+        if are_runs:
+            newest_pair = folder_a.checkpoints()[-1], folder_b.checkpoints()[-1]
+            if [one.name for one in newest_pair] != [a.name, b.name]:
+                pairs.append(newest_pair)
+        found, *others = compare_checkpoints(folder_a, folder_b, *pairs)
+        newest = others[0] if others else None
+        is_same = all(one.is_same for one in (records, found, *others) if one is not None)
         uris = {"a": folder_a.store.uri(a.key), "b": folder_b.store.uri(b.key)}
         if self.as_json:
             facts = uris | {"same": is_same} | found.model_dump(mode="json")
@@ -60,16 +66,6 @@ class DiffCommand(InStorage):
                 say(f"\nThe newest checkpoints: {differ}")
         if not is_same:
             raise SystemExit(DIFFERENT)
-
-
-def _newest_too(
-    folder_a: RunFolder, a: Checkpoint, folder_b: RunFolder, b: Checkpoint
-) -> Comparison | None:
-    """How the newest checkpoints differ, where they are others than those that were compared."""
-    newest_a, newest_b = folder_a.checkpoints()[-1], folder_b.checkpoints()[-1]
-    if (newest_a.name, newest_b.name) == (a.name, b.name):
-        return None
-    return compare_checkpoints(folder_a, newest_a, folder_b, newest_b)
 
 
 class ExportCommand(InStorage):
@@ -103,7 +99,9 @@ def print_records(found: RecordsComparison) -> None:
     ):
         if differences:
             say(f"\n{len(differences)} differences of {title}")
-            print_rows(value_rows(differences), as_json=False, empty="")
+            print_rows(value_rows(differences[:_MOST_SHOWN]), as_json=False, empty="")
+            if len(differences) > _MOST_SHOWN:
+                say(f"… and {len(differences) - _MOST_SHOWN} more: --json has all")
     if found.is_same:
         say("configuration and data: the same")
 

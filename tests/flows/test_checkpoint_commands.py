@@ -14,7 +14,9 @@ from flows.cli import main
 from flows.commands.proof import print_verdict
 from tests.engine.alone import run
 from train_core.differences import Comparison, MetricDifference, RunsComparison, TensorDifference
+from train_core.engine.recorded import files_in_record
 from train_core.proof import Verdict
+from train_core.storage.data_files import FileList, FileRecord, SourceFiles, key_of
 from train_core.storage.names import MODEL_FILE, REPORT_JSON, RUN_JSON
 from train_core.storage.run_folder import RunFolder
 
@@ -98,6 +100,39 @@ def test_runs_of_other_data_differ_though_their_bits_are_the_same(
     # Of checkpoints, only what is in them is compared.
     newest = "step-00000005-a0001"
     assert compared(storage, capsys, f"a/{newest}", f"more-data/{newest}")[0] == 0
+
+
+def with_files(storage: str, name: str, folder: str, **digests: str) -> None:
+    """A run whose data are files of these names and digests, in a folder of its own."""
+    found = tuple(
+        FileRecord(name=f"{file}.url", size_bytes=3, digest=digest * 64, version=name)
+        for file, digest in digests.items()
+    )
+    files = FileList(sources={"patients": SourceFiles(url=folder, folder=folder, files=found)})
+    run = changed(storage, name)
+    record = files_in_record(run.record(), files)
+    assert record.files is not None
+    run.store.write(key_of(record.files), files.to_json())
+    run.store.write(RUN_JSON, record.model_dump_json().encode())
+
+
+def test_the_files_that_one_run_was_trained_on_and_the_other_not_are_named(
+    storage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_files(storage, "monday", "/new/1", a="1", b="2")
+    with_files(storage, "again", "/new/2", a="1", b="2")
+    with_files(storage, "tuesday", "/new/1", a="1", b="3", c="4")
+    # Of the same content, wherever it is and whenever it came.
+    assert compared(storage, capsys, "monday", "again")[0] == 0
+    code, found = compared(storage, capsys, "monday", "tuesday")
+    assert code == 1
+    assert {one["name"]: one["kind"] for one in found["data"]} == {
+        "sources.patients.num_files": "values",
+        "sources.patients.size_bytes": "values",
+        "sources.patients.digest": "values",
+        "patients: b.url": "values",
+        "patients: c.url": "only in B",
+    }
 
 
 def test_runs_that_were_asked_for_other_numbers_differ(
