@@ -44,6 +44,7 @@ class ServerConnection:
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._lock = threading.Lock()
+        self._sending = threading.Lock()
         self._client: SyncPrefectClient | None = None
         self._failures = 0
         self._is_lost = False
@@ -139,19 +140,22 @@ class ServerConnection:
             yield self._client
 
     def _show_pending(self) -> None:
-        while self.answers:
-            with self._lock:
-                key = next(iter(self._pending), None)
-                send = self._pending.pop(key) if key is not None else None
-            if key is None or send is None:
-                return
-            try:
-                with self._requesting() as client:
-                    send(client)
-            except Exception as error:  # noqa: BLE001 (whatever the API's client raises)
-                if self._failed(error, f"{key} is not shown in Prefect"):
-                    with self._lock:
-                        self._pending.setdefault(key, send)
+        # One at a time, and in its place until the server has it: whoever waits sees it there.
+        with self._sending:
+            while self.answers:
+                with self._lock:
+                    key, send = next(iter(self._pending.items()), ("", None))
+                if send is None:
+                    return
+                try:
+                    with self._requesting() as client:
+                        send(client)
+                except Exception as error:  # noqa: BLE001 (whatever the API's client raises)
+                    if self._failed(error, f"{key} is not shown in Prefect"):
+                        return
+                with self._lock:
+                    if self._pending.get(key) is send:
+                        del self._pending[key]
 
     def _failed(self, error: Exception, what: str) -> bool:
         """Note a failed request; whether another time may help."""
