@@ -20,6 +20,7 @@ import yaml
 
 from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import ROOT
+from train_core.storage import lease
 from train_core.storage.run_folder import RunFolder
 
 Prefect = Callable[..., str]
@@ -244,6 +245,15 @@ def held(prefect: Prefect, home: Path, run: str, **more: Any) -> Iterator[tuple[
         yield folder, notes / "go-on"
     finally:
         shutil.rmtree(notes)
+
+
+def flow_of(folder: RunFolder) -> psutil.Process:
+    """The process that runs the flow: the parent of the run's driver."""
+    holder = lease.holder_of(folder.store)
+    assert holder is not None
+    parent = psutil.Process(holder.pid).parent()
+    assert parent is not None
+    return parent
 
 
 def wait_for(what: Callable[[], object], home: Path, within_s: float = 150) -> None:

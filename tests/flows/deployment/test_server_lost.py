@@ -16,8 +16,7 @@ from tests.chaos.prefect_lost import END_WITHIN_S
 from tests.chaos.servers import OwnPrefect, Way
 from tests.engine.digests import digest_of_training
 from tests.flows.conftest import isolated
-from tests.flows.deployment.deployed import Site, found, held, state, wait_for
-from tests.flows.deployment.test_runs import flow_of
+from tests.flows.deployment.deployed import Site, flow_of, found, held, state, wait_for
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -88,3 +87,5 @@ def test_one_that_stays_away_does_not_keep_the_flow_and_shows_it_later(
         "--param", f"parameters={json.dumps(parameters)}", "--watch",
     )  # fmt: skip
     wait_for(lambda: state(api, "away") == "COMPLETED", home)
+    said = (home / "worker.log").read_text()
+    assert said.count("Prefect does not know that run 'away' has ended") == 1
