@@ -15,6 +15,7 @@ from tests.flows.deployment.deployed import (
     Prefect,
     Server,
     all_flow_runs,
+    flow_of,
     flow_runs,
     found,
     held,

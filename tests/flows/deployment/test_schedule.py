@@ -16,6 +16,7 @@ from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import (
     Server,
     Site,
+    flow_of,
     flow_runs,
     own_prefect_file,
     scheduled_runs,
