@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 
 BIN = Path(sys.executable).parent
+ANSWERS_WITHIN_S = 180
+"""Beside other work on two cores a server needs more than a minute to begin."""
 
 
 def free_port() -> int:
@@ -32,7 +34,7 @@ def server(command: list[str], url: str, log: Path, **environment: str) -> Itera
             command, stdout=output, stderr=output, env={**os.environ, **environment}
         )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + ANSWERS_WITHIN_S
         while True:
             try:
                 urllib.request.urlopen(url, timeout=2).close()
@@ -52,9 +54,9 @@ def server(command: list[str], url: str, log: Path, **environment: str) -> Itera
 
 
 @contextlib.contextmanager
-def prefect_server(folder: Path) -> Iterator[str]:
-    """The API address of a Prefect server."""
-    port = free_port()
+def prefect_server(folder: Path, port: int = 0) -> Iterator[str]:
+    """The API address of a Prefect server; port 0 takes a free one."""
+    port = port or free_port()
     url = f"http://127.0.0.1:{port}/api"
     home = {"PREFECT_HOME": str(folder / "prefect-server"), "PREFECT_SERVER_ANALYTICS_ENABLED": "0"}
     command = [str(BIN / "prefect"), "server", "start", "--port", str(port)]

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
-from prefect import flow, get_run_logger
+from prefect import flow, runtime
 
-from flows.parameters import absolute, default_storage
+from flows.driving import connected
+from flows.parameters import absolute, default_storage, tracking_uri_of
 from tasks.infer import infer
 from tasks.prepare import prepare
-from tasks.session import open_session
+from tasks.report_predictions import report_predictions
+from tasks.session import Session, open_session, run_logger
 from train_core.driver import DriverRequest
 from train_core.errors import ConfigError
 from train_core.results import CheckpointSummary, PredictionsResult
+from train_core.storage.finished_runs import newest_finished
 from train_core.storage.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 
 BEST = "best"
+LATEST = "latest"
 
 
 @flow(
@@ -26,24 +31,27 @@ BEST = "best"
     result_serializer="json",
 )
 def batch_inference(
-    run: str,
+    run: str = LATEST,
     checkpoint: str = BEST,
     infer_input: str = "test",
     storage: str = "",
     ray_address: str = "",
     runtime_env: dict[str, Any] | None = None,
+    workload: str = "",
 ) -> PredictionsResult:
     """Score `infer_input` with a checkpoint of `run`.
 
     Args:
-        run: The run's name.
+        run: The run's name, or `latest`: the newest finished one, which is no dry run.
         checkpoint: A checkpoint's name, or `best`: the one that the run's report names.
         infer_input: A split's name, or the path or URL of Parquet, a folder of images or IDX.
         storage: The folder of the runs; empty: EVERTRAIN_STORAGE, or .evertrain/runs.
         ray_address: `local` or a running cluster; empty: where the run was trained.
         runtime_env: Ray's, for the workers; None: that of the training, without its `env_vars`.
+        workload: As package.module:Name, which workload's newest run `latest` is; empty: of any.
     """
-    folder = RunFolder(absolute(storage) if storage else default_storage(), run)
+    storage = absolute(storage) if storage else default_storage()
+    folder = find_run(storage, run, workload)
     summary = find_checkpoint(folder, checkpoint)
     config = folder.asked().config
     if ray_address:
@@ -52,16 +60,41 @@ def batch_inference(
         config = config.model_copy(update={"runtime_env": runtime_env})
     # No tracking URI: this is no part of the training, whose MLflow run has ended.
     request = DriverRequest(
-        storage=folder.url.removesuffix(f"/{run}"),
-        run=run,
+        storage=storage,
+        run=folder.name,
         config=config,
         pipeline={"infer_input": infer_input},
         scores_only=True,
     )
-    with open_session(request) as session:
-        session.log_to(get_run_logger())
+    with open_session(request) as session, connected(session):
+        session.log_to(run_logger())
+        name_flow_run(session, f"{folder.name} {summary.name}")
         prepare(request)
-        return infer(request, summary, infer_input)
+        predictions = infer(request, summary, infer_input)
+        report_predictions(request, predictions, tracking_uri_of(folder, None))
+        return predictions
+
+
+def find_run(storage: str, name: str, workload: str) -> RunFolder:
+    """The run called `name`, or the newest finished one of the workload, or of any.
+
+    Raises ConfigError if there is none.
+    """
+    if name != LATEST:
+        return RunFolder(storage, name)
+    found = newest_finished(storage, workload)
+    run_logger().info("the newest finished run in %s is %s", storage, found.name)
+    return found.folder
+
+
+def name_flow_run(session: Session, name: str) -> None:
+    """Call the flow run by what it scores with: its parameters may only say `latest` and `best`."""
+    flow_run = runtime.flow_run.id
+    if session.server and flow_run:
+        session.server.show(
+            "the flow run's name",
+            lambda client: client.set_flow_run_name(UUID(str(flow_run)), name),
+        )
 
 
 def find_checkpoint(folder: RunFolder, name: str) -> CheckpointSummary:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from pydantic import Field, ValidationError
@@ -23,6 +23,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from flows import embedded
 from flows.commands.checkpoints import DiffCommand, ExportCommand
 from flows.commands.look import LsCommand, ShowCommand, VerifyCommand
 from flows.commands.mirror import MirrorCommand
@@ -61,7 +62,7 @@ class Evertrain(BaseSettings):
     verify: CliSubCommand[VerifyCommand] = Field(description="Check stored bytes by digest.")
     prune: CliSubCommand[PruneCommand] = Field(description="Delete what nothing keeps of a run.")
     mirror: CliSubCommand[MirrorCommand] = Field(description="Bring MLflow up to date with a run.")
-    diff: CliSubCommand[DiffCommand] = Field(description="Compare two checkpoints to the bit.")
+    diff: CliSubCommand[DiffCommand] = Field(description="Compare two runs or checkpoints.")
     export: CliSubCommand[ExportCommand] = Field(description="Write weights as one plain file.")
     verify_resume: CliSubCommand[VerifyResumeCommand] = Field(
         alias="verify-resume", description="Prove that a workload resumes exactly."
@@ -105,6 +106,11 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
+
+
+def command() -> NoReturn:
+    """The program `evertrain`."""
+    embedded.leave(main())
 
 
 def read_configuration(path: str) -> dict[str, Any]:
@@ -205,4 +211,4 @@ def _refuse(message: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

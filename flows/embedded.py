@@ -9,14 +9,23 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import psutil
 
 _LOOK_EVERY_S = 0.2
+_SEND_WITHIN_S = 15.0
+"""How long Prefect's threads have at the end to send what they know."""
+_GIVE_UP_WITHIN_S = 0.5
+"""How long, if the server does not answer."""
+
+prefect_is_lost = threading.Event()
+"""Set when the command ends without Prefect's server."""
 
 
 def configure(*, verbose: bool) -> None:
@@ -55,6 +64,20 @@ def warming_up() -> Iterator[threading.Thread]:
         guard.join()
 
 
+def leave(exit_code: int) -> NoReturn:
+    """End the command; Prefect's threads, which send what they know, get a while for it."""
+
+    def end() -> None:
+        time.sleep(_GIVE_UP_WITHIN_S if prefect_is_lost.is_set() else _SEND_WITHIN_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+    if "prefect" in sys.modules:
+        threading.Thread(target=end, name="leave", daemon=True).start()
+    sys.exit(exit_code)
+
+
 def _start_prefect(is_wanted: threading.Event) -> None:
     # What fails here fails again, and is told, when the flow is run.
     with contextlib.suppress(Exception):
@@ -62,10 +85,9 @@ def _start_prefect(is_wanted: threading.Event) -> None:
 
         import flows.retrain  # noqa: F401 (imported late: the driver starts first)
 
-        if not is_wanted.is_set():
-            return
-        with get_client(sync_client=True) as client:
-            client.api_healthcheck()
+        if is_wanted.is_set():
+            # Starts a server, where no other is named, and waits until it is up.
+            get_client(sync_client=True)
 
 
 def _guard_server(is_wanted: threading.Event) -> None:
@@ -80,9 +102,9 @@ def _guard_server(is_wanted: threading.Event) -> None:
 
 
 def _end_with_us(pid: int) -> None:
-    """See to it that the process ends when this one does, also when this one is killed."""
+    """See to it that the process ends when this one does, also when either was killed or frozen."""
     subprocess.Popen(
-        ["sh", "-c", 'read -r _; kill "$0"', str(pid)],
+        ["sh", "-c", 'read -r _; kill -9 "$0"', str(pid)],
         stdin=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import string
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +16,7 @@ from train_core.driver import DriverRequest
 from train_core.errors import RunBusyError, StorageError
 from train_core.storage import lease
 from train_core.storage.addresses import absolute
+from train_core.storage.names import default_run_name
 from train_core.storage.patience import HASTE
 from train_core.storage.run_folder import RunFolder
 
@@ -35,10 +35,8 @@ def default_tracking_uri() -> str:
 
 
 def new_run_name(workload: str) -> str:
-    """A name for a new run: the workload's, the UTC time and three random letters."""
-    kind = workload.rpartition(":")[2].lower()
-    letters = "".join(secrets.choice(string.ascii_lowercase) for _ in range(3))
-    return f"{kind}-{datetime.now(UTC):%Y%m%d-%H%M}-{letters}"
+    """A name for a new run: the workload's, the UTC time and something random."""
+    return default_run_name(workload, datetime.now(UTC), secrets.token_hex())
 
 
 def last_asked(folder: RunFolder) -> dict[str, Any]:
@@ -100,6 +98,12 @@ class RetrainParameters(TrainConfig):
         description="What the best checkpoint scores: a split's name, or the path or URL of "
         "Parquet, a folder of images or IDX.",
     )
+    skip_unchanged: bool = Field(
+        default=False,
+        description="Train only if something has changed since the last finished run of the "
+        "workload in that storage: data, settings, configuration, code or library versions. A run "
+        "that exists is always continued.",
+    )
     dry_run: bool = Field(default=False, description="One step through every stage, to try it.")
 
     @field_validator("storage")
@@ -147,16 +151,21 @@ class RetrainParameters(TrainConfig):
         """The training's part."""
         return TrainConfig(**{name: getattr(self, name) for name in TrainConfig.model_fields})
 
-    def request(self) -> DriverRequest:
-        """What the driver is started with. The run must be named."""
+    def request(self, flow_run: str = "") -> DriverRequest:
+        """What the driver is started with. The run must be named.
+
+        `flow_run` is the id of the flow run after which it was, if it was.
+        """
         # Recorded where it was asked for: the environment's address may hold a login.
         tracked = {} if self.tracking_uri is None else {"tracking_uri": self.tracking_uri}
         return DriverRequest(
             storage=self.storage,
             run=self.run,
+            flow_run=flow_run,
             config=self.train_config(),
             pipeline={"infer_input": self.infer_input} | tracked,
             tracking_uri=self.tracked_at(),
             experiment=self.experiment,
             dry_run=self.dry_run,
+            skip_unchanged=self.skip_unchanged,
         )

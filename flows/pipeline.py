@@ -17,15 +17,18 @@ from flows.parameters import (
     new_run_name,
     refuse_driven,
 )
-from tasks.session import Session, open_session
+from tasks.session import Session, open_session, stopped
 from train_core.config import LOCAL
-from train_core.driver import Prepared, warning_in
-from train_core.errors import StageError
+from train_core.driver import Prepared, end_status, warning_in
+from train_core.errors import StageError, UnchangedError
+from train_core.results import Report
 from train_core.storage.names import REPORT_JSON, check_run_name
 from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from flows.driving import FlowThread
 
 
 def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
@@ -47,6 +50,10 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
     log = Path(HOME, "logs", f"{parameters.run}.log").absolute()
     with _naming_log(log), open_session(parameters.request()) as session:
         session.listen(LogFile(log))
+        # Before Prefect is loaded: without anything new there is no flow run.
+        if parameters.skip_unchanged and (run := _prepared(session).unchanged_since):
+            sys.stdout.write(str(UnchangedError(run)) + "\n")
+            return
         with embedded.warming_up() as warming:
             prepared = _prepared(session)
             warming.join()
@@ -67,9 +74,11 @@ def _run_flow(
     # Imported late: Prefect's import takes longer than the driver's start.
     from rich.console import Console
 
+    from flows.driving import FlowThread, as_functions, begin
     from flows.progress import TerminalProgress
-    from flows.retrain import retrain, stopped
+    from flows.retrain import retrain, stages
     from flows.summary import print_summary
+    from tasks.server_connection import ServerConnection
 
     console = Console()
     folder = RunFolder(parameters.storage, parameters.run)
@@ -77,15 +86,42 @@ def _run_flow(
     after = f" after step {checkpoints[-1].manifest.step}" if checkpoints else ""
     kind = "continuing" if resumed else "new"
     console.print(f"{kind} run {parameters.run}{after}", highlight=False)
-    with TerminalProgress(session, console, plain=verbose):
-        if not verbose:
+    with (
+        ServerConnection(session.tell) as session.server,
+        TerminalProgress(session, console, plain=verbose),
+    ):
+        flow = None
+        if session.server.check_patiently():
+            flow = FlowThread(partial(retrain, parameters, return_state=True))
+        if flow is None or not verbose:
             # Where Prefect prints all, it prints them, too.
             session.listen(partial(_show_warning, console))
-        state = retrain(parameters, return_state=True)
-    if state.is_cancelled():
-        raise stopped(session.request)
-    report = state.result()
+        begin(session, flow, partial(stages, parameters, as_functions))
+        report = _outcome(session, flow)
     print_summary(report, folder.store.uri(REPORT_JSON), console)
+
+
+def _outcome(session: Session, flow: FlowThread | None) -> Report:
+    """What the stages come to, when Prefect knows it, too, or its server does not answer."""
+    from flows.driving import ENDS_WITHIN_S, NOT_TOLD, await_prefect
+
+    try:
+        report = session.outcome()
+        session.close()
+        return report
+    except KeyboardInterrupt:
+        session.close("KILLED")
+        session.wait_until_ended(ENDS_WITHIN_S)
+        raise stopped(session.request) from None
+    except BaseException as error:
+        session.close(end_status(type(error)))
+        raise
+    finally:
+        if flow is not None:
+            await_prefect(session, flow)
+        if flow is None or not flow.has_ended:
+            session.tell(NOT_TOLD.format(run=session.request.run))
+            embedded.prefect_is_lost.set()
 
 
 def _show_warning(console: Console, line: str) -> None:

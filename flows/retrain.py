@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from uuid import UUID
 
-from prefect import State, flow, get_client, get_run_logger, runtime
+from prefect import State, flow, runtime
 from prefect.exceptions import TerminationSignal
-from prefect.states import Cancelled
+from prefect.states import Cancelled, Completed
 
-from flows.deaths import announce_schedule, crash_left_running, refuse_endless
+from flows.deaths import announce_schedule, refuse_endless
+from flows.driving import ENDS_WITHIN_S, Start, as_tasks, connected, outcome_of
+from flows.left_running import left_running, put_right
 from flows.parameters import RetrainParameters, make_tracking_folder
 from tasks.artifacts import show_job
 from tasks.evaluate import evaluate
@@ -16,21 +19,25 @@ from tasks.infer import infer
 from tasks.prepare import prepare
 from tasks.publish import publish
 from tasks.select import select
-from tasks.session import Session, open_session
+from tasks.server_connection import ServerConnection
+from tasks.session import Session, open_session, run_logger, stopped
 from tasks.train import train
 from train_core.config import LOCAL
-from train_core.driver import DriverRequest
-from train_core.errors import StoppedError, StorageError
+from train_core.errors import StoppedError, UnchangedError
 from train_core.results import Report
-from train_core.storage.run_folder import RunFolder
+from train_core.storage.names import default_run_name
 
 
 def run_name() -> str:
-    """The run's name: the one asked for, else one of the flow run's own, which a retry keeps."""
+    """The run's name: the one asked for, else one made of workload, scheduled start and id.
+
+    Prefect sets these two when it creates a flow run, and leaves them when the flow is run again.
+    Both are at hand here, so its API is not asked.
+    """
     asked = RetrainParameters.model_validate(runtime.flow_run.parameters["parameters"])
-    # Prefect's names of two words come again; its ids do not.
-    name, unique = str(runtime.flow_run.name), str(runtime.flow_run.id)[:8]
-    return asked.run or (name if name.endswith(unique) else f"{name}-{unique}")
+    # The ids of flow runs that were scheduled together begin alike; their ends are random.
+    scheduled, unique = runtime.flow_run.scheduled_start_time, str(runtime.flow_run.id)
+    return asked.run or default_run_name(asked.workload, scheduled, unique)
 
 
 @flow(
@@ -46,67 +53,74 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     job on a cluster ends for a cancel only: where only this process is to end, as when its pod is
     moved, the flow crashes, the job goes on, and the flow attaches to it when it is run again.
     """
+    named_after = "" if parameters.run else str(runtime.flow_run.id)
     parameters = parameters.named(run_name())
     make_tracking_folder(parameters.tracked_at())
-    request = parameters.request()
-    announce_schedule()
-    refuse_endless(request)
-    is_left: bool | None = None
+    request = parameters.request(named_after)
+    server = ServerConnection(run_logger().warning)
+    announce_schedule(server)
+    # Before there is a driver, which would take the run.
+    refuse_endless(request, server)
+    is_left = False
     try:
-        with open_session(request) as session:
+        with open_session(request) as session, connected(session):
             try:
-                return _stages(session, parameters)
-            except TerminationSignal:
-                is_left = goes_on_alone(request)
+                session.log_to(run_logger())
+                return outcome_of(session, partial(stages, parameters, as_tasks))
+            except UnchangedError as error:
+                return Completed(message=str(error))
+            except (KeyboardInterrupt, TerminationSignal, StoppedError) as error:
+                is_left = isinstance(error, TerminationSignal) and job_outlives_flow(session)
                 if is_left:
                     session.leave()
+                else:
+                    session.close("KILLED")
+                session.wait_until_ended(ENDS_WITHIN_S)
                 raise
-    except (KeyboardInterrupt, TerminationSignal, StoppedError) as error:
-        if is_left is None and isinstance(error, TerminationSignal):
-            # It came while the session was opened or closed.
-            is_left = goes_on_alone(request)
+    except (KeyboardInterrupt, TerminationSignal, StoppedError):
         if is_left:
             raise
         return Cancelled(message=str(stopped(request)))
 
 
-def _stages(session: Session, parameters: RetrainParameters) -> Report:
-    request = session.request
-    session.log_to(get_run_logger())
-    prepared = prepare(request)
+def stages(parameters: RetrainParameters, start: Start, session: Session) -> Report:
+    """The stages of a run in their order, each started by `start`.
+
+    Raises UnchangedError if nothing has changed and it shall be skipped then.
+    """
+    request, server = session.request, session.server
+    prepared = start(prepare, request)()
+    if prepared.unchanged_since:
+        raise UnchangedError(prepared.unchanged_since)
     if prepared.job_url:
-        show_job(request.run, prepared.job_url)
-    if prepared.resumed:
-        crash_left_running(request)
-    trained = train(request)
-    evaluations = evaluate(request, trained.finalists, "validation")
-    selection = select(evaluations, parameters.monitor, parameters.monitor_order)
-    predicting = infer.submit(request, selection.best, parameters.infer_input)
-    tested = evaluate(request, [selection.best], "test")
-    predictions = predicting.result()
-    return publish(request, trained, evaluations + tested, selection, predictions)
+        show_job(session, prepared.job_url)
+    left = None
+    if server and start is as_tasks:
+        left = server.ask(lambda client: left_running(client, request))
+    trained = start(train, request)()
+    evaluations = start(evaluate, request, trained.finalists, "validation")()
+    selection = start(select, evaluations, parameters.monitor, parameters.monitor_order)()
+    predicting = start(infer, request, selection.best, parameters.infer_input)
+    tested = start(evaluate, request, [selection.best], "test")()
+    predictions = predicting()
+    published = start(publish, request, trained, evaluations + tested, selection, predictions)
+    report: Report = published()
+    if server and left:
+        server.ask(lambda client: put_right(client, left, request))
+    return report
 
 
-def goes_on_alone(request: DriverRequest) -> bool:
+def job_outlives_flow(session: Session) -> bool:
     """Whether a SIGTERM ends this process only: a cluster trains, and nobody has cancelled.
 
     On a command line, which no deployment runs, it is a wish that the training ends.
     """
-    if request.config.ray_address == LOCAL or not runtime.deployment.id:
+    if session.request.config.ray_address == LOCAL or not runtime.deployment.id:
         return False
-    try:
-        with get_client(sync_client=True) as client:
-            state = client.read_flow_run(UUID(str(runtime.flow_run.id))).state
-    except Exception as error:  # noqa: BLE001 (whatever the API's client raises)
-        get_run_logger().warning("whether the run was cancelled is not known: %s", error)
+    own, server = UUID(str(runtime.flow_run.id)), session.server
+    found = server.ask(lambda client: client.read_flow_run(own)) if server else None
+    if found is None:
+        session.tell("whether the run was cancelled is not known: its job is left alone")
         return True
+    state = found.state
     return state is None or not (state.is_cancelling() or state.is_cancelled())
-
-
-def stopped(request: DriverRequest) -> StoppedError:
-    """What is left of a run that was stopped: its newest checkpoint, as far as can be told."""
-    try:
-        checkpoints = RunFolder(request.storage, request.run).checkpoints()
-    except StorageError:
-        checkpoints = []
-    return StoppedError(request.run, checkpoints[-1].manifest.step if checkpoints else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from tasks.metrics import number
 from train_core.results import Report
 
 
@@ -14,13 +15,6 @@ def print_summary(report: Report, report_uri: str, console: Console) -> None:
     # Not as rich's tables: addresses are there to be copied, so they may not be wrapped.
     console.print(_facts(report), highlight=False, markup=False, soft_wrap=True)
     console.print(f"report: {report_uri}", highlight=False, markup=False, soft_wrap=True)
-
-
-def number(value: object) -> str:
-    """A metric as it is shown: four digits, small ones as 1.0e-05, a dash for what is missing."""
-    if isinstance(value, float):
-        return f"{value:.1e}" if 0 < abs(value) < 0.001 else f"{value:.4f}"
-    return "-" if value is None else str(value)
 
 
 def _checkpoints(report: Report) -> Table:

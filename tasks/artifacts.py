@@ -1,75 +1,98 @@
 """What a run shows in Prefect's UI: a table of its checkpoints and a report with curves.
 
-Artifacts are there to be looked at: one that Prefect's API does not take is logged and left out.
+Artifacts are there to be looked at: one that Prefect's server refuses is logged and left out, and
+what a server missed that was away is shown once it is back.
 """
 
 from __future__ import annotations
 
-import base64
+import json
 import re
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
 
-from prefect import get_run_logger
-from prefect.artifacts import (
-    create_link_artifact,
-    create_markdown_artifact,
-    create_table_artifact,
-)
+from prefect import runtime
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.context import FlowRunContext
 
-from tasks.metrics import full_metrics
-from train_core.driver import DriverRequest
+from tasks.metrics import full_metrics, number
+from tasks.report_page import report_markdown
+from tasks.session import Session
 from train_core.results import Report
-from train_core.storage.names import CURVES_PNG, REPORT_JSON
+from train_core.storage.names import workload_slug
 from train_core.storage.run_folder import RunFolder
 
-P = ParamSpec("P")
-R = TypeVar("R")
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import Artifact
 
 
-def artifact_key(kind: str, run: str) -> str:
+def artifact_key(owner: str, kind: str) -> str:
     """An artifact's key: Prefect allows lowercase letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", f"{kind}-{run}".lower()).strip("-")
+    return re.sub(r"[^a-z0-9]+", "-", f"{owner}-{kind}".lower()).strip("-")
 
 
-def best_effort(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-    """What `call` gives, or None if Prefect's API refuses: the pipeline goes on without it."""
-    try:
-        return call(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 (whatever the API's client raises)
-        get_run_logger().warning("an artifact could not be stored: %s", error)
+def new_artifact(
+    kind: Literal["markdown", "table", "progress"], key: str, data: Any, description: str
+) -> ArtifactCreate | None:
+    """An artifact of the task and the flow run that call this; None outside of a flow run."""
+    flow_run, task_run = runtime.flow_run.id, runtime.task_run.id
+    if flow_run is None:
         return None
+    return ArtifactCreate(
+        type=kind,
+        key=key,
+        data=data,
+        description=description,
+        flow_run_id=UUID(str(flow_run)),
+        task_run_id=UUID(str(task_run)) if task_run else None,
+    )
 
 
-def show_job(run: str, url: str) -> None:
+def creator(session: Session, artifact: ArtifactCreate) -> Callable[[SyncPrefectClient], Artifact]:
+    """What creates the artifact under a key that it shares with those of the nights before.
+
+    That of the deployment and the artifact's own, so that Prefect shows its history; of a flow run
+    without a deployment, as on a command line, that of the workload.
+    """
+    context = FlowRunContext.get()
+    flow_run = context.flow_run if context else None
+    deployment_id = flow_run.deployment_id if flow_run else None
+
+    def create(client: SyncPrefectClient) -> Artifact:
+        if deployment_id:
+            owner = client.read_deployment(deployment_id).name
+        else:
+            owner = workload_slug(session.request.config.workload)
+        key = artifact_key(owner, str(artifact.key))
+        return client.create_artifact(artifact.model_copy(update={"key": key}))
+
+    return create
+
+
+def show(session: Session, artifact: ArtifactCreate | None) -> None:
+    """Store the artifact: now, or once Prefect's server answers again."""
+    if session.server and artifact:
+        session.server.show(str(artifact.key), creator(session, artifact))
+
+
+def show_job(session: Session, url: str) -> None:
     """Store a link to Ray's page of the job that drives the run."""
-    best_effort(
-        create_link_artifact,
-        link=url,
-        link_text="the job and its logs in Ray's dashboard",
-        key=artifact_key("ray-job", run),
-        description=f"Ray's job of {run}",
-    )
+    link = f"[the job and its logs in Ray's dashboard]({url})"
+    about = f"Ray's job of {session.request.run}"
+    show(session, new_artifact("markdown", "ray-job", link, about))
 
 
-def show_report(report: Report, request: DriverRequest) -> None:
+def show_report(report: Report, session: Session) -> None:
     """Store the run's artifacts: the checkpoints' table, and the report with its curves."""
-    folder = RunFolder(request.storage, request.run)
-    best_effort(
-        create_table_artifact,
-        table=checkpoint_rows(report),
-        key=artifact_key("checkpoints", report.run),
-        description=f"Checkpoints of {report.run}",
-    )
-    best_effort(_create_report, report, folder)
-
-
-def _create_report(report: Report, folder: RunFolder) -> None:
-    create_markdown_artifact(
-        markdown=report_markdown(report, folder),
-        key=artifact_key("report", report.run),
-        description=f"Outcome of {report.run}",
-    )
+    if session.server is None:
+        return
+    folder = RunFolder(session.request.storage, session.request.run)
+    table = json.dumps(checkpoint_rows(report))
+    show(session, new_artifact("table", "checkpoints", table, f"Checkpoints of {report.run}"))
+    page = report_markdown(report, folder)
+    show(session, new_artifact("markdown", "report", page, f"Outcome of {report.run}"))
 
 
 def checkpoint_rows(report: Report) -> list[dict[str, Any]]:
@@ -79,32 +102,9 @@ def checkpoint_rows(report: Report) -> list[dict[str, Any]]:
             "checkpoint": one.checkpoint.name,
             "step": one.checkpoint.step,
             "epoch": one.checkpoint.epoch,
-            **full_metrics(one),
+            **{name: number(value) for name, value in full_metrics(one).items()},
             "best": "yes" if one.checkpoint.name == report.best.name else "",
         }
         for one in sorted(report.evaluations, key=lambda e: e.checkpoint.step)
         if one.split == "validation"
     ]
-
-
-def report_markdown(report: Report, folder: RunFolder) -> str:
-    """The outcome in Markdown: links, figures and curves."""
-    lines = [
-        f"# {report.run}",
-        f"Best checkpoint: `{report.best.name}` (step {report.best.step})",
-        "| test metric | value |\n| --- | --- |\n"
-        + "\n".join(f"| {name} | {value} |" for name, value in report.test_metrics.items()),
-        "| stage | seconds |\n| --- | --- |\n"
-        + "\n".join(f"| {name} | {spent:.2f} |" for name, spent in report.seconds.items()),
-        f"- report: `{folder.store.uri(REPORT_JSON)}`",
-        f"- run folder: `{folder.url}`",
-        f"- predictions: `{report.predictions.uri}` ({report.predictions.num_rows} rows)",
-    ]
-    if report.tracking.url.startswith("http"):
-        lines.append(f"- [MLflow run]({report.tracking.url})")
-    elif report.tracking.tracking_uri:
-        lines.append(f"- MLflow: run `{report.tracking.run_id}`; `evertrain ui` shows it")
-    # The UI shows no address of a storage, so the picture travels in the page.
-    picture = base64.b64encode(folder.store.read(CURVES_PNG)).decode()
-    lines.append(f"![the metrics by step](data:image/png;base64,{picture})")
-    return "\n\n".join(lines)

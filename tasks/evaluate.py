@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from prefect import task
 
-from tasks.retries import OPTIONS
+from tasks.retries import OPTIONS, cancelled_if_stopped
 from tasks.session import session_of
 from train_core.driver import DriverRequest
 from train_core.results import CheckpointSummary, EvaluationResult
 
 
 @task(name="evaluate", task_run_name="evaluate {request.run} on {split}", **OPTIONS)
+@cancelled_if_stopped
 def evaluate(
     request: DriverRequest, checkpoints: list[CheckpointSummary], split: str
 ) -> list[EvaluationResult]:

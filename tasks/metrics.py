@@ -1,4 +1,4 @@
-"""Metrics under their full names."""
+"""Metrics as they are named and shown."""
 
 from __future__ import annotations
 
@@ -12,3 +12,10 @@ def full_metrics(evaluation: EvaluationResult) -> dict[str, float | None]:
         name if name.startswith(prefix) else prefix + name: value
         for name, value in evaluation.metrics.items()
     }
+
+
+def number(value: object) -> str:
+    """A metric as it is shown: four digits, small ones as 1.0e-05, a dash for what is missing."""
+    if isinstance(value, float):
+        return f"{value:.1e}" if 0 < abs(value) < 0.001 else f"{value:.4f}"
+    return "-" if value is None else str(value)

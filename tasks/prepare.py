@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from prefect import task
 
-from tasks.retries import OPTIONS
+from tasks.retries import OPTIONS, cancelled_if_stopped
 from tasks.session import session_of
 from train_core.driver import DriverRequest, Prepared
 
 
 @task(name="prepare", task_run_name="prepare {request.run}", **OPTIONS)
+@cancelled_if_stopped
 def prepare(request: DriverRequest) -> Prepared:
     """Check the request; of a training, create the run if it is new, and take it."""
     return session_of(request).prepared()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from tasks.artifacts import show_report
-from tasks.retries import OPTIONS
+from tasks.retries import OPTIONS, cancelled_if_stopped
 from tasks.session import session_of
 from train_core.driver import DriverRequest
 from train_core.results import (
@@ -18,6 +18,7 @@ from train_core.results import (
 
 
 @task(name="publish", task_run_name="publish {request.run}", **OPTIONS)
+@cancelled_if_stopped
 def publish(
     request: DriverRequest,
     trained: TrainResult,
@@ -31,5 +32,5 @@ def publish(
         report = driver.publish(
             trained, evaluations, selection.best, predictions, dict(session.seconds)
         )
-    show_report(report, request)
+    show_report(report, session)
     return report

@@ -8,11 +8,15 @@ bug, a diverged loss or a run that another process drives would fail again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, cast
+
+from prefect.states import Cancelled
 
 from train_core.errors import (
     GaveUpError,
     StageError,
+    StoppedError,
     StorageError,
     UnsavedError,
     UserCodeError,
@@ -23,6 +27,27 @@ if TYPE_CHECKING:
 
     from prefect.client.schemas.objects import State, TaskRun
     from prefect.tasks import Task
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def cancelled_if_stopped(function: Callable[P, R]) -> Callable[P, R]:
+    """The function as a task's: where the run was asked to stop, the task is cancelled, not failed.
+
+    Prefect takes a state that is returned for the task's own; a call of the task raises
+    `CancelledRun` for it.
+    """
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except StoppedError as error:
+            return cast("R", Cancelled(message=str(error)))
+
+    return run
 
 
 def is_transient(error: BaseException) -> bool:

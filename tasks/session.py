@@ -2,22 +2,32 @@
 
 A task finds its session by the request, so that tasks take and give plain values only. The command
 line opens it before Prefect is imported, and Ray starts while Prefect does; a flow that a worker
-started opens its own. The flow closes it, with what MLflow shall say of the run.
+started opens its own. The flow closes it, with what MLflow shall say of the run. The stages run in
+a thread of their own, so that no signal and nothing of Prefect's interrupts a task.
 """
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Self
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Self
 
 from train_core.driver import WARNING, Driver, DriverRequest, Prepared, end_status, warning_in
-from train_core.errors import StageError
+from train_core.errors import StageError, StoppedError, StorageError
+from train_core.results import Report
+from train_core.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from tasks.server_connection import ServerConnection
+
+Stages = Callable[["Session"], Report]
 
 REMEMBERED_LINES = 2000
 STOPPING = "stopping: a last checkpoint is stored; once more ends at once"
@@ -35,6 +45,13 @@ class Session:
         """The stage that runs now."""
         self.seconds: dict[str, float] = {}
         """Wall-clock seconds of each stage; a stage that was retried counts all its tries."""
+        self.server: ServerConnection | None = None
+        """The connection to Prefect's server, where there is one."""
+        self._outcome: Future[Report] = Future()
+        self._has_begun = threading.Event()
+        self._is_ending = False
+        self._is_closed = threading.Event()
+        self._close_lock = threading.Lock()
         self._lock = threading.Lock()
         self._log_lock = threading.Lock()
         self._lines: deque[str] = deque(maxlen=REMEMBERED_LINES)
@@ -58,15 +75,59 @@ class Session:
         self.seconds.setdefault("prepare", time.monotonic() - self._begin)
         return found
 
+    def begin(self, stages: Stages) -> None:
+        """Run the stages in a thread of their own, in the caller's context.
+
+        They run once: for who begins second, those of the first are the outcome.
+        """
+        with self._lock:
+            if self._has_begun.is_set():
+                return
+            self._has_begun.set()
+        context = contextvars.copy_context()
+        thread = threading.Thread(
+            target=context.run, args=(self._run, stages), name="stages", daemon=True
+        )
+        thread.start()
+
+    def wait_until_begun(self, timeout_s: float) -> bool:
+        """Whether the stages have begun within the time."""
+        return self._has_begun.wait(timeout_s)
+
+    def outcome(self) -> Report:
+        """What the stages come to; waits for it. Raises what they raise."""
+        return self._outcome.result()
+
+    def wait_until_ended(self, timeout_s: float) -> bool:
+        """Whether the stages have ended within the time, in whatever way."""
+        with suppress(Exception):
+            self._outcome.exception(timeout_s)
+        return self._outcome.done()
+
+    def _run(self, stages: Stages) -> None:
+        try:
+            self._outcome.set_result(stages(self))
+        except BaseException as error:  # noqa: BLE001 (whoever waits for the outcome raises it)
+            self._outcome.set_exception(error)
+
     @contextmanager
     def running(self, stage: str) -> Iterator[Driver]:
-        """A checked, living driver for one stage, whose time is taken."""
+        """A checked, living driver for one stage, whose time is taken.
+
+        Raises StoppedError if the session is closed meanwhile, which ends the stage.
+        """
         self.stage = stage
         begin = time.monotonic()
         try:
+            self._refuse_ending()
             self.prepared()
             yield self._driver
-        except StageError as error:
+        except StoppedError:
+            raise
+        except Exception as error:
+            self._refuse_ending()
+            if not isinstance(error, StageError):
+                raise
             # What the first rank that failed says, at the end of all that Ray and the others do.
             if error.traceback:
                 self._hear(error.traceback)
@@ -90,19 +151,42 @@ class Session:
 
         self.listen(log)
 
+    def tell(self, warning: str) -> None:
+        """Say something that somebody should look at, in the terminal and in the log."""
+        self._hear(f"{WARNING}{warning}")
+
     def close(self, status: str = "FINISHED") -> None:
-        """End the driver: FINISHED, FAILED or KILLED. The request may be opened again."""
-        with _lock:
-            _sessions.pop(_key(self.request), None)
+        """End the driver: FINISHED, FAILED or KILLED. The request may be opened again.
+
+        Who closes second waits until it is closed.
+        """
+        self._end()
         if status == "KILLED":
             self.stage = STOPPING
-        self._driver.close(status)
+        with self._close_lock:
+            self._driver.close(status)
+        self._is_closed.set()
 
     def leave(self) -> None:
         """Let a job on a cluster go on by itself; the request may be opened again."""
-        with _lock:
-            _sessions.pop(_key(self.request), None)
+        self._end()
         self._driver.leave()
+        self._is_closed.set()
+
+    def wait_until_closed(self) -> None:
+        """Wait until the driver has ended."""
+        self._is_closed.wait()
+
+    def _end(self) -> None:
+        with _lock:
+            if _sessions.get(_key(self.request)) is self:
+                del _sessions[_key(self.request)]
+        with self._lock:
+            self._is_ending = True
+
+    def _refuse_ending(self) -> None:
+        if self._is_ending:
+            raise stopped(self.request)
 
     def __enter__(self) -> Self:
         return self
@@ -113,6 +197,7 @@ class Session:
     def _usable_driver(self) -> Driver:
         # A driver that died took its Ray with it: a retry needs a new one.
         with self._lock:
+            self._refuse_ending()
             if self._has_failed or (self._is_prepared and not self._driver.is_alive):
                 self._driver.close("FAILED")
                 self._hear(f"{WARNING}the driver process ended; another one goes on with the run")
@@ -130,6 +215,26 @@ class Session:
                 except Exception:  # noqa: BLE001 (a full disk, a logger of Prefect's)
                     # Whoever cannot listen must not keep the driver from being heard.
                     self._listeners.remove(listener)
+
+
+def stopped(request: DriverRequest) -> StoppedError:
+    """What is left of a run that was stopped: its newest checkpoint, as far as can be told."""
+    try:
+        checkpoints = RunFolder(request.storage, request.run).checkpoints()
+    except StorageError:
+        checkpoints = []
+    return StoppedError(request.run, checkpoints[-1].manifest.step if checkpoints else 0)
+
+
+def run_logger() -> logging.Logger | logging.LoggerAdapter[Any]:
+    """Prefect's logger of the flow or task run that calls; outside of one, an ordinary one."""
+    from prefect import get_run_logger
+    from prefect.exceptions import MissingContextError
+
+    try:
+        return get_run_logger()
+    except MissingContextError:
+        return logging.getLogger("tasks")
 
 
 def open_session(request: DriverRequest) -> Session:

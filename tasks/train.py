@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from prefect import get_run_logger, task
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect import task
+from prefect.client.schemas.actions import ArtifactUpdate
 
-from tasks.artifacts import artifact_key, best_effort
+from tasks.artifacts import creator, new_artifact
 from tasks.live import LiveReader, Ticker
-from tasks.retries import OPTIONS
-from tasks.session import session_of
+from tasks.retries import OPTIONS, cancelled_if_stopped
+from tasks.session import Session, run_logger, session_of
 from train_core.driver import DriverRequest
 from train_core.results import TrainResult
 from train_core.storage.run_folder import RunFolder
@@ -18,46 +18,52 @@ from train_core.storage.run_folder import RunFolder
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from prefect.client.orchestration import SyncPrefectClient
+
 PROGRESS_EVERY_S = 5.0
 
 
 @task(name="train", task_run_name="train {request.run}", **OPTIONS)
+@cancelled_if_stopped
 def train(request: DriverRequest) -> TrainResult:
     """Train to the end, from the newest good checkpoint if the run has one."""
-    with session_of(request).running("train") as driver:
-        progress = _Progress(request)
+    session = session_of(request)
+    with session.running("train") as driver:
+        progress = _Progress(session)
         with Ticker(progress.tick, PROGRESS_EVERY_S):
             result = driver.train()
-        progress.finish()
+        progress.show(100.0)
         return result
 
 
 class _Progress:
     """The progress artifact and the log lines of one training."""
 
-    def __init__(self, request: DriverRequest) -> None:
-        self._reader = LiveReader(RunFolder(request.storage, request.run))
-        self._log = get_run_logger()
-        # Prefect's functions are coroutines too where a loop runs; in a task none does.
-        self._artifact = cast(
-            "UUID | None",
-            best_effort(
-                create_progress_artifact,
-                progress=0.0,
-                key=artifact_key("progress", request.run),
-                description=f"Training of {request.run}",
-            ),
-        )
+    def __init__(self, session: Session) -> None:
+        run = session.request.run
+        self._server = session.server
+        self._reader = LiveReader(RunFolder(session.request.storage, run))
+        self._log = run_logger()
+        new = new_artifact("progress", "progress", 0.0, f"Training of {run}")
+        self._create = creator(session, new) if new else None
+        self._stored: UUID | None = None
+        self._percent = 0.0
+        self.show(0.0)
 
     def tick(self) -> None:
         live = self._reader.read()
         if live:
             self._log.info("%s", live)
-            self._update(live.percent)
+            self.show(live.percent)
 
-    def finish(self) -> None:
-        self._update(100.0)
+    def show(self, percent: float) -> None:
+        """Show how much of the training is done."""
+        self._percent = percent
+        if self._server and self._create:
+            self._server.show("progress", self._send)
 
-    def _update(self, percent: float) -> None:
-        if self._artifact:
-            best_effort(update_progress_artifact, self._artifact, progress=percent)
+    def _send(self, client: SyncPrefectClient) -> None:
+        assert self._create is not None
+        if self._stored is None:
+            self._stored = self._create(client).id
+        client.update_artifact(self._stored, ArtifactUpdate(data=self._percent))

@@ -57,10 +57,15 @@ def pytest_configure() -> None:
 @pytest.fixture(scope="session")
 def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a bucket on a real S3 server, whose address and keys are in the environment."""
-    if not shutil.which("radosgw", path=f"{os.environ['PATH']}:/usr/sbin"):
+    if not has_object_store():
         pytest.skip("no S3 server here: apt-get install ceph-mon ceph-osd radosgw curl")
     with object_store_in(tmp_path_factory.mktemp("object-store")) as url:
         yield url
+
+
+def has_object_store() -> bool:
+    """Whether this machine can run the S3 server."""
+    return shutil.which("radosgw", path=f"{os.environ['PATH']}:/usr/sbin") is not None
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from train_core.config import TrainConfig
+    from train_core.datasets.files import DataFile
+    from train_core.errors import DataError
     from train_core.fitting import fit
     from train_core.workload import ArrayDataset, Batch, Columns, Settings, Workload
 
@@ -17,13 +19,25 @@ _HOMES = {
     "ArrayDataset": "train_core.workload",
     "Batch": "train_core.workload",
     "Columns": "train_core.workload",
+    "DataError": "train_core.errors",
+    "DataFile": "train_core.datasets.files",
     "Settings": "train_core.workload",
     "TrainConfig": "train_core.config",
     "Workload": "train_core.workload",
     "fit": "train_core.fitting",
 }
 
-__all__ = ["ArrayDataset", "Batch", "Columns", "Settings", "TrainConfig", "Workload", "fit"]
+__all__ = [
+    "ArrayDataset",
+    "Batch",
+    "Columns",
+    "DataError",
+    "DataFile",
+    "Settings",
+    "TrainConfig",
+    "Workload",
+    "fit",
+]
 
 
 def __getattr__(name: str) -> Any:

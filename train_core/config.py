@@ -21,11 +21,14 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
+from train_core.policy.logins import hide_logins
 from train_core.policy.retention import RetentionRules
 from train_core.policy.steps import StepPlan
 
 MAY_CHANGE: dict[str, JsonValue] = {"may_change": True}
+_LENGTH = ("epochs", "max_steps", "max_duration_s")
 LOCAL = "local"
 """The `ray_address` of a Ray that is started for the run."""
 
@@ -382,7 +385,25 @@ class TrainConfig(BaseModel):
 
     def recorded(self) -> Self:
         """What `run.json` says of it."""
-        return self.fixed().without_secrets()
+        return self.fixed().without_secrets().without_logins()
+
+    def without_logins(self) -> Self:
+        """The same configuration without the users and passwords in its URLs."""
+        shown = {name: hide_logins(getattr(self, name)) for name in ("settings", "init_from")}
+        return self.model_copy(update=shown)
+
+    def deciding(self) -> dict[str, object]:
+        """The fields that decide the numbers or how long it trains, settings and workload aside.
+
+        Without `num_shards` where that was not asked for: it follows the number of workers.
+        """
+        found = {
+            name: getattr(self, name)
+            for name, field in TrainConfig.model_fields.items()
+            if name in _LENGTH or not _may_change(field)
+        }
+        left_out = {"workload", "settings"} | ({"num_shards"} if not self.num_shards else set())
+        return {name: value for name, value in found.items() if name not in left_out}
 
     def differences(self, asked: TrainConfig) -> dict[str, tuple[object, object]]:
         """Fields that `asked` gives another value though they may not change, as (was, now)."""
@@ -391,7 +412,22 @@ class TrainConfig(BaseModel):
             was, now = getattr(self, name), getattr(asked, name)
             if name == "num_shards" and now == 0:
                 continue
-            extra = field.json_schema_extra
-            if was != now and not (isinstance(extra, dict) and extra.get("may_change")):
+            if was == now or _may_change(field):
+                continue
+            if name == "settings":
+                found |= _different_settings(was, now)
+            else:
                 found[name] = (was, now)
         return found
+
+
+def _may_change(field: FieldInfo) -> bool:
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("may_change"))
+
+
+def _different_settings(
+    was: dict[str, Any], now: dict[str, Any]
+) -> dict[str, tuple[object, object]]:
+    pairs = {key: (was.get(key), now.get(key)) for key in {**was, **now}}
+    return {f"settings.{key}": pair for key, pair in pairs.items() if pair[0] != pair[1]}

@@ -46,12 +46,16 @@ class DriverRequest(Result):
 
     storage: str
     run: str
+    flow_run: str = ""
+    """The flow run after which the run is named: one that began otherwise is refused."""
     config: TrainConfig
     pipeline: dict[str, Any] = {}
     tracking_uri: str = ""
     """Where MLflow is; empty: no mirror."""
     experiment: str = "evertrain"
     dry_run: bool = False
+    skip_unchanged: bool = False
+    """Begin no run if nothing that counts has changed since the workload's last finished run."""
     job_url: str = ""
     """The page of the job that drives the run, where the driver is one."""
     scores_only: bool = False
@@ -67,6 +71,8 @@ class Prepared(Result):
     """Whether the run existed before."""
     num_samples: dict[str, int]
     total_steps: int
+    unchanged_since: str = ""
+    """The finished run since which nothing that counts has changed: this one was not created."""
     job_url: str = ""
     """The page of the job that does it, if it is done on a cluster."""
 

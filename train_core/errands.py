@@ -12,7 +12,7 @@ from typing import Any
 
 from train_core.differences import Comparison, RunsComparison
 from train_core.errors import ConfigError, StageError, rebuild
-from train_core.results import ExportResult, Tracking
+from train_core.results import ExportResult, PredictionsResult, Tracking
 from train_core.storage.addresses import absolute, file_at
 from train_core.storage.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint, RunFolder
@@ -53,12 +53,26 @@ def mirror_run(folder: RunFolder, tracking_uri: str) -> Tracking:
     return Tracking.model_validate_json(_run("mirror_run", folder.url, tracking_uri))
 
 
+def mirror_predictions(
+    folder: RunFolder, predictions: PredictionsResult, tracking_uri: str
+) -> None:
+    """Show a batch inference in the MLflow run of its run, which somebody else may drive.
+
+    Raises TrackingError if MLflow does not have the run, StageError if it does not answer.
+    """
+    _run("mirror_predictions", folder.url, predictions.uri, tracking_uri)
+
+
 def compare_checkpoints(
-    folder_a: RunFolder, a: Checkpoint, folder_b: RunFolder, b: Checkpoint
-) -> Comparison:
-    """All that differs between two checkpoints. Raises CheckpointError if one is not good."""
-    names = folder_a.url, str(a.name), folder_b.url, str(b.name)
-    return Comparison.model_validate_json(_run("compare_checkpoints", *names))
+    folder_a: RunFolder, folder_b: RunFolder, *pairs: tuple[Checkpoint, Checkpoint]
+) -> list[Comparison]:
+    """All that differs between checkpoints of two runs, for each pair of them.
+
+    Raises CheckpointError if one is not good.
+    """
+    names = [str(one.name) for pair in pairs for one in pair]
+    found = json.loads(_run("compare_checkpoints", folder_a.url, folder_b.url, *names))
+    return [Comparison.model_validate(one) for one in found]
 
 
 def compare_runs(a: RunFolder, b: RunFolder) -> RunsComparison:

@@ -66,6 +66,17 @@ class RunBusyError(EvertrainError, RuntimeError):
         return type(self), (self.run, self.holder)
 
 
+class UnchangedError(EvertrainError, RuntimeError):
+    """Nothing that counts has changed since `run`: there is nothing to train."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        super().__init__(f"no new data: run {run} has all that would come of it")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.run,)
+
+
 class StoppedError(EvertrainError, RuntimeError):
     """The run was asked to stop, and may be continued after its newest checkpoint."""
 

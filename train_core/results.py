@@ -67,6 +67,10 @@ class PredictionsResult(Result):
     uri: str
     num_rows: int
     files: list[str]
+    source: str = ""
+    """The input: a split's name, or the address of its folder."""
+    input_digest: str = ""
+    """BLAKE3 of the input's files, or the split's digest; empty where it has none."""
 
 
 class ExportResult(Result):

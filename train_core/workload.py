@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
@@ -19,8 +20,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 from typing_extensions import TypeIs
 
+from train_core.datasets.files import DataFile, PinnedFiles
 from train_core.errors import DataError, WorkloadError
+from train_core.policy.logins import hide_logins
 from train_core.policy.randomness import SampleRandom
+from train_core.storage.data_files import FileList
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -96,6 +100,9 @@ class Workload(Generic[SettingsT]):
     class_names: ClassVar[tuple[str, ...]] = ()
     """Names of the classes, for a classifier: its confusion matrix is drawn with them."""
 
+    _files: PinnedFiles | None = None
+    _recorded: RecordedData | None = None
+
     def __init__(self, settings: SettingsT) -> None:
         self.settings = settings
 
@@ -112,6 +119,25 @@ class Workload(Generic[SettingsT]):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of `model`, with its parameter groups."""
         raise NotImplementedError
+
+    def sources(self) -> Mapping[str, str]:
+        """The files that the data are in, under names of your choice: give them to `files`.
+
+        Each is the URL of a file, of a folder (all files below it, but those whose name begins
+        with . or _) or of a glob. They are listed once, when a run begins. Default: none, the
+        workload lists its files itself.
+        """
+        return {}
+
+    def files(self, name: str) -> tuple[DataFile, ...]:
+        """The files of one of `sources`, sorted by name, as the run recorded them.
+
+        Call it in `dataset`. What arrived later is left out. Raises DataError if a file is
+        missing or is not what was recorded. Outside of a run: the files that are there.
+        """
+        if self._files is None:
+            self._files = PinnedFiles.listed(self.sources())
+        return self._files.files(name)
 
     def dataset(self, split: Split) -> Dataset | Stream:
         """The raw data of a split. Raises DataError for what is missing or malformed.
@@ -234,9 +260,59 @@ def fetch(dataset: Dataset, indices: npt.NDArray[np.int64]) -> Columns:
     return {name: np.stack([np.asarray(s[name]) for s in samples]) for name in samples[0]}
 
 
+def describe_data(dataset: Dataset | Stream) -> dict[str, Any]:
+    """What run.json says of a split: its samples, and its digest if it has one."""
+    digest = dataset.digest() if hasattr(dataset, "digest") else None
+    return {"samples": len(dataset), "digest": digest}
+
+
+@dataclass(frozen=True)
+class RecordedData:
+    """What a run recorded of its data: all that its workload may read."""
+
+    run: str
+    splits: Mapping[str, Mapping[str, Any]]
+    """What `describe_data` gave of each split."""
+    files: FileList | None
+    """The files of the workload's sources; None if there are none, or an older run."""
+
+    def check(self, split: Split, dataset: Dataset | Stream) -> None:
+        """Raise DataError if the split is not what was recorded."""
+        recorded = self.splits.get(split, {})
+        found = describe_data(dataset)
+        for name, there in found.items():
+            was = recorded.get(name)
+            if was is not None and was != there:
+                raise DataError(
+                    f"the {split} split is not what run {self.run!r} was begun with: {name} was "
+                    f"{was}, is {there}. Bring the data back, or start a run under another name. "
+                    "A workload whose folder grows names its files (sources), and so keeps to them"
+                )
+
+
+def load_split(workload: Workload[Any], split: Split) -> Dataset | Stream:
+    """The raw data of a split. Raises DataError if they are not what the run recorded."""
+    dataset = workload.dataset(split)
+    if recorded := workload._recorded:  # noqa: SLF001 (no concern of the workload's author)
+        recorded.check(split, dataset)
+    return dataset
+
+
+def pinned_files(workload: Workload[Any], earlier: FileList | None = None) -> FileList | None:
+    """The files of all its sources, as they are recorded or as they are now; None: it names none.
+
+    Digests of files that `earlier` has in the same version are taken from it. Raises DataError for
+    a source without files.
+    """
+    if workload._files is None:  # noqa: SLF001 (no concern of the workload's author)
+        workload._files = PinnedFiles.listed(workload.sources(), earlier)  # noqa: SLF001
+    found = workload._files.recorded  # noqa: SLF001
+    return found if found.sources else None
+
+
 def indexed(workload: Workload[Any], split: Split) -> Dataset:
     """The raw data of a split that is read in any order. Raises WorkloadError for a stream."""
-    dataset = workload.dataset(split)
+    dataset = load_split(workload, split)
     if is_stream(dataset):
         raise WorkloadError(
             f"the {split} split of {type(workload).__name__} is a stream: only the training split "
@@ -250,23 +326,41 @@ def is_stream(dataset: Dataset | Stream) -> TypeIs[Stream]:
     return hasattr(dataset, "shard")
 
 
-def load_workload(name: str, settings: Mapping[str, Any]) -> Workload[Any]:
+def load_workload(
+    name: str, settings: Mapping[str, Any], recorded: RecordedData | None = None
+) -> Workload[Any]:
     """The workload that `package.module:Name` names, with its settings checked.
 
-    Raises WorkloadError if it cannot be imported, is no Workload, or refuses the settings.
+    With `recorded` it reads the data of a run, and no other. Raises WorkloadError if it cannot be
+    imported, is no Workload, or refuses the settings.
     """
-    kind = workload_class(name)
+    workload = workload_class(name)(parse_settings(name, settings))
+    if workload._files is not None:  # noqa: SLF001 (no concern of the workload's author)
+        raise WorkloadError(
+            f"{name} calls files() in __init__, where the run's record is not known yet: call it "
+            "in dataset()"
+        )
+    if recorded is None:
+        return workload
+    workload._recorded = recorded  # noqa: SLF001
+    if recorded.files is not None:
+        workload._files = PinnedFiles(recorded.files).with_logins(workload.sources())  # noqa: SLF001
+    return workload
+
+
+def parse_settings(name: str, settings: Mapping[str, Any]) -> Settings:
+    """The settings of the workload `name`, with their defaults. Raises WorkloadError."""
     try:
-        parsed = kind.Settings.model_validate(dict(settings))
+        return workload_class(name).Settings.model_validate(dict(settings))
     except ValidationError as error:
         details = "; ".join(
-            f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}, got {e['input']!r}"
+            f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}, "
+            f"got {hide_logins(e['input'])!r}"
             for e in error.errors(include_url=False)
         )
         raise WorkloadError(
             f"settings of {name} are not valid: {details}. `evertrain workloads {name}` shows them."
         ) from error
-    return kind(parsed)
 
 
 def workload_class(name: str) -> type[Workload[Any]]:

@@ -1,30 +1,57 @@
-"""Three things that some workloads need beyond `tumours.py`, each in a few lines."""
+"""What some workloads need beyond `tumours.py`, each in a few lines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from tumours import Tumours, TumourSettings
+from tumours import MEASUREMENTS, Tumours, TumourSettings
 
-from train_core import Columns
-from train_core.errors import DataError
-from train_core.workload import Dataset, Split
+from train_core import ArrayDataset, Columns, DataFile
+from train_core.workload import SPLITS, Dataset, Split
+
+
+class TumoursInParquetSettings(TumourSettings):
+    """Where the files are."""
+
+    folder: str = Field(description="Folder of Parquet files, a path or any fsspec URL.")
+
+
+class TumoursInParquet(Tumours):
+    """Reads a folder to which a file with new patients comes every night."""
+
+    Settings = TumoursInParquetSettings
+
+    def sources(self) -> Mapping[str, str]:
+        """All Parquet files of the folder, and of the folders in it."""
+        return {"patients": f"{self.settings.folder}/**/*.parquet"}
+
+    def dataset(self, split: Split) -> ArrayDataset:
+        """64, 16 and 20 % of each file's rows: a patient stays in his split when files come."""
+        kept = {"train": range(16), "validation": range(16, 20), "test": range(20, 25)}[split]
+        tables = []
+        for file in self.files("patients"):
+            with file.open() as opened:
+                table = pq.read_table(opened)
+            tables.append(table.filter(np.isin(np.arange(len(table)) % 25, kept)))
+        rows = pa.concat_tables(tables)
+        return ArrayDataset(**{name: rows[name].to_numpy() for name in (*MEASUREMENTS, "label")})
 
 
 class MappedRows:
     """Rows of a `.npy` file with named columns, larger than memory: read as they are asked for."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._rows = np.load(path, mmap_mode="r")
+    def __init__(self, file: DataFile) -> None:
+        self._file = file
+        self._rows = np.load(file.url, mmap_mode="r")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -38,28 +65,28 @@ class MappedRows:
         return {name: rows[name] for name in rows.dtype.names}
 
     def digest(self) -> str:
-        """Cheap, and another one whenever the file was written again."""
-        found = self._path.stat()
-        return f"{found.st_size}-{found.st_mtime_ns}"
+        """That of the file, which evertrain has computed already."""
+        return self._file.digest
 
 
 class TumoursOnDiskSettings(TumourSettings):
     """Where the files are."""
 
-    folder: Path = Field(description="Folder of train.npy, validation.npy and test.npy.")
+    folder: str = Field(description="Folder of train.npy, validation.npy and test.npy, on a disk.")
 
 
 class TumoursOnDisk(Tumours):
-    """Reads its splits from files."""
+    """Maps its splits from files."""
 
     Settings = TumoursOnDiskSettings
 
+    def sources(self) -> Mapping[str, str]:
+        """The files that are named after the splits."""
+        return {split: f"{self.settings.folder}/{split}.npy" for split in SPLITS}
+
     def dataset(self, split: Split) -> Dataset:
-        """The file that is named after the split."""
-        path = self.settings.folder / f"{split}.npy"
-        if not path.exists():
-            raise DataError(f"{path} is missing: write it, or set `folder` to where it is")
-        return MappedRows(path)
+        """The one file of the split."""
+        return MappedRows(*self.files(split))
 
 
 class Averaged(nn.Module):

@@ -1,4 +1,4 @@
-"""`evertrain diff` and `export`: what is in checkpoints, compared and taken out."""
+"""`evertrain diff` and `export`: runs and checkpoints compared, and weights taken out."""
 
 from __future__ import annotations
 
@@ -13,35 +13,58 @@ from flows.commands.runs import InStorage
 from flows.parameters import absolute
 from train_core.differences import Comparison, TensorDifference, ValueDifference
 from train_core.errands import compare_checkpoints, export_weights
-from train_core.storage.addresses import find_checkpoint
+from train_core.run_differences import RecordsComparison, compare_records
+from train_core.storage.addresses import find, find_checkpoint
+
+_MOST_SHOWN = 50
 
 
 class DiffCommand(InStorage):
-    """Compare two checkpoints to the bit: tensors, the rest of the state, metrics.
+    """Compare two runs, or two checkpoints to the bit: tensors, the rest of the state, metrics.
 
-    The exit code is 0 if they are the same, 1 if they differ and 2 if they cannot be compared.
+    Of runs: configuration, data, surroundings, and their best and newest checkpoints. The exit code
+    is 0 if they are the same, 1 if they differ and 2 if they cannot be compared. Surroundings, and
+    parameters that may change in a run, do not count.
     """
 
     a: CliPositionalArg[str] = Field(
-        description="A run's name (its newest checkpoint), RUN/CHECKPOINT, or the path or URL of "
-        "either."
+        description="A run's name, RUN/CHECKPOINT, or the path or URL of either. Beside a "
+        "checkpoint a run is its best one by its report, the newest without one."
     )
     b: CliPositionalArg[str] = Field(description="What to compare it with, named alike.")
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
 
     def cli_cmd(self) -> None:
-        """Print what differs; leave with code 1 if anything does."""
+        """Print what differs; leave with code 1 if anything does that counts."""
         storage = absolute(self.storage)
-        folder_a, a = find_checkpoint(self.a, storage)
-        folder_b, b = find_checkpoint(self.b, storage)
-        found = compare_checkpoints(folder_a, a, folder_b, b)
+        folder_a, a = find_checkpoint(self.a, storage, prefer_best=True)
+        folder_b, b = find_checkpoint(self.b, storage, prefer_best=True)
+        are_runs = all(find(what, storage)[1] is None for what in (self.a, self.b))
+        records = compare_records(folder_a, folder_b) if are_runs else None
+        pairs = [(a, b)]
+        if are_runs:
+            newest_pair = folder_a.checkpoints()[-1], folder_b.checkpoints()[-1]
+            if [one.name for one in newest_pair] != [a.name, b.name]:
+                pairs.append(newest_pair)
+        found, *others = compare_checkpoints(folder_a, folder_b, *pairs)
+        newest = others[0] if others else None
+        is_same = all(one.is_same for one in (records, found, *others) if one is not None)
         uris = {"a": folder_a.store.uri(a.key), "b": folder_b.store.uri(b.key)}
         if self.as_json:
-            facts = {"same": found.is_same} | found.model_dump(mode="json")
-            print_mapping(uris | facts, as_json=True)
+            facts = uris | {"same": is_same} | found.model_dump(mode="json")
+            if records is not None:
+                facts |= records.model_dump(mode="json")
+                facts["newest"] = newest and newest.model_dump(mode="json")
+            print_mapping(facts, as_json=True)
         else:
-            print_comparison(found, **uris)
-        if not found.is_same:
+            say(f"A: {uris['a']}\nB: {uris['b']}")
+            if records is not None:
+                print_records(records)
+            print_comparison(found)
+            if newest is not None:
+                differ = "identical, too" if newest.is_same else _in_short(newest)
+                say(f"\nThe newest checkpoints: {differ}")
+        if not is_same:
             raise SystemExit(DIFFERENT)
 
 
@@ -66,9 +89,25 @@ class ExportCommand(InStorage):
         print_mapping(written.model_dump(mode="json"), as_json=self.as_json)
 
 
-def print_comparison(found: Comparison, a: str, b: str) -> None:
-    """Print the difference as tables, A's name and B's above them."""
-    say(f"A: {a}\nB: {b}")
+def print_records(found: RecordsComparison) -> None:
+    """Print what differs between two runs' records, what counts first."""
+    for title, differences in (
+        ("configuration", found.configuration),
+        ("data", found.data),
+        ("what may change in a run (does not count)", found.may_change),
+        ("surroundings (do not count)", found.surroundings),
+    ):
+        if differences:
+            say(f"\n{len(differences)} differences of {title}")
+            print_rows(value_rows(differences[:_MOST_SHOWN]), as_json=False, empty="")
+            if len(differences) > _MOST_SHOWN:
+                say(f"… and {len(differences) - _MOST_SHOWN} more: --json has all")
+    if found.is_same:
+        say("configuration and data: the same")
+
+
+def print_comparison(found: Comparison) -> None:
+    """Print how two checkpoints differ, as tables."""
     if found.is_same:
         say(f"identical: {found.num_tensors} tensors and the rest of the state, to the bit")
         return
@@ -81,6 +120,13 @@ def print_comparison(found: Comparison, a: str, b: str) -> None:
         if rows:
             say(f"\n{len(rows)}{of} {title} differ")
             print_rows(rows, as_json=False, empty="")
+
+
+def _in_short(found: Comparison) -> str:
+    return (
+        f"{len(found.tensors)} of {found.num_tensors} tensors, {len(found.values)} values and "
+        f"{len(found.metrics)} metrics differ"
+    )
 
 
 def tensor_rows(differences: Sequence[TensorDifference]) -> list[Row]:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flows.summary import number
+from tasks.metrics import number
 
 Row = dict[str, Any]
 

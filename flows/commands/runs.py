@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -19,15 +22,18 @@ from flows.parameters import (
 from tasks.live import last_reading
 from train_core.config import TrainConfig
 from train_core.errands import delete_tracking
-from train_core.errors import ConfigError
+from train_core.errors import ConfigError, EvertrainError
 from train_core.policy.selection import Candidate, ranked
 from train_core.storage import lease
 from train_core.storage.names import RUN_JSON
 from train_core.storage.orphans import abort_uploads
 from train_core.storage.pins import pinned
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Checkpoint, RunFolder, said_in
 from train_core.storage.stop import ask_to_stop
 from train_core.storage.store import Store
+
+_AT_ONCE = 16
+_SHORT = 8
 
 
 class InStorage(BaseModel):
@@ -205,25 +211,59 @@ def _agrees(question: str) -> bool:
 
 def list_runs(storage: str, *, as_json: bool) -> None:
     """Print the runs of a storage, oldest first."""
-    store = Store(storage)
-    names = [name for name in store.names() if store.exists(f"{name}/{RUN_JSON}")]
-    rows = sorted((row(RunFolder(storage, name)) for name in names), key=itemgetter("created"))
-    print_rows(rows, as_json=as_json, empty=f"no runs in {storage}")
+    with ThreadPoolExecutor(_AT_ONCE, "read") as threads:
+        listed = threads.map(partial(_row_or_fault, storage), Store(storage).names())
+        rows = sorted(filter(None, listed), key=itemgetter("created"))
+    print_rows(rows, as_json=as_json, empty=f"no runs in {storage}{_why_there(storage)}")
+
+
+def _why_there(storage: str) -> str:
+    """Why the runs are looked for in that folder, if the command did not name it."""
+    if storage != default_storage():
+        return ""
+    if os.environ.get("EVERTRAIN_STORAGE"):
+        return ", which EVERTRAIN_STORAGE names"
+    return ": EVERTRAIN_STORAGE is not set, so runs are looked for below the current directory"
+
+
+def _row_or_fault(storage: str, name: str) -> Row | None:
+    """The run in a list, or what is wrong with it; None if there is no run of that name.
+
+    One that cannot be read hides no other.
+    """
+    try:
+        if not Store(storage).exists(f"{name}/{RUN_JSON}"):
+            return None
+        return row(RunFolder(storage, name))
+    except (EvertrainError, OSError) as error:
+        return {"run": name, "created": "", "state": f"cannot be read: {error}"}
 
 
 def row(folder: RunFolder) -> Row:
     """A run in a list."""
-    record = folder.record()
+    record, report = folder.record(), folder.report()
     checkpoints = folder.checkpoints()
+    train = record.datasets.get("train", {})
     return {
         "run": folder.name,
         "created": record.created_at[:16],
         "workload": record.config.workload.rpartition(":")[2],
         "step": checkpoints[-1].name.step if checkpoints else 0,
         "best": best_value(checkpoints, record.config),
+        "test": tested_value(report, record.config),
         "metric": record.config.monitor,
-        "state": state(folder),
+        "samples": train.get("samples"),
+        "data": (train.get("digest") or "")[:_SHORT] or None,
+        "state": state(folder, checkpoints, report),
     }
+
+
+def tested_value(report: dict[str, Any] | None, config: TrainConfig) -> float | None:
+    """The best checkpoint's value of the monitored metric on the test split, by the report."""
+    measured = (report or {}).get("test_metrics")
+    name = config.monitor.removeprefix("validation/")
+    value = measured.get(name) if isinstance(measured, dict) else None
+    return value if isinstance(value, float) else None
 
 
 def status(folder: RunFolder, *, as_json: bool) -> dict[str, Any]:
@@ -241,14 +281,15 @@ def status(folder: RunFolder, *, as_json: bool) -> dict[str, Any]:
     return found
 
 
-def state(folder: RunFolder) -> str:
+def state(folder: RunFolder, checkpoints: list[Checkpoint], report: dict[str, Any] | None) -> str:
     """`running`, `finished` or `interrupted`."""
     if lease.holder_of(folder.store):
         return "running"
-    reported = folder.reported(int, "train", "step")
-    newest = folder.checkpoints()[-1:]
+    if report is None:
+        return "interrupted"
+    reported = said_in(report, folder, int, "train", "step")
     # A run that was extended has the report of its first end.
-    is_whole = reported is not None and all(reported >= one.manifest.step for one in newest)
+    is_whole = all(reported >= one.manifest.step for one in checkpoints[-1:])
     return "finished" if is_whole else "interrupted"
 
 

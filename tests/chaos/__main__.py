@@ -25,25 +25,32 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.services import prefect_server
+from tests.chaos.failing_server import strike_server
 from tests.chaos.faults import SCHEDULED, at_random
-from tests.chaos.pipeline import Fault, House, Recovery, strike, undisturbed
-from tests.conftest import object_store_in
+from tests.chaos.outages import OUTAGES, S3, Outage
+from tests.chaos.pipeline import House, undisturbed
+from tests.chaos.strike import Fault, Recovery, strike
+from tests.conftest import has_object_store, object_store_in
 from tests.flows.conftest import isolated
 
 
 @contextmanager
-def house(home: Path, *, is_on_s3: bool) -> Iterator[House]:
+def house(home: Path, *, is_on_s3: bool, has_s3: bool) -> Iterator[House]:
     with ExitStack() as used:
-        storage = str(home / ".evertrain/runs")
-        if is_on_s3:
-            storage = used.enter_context(object_store_in(home / "object-store"))
+        storage, store = str(home / ".evertrain/runs"), home / "object-store"
+        if is_on_s3 or has_s3:
+            bucket = used.enter_context(object_store_in(store))
+            storage = bucket if is_on_s3 else storage
         # One server for all: a command that starts its own takes ten seconds longer.
         api = used.enter_context(prefect_server(home))
-        yield House(home, isolated(home) | {"PREFECT_API_URL": api}, storage)
+        environment = isolated(home) | {"PREFECT_API_URL": api}
+        yield House(home, environment, storage, object_store=store)
 
 
-def struck(ours: House, fault: Fault, run: str, reference: dict[str, Any]) -> Recovery:
+def struck(ours: House, fault: Fault | Outage, run: str, reference: dict[str, Any]) -> Recovery:
     try:
+        if isinstance(fault, Outage):
+            return strike_server(ours, fault, run, reference)
         return strike(ours, fault, run, reference)
     except Exception as error:  # noqa: BLE001 (whatever it is, hours of others go on)
         said = f"{type(error).__name__}: {error}"
@@ -81,15 +88,21 @@ def main() -> None:
     parser.add_argument("--s3", action="store_true", help="run folders on a real S3 server")
     asked = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="chaos-"))
+    every: list[Fault | Outage] = [*SCHEDULED, *OUTAGES]
+    if not has_object_store():
+        sys.stdout.write(f"no S3 server here, nobody strikes {S3}\n")
+        every = [one for one in every if one.victim != S3]
+    scheduled = [one for one in every if asked.only in f"{one} {one.stage}"]
+    has_s3 = any(isinstance(one, Outage) and one.victim == S3 for one in scheduled)
     with ExitStack() as used:
-        ours = used.enter_context(house(home, is_on_s3=asked.s3))
+        ours = used.enter_context(house(home, is_on_s3=asked.s3, has_s3=has_s3))
         pool = used.enter_context(ThreadPoolExecutor(asked.jobs))
         # Ctrl-C reaches the pipelines, too, and nothing more begins.
         used.callback(pool.shutdown, wait=False, cancel_futures=True)
         began = time.monotonic()
         reference, took_s = reference_of(ours, pool, asked.jobs)
-        faults = [*SCHEDULED, *at_random(random.Random(asked.seed), asked.random, took_s)]
-        faults = [fault for fault in faults if asked.only in f"{fault} {fault.stage}"]
+        drawn = at_random(random.Random(asked.seed), asked.random, took_s)
+        faults = [*scheduled, *(one for one in drawn if asked.only in f"{one} {one.stage}")]
         striking = {
             pool.submit(struck, ours, fault, f"struck-{number}", reference): number
             for number, fault in enumerate(faults)

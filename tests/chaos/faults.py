@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import signal
 
-from tests.chaos.pipeline import AFTER_TRAINING, HELD, INFERENCE, Fault
+from tests.chaos.stages import AFTER_TRAINING, HELD, INFERENCE
+from tests.chaos.strike import Fault
 
 SCHEDULED = [
     *(Fault("rank 0", stage) for stage in HELD),

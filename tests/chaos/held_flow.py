@@ -1,33 +1,44 @@
-"""The command line, whose flow stands still as it selects if `EVERTRAIN_TEST_HOLD` says `select@0`.
+"""The command line, whose flow stands still if `EVERTRAIN_TEST_HOLD` names one of its stages.
 
-No workload is called there, which could do it.
+No workload is called there, which could do it: it stands still before a function is called.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
-import sys
 from typing import Any
 
-from flows.cli import main
+from flows import embedded
+from flows.cli import command
+from tests.chaos.stages import HELD_IN_FLOW, SELECTION
 from tests.chaos.standing import HOLD, stand_still
 
+BEFORE = {
+    "before the flow run": ("flows.pipeline", "_run_flow"),
+    "before the first task": ("flows.retrain", "refuse_endless"),
+    SELECTION: ("tasks.select", "ranked"),
+    "artifacts": ("tasks.publish", "show_report"),
+}
+assert set(BEFORE) == set(HELD_IN_FLOW)
 
-def hold_selection() -> None:
-    """Have the task stand still before it ranks."""
-    import tasks.select
 
-    own = tasks.select.ranked
+def hold_before(module: str, name: str) -> None:
+    """Have whoever calls the function stand still first."""
+    # Prefect is imported with it, which reads its settings then.
+    embedded.configure(verbose=False)
+    found = importlib.import_module(module)
+    own = getattr(found, name)
 
-    def ranked(*arguments: Any) -> Any:
+    def held(*arguments: Any, **named: Any) -> Any:
         stand_still()
-        return own(*arguments)
+        return own(*arguments, **named)
 
-    tasks.select.ranked = ranked
+    setattr(found, name, held)
 
 
 if __name__ == "__main__":
-    if os.environ.get(HOLD) == "select@0":
-        # Prefect is imported with it, which the command line itself does later.
-        hold_selection()
-    sys.exit(main())
+    stage, _, rank = os.environ.get(HOLD, "").partition("@")
+    if stage in BEFORE and rank == "0":
+        hold_before(*BEFORE[stage])
+    command()

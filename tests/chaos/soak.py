@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.services import BIN, ray_cluster
-from tests.chaos.pipeline import Fault, House, strike, undisturbed
+from tests.chaos.pipeline import House, undisturbed
+from tests.chaos.strike import Fault, strike
 from tests.flows.conftest import isolated
 
 VICTIMS = ("nobody", "rank 0", "all ranks", "the job", "the driver", "the flow")

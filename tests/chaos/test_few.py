@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from benchmarks.services import prefect_server
-from tests.chaos.pipeline import Fault, House, strike, undisturbed
+from tests.chaos.failing_server import strike_server
+from tests.chaos.outages import EMBEDDED, Outage
+from tests.chaos.pipeline import House, undisturbed
+from tests.chaos.strike import Fault, strike
 from tests.flows.conftest import isolated
 
 pytestmark = pytest.mark.timeout(400)
@@ -56,4 +59,18 @@ def test_a_pipeline_that_is_struck_ends_as_if_it_was_not(
 ) -> None:
     recovery = strike(house_on(storage), fault, f"struck-{uuid.uuid4().hex[:8]}", reference)
     assert recovery.struck
+    assert recovery.faults == []
+
+
+def test_a_pipeline_whose_prefect_server_is_killed_while_it_trains_ends_in_time(
+    house_on: Callable[[str], House], reference: dict[str, Any]
+) -> None:
+    """The others of this kind are rows of `make chaos`, which look at the next command, too."""
+    recovery = strike_server(
+        house_on("local"),
+        Outage(EMBEDDED, "mid-epoch"),
+        f"struck-{uuid.uuid4().hex[:8]}",
+        reference,
+        is_repaired=False,
+    )
     assert recovery.faults == []

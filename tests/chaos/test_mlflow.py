@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.services import free_port, mlflow_server
 from tests.chaos.pipeline import House, Started, started
+from tests.chaos.servers import OwnMlflow
 from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import isolated
 from tests.flows.mlflow_side import shown_at
@@ -82,50 +82,26 @@ class Tracked:
         assert done.returncode == 0, done.stderr
 
 
-class Server:
-    """An MLflow server that can be stopped and started again."""
-
-    def __init__(self, home: Path) -> None:
-        self._home, self._port = home, free_port()
-        self.uri = f"http://127.0.0.1:{self._port}"
-        self._running = ExitStack()
-        self._runs = False
-
-    def start(self) -> None:
-        """Start it if it does not run."""
-        if not self._runs:
-            self._running.enter_context(mlflow_server(self._home, self._port))
-            self._runs = True
-
-    def stop(self) -> None:
-        self._runs = False
-        self._running.close()
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    found = Server(tmp_path_factory.mktemp("server"))
-    found.start()
-    try:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnMlflow]:
+    with OwnMlflow(tmp_path_factory.mktemp("server")) as found:
         yield found
-    finally:
-        found.stop()
 
 
 @pytest.fixture(scope="module")
-def tracked(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracked]:
+def tracked(server: OwnMlflow, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracked]:
     home = tmp_path_factory.mktemp("tracked")
-    with FaultProxy(server.uri) as proxy:
+    with FaultProxy(server.url) as proxy:
         environment = isolated(home) | {"MLFLOW_TRACKING_URI": proxy.url}
         house = House(home, environment, str(home / ".evertrain/runs"))
-        yield Tracked(house, proxy, server.uri)
+        yield Tracked(house, proxy, server.url)
 
 
 @pytest.fixture(autouse=True)
-def mended(tracked: Tracked, server: Server) -> Iterator[None]:
+def mended(tracked: Tracked, server: OwnMlflow) -> Iterator[None]:
     """The server is well again after each test."""
     yield
-    server.start()
+    server.mend()
     tracked.proxy.schedule.clear()
     tracked.proxy.latency_s = 0
 
@@ -137,13 +113,13 @@ def reference(tracked: Tracked) -> dict[str, Any]:
 
 
 def test_nobody_listens_until_the_training_is_over(
-    tracked: Tracked, server: Server, reference: dict[str, Any]
+    tracked: Tracked, server: OwnMlflow, reference: dict[str, Any]
 ) -> None:
     server.stop()
 
     def at(stage: str) -> None:
         if stage == "evaluation":
-            server.start()
+            server.mend()
 
     tracked.directly().whole("absent-at-first", at)
     # The pipeline may have ended before the server had begun.
@@ -152,14 +128,14 @@ def test_nobody_listens_until_the_training_is_over(
 
 
 def test_nobody_listens_from_the_middle_to_the_end(
-    tracked: Tracked, server: Server, reference: dict[str, Any]
+    tracked: Tracked, server: OwnMlflow, reference: dict[str, Any]
 ) -> None:
     def at(stage: str) -> None:
         if stage == "mid-epoch":
             server.stop()
 
     tracked.directly().whole("absent-at-last", at)
-    server.start()
+    server.mend()
     assert tracked.shown("absent-at-last") != reference
     tracked.directly().mirror("absent-at-last")
     assert tracked.shown("absent-at-last") == reference

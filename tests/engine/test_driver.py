@@ -30,6 +30,8 @@ from train_core.errors import (
     UserCodeError,
 )
 from train_core.results import CheckpointSummary
+from train_core.storage.digests import digest_of
+from train_core.storage.manifest import PredictionsManifest, read_manifest
 from train_core.storage.pins import valid_pins
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.store import Store
@@ -99,10 +101,45 @@ def test_new_data_of_every_kind_gets_the_same_predictions(trained: Trained, tmp_
 def test_data_that_a_worker_refuses_is_an_error_of_one_line(
     trained: Trained, tmp_path: Path
 ) -> None:
+    # The first one is tried before there are workers; a batch holds 16.
+    for row in range(16):
+        Image.fromarray(IMAGES[row]).save(tmp_path / f"{row:02d}.png")
     Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / "large.png")
-    with pytest.raises(DataError) as raised:
+    with pytest.raises(DataError, match=r"large\.png: column 'image' has shape") as raised:
         trained.driver.infer(trained.best, str(tmp_path))
     assert "\n" not in str(raised.value)
+
+
+def test_rows_of_another_shape_are_told_by_file(trained: Trained, tmp_path: Path) -> None:
+    for row, size in enumerate((8, 28)):
+        Image.fromarray(np.zeros((size, size), np.uint8)).save(tmp_path / f"{row}.png")
+    with pytest.raises(DataError, match=r"rows of shape \(8, 8\) in .*0\.png and .*1\.png"):
+        trained.driver.infer(trained.best, str(tmp_path))
+
+
+def test_data_without_a_column_is_refused_before_anything_is_started(
+    trained: Trained, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"picture": IMAGES.tolist()}), tmp_path / "new.parquet")
+    asked = {"scores_only": True, "pipeline": {"infer_input": str(tmp_path)}}
+    with (
+        Driver(trained.driver.request.model_copy(update=asked)) as driver,
+        pytest.raises(DataError, match=r"new\.parquet.*'image'.* picture$"),
+    ):
+        driver.prepared()
+
+
+def test_predictions_say_what_they_were_made_of(trained: Trained, tmp_path: Path) -> None:
+    Image.fromarray(IMAGES[0]).save(tmp_path / "a.png")
+    result = trained.driver.infer(trained.best, str(tmp_path))
+    manifest, _ = read_manifest(Store(result.uri), PredictionsManifest)
+    (file,) = manifest.input["files"]
+    assert (file["name"], file["digest"]) == ("a.png", digest_of((tmp_path / "a.png").read_bytes()))
+    assert (result.source, result.input_digest) == (str(tmp_path), manifest.input["digest"])
+    of_split = trained.driver.infer(trained.best, "validation")
+    request = trained.driver.request
+    recorded = RunFolder(request.storage, request.run).record().datasets["validation"]
+    assert (of_split.source, of_split.input_digest) == ("validation", recorded["digest"])
 
 
 def test_predictions_are_made_once_unless_a_file_of_them_is_gone(trained: Trained) -> None:

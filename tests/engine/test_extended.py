@@ -17,6 +17,7 @@ from tests.engine.test_exact import CONFIG
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
 from train_core.engine.preflight import new_record, pipeline_of
+from train_core.engine.recorded import check_continuation, with_defaults
 from train_core.storage.asked import Asked
 from train_core.storage.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
@@ -34,8 +35,8 @@ def drive(folder: RunFolder, workers: int, config: dict[str, Any], **fault: Any)
         folder.create(new_record(request, asked, {}))
     held = folder.begin_attempt()
     try:
-        folder.check_continuation(asked)
-        last = Asked(config=asked.recorded(), pipeline=pipeline_of(request))
+        check_continuation(folder, asked)
+        last = Asked(config=with_defaults(asked).recorded(), pipeline=pipeline_of(request))
         folder.note_asked(last, attempt=held.attempt)
         how: dict[str, Any] = {"attempt": held.attempt, "workers": workers, **fault}
         return train(folder.storage, folder.name, config=config, **how)

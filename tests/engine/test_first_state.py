@@ -279,7 +279,8 @@ def test_runs_and_files_on_any_storage(storage_url: str) -> None:
         model, _ = first_state(find_origin(what, storage_url, ""))
         assert all(torch.equal(model.state_dict()[name], weights[name]) for name in weights)
     last = newest(folder)
-    assert compare_checkpoints(folder, last, folder, last).is_same
+    (found,) = compare_checkpoints(folder, folder, (last, last))
+    assert found.is_same
     with pytest.raises(ConfigError, match="exists: name another file"):
         export_weights(folder, last, exported.uri)
 

@@ -32,6 +32,7 @@ from train_core.driver import Driver, DriverRequest
 from train_core.engine import job_stages
 from train_core.engine.jobs import Jobs
 from train_core.errors import ConfigError, JobEndedError, RunBusyError, StoppedError
+from train_core.results import PredictionsResult
 from train_core.storage import calls, lease, pins
 from train_core.storage.orphans import find_orphans
 from train_core.storage.run_folder import RunFolder
@@ -369,3 +370,29 @@ def test_what_means_nothing_elsewhere_is_refused(changes: dict[str, str], told: 
         pytest.raises(ConfigError, match=told),
     ):
         driver.prepared()
+
+
+@pytest.mark.slow
+def test_a_job_without_anything_new_begins_no_run_and_leaves_nothing(ray_address: str) -> None:
+    with TemporaryDirectory() as storage:
+        config = CONFIG | {"workload": "tests.engine.tiny:Tiny", "ray_address": ray_address}
+        given = {"storage": storage, "tracking_uri": "", "skip_unchanged": True, **config}
+        with Driver(RetrainParameters(run="last", **given).request(), print) as driver:
+            assert driver.prepared().unchanged_since == ""
+            trained = driver.train()
+            driver.publish(
+                trained,
+                [],
+                trained.finalists[-1],
+                PredictionsResult(
+                    checkpoint=trained.finalists[-1],
+                    uri="",
+                    num_rows=0,
+                    files=[],
+                ),
+                {},
+            )
+        with Driver(RetrainParameters(run="next", **given).request(), print) as driver:
+            assert driver.prepared().unchanged_since == "last"
+        left = [path for path in Path(storage, "next").rglob("*") if path.is_file()]
+        assert left == []

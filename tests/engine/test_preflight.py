@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.storage.samples import record
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
 from train_core.engine.preflight import check, new_record
+from train_core.engine.recorded import check_continuation
 from train_core.errors import ConfigError, DataError, RunConflictError
 from train_core.storage.run_folder import RunFolder
 
@@ -26,9 +28,9 @@ def begin(
     """Create a run whose record says `changes` instead of what is true here."""
     request = asked(tmp_path, **config or {})
     checked = check(RunFolder(str(tmp_path), "run"), request)
-    record = new_record(request, request.config, checked.datasets)
-    changed = {name: getattr(record, name) | change for name, change in changes.items()}
-    RunFolder(str(tmp_path), "run").create(record.model_copy(update=changed))
+    true = new_record(request, request.config, checked.datasets)
+    changed = {name: getattr(true, name) | change for name, change in changes.items()}
+    RunFolder(str(tmp_path), "run").create(true.model_copy(update=changed))
 
 
 def asked(tmp_path: Path, **config: Any) -> DriverRequest:
@@ -83,21 +85,51 @@ def test_fsdp_on_a_stream_that_workers_cannot_share_evenly_is_refused(tmp_path: 
 
 def test_another_number_of_samples_is_refused(tmp_path: Path) -> None:
     begin(tmp_path, datasets={"train": {"samples": 149, "digest": None}})
-    with pytest.raises(
-        DataError, match="train split has 150 samples, run 'run' was begun with 149"
-    ):
+    said = "train split is not what run 'run' was begun with: samples was 149, is 150"
+    with pytest.raises(DataError, match=said):
         continued(tmp_path)
 
 
-def test_other_data_is_warned_about_or_refused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_data_is_refused(tmp_path: Path) -> None:
+    """The record would be false: what is asked for makes no difference."""
     begin(tmp_path, datasets={"test": {"samples": 40, "digest": "0" * 64}})
-    with caplog.at_level(logging.WARNING):
+    with pytest.raises(DataError, match=r"the test split is not what .*: digest was 000"):
         continued(tmp_path)
-    assert "the test split of run 'run' is not the data it was begun with" in caplog.text
-    with pytest.raises(DataError, match="strict is set"):
-        continued(tmp_path, strict=True)
+
+
+def test_settings_are_recorded_with_their_defaults(tmp_path: Path) -> None:
+    begin(tmp_path, {"settings": {"dropout": 0.1}})
+    recorded = RunFolder(str(tmp_path), "run").record().config.settings
+    assert recorded["dropout"] == 0.1
+    assert recorded["learning_rate"] == 0.01
+    assert recorded["momentum"] is None
+
+
+def test_a_run_whose_record_lacks_the_defaults_is_continued(tmp_path: Path) -> None:
+    begin(tmp_path, {"settings": {"dropout": 0.1}})
+    folder = RunFolder(str(tmp_path), "run")
+    new = folder.record()
+    old = new.config.model_copy(update={"settings": {"dropout": 0.1}})
+    folder.store.delete("run.json")
+    folder.create(new.model_copy(update={"config": old}))
+    continued(tmp_path, settings={"dropout": 0.1})
+    continued(tmp_path, settings={"dropout": 0.1, "learning_rate": 0.01})
+    with pytest.raises(
+        RunConflictError, match=r"settings\.learning_rate: was 0\.01, asked for 0\.5"
+    ):
+        continued(tmp_path, settings={"dropout": 0.1, "learning_rate": 0.5})
+
+
+def test_logins_in_urls_are_neither_recorded_nor_a_difference(tmp_path: Path) -> None:
+    secret = {"settings": {"scratch": "ftp://me:s3cret@host/x"}}
+    begin(tmp_path, secret)
+    folder = RunFolder(str(tmp_path), "run")
+    assert folder.record().config.settings["scratch"] == "ftp://***@host/x"
+    assert b"s3cret" not in folder.store.read("run.json")
+    continued(tmp_path, **secret)
+    with pytest.raises(RunConflictError) as raised:
+        continued(tmp_path, settings={"scratch": "ftp://me:s3cret@other/x"})
+    assert "s3cret" not in str(raised.value)
 
 
 def test_what_may_not_change_is_refused(tmp_path: Path) -> None:
@@ -105,6 +137,36 @@ def test_what_may_not_change_is_refused(tmp_path: Path) -> None:
     continued(tmp_path, epochs=7, checkpoint_every_steps=3)
     with pytest.raises(RunConflictError, match="seed"):
         continued(tmp_path, seed=1)
+
+
+def test_a_run_of_another_flow_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    begin(tmp_path)
+    another = asked(tmp_path).model_copy(update={"flow_run": "another"})
+    with pytest.raises(ConfigError, match="another would be named the same"):
+        check(RunFolder(str(tmp_path), "run"), another)
+
+
+def test_all_that_may_change_may_change_at_once(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    folder.create(record(num_shards=4, epochs=1))
+    changed = TrainConfig(num_shards=4, epochs=5, num_workers=2, keep_last=9)
+    check_continuation(folder, changed)
+
+
+def test_what_may_not_change_is_refused_with_the_difference(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    folder.create(record(seed=1, batch_size=64))
+    with pytest.raises(RunConflictError) as caught:
+        check_continuation(folder, TrainConfig(seed=2, batch_size=32, epochs=7))
+    assert caught.value.differences == {"seed": (1, 2), "batch_size": (64, 32)}
+    assert "seed: was 1, asked for 2" in str(caught.value)
+    assert "batch_size: was 64, asked for 32" in str(caught.value)
+
+
+def test_another_workload_is_refused_whatever_its_settings_are(tmp_path: Path) -> None:
+    begin(tmp_path)
+    with pytest.raises(RunConflictError, match="workload: was 'tests"):
+        continued(tmp_path, workload="tests.engine.linear:Linear")
 
 
 def test_a_dry_run_is_no_part_of_a_real_one(tmp_path: Path) -> None:

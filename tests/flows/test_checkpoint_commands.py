@@ -14,8 +14,10 @@ from flows.cli import main
 from flows.commands.proof import print_verdict
 from tests.engine.alone import run
 from train_core.differences import Comparison, MetricDifference, RunsComparison, TensorDifference
+from train_core.engine.recorded import files_in_record
 from train_core.proof import Verdict
-from train_core.storage.names import MODEL_FILE, REPORT_JSON
+from train_core.storage.data_files import FileList, FileRecord, SourceFiles, key_of
+from train_core.storage.names import MODEL_FILE, REPORT_JSON, RUN_JSON
 from train_core.storage.run_folder import RunFolder
 
 
@@ -65,6 +67,114 @@ def test_json_says_the_same(storage: str, capsys: pytest.CaptureFixture[str]) ->
     # Both have trained for five steps at the same rates, to another accuracy.
     assert [one["name"] for one in found["values"]] == ["progress/best"]
     assert {"train/loss", "validation/loss"} <= {one["name"] for one in found["metrics"]}
+
+
+def changed(storage: str, fork: str, **facts: Any) -> RunFolder:
+    """A fork of the run `a` with another record."""
+    folder = RunFolder(storage, "a")
+    made = folder.fork(folder.checkpoints()[-1], fork)
+    made.store.write(RUN_JSON, made.record().model_copy(update=facts).model_dump_json().encode())
+    return made
+
+
+def compared(
+    storage: str, capsys: pytest.CaptureFixture[str], *runs: str
+) -> tuple[int, dict[str, Any]]:
+    code = evertrain("diff", *runs, "--storage", storage, "--json")
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_runs_of_other_data_differ_though_their_bits_are_the_same(
+    storage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"train": {"samples": 150, "digest": "1" * 64}}
+    changed(storage, "more-data", datasets=data)
+    code, found = compared(storage, capsys, "a", "more-data")
+    assert (code, found["same"], found["tensors"]) == (1, False, [])
+    assert {one["name"]: one["b"] for one in found["data"]} == {
+        "datasets.train.samples": 150,
+        "datasets.train.digest": "1" * 64,
+    }
+    assert evertrain("diff", "a", "more-data", "--storage", storage) == 1
+    assert "datasets.train.digest" in capsys.readouterr().out
+    # Of checkpoints, only what is in them is compared.
+    newest = "step-00000005-a0001"
+    assert compared(storage, capsys, f"a/{newest}", f"more-data/{newest}")[0] == 0
+
+
+def with_files(storage: str, name: str, folder: str, **digests: str) -> None:
+    """A run whose data are files of these names and digests, in a folder of its own."""
+    found = tuple(
+        FileRecord(name=f"{file}.url", size_bytes=3, digest=digest * 64, version=name)
+        for file, digest in digests.items()
+    )
+    files = FileList(sources={"patients": SourceFiles(url=folder, folder=folder, files=found)})
+    run = changed(storage, name)
+    record = files_in_record(run.record(), files)
+    assert record.files is not None
+    run.store.write(key_of(record.files), files.to_json())
+    run.store.write(RUN_JSON, record.model_dump_json().encode())
+
+
+def test_the_files_that_one_run_was_trained_on_and_the_other_not_are_named(
+    storage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_files(storage, "monday", "/new/1", a="1", b="2")
+    with_files(storage, "again", "/new/2", a="1", b="2")
+    with_files(storage, "tuesday", "/new/1", a="1", b="3", c="4")
+    # Of the same content, wherever it is and whenever it came.
+    assert compared(storage, capsys, "monday", "again")[0] == 0
+    code, found = compared(storage, capsys, "monday", "tuesday")
+    assert code == 1
+    assert {one["name"]: one["kind"] for one in found["data"]} == {
+        "sources.patients.num_files": "values",
+        "sources.patients.size_bytes": "values",
+        "sources.patients.digest": "values",
+        "patients: b.url": "values",
+        "patients: c.url": "only in B",
+    }
+
+
+def test_runs_that_were_asked_for_other_numbers_differ(
+    storage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = RunFolder(storage, "a").record().config
+    settings = {"settings": {"dropout": 0.25}, "clip_norm": 2.0}
+    changed(storage, "other-settings", config=config.model_copy(update=settings))
+    code, found = compared(storage, capsys, "a", "other-settings")
+    assert code == 1
+    assert {one["name"]: one["b"] for one in found["configuration"]} == {
+        "settings.dropout": 0.25,
+        "clip_norm": 2.0,
+    }
+
+
+def test_surroundings_and_what_may_change_in_a_run_are_told_and_do_not_count(
+    storage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = RunFolder(storage, "a").record().config.model_copy(update={"keep_last": 3})
+    changed(storage, "elsewhere", config=config, fingerprint={"torch": "2.14.0"})
+    code, found = compared(storage, capsys, "a", "elsewhere")
+    assert (code, found["same"]) == (0, True)
+    assert [one["name"] for one in found["may_change"]] == ["keep_last"]
+    assert [one["name"] for one in found["surroundings"]] == ["fingerprint.torch"]
+
+
+def test_of_runs_the_best_checkpoints_are_compared_and_the_newest_too(
+    storage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("reported", "reported-too"):
+        folder = RunFolder(storage, name)
+        run(folder, checkpoint_backpressure="wait", checkpoint_every_steps=2, keep_last=9)
+        first = folder.checkpoints()[0]
+        folder.store.write(REPORT_JSON, json.dumps({"best": {"name": str(first.name)}}).encode())
+    code, found = compared(storage, capsys, "reported", "reported-too")
+    assert (code, found["same"], found["newest"]["tensors"]) == (0, True, [])
+    assert found["a"].endswith("step-00000002-a0001")
+    # One that has no report is compared by its newest.
+    code, found = compared(storage, capsys, "reported", "a")
+    assert (code, found["newest"]["tensors"]) == (1, [])
+    assert (found["a"][-8:], found["b"][-8:]) == ("02-a0001", "05-a0001")
 
 
 @pytest.mark.parametrize(

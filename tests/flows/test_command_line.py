@@ -13,7 +13,7 @@ import pytest
 from flows.cli import Evertrain, _configuration, main
 from flows.commands.retrain import RetrainCommand
 from flows.parameters import RetrainParameters
-from flows.summary import number
+from tasks.metrics import number
 from tests.flows.conftest import isolated
 
 
@@ -201,6 +201,23 @@ def test_a_number_is_short_and_a_small_one_is_not_shown_as_nothing(
     value: float | None, shown: str
 ) -> None:
     assert number(value) == shown
+
+
+def test_a_storage_without_runs_says_where_it_looked_and_which_variable_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERTRAIN_STORAGE", str(tmp_path))
+    assert main(["runs", "list"]) == 0
+    assert capsys.readouterr().out == f"no runs in {tmp_path}, which EVERTRAIN_STORAGE names\n"
+    assert main(["runs", "list", "--storage", str(tmp_path / "x")]) == 0
+    assert capsys.readouterr().out == f"no runs in {tmp_path}/x\n"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EVERTRAIN_STORAGE")
+    assert main(["runs", "list"]) == 0
+    assert capsys.readouterr().out == (
+        f"no runs in {tmp_path}/.evertrain/runs: EVERTRAIN_STORAGE is not set, so runs are looked "
+        "for below the current directory\n"
+    )
 
 
 def test_an_empty_storage_lists_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

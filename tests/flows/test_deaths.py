@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from itertools import chain
-from typing import Any
 
 import pytest
 from prefect import State
 from prefect.states import AwaitingRetry, Cancelled, Crashed, Failed, Pending, Running
 
-from flows.deaths import MAX_DEATHS, drove_with_its_own_ray, is_in_vain
-from train_core.config import TrainConfig
-from train_core.driver import DriverRequest
+from flows.deaths import MAX_DEATHS, is_in_vain
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -69,25 +66,3 @@ def test_a_death_that_is_told_twice_is_one() -> None:
             AwaitingRetry(timestamp=at(10 * number + 3)),
         ]
     assert not is_in_vain(states, None)
-
-
-@pytest.mark.parametrize("goes_on_at", ["local", "10.0.0.1:6379"])
-@pytest.mark.parametrize(
-    ("parameters", "expected"),
-    [
-        ({"parameters": {"storage": "/runs"}}, True),
-        ({"parameters": {"storage": "/runs/", "ray_address": "local"}}, True),
-        ({"parameters": {"storage": "/elsewhere/runs"}}, False),
-        # Of a cluster, a flow may live that is attached to the job.
-        ({"parameters": {"storage": "/runs", "ray_address": "10.0.0.1:6379"}}, False),
-        ({"parameters": {"storage": "unheard-of://runs"}}, False),
-        ({"parameters": {}}, False),
-        ({"run": "run"}, False),
-    ],
-)
-def test_which_flow_runs_drove_the_run_by_themselves(
-    parameters: dict[str, Any], goes_on_at: str, *, expected: bool
-) -> None:
-    config = TrainConfig(ray_address=goes_on_at)
-    request = DriverRequest(storage="/runs", run="run", config=config)
-    assert drove_with_its_own_ray(parameters, request) is expected

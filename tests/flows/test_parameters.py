@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,11 @@ def test_the_request_carries_everything_beside_the_training() -> None:
     )
 
 
+def test_a_request_says_after_which_flow_run_the_run_is_named() -> None:
+    assert RetrainParameters(run="r").request("one").flow_run == "one"
+    assert RetrainParameters(run="r").request().flow_run == ""
+
+
 def test_a_request_is_the_same_after_the_parameters_went_through_json() -> None:
     parameters = RetrainParameters(run="r", settings={"width": 4}, checkpoint_every_s=1.5)
     again = RetrainParameters.model_validate_json(parameters.model_dump_json())
@@ -54,8 +60,8 @@ def test_a_name_that_was_given_stays() -> None:
 
 def test_new_names_are_usable_and_differ() -> None:
     names = {check_run_name(new_run_name("package.module:MyModel")) for _ in range(20)}
-    assert len(names) > 15
-    assert all(name.startswith("mymodel-") for name in names)
+    assert len(names) == 20
+    assert all(re.fullmatch(r"mymodel-\d{8}-\d{6}-[0-9a-f]{6}", name) for name in names)
 
 
 def test_the_environments_mlflow_is_used_and_is_no_parameter(

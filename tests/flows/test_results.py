@@ -12,6 +12,7 @@ from tasks.evaluate import evaluate
 from tasks.infer import infer
 from tasks.prepare import prepare
 from tasks.publish import publish
+from tasks.report_predictions import report_predictions
 from tasks.retries import is_transient
 from tasks.select import select
 from tasks.train import train
@@ -28,6 +29,7 @@ from train_core.errors import (
     RunConflictError,
     StageError,
     StorageError,
+    UnchangedError,
     UnsavedError,
     UserCodeError,
     describe,
@@ -44,7 +46,7 @@ from train_core.results import (
     TrainResult,
 )
 
-TASKS = [prepare, train, evaluate, select, infer, publish]
+TASKS = [prepare, train, evaluate, select, infer, publish, report_predictions]
 
 
 def checkpoint(step: int, accuracy: float | None = None) -> CheckpointSummary:
@@ -142,6 +144,7 @@ class NoShardsError(DataError):
         *(UserCodeError("train", "x", "a traceback"), GaveUpError("train", "x"), StorageError("x")),
         *(UnsavedError(3600, 7, None, "x"), ConfigError("x"), RunConflictError("r", {})),
         *(RunBusyError("r", "x"), FencedError(1, 2), NotFiniteError(3, 1.5, None)),
+        UnchangedError("r"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -26,6 +26,7 @@ from train_core.storage.manifest import (
     PredictionsManifest,
 )
 from train_core.storage.names import MANIFEST_JSON, REPORT_JSON, CheckpointName
+from train_core.storage.predictions import result_of
 from train_core.storage.run_folder import RunFolder, RunRecord
 
 BEGIN_S = 1_790_000_000.0
@@ -112,21 +113,24 @@ class RunBuilder:
             checkpoint=checkpoint, split=split, uri=store.url, num_samples=10, metrics=metrics
         )
 
-    def predict(self, checkpoint: CheckpointSummary) -> PredictionsResult:
-        """Commit predictions without files."""
-        store = self.folder.store.child(f"predictions/{checkpoint.name}")
+    def predict(
+        self, checkpoint: CheckpointSummary, suffix: str = "", **said: Any
+    ) -> PredictionsResult:
+        """Commit predictions without files, with `said` of their input."""
+        key = f"predictions/{checkpoint.name}{suffix}"
+        store = self.folder.store.child(key)
         manifest = PredictionsManifest(
             created_at=now(),
             files=(),
             checkpoint=checkpoint.name,
             checkpoint_digest="0" * 64,
             step=checkpoint.step,
-            input={},
+            input=said,
             num_rows=7,
             rows=(),
         )
         store.create(MANIFEST_JSON, manifest.to_json())
-        return PredictionsResult(checkpoint=checkpoint, uri=store.url, num_rows=7, files=[])
+        return result_of(self.folder, key, manifest, checkpoint)
 
     def trained(self, best: CheckpointSummary) -> TrainResult:
         """What the training gave, whose only checkpoint is `best`."""

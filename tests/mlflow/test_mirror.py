@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -22,6 +23,7 @@ from train_core.engine.driver_stages import DriverStages
 from train_core.engine.mirror import POLL_S, EndStatus, Mirror
 from train_core.engine.mlflow_metrics import Position
 from train_core.engine.mlflow_runs import MlflowRuns
+from train_core.storage.data_files import SourceRecord
 from train_core.storage.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 
@@ -270,13 +272,44 @@ def test_the_parent_says_what_was_asked(run: RunBuilder, tracking_uri: str) -> N
     assert digests == {"Digits-train": "a" * 36, "Digits-test": "10-samples"}
 
 
+@pytest.mark.parametrize(
+    ("urls", "expected"),
+    [
+        ({"x": "s3://bucket/in"}, ("s3", {"uri": "s3://bucket/in"})),
+        ({"x": "/data/in"}, ("local", {"uri": "/data/in"})),
+        ({"x": "/a", "y": "/b"}, ("code", {"sources": {"x": "/a", "y": "/b"}})),
+    ],
+)
+def test_the_datasets_say_where_they_come_from(
+    tmp_path: Path, tracking_uri: str, urls: dict[str, str], expected: tuple[str, dict[str, Any]]
+) -> None:
+    folder = RunFolder(str(tmp_path), "digits-1")
+    run = RunBuilder(folder)
+    run.commit(range(1, 3), finished=True)
+    sources = {
+        name: SourceRecord(url=url, num_files=1, size_bytes=1, digest="0" * 64)
+        for name, url in urls.items()
+    }
+    record = folder.record().model_copy(update={"sources": sources})
+    folder.store.delete("run.json")
+    folder.create(record)
+    mirror_once(run, tracking_uri)
+    parent = stages(tracking_uri)["pipeline"]
+    found = next(
+        i.dataset for i in parent.inputs.dataset_inputs if i.dataset.name == "Digits-train"
+    )
+    assert found.source_type == expected[0]
+    assert json.loads(found.source).items() >= expected[1].items()
+
+
 def test_stages_show_their_figures_and_files(run: RunBuilder, tracking_uri: str) -> None:
     best = run.commit(range(1, 20), finished=True)
     mirror = Mirror(run.folder, tracking_uri, "tests")
     mirror.start()
     mirror.begin("evaluate")
     mirror.log_evaluations([run.evaluate(best, "test")])
-    mirror.log_predictions(run.predict(best))
+    predictions = run.predict(best)
+    mirror.log_predictions(predictions)
     assert mirror.close("FINISHED")
     found, client = stages(tracking_uri), MlflowClient(tracking_uri)
 
@@ -285,7 +318,9 @@ def test_stages_show_their_figures_and_files(run: RunBuilder, tracking_uri: str)
 
     assert files("train") == {"checkpoints.json", "curves.png"}
     assert files("evaluate", "confusion_matrix") == {f"confusion_matrix/test-{best.name}.png"}
-    assert files("infer") == {"predictions.json"}
+    assert files("infer") == {"predictions.json", "predictions"}
+    name = predictions.uri.rpartition("/")[2]
+    assert files("infer", "predictions") == {f"predictions/{name}.json"}
     assert found["infer"].data.metrics == {"num_rows": 7}
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta, timezone
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from train_core.storage.names import (
     PinName,
     SegmentName,
     check_run_name,
+    default_run_name,
 )
 
 NUMBERS = st.integers(0, 10**12)
@@ -121,3 +124,35 @@ def test_a_job_is_named_after_its_run_and_attempt(
 @pytest.mark.parametrize("text", ["run", "run-a0001", "run-a0001-0a1b2c3", "run-score-abcdefgh"])
 def test_what_is_no_jobs_name(text: str) -> None:
     assert JobName.parse(text) is None
+
+
+NIGHT = datetime(2026, 11, 23, 3, 0, 0, 999, UTC)
+FLOW_RUN = "06a1e52e-6f1e-7d63-8000-9a2c4d01a206"
+
+
+@pytest.mark.parametrize(
+    ("workload", "scheduled", "name"),
+    [
+        ("clinic:Clinic", NIGHT, "clinic-20261123-030000-01a206"),
+        (
+            "clinic:Clinic",
+            NIGHT.astimezone(timezone(timedelta(hours=9))),
+            "clinic-20261123-030000-01a206",
+        ),
+        ("a.b:_My_Model", NIGHT, "my-model-20261123-030000-01a206"),
+        ("a:Ünet", NIGHT, "net-20261123-030000-01a206"),
+        ("a:_", NIGHT, "run-20261123-030000-01a206"),
+        ("a:" + 300 * "A", NIGHT, 80 * "a" + "-20261123-030000-01a206"),
+    ],
+)
+def test_a_run_without_a_name_is_called_by_workload_and_time(
+    workload: str, scheduled: datetime, name: str
+) -> None:
+    assert check_run_name(default_run_name(workload, scheduled, FLOW_RUN)) == name
+
+
+def test_flow_runs_that_were_scheduled_together_have_different_names() -> None:
+    another = "06a1e52e-6f1e-7d64-8000-5be31f9902c7"
+    assert another[:8] == FLOW_RUN[:8]
+    names = {default_run_name("clinic:Clinic", NIGHT, one) for one in (FLOW_RUN, another)}
+    assert len(names) == 2

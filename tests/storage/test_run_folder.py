@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.samples import commit, manifest, record, save
-from train_core.config import TrainConfig
-from train_core.errors import CheckpointError, ConfigError, RunBusyError, RunConflictError
+from train_core.errors import CheckpointError, ConfigError, RunBusyError
 from train_core.storage import lease
 from train_core.storage.addresses import named
 from train_core.storage.asked import Asked
@@ -48,18 +47,21 @@ def test_a_damaged_record_is_named(folder: RunFolder) -> None:
         folder.record()
 
 
-def test_what_may_change_may_change(folder: RunFolder) -> None:
-    folder.create(record(num_shards=4, epochs=1))
-    folder.check_continuation(TrainConfig(num_shards=4, epochs=5, num_workers=2, keep_last=9))
+def test_a_run_is_not_continued_by_another_flow_run_that_gets_its_name(folder: RunFolder) -> None:
+    folder.create(record().model_copy(update={"flow_run": "one"}))
+    folder.check_name("one")
+    # Whoever names it means it.
+    folder.check_name("")
+    with pytest.raises(ConfigError, match="was begun by flow run one, and flow run another would"):
+        folder.check_name("another")
 
 
-def test_what_may_not_change_is_refused_with_the_difference(folder: RunFolder) -> None:
-    folder.create(record(seed=1, batch_size=64))
-    with pytest.raises(RunConflictError) as caught:
-        folder.check_continuation(TrainConfig(seed=2, batch_size=32, epochs=7))
-    assert caught.value.differences == {"seed": (1, 2), "batch_size": (64, 32)}
-    assert "seed: was 1, asked for 2" in str(caught.value)
-    assert "batch_size: was 64, asked for 32" in str(caught.value)
+def test_a_run_that_somebody_named_is_not_continued_by_a_flow_run_that_gets_its_name(
+    folder: RunFolder,
+) -> None:
+    folder.create(record())
+    with pytest.raises(ConfigError, match=r"was not begun by a flow run.*the parameter `run`"):
+        folder.check_name("one")
 
 
 def test_a_checkpoint_without_its_manifest_does_not_exist(folder: RunFolder) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -93,8 +95,25 @@ def write_rows(path: Path, dataset: ArrayDataset) -> None:
 
 def test_missing_data_are_named(tmp_path: Path) -> None:
     workload = load("tumours_extended:TumoursOnDisk", {"folder": str(tmp_path)})
-    with pytest.raises(DataError, match=r"train\.npy is missing"):
+    with pytest.raises(DataError, match=r"nothing is at .*train\.npy"):
         workload.dataset("train")
+
+
+def test_a_patient_stays_in_his_split_when_files_come(tmp_path: Path) -> None:
+    def ages() -> dict[str, set[float]]:
+        workload = load("tumours_extended:TumoursInParquet", {"folder": str(tmp_path)})
+        return {split: set(workload.dataset(split).columns[first]) for split in SPLITS}
+
+    whole = load("tumours:Tumours", {}).dataset("train").columns
+    first = next(iter(whole))
+    rows = pa.table(dict(whole))
+    pq.write_table(rows.slice(0, 200), tmp_path / "monday.parquet")
+    before = ages()
+    assert sum(map(len, before.values())) > 100
+    (tmp_path / "week-2").mkdir()
+    pq.write_table(rows.slice(200), tmp_path / "week-2" / "monday.parquet")
+    after = ages()
+    assert all(before[split] < after[split] for split in SPLITS)
 
 
 def test_the_moving_average_is_what_is_validated_and_kept_with_the_model(one_thread: None) -> None:

@@ -70,7 +70,8 @@ class Server:
     def _prepare(self, call: int, arguments: dict[str, Any]) -> None:
         if arguments["request"]["config"]["ray_address"] != LOCAL:
             self._driver = JobStages()
-        if self._run(call, "prepare", arguments):
+        prepared = self._run(call, "prepare", arguments)
+        if prepared and not prepared["unchanged_since"]:
             self._start_ray()
 
     def _start_ray(self) -> None:
@@ -83,13 +84,15 @@ class Server:
             if isinstance(self._driver, DriverStages):
                 threading.Thread(target=_end_with_ray, daemon=True).start()
 
-    def _run(self, call: int, stage: str, arguments: dict[str, Any]) -> bool:
+    def _run(self, call: int, stage: str, arguments: dict[str, Any]) -> Any:
+        """What the stage gives, which is replied; None if it failed."""
         try:
-            self._reply(call, result=getattr(self._driver, stage)(**arguments))
+            result = getattr(self._driver, stage)(**arguments)
+            self._reply(call, result=result)
         except Exception as error:  # noqa: BLE001 (the other process raises it)
             self._reply(call, error=describe(stage, error))
-            return False
-        return True
+            return None
+        return result
 
     def _reply(self, call: int, **content: Any) -> None:
         with self._writing:

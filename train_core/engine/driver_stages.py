@@ -30,13 +30,14 @@ from train_core.results import (
 )
 from train_core.storage import lease
 from train_core.storage.asked import Asked
+from train_core.storage.data_files import FileList
 from train_core.storage.journal import read_good_segments
 from train_core.storage.lease import Lease
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.patience import HASTE
 from train_core.storage.pins import pinned
 from train_core.storage.retention import finalists_of
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Checkpoint, RunFolder, RunRecord
 from train_core.storage.stop import STOPPED, ask_to_stop, stop_request
 
 # A worker or Ray itself may die; the training is begun again so often without new progress.
@@ -66,7 +67,14 @@ class DriverStages:
 
     def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Check the request and create the run if it is new."""
-        from train_core.engine.preflight import check, effective, new_record, pipeline_of
+        from train_core.engine.preflight import (
+            check,
+            effective,
+            new_record,
+            pipeline_of,
+            with_surroundings,
+        )
+        from train_core.engine.recorded import check_continuation, with_defaults
 
         self.request = DriverRequest.model_validate(request)
         self.folder = RunFolder(self.request.storage, self.request.run)
@@ -83,25 +91,44 @@ class DriverStages:
             )
             mirror.connect()
         checked = check(self.folder, self.request.model_copy(update={"config": self.config}))
+        record = None
+        if not checked.prepared.resumed:
+            record = new_record(
+                self.request, self.config, checked.datasets, checked.origin, checked.files
+            )
+            if unchanged_since := self._run_that_has_it(record, checked.files):
+                return checked.prepared.model_copy(
+                    update={"unchanged_since": unchanged_since}
+                ).model_dump()
         # What a cluster can give is only known there; nothing has been written yet.
         self._join_cluster(NODES_WITHIN_S if checked.prepared.resumed else 0)
         self.config = with_gpus(self.config)
         if mirror is not None:
             mirror.check()
-        if not checked.prepared.resumed:
+        if record is not None:
             self.folder.refuse_leftovers()
-            record = new_record(self.request, self.config, checked.datasets, checked.origin)
             # Of two that begin the run at once, one creates it and one gets the lease.
             with suppress(FileExistsError):
-                self.folder.create(record)
+                self.folder.create(with_surroundings(record, self.config), checked.files)
         attempt = self._take_run()
-        self.folder.check_continuation(self.config)
-        asked = Asked(config=self.config.recorded(), pipeline=pipeline_of(self.request))
+        self.folder.check_name(self.request.flow_run)
+        check_continuation(self.folder, self.config)
+        asked = Asked(
+            config=with_defaults(self.config).recorded(), pipeline=pipeline_of(self.request)
+        )
         self.folder.note_asked(asked, attempt=attempt)
         if mirror is not None:
             mirror.start()
             self.mirror = mirror
         return checked.prepared.model_copy(update={"job_url": self.request.job_url}).model_dump()
+
+    def _run_that_has_it(self, record: RunRecord, files: FileList | None) -> str:
+        """The finished run that has all that this one would come to, if it is not to come again."""
+        if not self.request.skip_unchanged or self.request.dry_run:
+            return ""
+        from train_core.engine.driver.unchanged import run_that_has_it
+
+        return run_that_has_it(record, files, self.request)
 
     def _prepare_scoring(self) -> dict[str, Any]:
         from train_core.engine.preflight import check_scoring

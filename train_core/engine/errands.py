@@ -48,14 +48,23 @@ def mirror_run(run_url: str, tracking_uri: str) -> str:
     return catch_up(RunFolder.at(run_url), tracking_uri).model_dump_json()
 
 
-def compare_checkpoints(url_a: str, name_a: str, url_b: str, name_b: str) -> str:
-    """What differs between two checkpoints of the runs at these addresses."""
+def mirror_predictions(run_url: str, predictions_url: str, tracking_uri: str) -> str:
+    """Show a batch inference in the MLflow run of the run at `run_url`."""
+    from train_core.engine.tracking.batch_inference import show_batch_inference
+
+    show_batch_inference(run_url, predictions_url, tracking_uri)
+    return ""
+
+
+def compare_checkpoints(url_a: str, url_b: str, *names: str) -> str:
+    """What differs between checkpoints of the runs at these addresses, of A and B in turn."""
     from train_core.engine.compare import compare_checkpoints
     from train_core.storage.run_folder import RunFolder
 
     a, b = RunFolder.at(url_a), RunFolder.at(url_b)
-    found = compare_checkpoints(a, a.find(name_a), b, b.find(name_b))
-    return found.model_dump_json()
+    pairs = zip(names[::2], names[1::2], strict=True)
+    found = [compare_checkpoints(a, a.find(of_a), b, b.find(of_b)) for of_a, of_b in pairs]
+    return json.dumps([one.model_dump(mode="json") for one in found])
 
 
 def compare_runs(url_a: str, url_b: str) -> str:
@@ -98,6 +107,7 @@ ERRANDS: dict[str, Callable[..., str]] = {
     "delete_tracking": delete_tracking,
     "unregistered_checkpoints": unregistered_checkpoints,
     "mirror_run": mirror_run,
+    "mirror_predictions": mirror_predictions,
     "compare_checkpoints": compare_checkpoints,
     "compare_runs": compare_runs,
     "export_weights": export_weights,

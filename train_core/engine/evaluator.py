@@ -34,6 +34,7 @@ from train_core.engine.measure import (
     merge_states,
     split_metrics,
 )
+from train_core.engine.recorded import load_recorded
 from train_core.engine.watchdog import watching
 from train_core.errors import CheckpointError, users_code
 from train_core.results import CheckpointSummary, EvaluationResult
@@ -42,7 +43,7 @@ from train_core.storage.journal import finite
 from train_core.storage.manifest import EvaluationManifest, FileEntry
 from train_core.storage.names import CONFUSION_MATRIX_JSON, EVALUATIONS, MANIFEST_JSON
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.workload import Dataset, Split, Workload, indexed, load_workload
+from train_core.workload import Dataset, Split, Workload, indexed
 
 METRICS_JSON = "metrics.json"
 
@@ -58,7 +59,7 @@ def evaluate(
 
     `max_batches` measures a part of the split, for a dry run; 0: all of it.
     """
-    workload = load_workload(config.workload, config.settings)
+    workload = load_recorded(folder, config)
     committed_ones = [folder.find(summary.name) for summary in checkpoints]
     earlier = [_find(folder, checkpoint, split, max_batches) for checkpoint in committed_ones]
     measure = scoring_task(config, _measure_task)
@@ -147,7 +148,7 @@ def _measure_task(
     set_up_logging(sys.stderr)
     with users_code("evaluate", f"shard {shard} of the {split} split"):
         workload, model, device = load_model(url, config.model_dump_json(), checkpoint)
-        dataset: Dataset = _dataset(config.workload, config.model_dump_json(), split)
+        dataset: Dataset = _dataset(url, config.model_dump_json(), split)
         if max_batches:
             first = range(min(max_batches * config.eval_batch_size, len(dataset)))
             dataset = Subset(dataset, first)  # type: ignore[arg-type]  # is one but by name
@@ -169,7 +170,7 @@ def load_model(
     config = TrainConfig.model_validate_json(config_json)
     torch.set_num_threads(config.threads_per_worker)
     folder = RunFolder.at(url)
-    workload = load_workload(config.workload, config.settings)
+    workload = load_recorded(folder, config)
     device = Group.current(uses_gpu=config.uses_gpu).device
     if config.uses_gpu:
         use_deterministic_algorithms(wanted=config.deterministic)
@@ -188,9 +189,9 @@ def load_model(
 
 
 @lru_cache(maxsize=2)
-def _dataset(workload: str, config_json: str, split: Split) -> Dataset:
+def _dataset(url: str, config_json: str, split: Split) -> Dataset:
     config = TrainConfig.model_validate_json(config_json)
-    dataset = indexed(load_workload(workload, config.settings), split)
+    dataset = indexed(load_recorded(RunFolder.at(url), config), split)
     check_split(dataset, split)
     return dataset
 

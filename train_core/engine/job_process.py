@@ -23,6 +23,7 @@ from train_core.driver import DriverRequest
 from train_core.engine.driver_stages import DriverStages
 from train_core.engine.logs import set_up_logging
 from train_core.engine.preflight import effective
+from train_core.engine.recorded import with_defaults
 from train_core.errors import ConfigError, RunBusyError, StorageError, describe, rebuild
 from train_core.storage import calls as calling
 from train_core.storage.calls import (
@@ -223,18 +224,21 @@ class JobServer:
         try:
             asked = DriverRequest.model_validate(arguments.get("request"))
             if self._request is not None:
+                self._folder.check_name(asked.flow_run)
                 self._refuse_another(self._request, asked)
                 return _answer(result=self._prepared | {"resumed": True})
             self._prepared = self._driver.prepare(asked.model_dump(mode="json"))
         except Exception as error:  # noqa: BLE001 (raised where it was asked for)
             return _answer(error=describe("prepare", error))
         self._request = asked
-        self._clear_others()
+        if not self._prepared["unchanged_since"]:
+            self._clear_others()
         return _answer(result=self._prepared)
 
     def _refuse_another(self, ours: DriverRequest, theirs: DriverRequest) -> None:
         """Raise RunBusyError if two requests want different things of the run."""
-        configs = [self._driver.config.model_dump(), effective(theirs).model_dump()]
+        both = (self._driver.config, effective(theirs))
+        configs = [with_defaults(one).model_dump() for one in both]
         # What the run decided as it began, and by which address the cluster is reached.
         free = {"ray_address", "runtime_env", "gpus_per_worker"}
         a, b = ({k: v for k, v in config.items() if k not in free} for config in configs)

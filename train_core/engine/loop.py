@@ -32,6 +32,7 @@ from train_core.engine.fsdp import check_passes
 from train_core.engine.group import Group, use_deterministic_algorithms
 from train_core.engine.measure import check_split, forward
 from train_core.engine.progress import Progress
+from train_core.engine.recorded import load_recorded
 from train_core.engine.recorder import Recorder
 from train_core.engine.restore import newest_good
 from train_core.engine.state import TrainingState
@@ -45,7 +46,7 @@ from train_core.policy.sharding import shards_of_rank
 from train_core.policy.steps import MicroBatch, due
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.stop import STOPPED
-from train_core.workload import Batch, Workload, indexed, is_stream, load_workload
+from train_core.workload import Batch, Workload, indexed, is_stream, load_split
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Trainer:
         self.attempt = attempt
         self.on_epoch = on_epoch
         self.workload: Workload[Any] = self._load_workload()
-        self.train_set = self.workload.dataset("train")
+        self.train_set = load_split(self.workload, "train")
         self.validation_set = indexed(self.workload, "validation")
         check_split(self.validation_set, "validation")
         self.plan = config.step_plan(check_split(self.train_set, "train"))
@@ -268,7 +269,7 @@ class Trainer:
 
     def _load_workload(self) -> Workload[Any]:
         """What is trained; `train_core.engine.standalone` shortens it."""
-        return load_workload(self.config.workload, self.config.settings)
+        return load_recorded(self.folder, self.config)
 
     def _schedule_steps(self) -> int:
         """Steps of what the run was begun with: in epochs beyond that, the last rate is held."""

@@ -28,6 +28,7 @@ from train_core.results import (
 )
 from train_core.storage import lease
 from train_core.storage.names import CHECKPOINTS, MANIFEST_JSON
+from train_core.storage.predictions import committed_predictions
 from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -385,6 +386,9 @@ def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S
             mirror.log_evaluations(report.evaluations)
             mirror.log_predictions(report.predictions)
             mirror.log_outcome(report.best, report.test_metrics)
+        # Batch inferences of later, too.
+        for predictions in committed_predictions(folder):
+            mirror.log_predictions(predictions)
         is_sent = mirror.flush(timeout_s)
         status: EndStatus = "FINISHED" if is_whole else "KILLED"
         if held.end == "FAILED" and not is_whole:

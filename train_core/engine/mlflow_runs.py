@@ -146,6 +146,21 @@ class MlflowRuns:
         """Set tags of a stage's run."""
         self.client.log_batch(self.run_id(stage), tags=[RunTag(*tag) for tag in tags.items()])
 
+    def tag(self, stage: Stage, name: str) -> str:
+        """The value of a tag that MLflow has; empty if it has none."""
+        return str(self.client.get_run(self.run_id(stage)).data.tags.get(name, ""))
+
+    def log_input(self, stage: Stage, name: str, digest: str, source: str) -> None:
+        """Say that a stage used the data at `source`, which the digest names."""
+        dataset = Dataset(
+            name=name,
+            digest=digest[:_MAX_DIGEST_LENGTH],
+            source_type=urlsplit(source).scheme or "local",
+            source=json.dumps({"uri": source}),
+        )
+        tags = [InputTag(mlflow_tags.MLFLOW_DATASET_CONTEXT, stage)]
+        self.client.log_inputs(self.run_id(stage), datasets=[DatasetInput(dataset, tags)])
+
     def link_job(self, url: str) -> None:
         """Show where the cluster shows the job that drives the run, with its logs."""
         note = f"{self._note()} [Ray's job]({url}) drives it."
@@ -177,6 +192,17 @@ class MlflowRuns:
         for start in range(0, len(params), _MAX_PARAMS):
             self.client.log_batch(run_id, params=params[start : start + _MAX_PARAMS])
         self.client.log_inputs(run_id, _dataset_inputs(self.record))
+
+
+def has_run(folder: RunFolder, tracking_uri: str, experiment: str) -> bool:
+    """Whether MLflow has the run of the folder; nothing is created."""
+    client = existing_client(tracking_uri)
+    found = client.get_experiment_by_name(experiment)
+    if found is None:
+        return False
+    identity = digest_of(folder.store.read(RUN_JSON))
+    asked = f"tags.`{_ID}` = '{identity}' and tags.`{_STAGE}` = 'pipeline'"
+    return bool(client.search_runs([found.experiment_id], asked, max_results=1))
 
 
 def delete_runs(run_url: str, tracking_uri: str) -> None:
@@ -330,7 +356,7 @@ def _flat_parameters(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 def _dataset_inputs(record: RunRecord) -> Sequence[DatasetInput]:
     name = record.config.workload.rpartition(":")[2]
-    source = {"workload": record.config.workload, "settings": record.config.settings}
+    source_type, source = _dataset_source(record)
     inputs = []
     for split, found in record.datasets.items():
         # MLflow insists on a digest; without one the number of samples is all that is known.
@@ -338,12 +364,22 @@ def _dataset_inputs(record: RunRecord) -> Sequence[DatasetInput]:
         dataset = Dataset(
             name=f"{name}-{split}",
             digest=digest[:_MAX_DIGEST_LENGTH],
-            source_type="code",
+            source_type=source_type,
             source=json.dumps(source),
             profile=json.dumps({"num_samples": found.get("samples")}),
         )
         inputs.append(DatasetInput(dataset, [InputTag(mlflow_tags.MLFLOW_DATASET_CONTEXT, split)]))
     return inputs
+
+
+def _dataset_source(record: RunRecord) -> tuple[str, dict[str, Any]]:
+    """Where the data are, by MLflow's words for it: an address, or the code that finds them."""
+    urls = {name: one.url for name, one in record.sources.items()}
+    if len(urls) == 1:
+        (url,) = urls.values()
+        return urlsplit(url).scheme or "local", {"uri": url}
+    of_code = {"workload": record.config.workload, "settings": record.config.settings}
+    return "code", of_code | ({"sources": urls} if urls else {})
 
 
 def _first_line(error: BaseException) -> str:

@@ -16,6 +16,8 @@ from train_core.storage.names import CONFUSION_MATRIX_JSON, SegmentName
 from train_core.storage.store import Store
 from train_core.workload import workload_class
 
+_PREDICTIONS_OF = "evertrain.predictions_created"
+
 
 def show_training(runs: MlflowRuns) -> bool:
     """Send what the newest checkpoint covers and MLflow lacks; whether the training is done."""
@@ -60,15 +62,29 @@ def show_evaluations(runs: MlflowRuns, results: Sequence[EvaluationResult]) -> N
 
 
 def show_predictions(runs: MlflowRuns, result: PredictionsResult) -> None:
-    """Where the predictions are, of which checkpoint, and how many."""
+    """Where the predictions are, of which checkpoint, of what, and how many.
+
+    Of several batch inferences each has its file, and the newest the tags and predictions.json.
+    """
     manifest, _ = read_manifest(Store(result.uri), PredictionsManifest)
     rows = {"num_rows": float(result.num_rows)}
     runs.log_metrics("infer", rows, step=manifest.step, time_s=seconds(manifest.created_at))
-    runs.set_tags(
-        "infer",
-        {"evertrain.predictions": result.uri, "evertrain.checkpoint": result.checkpoint.uri},
-    )
-    runs.client.log_dict(runs.run_id("infer"), result.model_dump(mode="json"), "predictions.json")
+    if result.input_digest:
+        name = f"{runs.record.config.workload.rpartition(':')[2]}-infer"
+        runs.log_input("infer", name, result.input_digest, result.source)
+    infer, told = runs.run_id("infer"), result.model_dump(mode="json")
+    runs.client.log_dict(infer, told, f"predictions/{result.uri.rpartition('/')[2]}.json")
+    newest = runs.tag("infer", _PREDICTIONS_OF)
+    if not newest or seconds(newest) <= seconds(manifest.created_at):
+        runs.client.log_dict(infer, told, "predictions.json")
+        runs.set_tags(
+            "infer",
+            {
+                "evertrain.predictions": result.uri,
+                "evertrain.checkpoint": result.checkpoint.uri,
+                _PREDICTIONS_OF: manifest.created_at,
+            },
+        )
     runs.set_status("infer", "FINISHED")
 
 

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 
 from train_core.config import TrainConfig
 from train_core.engine.batches import seed_generators, to_device
+from train_core.engine.data.raw_columns import prepared
 from train_core.engine.evaluator import load_model
 from train_core.engine.inputs import Input, open_input, read_input
 from train_core.engine.launcher import results_of, scoring_task
 from train_core.engine.logs import set_up_logging
 from train_core.engine.measure import batches_of_shard
+from train_core.engine.recorded import load_recorded
 from train_core.engine.watchdog import watching
 from train_core.errors import WorkloadError, users_code
 from train_core.policy.randomness import EVALUATE, derive_seed
@@ -34,8 +36,9 @@ from train_core.storage.digests import new_digest
 from train_core.storage.files import are_there
 from train_core.storage.manifest import FileEntry, PredictionsManifest
 from train_core.storage.names import MANIFEST_JSON, PREDICTIONS, CheckpointName
+from train_core.storage.predictions import result_of
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.workload import Workload, load_workload
+from train_core.workload import Workload
 
 _RESERVED = ("id", "model_step")
 
@@ -53,16 +56,11 @@ def infer(
     scores a part of the rows, for a dry run; 0: all of them.
     """
     checkpoint = folder.find(summary.name)
-    found = open_input(source, load_workload(config.workload, config.settings))
+    found = open_input(source, load_recorded(folder, config), with_digests=True)
     key, manifest = _find(folder, checkpoint, found) or _run(
         folder, config, checkpoint, found, max_batches
     )
-    return PredictionsResult(
-        checkpoint=summary,
-        uri=folder.store.uri(key),
-        num_rows=manifest.num_rows,
-        files=[folder.store.uri(f"{key}/{entry.name}") for entry in manifest.files],
-    )
+    return result_of(folder, key, manifest, summary)
 
 
 def _run(
@@ -105,14 +103,16 @@ def _find(
 ) -> tuple[str, PredictionsManifest] | None:
     """Predictions that were committed earlier by this very checkpoint for a split.
 
-    Only a split: files at a URL may have been replaced by others.
+    Only a split: who infers from files again, of whatever digest, may have mended the workload.
     """
     if found.kind != "split":
         return None
+    wanted = found.describe()
     for key, manifest in folder.results(PREDICTIONS, PredictionsManifest):
         if (
             manifest.checkpoint_digest == checkpoint.digest
-            and manifest.input == found.describe()
+            # An older evertrain wrote no digest.
+            and {"digest": found.digest} | manifest.input == {"digest": ""} | wanted
             and manifest.num_rows == found.num_rows
             and are_there(folder.store, key, manifest.files)
         ):
@@ -171,8 +171,7 @@ def _scored(
     """The predictions of a batch."""
     seed_generators(derive_seed(config.seed, EVALUATE, samples.start))
     ids, columns = read_input(found, workload, samples)
-    known = {k: v for k, v in columns.items() if k not in workload.target_columns}
-    batch = to_device(workload.prepare(known, None), device, channels_last=config.channels_last)
+    batch = to_device(prepared(workload, columns), device, channels_last=config.channels_last)
     with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
         outputs = workload.forward(model, batch)
     return _table(ids, workload.predictions(outputs), step)

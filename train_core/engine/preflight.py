@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from train_core.config import LOCAL, TrainConfig
+from train_core.datasets.files import state_of
 from train_core.driver import DriverRequest, Prepared
 from train_core.engine.first_state import FirstState, find_origin
 from train_core.engine.fsdp import check_passes
@@ -20,10 +21,28 @@ from train_core.engine.inputs import open_input
 from train_core.engine.launcher import check_resources
 from train_core.engine.measure import check_split, split_metrics
 from train_core.engine.progress import Progress
-from train_core.errors import ConfigError, DataError, RunConflictError
+from train_core.engine.provenance import code_of
+from train_core.engine.recorded import (
+    check_continuation,
+    files_in_record,
+    load_recorded,
+    newest_files,
+    with_defaults,
+)
+from train_core.errors import ConfigError, RunConflictError
+from train_core.storage.data_files import FileList
 from train_core.storage.run_folder import Origin, RunFolder, RunRecord
 from train_core.storage.store import Store
-from train_core.workload import SPLITS, Dataset, Stream, Workload, indexed, load_workload
+from train_core.workload import (
+    SPLITS,
+    Dataset,
+    Stream,
+    Workload,
+    describe_data,
+    indexed,
+    load_split,
+    pinned_files,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +55,8 @@ class Checked:
     datasets: Mapping[str, Dataset | Stream]
     origin: Origin | None
     """Whose weights the run begins with."""
+    files: FileList | None
+    """The files that the workload names."""
 
 
 def effective(request: DriverRequest) -> TrainConfig:
@@ -62,12 +83,18 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     Raises ConfigError for what is wrong.
     """
     config = request.config
-    workload = load_workload(config.workload, config.settings)
+    resumed = folder.exists()
+    if resumed:
+        _check_continuation(folder, request)
+    workload = load_recorded(folder, config)
     _check_monitor(workload, config.monitor)
     if config.ray_address == LOCAL:
         check_resources(config)
+    names_files = not resumed and workload.sources()
+    earlier = newest_files(request.storage, config.workload) if names_files else None
+    files = pinned_files(workload, earlier)
     datasets: dict[str, Dataset | Stream] = {
-        split: workload.dataset(split) if split == "train" else indexed(workload, split)
+        split: load_split(workload, split) if split == "train" else indexed(workload, split)
         for split in SPLITS
     }
     num_samples = {split: check_split(dataset, split) for split, dataset in datasets.items()}
@@ -77,11 +104,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     if source := request.pipeline.get("infer_input"):
         open_input(source, workload)
     origin = _check_origin(folder, request, workload)
-    resumed = folder.exists()
-    if resumed:
-        _check_continuation(folder, request)
-        _check_data(folder.record(), datasets, config)
-    else:
+    if not resumed:
         Store(request.storage).probe()
     prepared = Prepared(
         run=folder.name,
@@ -90,12 +113,12 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
         num_samples=num_samples,
         total_steps=Progress().total_steps(config, plan),
     )
-    return Checked(prepared, datasets, origin)
+    return Checked(prepared, datasets, origin, files)
 
 
 def check_scoring(folder: RunFolder, request: DriverRequest) -> Prepared:
     """Check the input of a batch inference of a run that exists. Raises ConfigError."""
-    workload = load_workload(request.config.workload, request.config.settings)
+    workload = load_recorded(folder, request.config)
     source = open_input(request.pipeline["infer_input"], workload)
     return Prepared(
         run=folder.name,
@@ -132,7 +155,8 @@ def _device_name(config: TrainConfig) -> str:
 
 def _check_continuation(folder: RunFolder, request: DriverRequest) -> None:
     config, record = request.config, folder.record()
-    folder.check_continuation(config)
+    folder.check_name(request.flow_run)
+    check_continuation(folder, config)
     asked = pipeline_of(request)
     # What is scored may be another thing every time; where MLflow shows the run may not.
     changed = {
@@ -183,24 +207,6 @@ def _check_origin(
     return origin
 
 
-def _check_data(
-    record: RunRecord, datasets: Mapping[str, Dataset | Stream], config: TrainConfig
-) -> None:
-    """Raise DataError if the data is not what the run was begun with."""
-    for split, found in _describe_data(datasets).items():
-        was = record.datasets.get(split, found)
-        if was["samples"] != found["samples"]:
-            raise DataError(
-                f"the {split} split has {found['samples']} samples, run {record.name!r} was begun "
-                f"with {was['samples']}: bring the data back, or start a run under another name"
-            )
-        if was["digest"] != found["digest"]:
-            changed = f"the {split} split of run {record.name!r} is not the data it was begun with"
-            if config.strict:
-                raise DataError(f"{changed}, and strict is set: bring it back, or start a new run")
-            _log.warning("%s: the numbers will differ", changed)
-
-
 def _check_monitor(workload: Workload[Any], monitor: str) -> None:
     names = [f"validation/{name}" for name in split_metrics(workload)]
     if monitor not in names:
@@ -215,16 +221,28 @@ def new_record(
     config: TrainConfig,
     datasets: Mapping[str, Dataset | Stream],
     origin: Origin | None = None,
+    files: FileList | None = None,
 ) -> RunRecord:
     """What `run.json` will say of a run that begins."""
-    return RunRecord(
+    record = RunRecord(
         name=request.run,
+        flow_run=request.flow_run,
         created_at=datetime.now(UTC).isoformat(),
-        config=config.recorded(),
+        config=with_defaults(config).recorded(),
         pipeline=pipeline_of(request),
         fingerprint=fingerprint(config),
-        datasets=_describe_data(datasets),
+        datasets={split: describe_data(dataset) for split, dataset in datasets.items()},
+        input_state=_input_state(request.pipeline.get("infer_input", "")),
+        code=code_of(config.workload),
         origin=origin,
+    )
+    return files_in_record(record, files)
+
+
+def with_surroundings(record: RunRecord, config: TrainConfig) -> RunRecord:
+    """The record of a run whose workers' device is known now."""
+    return record.model_copy(
+        update={"config": with_defaults(config).recorded(), "fingerprint": fingerprint(config)}
     )
 
 
@@ -233,11 +251,6 @@ def pipeline_of(request: DriverRequest) -> dict[str, Any]:
     return request.pipeline | {"experiment": request.experiment, "dry_run": request.dry_run}
 
 
-def _describe_data(datasets: Mapping[str, Dataset | Stream]) -> dict[str, dict[str, Any]]:
-    return {
-        split: {
-            "samples": len(dataset),
-            "digest": dataset.digest() if hasattr(dataset, "digest") else None,
-        }
-        for split, dataset in datasets.items()
-    }
+def _input_state(source: str) -> str:
+    """What tells one state of the files at `source` from another; empty for a split, or none."""
+    return "" if not source or source in SPLITS else state_of(source)

@@ -33,12 +33,12 @@ from train_core.engine.mlflow_runs import (
     without_login,
 )
 from train_core.engine.mlflow_stages import headline
+from train_core.engine.recorded import load_recorded
 from train_core.errors import StorageError, TrackingError
 from train_core.results import CheckpointSummary
 from train_core.storage.names import MODEL_FILE
 from train_core.storage.pins import MLFLOW_MODEL, pin
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.workload import load_workload
 
 _CHECKPOINT = "evertrain.checkpoint"
 _DIGEST = "evertrain.checkpoint_digest"
@@ -198,7 +198,7 @@ def _save(runs: MlflowRuns, checkpoint: Checkpoint, model: LoggedModel, folder: 
     own = {name: tensor.clone() for name, tensor in weights.items()}
     safetensors.torch.save_file(own, data / MODEL_FILE, {"format": "pt"})
     config = runs.record.config.model_copy(update={"runtime_env": {}})
-    columns = load_workload(config.workload, config.settings).example()
+    columns = load_recorded(runs.folder, config).example()
     dtypes = {name: array.dtype.str for name, array in columns.items()}
     described = serving.Served(config=config, dtypes=dtypes)
     (data / serving.SERVED_FILE).write_text(described.model_dump_json(indent=1))

@@ -25,11 +25,20 @@ from train_core.engine.group import Group
 from train_core.engine.logs import set_up_logging
 from train_core.engine.loop import Trainer
 from train_core.engine.preflight import fingerprint
+from train_core.engine.recorded import files_in_record
 from train_core.errors import ConfigError
 from train_core.policy.steps import MicroBatch
 from train_core.proof import StandaloneTask, died_mark, error_file
+from train_core.storage.data_files import FileList
 from train_core.storage.run_folder import RunFolder, RunRecord
-from train_core.workload import Dataset, Split, Stream, Workload, load_workload
+from train_core.workload import (
+    Dataset,
+    Split,
+    Stream,
+    Workload,
+    load_workload,
+    pinned_files,
+)
 
 
 class Beginning:
@@ -97,7 +106,7 @@ def train(task: StandaloneTask, told: Path) -> None:
     held = None
     if group.is_first:
         if not folder.exists():
-            folder.create(_record(task))
+            folder.create(*_record(task))
         held = folder.begin_attempt()
     attempt = group.from_first(held.attempt if held else 0)
     StandaloneTrainer(task, told, attempt, group).run()
@@ -105,8 +114,10 @@ def train(task: StandaloneTask, told: Path) -> None:
         held.release()
 
 
-def _record(task: StandaloneTask) -> RunRecord:
-    return RunRecord(
+def _record(task: StandaloneTask) -> tuple[RunRecord, FileList | None]:
+    """The record of a run that begins, and the files that its workload names."""
+    files = pinned_files(load_workload(task.config.workload, task.config.settings))
+    record = RunRecord(
         name=task.run,
         created_at=datetime.now(UTC).isoformat(),
         config=task.config.recorded(),
@@ -114,6 +125,7 @@ def _record(task: StandaloneTask) -> RunRecord:
         fingerprint=fingerprint(task.config),
         datasets={},
     )
+    return files_in_record(record, files), files
 
 
 def main() -> None:

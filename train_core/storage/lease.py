@@ -192,6 +192,12 @@ def holder_of(store: Store) -> Holder | None:
     return None if holder.is_local and not holder.is_alive else holder
 
 
+def end_of(store: Store, attempt: int) -> str:
+    """How the run ended as the attempt gave it free: FINISHED, FAILED, KILLED; empty: unknown."""
+    beat = _beat(store, attempt)
+    return beat.end if beat.released else ""
+
+
 def is_over(store: Store, attempt: int) -> bool:
     """Whether nothing more of the attempt can count, and its process is gone as far as can be told.
 

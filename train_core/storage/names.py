@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Self
 
 from train_core.errors import ConfigError
@@ -25,6 +26,10 @@ EVALUATIONS = "evaluations"
 PREDICTIONS = "predictions"
 ASKED = "asked"
 CALLS = "calls"
+DATA = "data"
+
+_LONGEST_SLUG = 80
+_UNIQUE_CHARACTERS = 6
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CHECKPOINT = re.compile(r"step-(\d{8,})-a(\d{4,})")
@@ -35,17 +40,37 @@ _WHO = re.compile(r"[a-z][a-z0-9-]{0,99}")
 _PIN = re.compile(rf"([^/]+)/({_WHO.pattern})\.json")
 
 
+def is_run_name(name: str) -> bool:
+    """Whether `name` can be one folder's name on every storage."""
+    return bool(_RUN_NAME.fullmatch(name)) and ".." not in name
+
+
 def check_run_name(name: str) -> str:
     """`name`, if it can be one folder's name on every storage.
 
     Raises ConfigError for anything else: separators, `..`, blanks, more than 128 characters.
     """
-    if not _RUN_NAME.fullmatch(name) or ".." in name:
+    if not is_run_name(name):
         raise ConfigError(
             f"run name {name!r} is not usable: take letters, digits, '.', '_' and '-', beginning "
             "with a letter or digit, at most 128 of them, without '..' or '/'"
         )
     return name
+
+
+def workload_slug(workload: str) -> str:
+    """The class of `package.module:Name` as small letters, digits and dashes."""
+    found = re.sub(r"[^a-z0-9]+", "-", workload.rpartition(":")[2].lower()).strip("-")
+    return found[:_LONGEST_SLUG] or "run"
+
+
+def default_run_name(workload: str, scheduled: datetime, unique: str) -> str:
+    """What a run is called that was given no name, as `clinic-20261123-030000-01a206`.
+
+    `scheduled` is when it was to begin; the end of `unique` tells apart what begins together.
+    """
+    time = scheduled.astimezone(UTC)
+    return f"{workload_slug(workload)}-{time:%Y%m%d-%H%M%S}-{unique[-_UNIQUE_CHARACTERS:]}"
 
 
 @dataclass(frozen=True)

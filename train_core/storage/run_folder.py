@@ -2,6 +2,7 @@
 
 <storage>/<run>/
     run.json            what was asked; created once
+    data/               the files of the workload's data (see `data_files`)
     asked/              what was asked of it later (see `asked`)
     lease/              who drives the run (see `lease`)
     checkpoints/step-00001200-a0007/    files, then manifest.json: the commit
@@ -24,10 +25,11 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from train_core.config import TrainConfig
-from train_core.errors import CheckpointError, ConfigError, RunConflictError, StorageError
+from train_core.errors import CheckpointError, ConfigError, StorageError
 from train_core.results import CheckpointSummary
 from train_core.storage import lease, pins
 from train_core.storage.asked import Asked, newest_asked, note_asked
+from train_core.storage.data_files import FileList, SourceRecord, key_of, read_file_list
 from train_core.storage.digests import digest_of
 from train_core.storage.documents import read_document, read_object
 from train_core.storage.files import fault_of
@@ -68,12 +70,27 @@ class RunRecord(BaseModel):
     format: Literal[1] = 1
     name: str
     created_at: str
+    flow_run: str = Field(default="", description="The flow run after which the run is named.")
     config: TrainConfig
     pipeline: dict[str, Any] = Field(description="What the flow was asked beyond the training.")
     fingerprint: dict[str, str] = Field(
         description="Library versions, instruction set, threads: other values, other bits."
     )
     datasets: dict[str, dict[str, Any]] = Field(description="Samples and digest of each split.")
+    input_state: str = Field(
+        default="",
+        description="Of the names, sizes and versions of the files to score; empty: a split is.",
+    )
+    sources: dict[str, SourceRecord] = Field(
+        default_factory=dict, description="The data that the workload names, by its names."
+    )
+    files: FileEntry | None = Field(
+        default=None, description="The list of their files, in data/; None where it names none."
+    )
+    code: dict[str, str] = Field(
+        default_factory=dict,
+        description="evertrain's version, the digest of the workload's source file, its commit.",
+    )
     forked_from: str = Field(default="", description="The checkpoint that the run began with.")
     origin: Origin | None = Field(default=None, description="Whose weights the run began with.")
 
@@ -130,6 +147,13 @@ class RunFolder:
         """
         return read_document(self.store, RunRecord, RUN_JSON, "the record of a run")[0]
 
+    def files_of(self, record: RunRecord) -> FileList | None:
+        """The data files of the run; None if its workload names none, or none were recorded.
+
+        Raises CheckpointError if the list is damaged.
+        """
+        return read_file_list(self.store, record.files) if record.files else None
+
     def asked(self) -> Asked:
         """What was asked last: what `record` says, or what was changed since. Raises as it does."""
         if found := newest_asked(self.store):
@@ -146,8 +170,13 @@ class RunFolder:
             lease.check(self.store, attempt)
             note_asked(self.store, attempt, asked)
 
-    def create(self, record: RunRecord) -> None:
-        """Create the run. Raises FileExistsError if it exists."""
+    def create(self, record: RunRecord, files: FileList | None = None) -> None:
+        """Create the run, with the list of data files that `record.files` vouches for.
+
+        Raises FileExistsError if it exists.
+        """
+        if files is not None and record.files is not None:
+            self.store.write(key_of(record.files), files.to_json(), durable=True)
         self.store.create(RUN_JSON, (record.model_dump_json(indent=1) + "\n").encode())
 
     def refuse_leftovers(self) -> None:
@@ -158,11 +187,20 @@ class RunFolder:
                 "deleted, or of a fork that was killed. Delete the folder, or take another name"
             )
 
-    def check_continuation(self, asked: TrainConfig) -> None:
-        """Raise RunConflictError if `asked` changes what may not change in this run."""
-        differences = self.record().config.differences(asked)
-        if differences:
-            raise RunConflictError(self.name, differences)
+    def check_name(self, flow_run: str) -> None:
+        """Raise ConfigError if the run has its name from another flow run than `flow_run`.
+
+        Empty: the name was asked for, and the run is continued whatever it was named after.
+        """
+        if not flow_run:
+            return
+        owner = self.record().flow_run
+        if owner != flow_run:
+            begun = f"was begun by flow run {owner}" if owner else "was not begun by a flow run"
+            raise ConfigError(
+                f"run {self.name!r} {begun}, and flow run {flow_run} would be named the same: "
+                "give its run another name with the parameter `run`"
+            )
 
     def begin_attempt(self) -> lease.Lease:
         """Take the lease, quarantine what is damaged, seal what earlier attempts committed.
@@ -323,6 +361,7 @@ class RunFolder:
             "name": name,
             "created_at": datetime.now(UTC).isoformat(),
             "forked_from": self.store.uri(checkpoint.key),
+            "flow_run": "",
         }
         # Its attempts follow those whose names it has: two commits must not meet under one.
         held = lease.acquire(fork.store, name, above=checkpoint.name.attempt)
@@ -331,8 +370,9 @@ class RunFolder:
                 self.store.copy(key, fork.store, key)
             if asked := newest_asked(self.store):
                 note_asked(fork.store, held.attempt, asked)
+            record = self.record()
             try:
-                fork.create(self.record().model_copy(update=changed))
+                fork.create(record.model_copy(update=changed), self.files_of(record))
             except FileExistsError:
                 # Begun by somebody else meanwhile, who has nothing to do with our checkpoint.
                 fork.delete_checkpoint(checkpoint.name, attempt=held.attempt)
@@ -365,16 +405,8 @@ class RunFolder:
 
         Raises CheckpointError if it says nothing of that kind there.
         """
-        found: Any = self.report()
-        if found is None:
-            return None
-        for name in path:
-            found = found.get(name) if isinstance(found, dict) else None
-        if not isinstance(found, kind):
-            raise CheckpointError(
-                f"{self.store.uri(REPORT_JSON)} does not say {'.'.join(path)}: mend it or delete it"
-            )
-        return found
+        report = self.report()
+        return None if report is None else said_in(report, self, kind, *path)
 
     def live(self) -> dict[str, Any] | None:
         """Where the training is right now, as far as it told; None if that cannot be read."""
@@ -398,3 +430,15 @@ class RunFolder:
             # Whatever lies there marks the checkpoint.
             return str(error)
         return mark.reason
+
+
+def said_in(report: dict[str, Any], folder: RunFolder, kind: type[_T], *path: str) -> _T:
+    """What the folder's report says at `path`. Raises CheckpointError if nothing of that kind."""
+    found: Any = report
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(found, kind):
+        raise CheckpointError(
+            f"{folder.store.uri(REPORT_JSON)} does not say {'.'.join(path)}: mend it or delete it"
+        )
+    return found

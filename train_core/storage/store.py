@@ -105,7 +105,19 @@ class Store:
         """The object piece by piece, in bounded memory."""
         end = self.size_bytes(key)
         for start in range(0, end, size_bytes):
-            yield self._piece(key, start, min(start + size_bytes, end))
+            yield self.piece(key, start, min(start + size_bytes, end))
+
+    def piece(self, key: str, start: int, end: int) -> bytes:
+        """The object's bytes from `start` to `end`."""
+        path = self.path(key)
+        if start >= end:
+            return b""  # some servers refuse to be asked for nothing
+        return self._run(
+            "read",
+            key,
+            lambda ask: bytes(ask("cat_file", path, start=start, end=end)),
+            size_bytes=end - start,
+        )
 
     def size_bytes(self, key: str) -> int:
         """The object's size."""
@@ -252,6 +264,51 @@ class Store:
         names = {posixpath.basename(path) for path in found - {folder}}
         return sorted(name for name in names if not name.startswith(local_disk.TEMPORARY))
 
+    def tree(self, key: str = "", max_depth: int = 0) -> dict[str, dict[str, Any]]:
+        """What the filesystem tells of the object, or of each in the folder and below it, by key.
+
+        `max_depth` is how many levels below it are looked at; 0: all. Raises FileNotFoundError if
+        nothing is there.
+        """
+        path = self.path(key).rstrip("/")
+
+        def once(ask: _Ask) -> dict[str, dict[str, Any]]:
+            info = ask("info", path or "/")
+            if info["type"] != "directory":
+                return {path: info}
+            found = ask("find", path or "/", maxdepth=max_depth or None, detail=True)
+            return {name: one for name, one in found.items() if one["type"] == "file"}
+
+        found = self._run("list", key, once)
+        root = self._root.rstrip("/")
+        return {name.removeprefix(root).lstrip("/"): one for name, one in found.items()}
+
+    def sizes(self, key: str = "") -> dict[str, int]:
+        """The sizes of the objects directly below `key`, by their names, sorted."""
+        folder = self.path(key).rstrip("/") or "/"
+
+        def once(ask: _Ask) -> list[dict[str, Any]]:
+            try:
+                return list(ask("ls", folder, detail=True))
+            except (FileNotFoundError, NotADirectoryError) as error:
+                if not _is_there(ask, folder):
+                    return []
+                # A disk is asked for each file, and one was renamed or deleted in that moment.
+                raise UnfinishedError("what is in it changes") from error
+
+        # As in `names`: what marks the folder is no object in it.
+        found = {
+            posixpath.basename(one["name"]): one["size"]
+            for one in self._run("list", key, once)
+            if one["type"] != "directory" and one["name"].rstrip("/") != folder
+        }
+        return {
+            # A server of plain HTTP may list no sizes.
+            name: self.size_bytes(f"{key}/{name}".lstrip("/")) if size is None else int(size)
+            for name, size in sorted(found.items())
+            if not name.startswith(local_disk.TEMPORARY)
+        }
+
     def delete(self, key: str) -> None:
         """Delete the object, or the folder with all that is in it; fine if it is gone.
 
@@ -323,15 +380,6 @@ class Store:
     def _at(self, url: str, patience: Patience) -> Self:
         """A store of the same kind at another address."""
         return type(self)(url, patience)
-
-    def _piece(self, key: str, start: int, end: int) -> bytes:
-        path = self.path(key)
-        return self._run(
-            "read",
-            key,
-            lambda ask: bytes(ask("cat_file", path, start=start, end=end)),
-            size_bytes=end - start,
-        )
 
     def _copy(
         self, key: str, target: Store, target_key: str, copy_local: Callable[[str, str], None]

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import gzip
 import math
+import posixpath
 import struct
 import zlib
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from train_core.datasets.files import DataFile
 from train_core.errors import DataError
 from train_core.storage.store import Store
 
+PACKED = ".gz"
 _DTYPES: dict[int, np.dtype[Any]] = {
     0x08: np.dtype(">u1"),
     0x09: np.dtype(">i1"),
@@ -28,6 +33,9 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     0x0E: np.dtype(">f8"),
 }
 
+# More than any header has: four bytes, and four for each of at most 255 dimensions.
+_HEADER_BYTES = 4096
+
 
 def read_idx(folder: str, name: str) -> npt.NDArray[Any]:
     """The array in the file `name`, or `name`.gz, of the folder at an fsspec URL.
@@ -36,22 +44,51 @@ def read_idx(folder: str, name: str) -> npt.NDArray[Any]:
     Raises DataError if neither file exists or if the one found is not a whole IDX file.
     """
     store = Store(folder)
-    try:
-        return parse_idx(store.read(name), store.uri(name))
-    except FileNotFoundError:
-        packed = f"{name}.gz"
-    try:
-        data = store.read(packed)
-    except FileNotFoundError:
-        raise DataError(
-            f"{store.uri(name)} is missing, and so is {packed} beside it: "
-            "give the URL of the folder that has one of them"
-        ) from None
-    return parse_idx(_gunzip(data, store.uri(packed)), store.uri(packed))
+    for file in (name, f"{name}{PACKED}"):
+        with suppress(FileNotFoundError):
+            return parse_idx_file(store.read(file), store.uri(file))
+    raise missing_idx(folder, name)
+
+
+def pick_idx(files: Iterable[DataFile], folder: str, name: str) -> npt.NDArray[Any]:
+    """The array in the file `name`, or `name`.gz, of those that a workload named in `folder`.
+
+    Raises DataError as `read_idx`, and if the file is not what was recorded.
+    """
+    found = {posixpath.basename(file.url): file for file in files}
+    file = found.get(name) or found.get(f"{name}{PACKED}")
+    if file is None:
+        raise missing_idx(folder, name)
+    return parse_idx_file(file.read(), file.url)
+
+
+def missing_idx(folder: str, name: str) -> DataError:
+    """The error that neither spelling of a file is there."""
+    return DataError(
+        f"{Store(folder).uri(name)} is missing, and so is {name}{PACKED} beside it: "
+        "give the URL of the folder that has one of them"
+    )
+
+
+def parse_idx_file(data: bytes, source: str) -> npt.NDArray[Any]:
+    """As `parse_idx`, of a file that is packed if its name, `source`, ends with .gz."""
+    return parse_idx(_gunzip(data, source) if source.endswith(PACKED) else data, source)
 
 
 def parse_idx(data: bytes, source: str) -> npt.NDArray[Any]:
     """The array that `data` holds; `source` names it in the DataError if it is malformed."""
+    dtype, shape, header_bytes = _parse_header(data, len(data), source)
+    values = np.frombuffer(data, dtype, offset=header_bytes).reshape(shape)
+    return values.astype(dtype.newbyteorder("="), copy=False)
+
+
+def _parse_header(
+    data: bytes, size_bytes: int | None, source: str
+) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """The type and shape that the beginning of a file tells, and the header's size in bytes.
+
+    The file's size is checked where it is known.
+    """
     if len(data) < 4:
         raise DataError(f"{source} is truncated: expected 4 bytes of magic, found {len(data)}")
     code, num_dimensions = data[2], data[3]
@@ -66,17 +103,15 @@ def parse_idx(data: bytes, source: str) -> npt.NDArray[Any]:
             f"{source} is truncated: expected {header_bytes} bytes of header "
             f"for {num_dimensions} dimensions, found {len(data)}"
         )
-    shape = struct.unpack_from(f">{num_dimensions}I", data, 4)
-    dtype = _DTYPES[code]
+    dtype, shape = _DTYPES[code], struct.unpack_from(f">{num_dimensions}I", data, 4)
     expected_bytes = header_bytes + math.prod(shape) * dtype.itemsize
-    if len(data) != expected_bytes:
-        fault = "is truncated" if len(data) < expected_bytes else "has trailing bytes"
+    if size_bytes is not None and size_bytes != expected_bytes:
+        fault = "is truncated" if size_bytes < expected_bytes else "has trailing bytes"
         raise DataError(
             f"{source} {fault}: expected {expected_bytes} bytes "
-            f"for {' x '.join(map(str, shape))} values, found {len(data)}"
+            f"for {' x '.join(map(str, shape))} values, found {size_bytes}"
         )
-    values = np.frombuffer(data, dtype, offset=header_bytes).reshape(shape)
-    return values.astype(dtype.newbyteorder("="), copy=False)
+    return dtype, shape, header_bytes
 
 
 def format_idx(array: npt.NDArray[Any]) -> bytes:
@@ -87,6 +122,24 @@ def format_idx(array: npt.NDArray[Any]) -> bytes:
             return header + array.astype(dtype).tobytes()
     names = ", ".join(dtype.name for dtype in _DTYPES.values())
     raise ValueError(f"IDX has no type for {array.dtype}: use one of {names}")
+
+
+def idx_header(store: Store, name: str, size_bytes: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """The type and shape of the array in a file, read from its beginning alone.
+
+    Raises DataError if that is none of an IDX file, or of one of another size.
+    """
+    source, start = store.uri(name), store.piece(name, 0, min(size_bytes, _HEADER_BYTES))
+    unpacked_bytes: int | None = size_bytes
+    if name.endswith(".gz"):
+        try:
+            start = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(start, _HEADER_BYTES)
+        except zlib.error as error:
+            raise DataError(
+                f"{source} is corrupt: no gzip stream begins there ({error})"
+            ) from error
+        unpacked_bytes = None
+    return _parse_header(start, unpacked_bytes, source)[:2]
 
 
 def _gunzip(data: bytes, source: str) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +12,7 @@ from torch import nn
 
 from train_core.errors import DataError
 from train_core.workload import ArrayDataset, Split
-from train_core.workloads.idx import read_idx
+from train_core.workloads.idx import pick_idx
 from train_core.workloads.images import ImageClassifier, ImageSettings
 from train_core.workloads.resnet import ResNet18, load_published_weights
 
@@ -53,6 +55,10 @@ class MnistResNet18(ImageClassifier[MnistSettings]):
             assert isinstance(model, ResNet18)
             load_published_weights(model, self.settings.weights)
 
+    def sources(self) -> Mapping[str, str]:
+        """The IDX files, plain or packed."""
+        return {"idx": f"{glob.escape(self.settings.data.rstrip('/'))}/*-idx?-ubyte*"}
+
     def dataset(self, split: Split) -> ArrayDataset:
         """The files' test split; their training split less what is held out for validation."""
         if split == "test":
@@ -75,8 +81,9 @@ class MnistResNet18(ImageClassifier[MnistSettings]):
 
     def _read(self, prefix: str) -> ArrayDataset:
         folder = self.settings.data
-        images = read_idx(folder, f"{prefix}-images-idx3-ubyte")
-        labels = read_idx(folder, f"{prefix}-labels-idx1-ubyte")
+        files = self.files("idx")
+        images = pick_idx(files, folder, f"{prefix}-images-idx3-ubyte")
+        labels = pick_idx(files, folder, f"{prefix}-labels-idx1-ubyte")
         num_classes = len(self.class_names)
         if images.shape[1:] != self.image_shape or images.dtype != np.uint8:
             raise DataError(

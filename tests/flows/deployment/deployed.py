@@ -21,6 +21,7 @@ import yaml
 
 from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import ROOT
+from train_core.storage import lease
 from train_core.storage.run_folder import RunFolder
 
 Prefect = Callable[..., str]
@@ -259,6 +260,15 @@ def held(prefect: Prefect, home: Path, run: str, **more: Any) -> Iterator[tuple[
         shutil.rmtree(notes)
 
 
+def flow_of(folder: RunFolder) -> psutil.Process:
+    """The process that runs the flow: the parent of the run's driver."""
+    holder = lease.holder_of(folder.store)
+    assert holder is not None
+    parent = psutil.Process(holder.pid).parent()
+    assert parent is not None
+    return parent
+
+
 def wait_for(what: Callable[[], object], home: Path, within_s: float = 150) -> None:
     """Wait until it is true; if it never is, show what the server and the worker say."""
     deadline = time.monotonic() + within_s
@@ -270,7 +280,13 @@ def wait_for(what: Callable[[], object], home: Path, within_s: float = 150) -> N
 
 
 def flow_runs(api: str, run: str) -> list[dict[str, Any]]:
+    """The flow runs of that name."""
     return filtered(api, "flow_runs", flow_runs={"name": {"any_": [run]}})
+
+
+def all_flow_runs(api: str) -> list[dict[str, Any]]:
+    """All flow runs, oldest first."""
+    return sorted(filtered(api, "flow_runs"), key=lambda one: str(one["created"]))
 
 
 def state(api: str, run: str) -> str:

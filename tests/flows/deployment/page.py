@@ -174,13 +174,13 @@ class Reader:
 
     def _edit(self, changes: dict[str, Any]) -> None:
         """Change a copy of prefect.yaml as a block of the page shows it."""
-        if "pull" in changes:
-            # Steps for machines that we do not have; that Prefect knows them is all we see.
-            return
         file = self.folder / "prefect.yaml"
+        if not file.exists() or "name" not in changes:
+            # An example of what a reader has and we do not: a bucket, other machines.
+            return
         deployed = yaml.safe_load(file.read_text())
-        (retrain,) = (one for one in deployed["deployments"] if one["name"] == "retrain")
-        retrain.update(changes)
+        (named,) = (one for one in deployed["deployments"] if one["name"] == changes["name"])
+        named.update(changes)
         file.write_text(yaml.safe_dump(deployed))
 
     def _keep(self, command: str) -> None:

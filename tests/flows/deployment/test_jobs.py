@@ -70,7 +70,7 @@ def test_a_flow_that_is_moved_leaves_its_job_alone_and_attaches_again(
     (link,) = {
         str(one["data"])
         for one in found(api, "artifacts", "moved")
-        if one["key"] == "ray-job-moved"
+        if one["key"] == "retrain-ray-job"
     }
     assert "/#/jobs/moved-a0001-" in link
     (shown,) = {

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
+from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
 import pytest
 
 from flows.deaths import MAX_DEATHS
@@ -15,6 +14,8 @@ from tests.flows.deployment.deployed import (
     HELD,
     Prefect,
     Server,
+    all_flow_runs,
+    flow_of,
     flow_runs,
     found,
     held,
@@ -46,8 +47,8 @@ def runs_at(home: Path) -> set[str]:
     return {one.name for one in (home / "runs").glob("*")}
 
 
-def test_a_workers_run_is_named_as_asked_or_after_its_flow_run(
-    prefect: Prefect, home: Path
+def test_a_workers_run_is_named_as_asked_or_by_workload_and_time(
+    prefect: Prefect, api: str, home: Path
 ) -> None:
     asked, before = {"run": "nightly-1", "epochs": 1, "batch_size": 64}, runs_at(home)
     for parameters in (asked, {**asked, "run": ""}):
@@ -56,7 +57,10 @@ def test_a_workers_run_is_named_as_asked_or_after_its_flow_run(
             "--param", f"parameters={json.dumps(parameters)}", "--watch",
         )  # fmt: skip
     first, second = sorted(runs_at(home) - before)
-    assert re.fullmatch("by-hand-[0-9a-f]{8}", first)
+    (named,) = flow_runs(api, first)
+    scheduled = datetime.fromisoformat(named["expected_start_time"]).astimezone(UTC)
+    assert first == f"digits-{scheduled:%Y%m%d-%H%M%S}-{named['id'][-6:]}"
+    assert RunFolder(str(home / "runs"), first).record().flow_run == named["id"]
     assert second == "nightly-1"
     for run in (first, second):
         report = RunFolder(str(home / "runs"), run).report()
@@ -68,11 +72,54 @@ def test_the_flow_runs_page_has_the_artifacts_and_the_workers_log(
     prefect: Prefect, api: str
 ) -> None:
     artifacts = {one["key"]: str(one["data"]) for one in found(api, "artifacts", "nightly-1")}
-    assert set(artifacts) >= {"progress-nightly-1", "checkpoints-nightly-1", "report-nightly-1"}
-    assert "step-00000020-a0001" in artifacts["checkpoints-nightly-1"]
-    assert "data:image/png;base64," in artifacts["report-nightly-1"]
+    assert set(artifacts) >= {"retrain-progress", "retrain-checkpoints", "retrain-report"}
+    assert "step-00000020-a0001" in artifacts["retrain-checkpoints"]
+    assert "data:image/png;base64," in artifacts["retrain-report"]
     messages = [one["message"] for one in found(api, "logs", "nightly-1")]
     assert any("epoch 1, step 20: " in message for message in messages)
+
+
+def test_artifacts_have_one_history_from_run_to_run(prefect: Prefect) -> None:
+    # Those of the two runs above, at least; the newest first.
+    listed = json.loads(prefect("artifact", "inspect", "retrain-report", "--output", "json"))
+    texts = [one["data"] for one in listed]
+    assert len(texts) >= 2
+    assert any(
+        "Before: run `nightly-1`" in text or "Before: run `digits-" in text for text in texts
+    )
+
+
+def test_without_anything_new_a_night_ends_completed_and_begins_no_run(
+    prefect: Prefect, api: str, home: Path
+) -> None:
+    asked = {"epochs": 1, "batch_size": 64, "seed": 11, "skip_unchanged": True}
+    before = runs_at(home)
+
+    def night() -> None:
+        parameters = f"parameters={json.dumps(asked)}"
+        prefect("deployment", "run", "retrain/retrain", "--param", parameters, "--watch")
+
+    night()
+    (first,) = runs_at(home) - before
+    night()
+    assert runs_at(home) - before == {first}
+    newest = all_flow_runs(api)[-1]
+    assert newest["state_type"] == "COMPLETED"
+    told = f"no new data: run {first} has all that would come of it"
+    assert newest["state"]["message"] == told
+    assert newest["name"].startswith("digits-")
+    assert shown_at(f"sqlite:///{home}/mlflow.db", f"{home}/runs/{newest['name']}") == {}
+
+
+def test_a_flow_run_that_is_retried_continues_its_run_under_its_name(
+    prefect: Prefect, api: str, home: Path
+) -> None:
+    (first, *_) = [one for one in all_flow_runs(api) if one["name"].startswith("digits-")]
+    before = runs_at(home)
+    prefect("flow-run", "retry", first["id"])
+    wait_for(lambda: flow_runs(api, first["name"])[0]["run_count"] == 2, home)
+    wait_for(lambda: state(api, first["name"]) == "COMPLETED", home)
+    assert runs_at(home) == before
 
 
 def test_the_best_checkpoint_scores_data_in_a_flow_of_its_own(prefect: Prefect) -> None:
@@ -110,15 +157,6 @@ def test_mnist_reaches_its_accuracy(prefect: Prefect, home: Path, real_data: Pat
     assert report is not None, (home / "worker.log").read_text()
     assert report["train"]["epoch"] == 1
     assert report["test_metrics"]["accuracy"] >= 0.985
-
-
-def flow_of(folder: RunFolder) -> psutil.Process:
-    """The process that runs the flow: the parent of the run's driver."""
-    holder = lease.holder_of(folder.store)
-    assert holder is not None
-    parent = psutil.Process(holder.pid).parent()
-    assert parent is not None
-    return parent
 
 
 def kill_flow(folder: RunFolder, attempt: int, home: Path) -> None:
@@ -175,6 +213,9 @@ def test_a_run_that_is_cancelled_saves_and_goes_on_later(
         assert shown["pipeline"]["status"] == "KILLED"
         last = folder.checkpoints()[-1].manifest
         assert (31 < last.step < 60, last.stopped_by) == (True, "request")
+        # It was wanted, so nothing of it is an error.
+        assert "Crash detected" not in log_of(api, "cancelled")
+        assert "Traceback" not in log_of(api, "cancelled")
         # Prefect says so twice; the second time, a retry before it would be undone.
         wait_for(lambda: "successfully" in message(api, "cancelled"), home)
         prefect("flow-run", "retry", flow_run["id"])

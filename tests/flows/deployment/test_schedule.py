@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
@@ -18,6 +17,7 @@ from tests.flows.deployment.deployed import (
     Server,
     Site,
     errors_in,
+    flow_of,
     flow_runs,
     own_prefect_file,
     scheduled_runs,
@@ -25,7 +25,6 @@ from tests.flows.deployment.deployed import (
     states_of,
     wait_for,
 )
-from train_core.storage import lease
 from train_core.storage.run_folder import RunFolder
 
 INTERVAL_S = 20
@@ -106,15 +105,6 @@ def waits(flow_run: dict[str, Any]) -> bool:
     return bool(flow_run["state_name"] == "AwaitingConcurrencySlot")
 
 
-def kill_flow(folder: RunFolder) -> None:
-    """Kill the process of the flow whose driver has the lease."""
-    holder = lease.holder_of(folder.store)
-    assert holder is not None
-    parent = psutil.Process(holder.pid).parent()
-    assert parent is not None
-    parent.kill()
-
-
 def samples_of(folder: RunFolder) -> int:
     return sum(int(split["samples"]) for split in folder.record().datasets.values())
 
@@ -158,7 +148,7 @@ def test_a_schedule_fires_again_and_again_one_waits_and_one_that_dies_is_run_aga
         for note in notes.iterdir():
             note.unlink()
         second = held()
-        kill_flow(RunFolder(str(home / "runs"), second))
+        flow_of(RunFolder(str(home / "runs"), second)).kill()
         (notes / "go-on").touch()
         wait_for(lambda: {one["state_type"] for one in fired()} == {"COMPLETED"}, home, LONG_S)
     shutil.rmtree(notes)

@@ -1,0 +1,177 @@
+"""How the stages are driven, with Prefect's server and without it: the one place that decides.
+
+The stages run in a thread of the session, as tasks of a flow run where there is one, and as plain
+functions where Prefect's server could not even begin one. Prefect's engine tries a request that
+fails again for minutes: it is waited for as long as its server answers, and else for seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from prefect import State, Task, runtime
+from prefect.exceptions import CancelledRun, TerminationSignal
+
+from tasks.retries import OPTIONS, is_transient
+from tasks.server_connection import ServerConnection
+from tasks.session import Session, Stages, stopped
+from train_core.driver import DriverRequest
+from train_core.errors import StoppedError
+from train_core.results import Report
+
+Start = Callable[..., Callable[[], Any]]
+"""Starts a task with its arguments, and gives what waits for its result."""
+
+BACK_WITHIN_S = 3.0
+"""How long a server that is away is waited for when the stages have ended."""
+END_WITHIN_S = 5.0
+"""How long Prefect's engine has to report the end to a server that does not answer."""
+SLOW_END_S = 60.0
+"""How long to one that does."""
+ENDS_WITHIN_S = 10.0
+"""How long the stages have to end when the driver was closed."""
+_POLL_INTERVAL_S = 0.2
+
+NOT_TOLD = (
+    "Prefect does not know that run {run!r} has ended: its server does not answer. The next "
+    "command that finds it tells it so, or the automation does"
+)
+
+
+def as_tasks(task: Task[..., Any], *arguments: Any) -> Callable[[], Any]:
+    """Start the task in the flow run of this context."""
+    future = task.submit(*arguments)
+
+    def result() -> Any:
+        try:
+            return future.result()
+        except CancelledRun as error:
+            raise _stopped(arguments, error) from None
+
+    return result
+
+
+def as_functions(task: Task[..., Any], *arguments: Any) -> Callable[[], Any]:
+    """Run the task's function without Prefect, tried again as Prefect would."""
+    for tries_left in range(OPTIONS["retries"], -1, -1):
+        try:
+            found = task.fn(*arguments)
+            break
+        except Exception as error:
+            if not (tries_left and is_transient(error)):
+                raise
+            time.sleep(OPTIONS["retry_delay_seconds"])
+    if isinstance(found, State):
+        raise _stopped(arguments, CancelledRun(found.message or ""))
+    return lambda: found
+
+
+def _stopped(arguments: tuple[Any, ...], error: CancelledRun) -> Exception:
+    request = arguments[0]
+    return stopped(request) if isinstance(request, DriverRequest) else error
+
+
+def outcome_of(session: Session, stages: Stages) -> Report:
+    """Run the stages, or wait for those that run, in a thread that nothing interrupts."""
+    session.begin(stages)
+    while True:
+        try:
+            return session.outcome()
+        except asyncio.CancelledError:
+            # Thrown in by Prefect where it could not renew this run's place among those that the
+            # deployment may have at once. The run goes on, whoever else begins.
+            continue
+
+
+@contextmanager
+def connected(session: Session) -> Iterator[ServerConnection]:
+    """The session's connection to Prefect's server; what it missed is shown at the end.
+
+    A worker's process ends soon afterwards, also if the server stays away.
+    """
+    if session.server is None:
+        session.server = ServerConnection(session.tell).__enter__()
+    exit_code = 1
+    try:
+        yield session.server
+        exit_code = 0
+    except (KeyboardInterrupt, TerminationSignal, StoppedError):
+        exit_code = 0
+        raise
+    finally:
+        session.server.wait_until_shown(BACK_WITHIN_S)
+        if runtime.deployment.id:
+            leave_when_prefect_hangs(session, exit_code)
+
+
+class FlowThread(threading.Thread):
+    """Prefect's engine runs the flow here, so that nothing of it can hold the main thread."""
+
+    def __init__(self, run: Callable[[], State[Any]]) -> None:
+        super().__init__(name="prefect flow", daemon=True)
+        self._run_flow = run
+        self.has_ended = False
+        """Whether Prefect knows how the flow ended."""
+        self.failure = ""
+        """Why Prefect's engine gave up, if it did."""
+
+    def run(self) -> None:
+        """Run the flow; its outcome is the session's."""
+        try:
+            self._run_flow()
+        except BaseException as error:  # noqa: BLE001 (whatever the engine raises)
+            self.failure = f"{type(error).__name__}: {error}"
+        else:
+            self.has_ended = True
+
+
+def begin(session: Session, flow: FlowThread | None, stages: Stages) -> None:
+    """Begin with the stages: in the flow; without it if Prefect's engine does not come to them."""
+    if flow is not None:
+        flow.start()
+    while not session.wait_until_begun(_POLL_INTERVAL_S):
+        is_lost = session.server is None or session.server.is_lost
+        if flow is None or not flow.is_alive() or is_lost:
+            session.begin(stages)
+
+
+def await_prefect(session: Session, flow: threading.Thread) -> None:
+    """Wait until the flow has ended in Prefect, too, as long as its server answers.
+
+    `flow` is the thread that Prefect's engine runs in. The session must be closed.
+    """
+    begin = time.monotonic()
+    while flow.is_alive():
+        answers = session.server is not None and session.server.answers
+        if time.monotonic() - begin > (SLOW_END_S if answers else END_WITHIN_S):
+            return
+        flow.join(_POLL_INTERVAL_S)
+
+
+def leave_when_prefect_hangs(session: Session, exit_code: int) -> None:
+    """End this process of a worker's soon, though Prefect's engine waits for its server.
+
+    Call it when nothing is left to do but Prefect's own; the flow's thread is the main one.
+    """
+
+    def leave() -> None:
+        session.wait_until_closed()
+        await_prefect(session, threading.main_thread())
+        session.tell(NOT_TOLD.format(run=session.request.run))
+        leave_now(exit_code)
+
+    threading.Thread(target=leave, name="leave", daemon=True).start()
+
+
+def leave_now(exit_code: int) -> NoReturn:
+    """End the process: what Prefect's threads wait to send is not waited for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)

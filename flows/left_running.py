@@ -1,0 +1,87 @@
+"""Flow runs that Prefect shows as running though nobody drives them any more.
+
+Their process died, or Prefect's server was away when they ended. How a run ended is in its folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from prefect import State, runtime
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.states import Cancelled, Completed, Crashed, Failed
+
+from train_core.config import LOCAL
+from train_core.driver import DriverRequest
+from train_core.errors import EvertrainError
+from train_core.storage import lease
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.store import Store
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+_SAYS = "Prefect's server was away when the run ended; its folder says how."
+
+
+def left_running(client: SyncPrefectClient, request: DriverRequest) -> list[FlowRun]:
+    """The other flow runs of this flow that Prefect shows as running though nobody drives them.
+
+    To be called by who has the lease of the run that `request` names.
+    """
+    running = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING]))
+    flow = FlowFilter(name=FlowFilterName(any_=[str(runtime.flow_run.flow_name)]))
+    own = UUID(str(runtime.flow_run.id))
+    found = client.read_flow_runs(flow_filter=flow, flow_run_filter=FlowRunFilter(state=running))
+    return [one for one in found if one.id != own and true_state(one, request) is not None]
+
+
+def put_right(client: SyncPrefectClient, found: Iterable[FlowRun], request: DriverRequest) -> None:
+    """Give flow runs that nobody drives their true state.
+
+    Call it a while after they were found: one that was just beginning is driven by now, and one
+    that was just ending has ended by itself.
+    """
+    for one in found:
+        current = client.read_flow_run(one.id).state
+        state = true_state(one, request)
+        if state is not None and current is not None and current.is_running():
+            client.set_flow_run_state(one.id, state, force=True)
+
+
+def true_state(found: FlowRun, request: DriverRequest) -> State[Any] | None:
+    """The state that a flow run should have; None if somebody drives its run or may do so.
+
+    A run of that name in a folder of that path on another machine is taken for this one.
+    """
+    asked = found.parameters.get("parameters", {})
+    try:
+        if "storage" not in asked or Store(asked["storage"]).url != Store(request.storage).url:
+            return None
+        folder = RunFolder(request.storage, found.name)
+        is_own = found.name == request.run
+        if not is_own and lease.holder_of(folder.store) is not None:
+            return None
+        # The attempt before the one that this process has.
+        attempt = lease.newest_attempt(folder.store) - is_own
+        end = lease.end_of(folder.store, attempt) if attempt > 0 else ""
+    except EvertrainError:
+        # A storage that is unknown here, or is away.
+        return None
+    if end:
+        named = {"FINISHED": Completed, "KILLED": Cancelled, "FAILED": Failed}
+        return named[end](message=_SAYS) if end in named else None
+    if found.deployment_id is not None or asked.get("ray_address", LOCAL) != LOCAL:
+        # The automations run it again; or another flow may live that is attached to the job.
+        return None
+    is_there = folder.exists()
+    return Crashed(message="Another flow run goes on with the run.") if is_there else None

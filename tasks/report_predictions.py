@@ -1,0 +1,58 @@
+"""The report task of a batch inference: its outcome in the log, in Prefect and in MLflow."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from tasks.artifacts import new_artifact, show
+from tasks.retries import OPTIONS, cancelled_if_stopped
+from tasks.session import run_logger, session_of
+from train_core.driver import DriverRequest
+from train_core.errands import mirror_predictions
+from train_core.errors import EvertrainError
+from train_core.results import PredictionsResult
+from train_core.storage.run_folder import RunFolder
+
+_MOST_SAID = 300
+
+
+@task(name="report", task_run_name="report {request.run}", **OPTIONS)
+@cancelled_if_stopped
+def report_predictions(
+    request: DriverRequest, predictions: PredictionsResult, tracking_uri: str
+) -> None:
+    """Say where the predictions are. Neither Prefect nor MLflow has to be there for it."""
+    session = session_of(request)
+    run_logger().info(
+        "%d rows of %s, scored by %s of run %s: %s",
+        *(predictions.num_rows, predictions.source, predictions.checkpoint.name),
+        *(request.run, predictions.uri),
+    )
+    page = predictions_markdown(request.run, predictions)
+    show(session, new_artifact("markdown", "predictions", page, f"Predictions of {request.run}"))
+    if not tracking_uri:
+        return
+    folder = RunFolder(request.storage, request.run)
+    try:
+        mirror_predictions(folder, predictions, tracking_uri)
+    except EvertrainError as error:
+        said = str(error).splitlines()[0][:_MOST_SAID]
+        session.tell(
+            f"MLflow does not show the predictions ({said}): `evertrain mirror {request.run}` "
+            "sends what it lacks of the run, as soon as it answers"
+        )
+
+
+def predictions_markdown(run: str, predictions: PredictionsResult) -> str:
+    """A batch inference as a table in Markdown."""
+    facts = {
+        "predictions": f"`{predictions.uri}`",
+        "rows": f"{predictions.num_rows}",
+        "files": f"{len(predictions.files)}",
+        "run": f"`{run}`",
+        "checkpoint": f"`{predictions.checkpoint.name}`",
+        "input": f"`{predictions.source}`",
+        "digest of the input": f"`{predictions.input_digest}`" if predictions.input_digest else "-",
+    }
+    rows = "\n".join(f"| {name} | {text} |" for name, text in facts.items())
+    return f"# {predictions.num_rows} rows\n\n| | |\n| --- | --- |\n{rows}\n"

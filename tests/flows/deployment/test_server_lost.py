@@ -1,0 +1,91 @@
+"""A worker's runs whose Prefect server fails while they train."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.chaos.outages import AWAY_S
+from tests.chaos.prefect_lost import END_WITHIN_S
+from tests.chaos.servers import OwnPrefect, Way
+from tests.engine.digests import digest_of_training
+from tests.flows.conftest import isolated
+from tests.flows.deployment.deployed import Site, flow_of, found, held, state, wait_for
+from train_core.storage.run_folder import RunFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of these runs' own, whose server is not the other tests'."""
+    return tmp_path_factory.mktemp("server-lost")
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator[OwnPrefect]:
+    with OwnPrefect(home) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def api(server: OwnPrefect) -> str:
+    return server.environment["PREFECT_API_URL"]
+
+
+@pytest.fixture(scope="module")
+def site(server: OwnPrefect, home: Path, api: str) -> Iterator[Site]:
+    """The deployments there, and a worker that waits for runs."""
+    site = Site(home, isolated(home), api)
+    site.deploy()
+    with site.worker():
+        yield site
+
+
+def is_like(folder: RunFolder, undisturbed: str) -> bool:
+    attempts = {one.name.attempt for one in folder.checkpoints()}
+    return attempts == {1} and digest_of_training(folder) == undisturbed
+
+
+@pytest.mark.parametrize("way", list(Way))
+def test_one_that_is_back_in_time_shows_the_run_as_undisturbed(
+    way: Way, site: Site, server: OwnPrefect, api: str, home: Path, undisturbed: str
+) -> None:
+    run = f"back-{way.name.lower().replace('_', '-')}"
+    with held(site.prefect, home, run) as (folder, go_on):
+        server.fail(way, flow_of(folder).pid)
+        # This is the promise: half a minute, while the flow lives.
+        time.sleep(AWAY_S)
+        server.mend()
+        go_on.touch()
+        wait_for(lambda: state(api, run) == "COMPLETED", home)
+    assert {"table", "markdown"} <= {one["type"] for one in found(api, "artifacts", run)}
+    assert is_like(folder, undisturbed)
+
+
+def test_one_that_stays_away_does_not_keep_the_flow_and_shows_it_later(
+    site: Site, server: OwnPrefect, api: str, home: Path, undisturbed: str
+) -> None:
+    with held(site.prefect, home, "away") as (folder, go_on):
+        flow = flow_of(folder)
+        server.fail(Way.KILLED, flow.pid)
+        go_on.touch()
+        wait_for(lambda: folder.report() is not None, home)
+        with suppress(psutil.NoSuchProcess):
+            flow.wait(END_WITHIN_S)
+    assert is_like(folder, undisturbed)
+    server.mend()
+    parameters = {"run": "next", "epochs": 1, "batch_size": 64}
+    site.prefect(
+        "deployment", "run", "retrain/retrain",
+        "--param", f"parameters={json.dumps(parameters)}", "--watch",
+    )  # fmt: skip
+    wait_for(lambda: state(api, "away") == "COMPLETED", home)
+    said = (home / "worker.log").read_text()
+    assert said.count("Prefect does not know that run 'away' has ended") == 1

@@ -1,0 +1,146 @@
+"""The batch inference flow: the newest run, data that come each night, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn.datasets import load_digits
+
+from tests.flows.mlflow_side import runs_in
+from train_core.results import PredictionsResult
+from train_core.storage.manifest import PredictionsManifest, read_manifest
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.store import Store
+
+# The first one that needs the undisturbed pipeline waits for it.
+pytestmark = pytest.mark.timeout(600)
+
+NOBODY_LISTENS = "http://127.0.0.1:9"
+
+FLOW = """
+import json, sys
+from flows import embedded
+embedded.configure(verbose=True)
+from flows.batch_inference import batch_inference
+for parameters in json.loads(sys.argv[1]):
+    try:
+        print(batch_inference(**parameters).model_dump_json())
+    except ValueError as error:
+        print(json.dumps({"refused": str(error)}))
+"""
+
+
+class Place:
+    """A storage with the undisturbed run alone, and an MLflow that knows it, for flows of a test.
+
+    Others compare what MLflow shows of the undisturbed run.
+    """
+
+    def __init__(self, home: Path, environment: dict[str, str], folder: Path) -> None:
+        self.folder, self.storage = folder, str(folder / "runs")
+        self.tracking_uri = f"sqlite:///{folder}/mlflow.db"
+        self._environment = environment | {"MLFLOW_TRACKING_URI": self.tracking_uri}
+        shutil.copytree(home / ".evertrain/runs/undisturbed", folder / "runs/undisturbed")
+        shutil.copy(home / ".evertrain/mlflow.db", folder / "mlflow.db")
+        # What is found in it is of this test.
+        self._environment["PREFECT_HOME"] = str(folder / "prefect")
+
+    def infer(self, *parameters: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
+        """What each flow run gave or was refused for, and the log."""
+        asked = json.dumps([{"storage": self.storage} | one for one in parameters])
+        done = subprocess.run(
+            [sys.executable, "-c", FLOW, asked],
+            cwd=self.folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+    def in_prefect(self, query: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.folder / "prefect/prefect.db")) as database:
+            return list(database.execute(query))
+
+
+@pytest.fixture
+def place(undisturbed: str, home: Path, environment: dict[str, str], tmp_path: Path) -> Place:
+    return Place(home, environment, tmp_path)
+
+
+def images(folder: Path, column: str) -> str:
+    folder.mkdir()
+    pq.write_table(pa.table({column: load_digits().images[:30].tolist()}), folder / "new.parquet")
+    return str(folder)
+
+
+def test_the_newest_run_scores_new_data_and_its_address_is_everywhere(place: Place) -> None:
+    source = images(place.folder / "night", "image")
+    workload = "tests.flows.held:HeldDigits"
+    ((found,), log) = place.infer({"run": "latest", "workload": workload, "infer_input": source})
+    result = PredictionsResult.model_validate(found)
+    best = RunFolder(place.storage, "undisturbed").reported(str, "best", "name")
+    assert (result.checkpoint.name, result.num_rows, result.source) == (best, 30, source)
+    manifest, _ = read_manifest(Store(result.uri), PredictionsManifest)
+    assert manifest.input["digest"] == result.input_digest
+
+    told = f"30 rows of {source}, scored by {best} of run undisturbed: {result.uri}"
+    assert sum(line.endswith(told) for line in log.splitlines()) == 1, log
+    assert place.in_prefect("SELECT name FROM flow_run") == [(f"undisturbed {best}",)]
+    ((key, page),) = place.in_prefect("SELECT key, data FROM artifact WHERE key IS NOT NULL")
+    assert key == "predictions-undisturbed"
+    for fact in (result.uri, best, source, result.input_digest):
+        assert fact in page
+    (infer,) = (
+        run
+        for run in runs_in(place.tracking_uri, RunFolder(place.storage, "undisturbed").url)
+        + runs_in(place.tracking_uri, original_url(place))
+        if run.data.tags["evertrain.stage"] == "infer"
+    )
+    assert infer.data.tags["evertrain.predictions"] == result.uri
+
+
+def original_url(place: Place) -> str:
+    """Where the run was when it was trained: MLflow says so."""
+    report = RunFolder(place.storage, "undisturbed").report()
+    assert report is not None
+    return os.path.dirname(report["uri"])
+
+
+def test_what_cannot_be_done_is_refused_with_what_there_is(place: Place) -> None:
+    source = images(place.folder / "night", "picture")
+    found, log = place.infer(
+        {"infer_input": source},
+        {"workload": "clinic:Clinic"},
+        {"run": "undisturbed", "checkpoint": "step-00000001-a0001"},
+    )
+    missing, none, no_checkpoint = (one["refused"] for one in found)
+    assert missing == f"{source}/new.parquet: column 'image' is missing, found picture"
+    assert f"no finished run of clinic:Clinic in {place.storage}" in none
+    assert "undisturbed (of tests.flows.held:HeldDigits)" in none
+    assert "has no checkpoint 'step-00000001-a0001'; it has" in no_checkpoint
+    assert "Traceback" not in log.partition(missing)[0]
+
+
+@pytest.mark.slow
+def test_predictions_are_made_though_mlflow_is_down(place: Place) -> None:
+    folder = RunFolder(place.storage, "undisturbed")
+    asked = folder.asked()
+    away = asked.model_copy(update={"pipeline": asked.pipeline | {"tracking_uri": NOBODY_LISTENS}})
+    folder.note_asked(away, attempt=1)
+    ((found,), log) = place.infer({"run": "undisturbed", "infer_input": "validation"})
+    assert found["num_rows"] > 0
+    (told,) = [line for line in log.splitlines() if "MLflow does not show" in line]
+    assert "`evertrain mirror undisturbed` sends what it lacks" in told

@@ -1,0 +1,40 @@
+"""What a folder's listing tells, and objects that are read piece by piece."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import pytest
+
+from train_core.storage.ranges import RangeReader
+from train_core.storage.store import Store
+
+
+def test_a_listing_has_the_sizes_of_the_objects_and_no_folders(storage_url: str) -> None:
+    store = Store(storage_url)
+    store.write("b", b"12345")
+    store.write("a", b"")
+    store.write("below/c", b"123")
+    assert store.sizes() == {"a": 0, "b": 5}
+    assert list(store.sizes()) == ["a", "b"]
+    assert store.sizes("below") == {"c": 3}
+    assert store.sizes("nowhere") == {}
+    assert Store(store.uri("b")).sizes() == {}
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 10), (3, 7), (9, 10), (4, 4)])
+def test_a_piece_is_what_was_asked_for(start: int, end: int, storage_url: str) -> None:
+    store, data = Store(storage_url), bytes(range(10))
+    store.write("a", data)
+    assert store.piece("a", start, end) == data[start:end]
+
+
+def test_a_range_reader_reads_as_a_file_does(storage_url: str) -> None:
+    store, data = Store(storage_url), os.urandom(1000)
+    store.write("a", data)
+    file, expected = RangeReader(store, "a", len(data)), io.BytesIO(data)
+    for offset, whence, size in ((0, 0, 10), (5, 1, 10), (-8, 2, 100), (990, 0, -1), (2000, 0, 5)):
+        assert file.seek(offset, whence) == expected.seek(offset, whence)
+        assert file.read(size) == expected.read(size)
+        assert file.tell() == expected.tell()

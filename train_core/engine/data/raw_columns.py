@@ -1,0 +1,118 @@
+"""What `prepare` is given of data to score: a column that is missing is told by file and name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from train_core.errors import DataError, EvertrainError
+from train_core.workload import Batch, Columns, Workload
+
+_MOST_SHOWN = 40
+_log = logging.getLogger(__name__)
+
+
+class MissingColumnError(DataError, KeyError):
+    """A column that the workload asks for is not in the data.
+
+    It is a KeyError, too: a workload may catch it where it can do without the column.
+    """
+
+    # A KeyError shows its message in quotes.
+    __str__ = Exception.__str__
+
+
+class RawColumns(dict[str, npt.NDArray[Any]]):
+    """Raw columns by name, of rows from one file or several.
+
+    `files` has each file's columns by its address: the rows have those that all files have.
+    """
+
+    def __init__(self, columns: Columns, files: Mapping[str, Collection[str]]) -> None:
+        super().__init__(columns)
+        self.files = files
+
+    def without(self, names: Collection[str]) -> Self:
+        """The columns that are not named."""
+        kept = {name: array for name, array in self.items() if name not in names}
+        return type(self)(kept, self.files)
+
+    def __missing__(self, name: str) -> npt.NDArray[Any]:
+        raise self.missing(name)
+
+    def missing(self, name: object) -> MissingColumnError:
+        """The error that says which file lacks the column, and what it has."""
+        lacking = (file for file, columns in self.files.items() if name not in columns)
+        file = next(lacking, next(iter(self.files)))
+        there = sorted(self.files[file])
+        more = f", … ({len(there)} in all)" if len(there) > _MOST_SHOWN else ""
+        return MissingColumnError(
+            f"{file} has no column {name!r}, which the workload's prepare asks for: it has "
+            f"{', '.join(there[:_MOST_SHOWN]) or 'none'}{more}"
+        )
+
+
+def prepared(workload: Workload[Any], columns: RawColumns) -> Batch:
+    """The raw columns as a batch, as inference makes it of them.
+
+    Raises DataError, which names the file, for a column that is missing and for what `prepare`
+    refuses in the data; its other errors as they are.
+    """
+    known = columns.without(workload.target_columns)
+    try:
+        return workload.prepare(known, None)
+    except MissingColumnError:
+        raise
+    except DataError as error:
+        files = list(columns.files)
+        more = f" (or one of {len(files) - 1} others)" if len(files) > 1 else ""
+        raise DataError(f"{files[0]}{more}: {error}") from error
+    except KeyError as error:
+        # A DataFrame made of the columns has errors of its own.
+        if _comes_from_pandas(error):
+            raise known.missing(error.args[0]) from error
+        raise
+
+
+def try_prepare(workload: Workload[Any], columns: RawColumns) -> None:
+    """Raise DataError if `prepare` cannot do with such data.
+
+    What else is wrong with it is for the workers to tell, with its traceback.
+    """
+    try:
+        prepared(workload, columns)
+    except EvertrainError:
+        raise
+    except Exception:  # noqa: BLE001 (the user's own code)
+        _log.debug("prepare fails with the first rows", exc_info=True)
+
+
+def joined(parts: Mapping[str, Columns]) -> RawColumns:
+    """The rows of all parts, which are files by their addresses.
+
+    Raises DataError if a column's rows are not of one shape in all of them.
+    """
+    (first, head), *rest = parts.items()
+    shared = [name for name in head if all(name in part for part in parts.values())]
+    for file, part in rest:
+        for name in shared:
+            here, there = head[name].shape[1:], part[name].shape[1:]
+            if here != there:
+                raise DataError(
+                    f"column {name!r} has rows of shape {here} in {first} and of {there} in "
+                    f"{file}: give data of one shape"
+                )
+    rows = {name: np.concatenate([part[name] for part in parts.values()]) for name in shared}
+    return RawColumns(rows, {file: list(part) for file, part in parts.items()})
+
+
+def _comes_from_pandas(error: KeyError) -> bool:
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    module = place.tb_frame.f_globals.get("__name__", "") if place else ""
+    return str(module).partition(".")[0] == "pandas"

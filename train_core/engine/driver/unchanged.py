@@ -1,0 +1,116 @@
+"""Whether a training would come to anything new since the last finished run of its workload."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from train_core.config import TrainConfig
+from train_core.driver import DriverRequest
+from train_core.engine.progress import is_finished
+from train_core.engine.recorded import with_defaults
+from train_core.errors import EvertrainError, WorkloadError
+from train_core.policy.changes import Inputs, changes
+from train_core.storage.data_files import FileList
+from train_core.storage.finished_runs import FinishedRun, finished_runs
+from train_core.storage.run_folder import RunFolder, RunRecord
+from train_core.workload import SPLITS
+
+# What the numbers may depend on, too, but changes with the machine that a night happens to run on.
+_OF_THE_MACHINE = ("machine", "cpu_capability", "device", "num_workers", "threads_per_worker")
+_log = logging.getLogger("train_core.driver")
+
+
+def run_that_has_it(record: RunRecord, files: FileList | None, request: DriverRequest) -> str:
+    """The last finished run of the workload, if nothing that counts has changed since; else empty.
+
+    `record` and `files` are what the new run would record. Why it has to train is logged.
+    """
+    workload = record.config.workload
+    last = _last_finished(request.storage, workload)
+    if last is None:
+        _log.info("no run of %s has finished yet: it trains", workload)
+        return ""
+    found = changes(*_inputs_of(last, record, files, asked_shards=request.config.num_shards))
+    if not found:
+        return last.name
+    _log.info("since run %s: %s: it trains", last.name, "; ".join(found))
+    return ""
+
+
+def _last_finished(storage: str, workload: str) -> FinishedRun | None:
+    """The newest run whose training is over, also by what it was asked last."""
+    for run in finished_runs(storage, workload):
+        try:
+            if _is_over(run.folder):
+                return run
+        except EvertrainError as error:
+            _log.warning(
+                "run %r cannot be read, so it is no run to compare with: %s", run.name, error
+            )
+    return None
+
+
+def _is_over(folder: RunFolder) -> bool:
+    checkpoints = folder.checkpoints()
+    return bool(checkpoints) and is_finished(checkpoints[-1], folder.asked().config)
+
+
+def _inputs_of(
+    last: FinishedRun, record: RunRecord, files: FileList | None, *, asked_shards: int
+) -> tuple[Inputs, Inputs]:
+    """What the last run came of, and what the new one would."""
+    newest = last.folder.asked()
+    # Where none were asked for, they follow the number of workers.
+    shards = {"num_shards": newest.config.num_shards if asked_shards else 0}
+    was = newest.config.model_copy(update=shards)
+    now = record.config.model_copy(update={"num_shards": asked_shards})
+    # The lists of files may be long.
+    is_listed = last.record.sources != record.sources
+    return (
+        _inputs(last.record, was, newest.pipeline, _listed(last) if is_listed else None),
+        _inputs(record, now, record.pipeline, files if is_listed else None),
+    )
+
+
+def _listed(last: FinishedRun) -> FileList | None:
+    try:
+        return last.folder.files_of(last.record)
+    except EvertrainError as error:
+        _log.warning("the files of run %r cannot be read: %s", last.name, error)
+        return None
+
+
+def _inputs(
+    record: RunRecord, config: TrainConfig, pipeline: dict[str, Any], files: FileList | None
+) -> Inputs:
+    scored = str(pipeline.get("infer_input", ""))
+    listed = files.sources if files else {}
+    return Inputs(
+        datasets=record.datasets,
+        config=config.deciding(),
+        settings=_settings(config),
+        code=record.code,
+        libraries={
+            name: version
+            for name, version in record.fingerprint.items()
+            if name not in _OF_THE_MACHINE
+        },
+        sources={name: source.digest for name, source in record.sources.items()},
+        files={
+            name: {file.name: file.digest for file in source.files}
+            for name, source in listed.items()
+        },
+        first_weights=record.origin.digest if record.origin else "",
+        scored=scored,
+        scored_state=record.input_state,
+        is_split_scored=scored in ("", *SPLITS),
+    )
+
+
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    """The workload's settings with its defaults, as far as it still knows them."""
+    try:
+        return with_defaults(config).settings
+    except WorkloadError:
+        return config.settings

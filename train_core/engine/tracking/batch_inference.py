@@ -1,0 +1,28 @@
+"""A batch inference in MLflow: shown in the run whose checkpoint scored, which may have ended."""
+
+from __future__ import annotations
+
+from train_core.engine.mirror import set_environment
+from train_core.errors import TrackingError
+from train_core.storage.predictions import committed_predictions
+from train_core.storage.run_folder import RunFolder
+
+
+def show_batch_inference(run_url: str, predictions_url: str, tracking_uri: str) -> None:
+    """Show committed predictions in the run's MLflow run; showing them again changes nothing.
+
+    It needs no lease and tells nothing else of the run. Raises TrackingError if MLflow does not
+    have the run, and what its client raises if it does not answer.
+    """
+    set_environment()
+    from train_core.engine.mlflow_runs import MlflowRuns, has_run, public_uri
+    from train_core.engine.mlflow_stages import show_predictions
+
+    folder = RunFolder.at(run_url)
+    experiment = str(folder.record().pipeline.get("experiment", "evertrain"))
+    if not has_run(folder, tracking_uri, experiment):
+        raise TrackingError(f"MLflow at {public_uri(tracking_uri)} does not have the run")
+    runs = MlflowRuns(folder, tracking_uri, experiment, is_live=False)
+    for result in committed_predictions(folder):
+        if result.uri == predictions_url:
+            show_predictions(runs, result)

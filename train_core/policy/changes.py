@@ -1,0 +1,105 @@
+"""What has changed since a training: whether another one would come to anything new."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Splits that have no digest, of a workload that names no files, may be any data.
+_UNKNOWN = "{split} data has no digest, so whether it changed is not known"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that decides what a training and its predictions come to."""
+
+    datasets: Mapping[str, Mapping[str, Any]]
+    """Of each split the samples and the digest."""
+    config: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    """The workload's, defaults included."""
+    code: Mapping[str, str]
+    libraries: Mapping[str, str]
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """The digest of each source of files that the workload names."""
+    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """The digests of a source's files, by their names; only to tell what of it changed."""
+    first_weights: str = ""
+    """The digest of the weights that it begins with; empty: the workload's own."""
+    scored: str = ""
+    """What is scored: a split's name or an address."""
+    scored_state: str = ""
+    """What tells one state of the files at that address from another; empty: not known."""
+    is_split_scored: bool = True
+
+
+def changes(was: Inputs, now: Inputs) -> list[str]:
+    """What differs and counts, each in a few words; empty: the same would come of it again."""
+    return [
+        *_new_data(was, now),
+        *_differing("settings.", was.settings, now.settings),
+        *_differing("", was.config, now.config),
+        *(["the weights to begin with changed"] if was.first_weights != now.first_weights else []),
+        *_scored(was, now),
+        *_differing("code: ", was.code, now.code, shows_values=False),
+        *_differing("", was.libraries, now.libraries),
+    ]
+
+
+def _new_data(was: Inputs, now: Inputs) -> Iterator[str]:
+    named = was.sources.keys() | now.sources.keys()
+    altered = sorted(name for name in named if was.sources.get(name) != now.sources.get(name))
+    parts = [part for name in altered for part in _of_source(name, was, now)]
+    parts = parts or [
+        part
+        for split, found in now.datasets.items()
+        for part in _of_split(split, was.datasets.get(split, {}), found)
+    ]
+    if parts:
+        yield f"new data: {', '.join(parts)}"
+    elif not now.sources:
+        for split, found in now.datasets.items():
+            if not found.get("digest"):
+                yield _UNKNOWN.format(split=split)
+
+
+def _of_source(name: str, was: Inputs, now: Inputs) -> list[str]:
+    before, after = was.files.get(name), now.files.get(name)
+    if before is None or after is None:
+        return [f"{name} changed"]
+    altered = [file for file in before.keys() & after.keys() if before[file] != after[file]]
+    told = (
+        (after.keys() - before.keys(), "more"),
+        (before.keys() - after.keys(), "fewer"),
+        (altered, "changed"),
+    )
+    return [f"{name} {_count(files)} {what}" for files, what in told if files]
+
+
+def _of_split(split: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    if was.get("samples") != now.get("samples"):
+        yield f"{split} {now.get('samples')} samples, not {was.get('samples')}"
+    elif was.get("digest") != now.get("digest"):
+        yield f"{split} changed"
+
+
+def _count(found: Collection[str]) -> str:
+    return f"{len(found)} file{'' if len(found) == 1 else 's'}"
+
+
+def _scored(was: Inputs, now: Inputs) -> Iterator[str]:
+    if was.scored != now.scored:
+        yield f"infer_input changed ({was.scored!r} to {now.scored!r})"
+    elif not now.is_split_scored and (not now.scored_state or was.scored_state != now.scored_state):
+        yield f"the files at infer_input {now.scored!r} changed"
+
+
+def _differing(
+    prefix: str, was: Mapping[str, Any], now: Mapping[str, Any], *, shows_values: bool = True
+) -> Iterator[str]:
+    for name in sorted(was.keys() | now.keys()):
+        before, after = was.get(name), now.get(name)
+        if before != after:
+            values = f" ({before!r} to {after!r})" if shows_values else ""
+            yield f"{prefix}{name} changed{values}"

@@ -1,0 +1,109 @@
+"""What differs between what two runs were asked for, and what they were begun with.
+
+Names, times and addresses of runs are left aside. What decides the numbers counts; what may change
+in a run, and the surroundings, are told: whether they mattered, the bits say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from train_core.config import TrainConfig
+from train_core.differences import Kind, ValueDifference
+from train_core.results import Result
+from train_core.storage.run_folder import RunFolder, RunRecord
+
+_DATA = {"datasets", "sources", "origin"}
+# An address says nothing of what is there: the digest does.
+_ADDRESSES = {"url", "uri"}
+_SURROUNDINGS = {"fingerprint", "code"}
+_ABSENT = object()
+
+
+class RecordsComparison(Result):
+    """What differs between the records of two runs."""
+
+    configuration: list[ValueDifference]
+    """Parameters and settings that decide the numbers."""
+    data: list[ValueDifference]
+    """Samples and digests of the splits, the files of the data, and the first weights."""
+    may_change: list[ValueDifference]
+    """Parameters that may change in a run, and the pipeline's. They do not count."""
+    surroundings: list[ValueDifference]
+    """Versions of libraries and code, and the machine. They do not count."""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing differs that counts."""
+        return not (self.configuration or self.data)
+
+
+def compare_records(a: RunFolder, b: RunFolder) -> RecordsComparison:
+    """What differs between two runs as their folders record them. Raises as `RunFolder.record`."""
+    asked_a, asked_b = a.asked(), b.asked()
+    config = _differences(asked_a.config.model_dump(), asked_b.config.model_dump())
+    fixed = asked_a.config.differences(asked_b.config).keys()
+    decides = {name.partition(".")[0] for name in fixed}
+    record_a, record_b = a.record(), b.record()
+    records = [record.model_dump(mode="json") for record in (record_a, record_b)]
+    data_a, data_b = (_only(_DATA, one) for one in records)
+    around_a, around_b = (_only(_SURROUNDINGS, one) for one in records)
+    return RecordsComparison(
+        configuration=[one for one in config if _field(one) in decides],
+        data=[
+            one
+            for one in _differences(data_a, data_b)
+            if one.name.rpartition(".")[2] not in _ADDRESSES
+        ]
+        + _differences(_files(a, record_a), _files(b, record_b)),
+        may_change=[one for one in config if _field(one) not in decides]
+        + _differences({"pipeline": asked_a.pipeline}, {"pipeline": asked_b.pipeline}),
+        surroundings=_differences(around_a, around_b),
+    )
+
+
+def _files(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+    """The digest of each file of the data, by its source and its name."""
+    found = folder.files_of(record)
+    sources = found.sources if found else {}
+    return {
+        f"{name}: {file.name}": file.digest
+        for name, source in sources.items()
+        for file in source.files
+    }
+
+
+def _only(names: Collection[str], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Some entries of run.json; an older evertrain may have written only some of them."""
+    return {name: value for name, value in record.items() if name in names}
+
+
+def _field(difference: ValueDifference) -> str:
+    """The field of the configuration that a difference is in."""
+    name = difference.name.partition(".")[0]
+    assert name in TrainConfig.model_fields
+    return name
+
+
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ValueDifference]:
+    of_a, of_b = dict(_leaves(a)), dict(_leaves(b))
+    found = []
+    for name in dict.fromkeys([*of_a, *of_b]):
+        in_a, in_b = of_a.get(name, _ABSENT), of_b.get(name, _ABSENT)
+        if in_a != in_b:
+            kind: Kind = "values"
+            if in_a is _ABSENT or in_b is _ABSENT:
+                kind = "only in B" if in_a is _ABSENT else "only in A"
+            shown_a, shown_b = (None if one is _ABSENT else one for one in (in_a, in_b))
+            found.append(ValueDifference(name=name, kind=kind, a=shown_a, b=shown_b))
+    return found
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every plain value or list of a nested mapping, by its path; what is None is not there."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    elif value is not None:
+        yield path, value

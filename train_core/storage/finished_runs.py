@@ -1,0 +1,93 @@
+"""The finished runs of a storage, newest first."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from train_core.errors import ConfigError, EvertrainError
+from train_core.storage.names import is_run_name
+from train_core.storage.run_folder import RunFolder, RunRecord
+from train_core.storage.store import Store
+
+_AT_ONCE = 16
+_MOST_TOLD = 10
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that has a report."""
+
+    folder: RunFolder
+    record: RunRecord
+    report: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.folder.name
+
+
+def finished_runs(storage: str, workload: str = "", *, before: str = "") -> Iterator[FinishedRun]:
+    """The runs of `workload`, or of any, in `storage` that have a report, newest created first.
+
+    With `before`, a time as run.json has it, those only that were created before it. Dry runs are
+    left out, and so is a run that cannot be read, which is logged.
+    """
+    for folder, record in _records(storage):
+        is_other = workload and record.config.workload != workload
+        if is_other or record.pipeline.get("dry_run") or (before and record.created_at >= before):
+            continue
+        try:
+            report = folder.report()
+        except EvertrainError as error:
+            _leave_out(folder.name, error)
+            continue
+        if report is not None:
+            yield FinishedRun(folder, record, report)
+
+
+def newest_finished(storage: str, workload: str = "") -> FinishedRun:
+    """The newest created of `finished_runs`. Raises ConfigError, which says what is there."""
+    for found in finished_runs(storage, workload):
+        return found
+    there = [f"{folder.name} (of {record.config.workload})" for folder, record in _records(storage)]
+    more = f" and {len(there) - _MOST_TOLD} more" if len(there) > _MOST_TOLD else ""
+    of = f"of {workload} " if workload else ""
+    raise ConfigError(
+        f"there is no finished run {of}in {storage}: one that has a report.json and is no dry run. "
+        "Of runs that can be read there are "
+        f"{', '.join(there[:_MOST_TOLD]) or 'none'}{more}"
+    )
+
+
+def _records(storage: str) -> list[tuple[RunFolder, RunRecord]]:
+    """All runs that can be read, newest created first."""
+    names = Store(storage).names()
+    with ThreadPoolExecutor(_AT_ONCE, "read") as pool:
+        found = [one for one in pool.map(partial(_recorded, storage), names) if one]
+    return sorted(found, key=lambda one: one[1].created_at, reverse=True)
+
+
+def _recorded(storage: str, name: str) -> tuple[RunFolder, RunRecord] | None:
+    """The run's folder and record; None for what is no run, or cannot be read."""
+    if not is_run_name(name):
+        return None
+    folder = RunFolder(storage, name)
+    try:
+        return (folder, folder.record()) if folder.exists() else None
+    except FileNotFoundError:
+        # It was deleted just now.
+        return None
+    except EvertrainError as error:
+        _leave_out(name, error)
+        return None
+
+
+def _leave_out(name: str, error: EvertrainError) -> None:
+    _log.warning("run %r cannot be read, and is left out: %s", name, error)

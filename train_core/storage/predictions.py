@@ -1,0 +1,42 @@
+"""The predictions of a run: what batch inferences have committed into its folder."""
+
+from __future__ import annotations
+
+from train_core.results import CheckpointSummary, PredictionsResult
+from train_core.storage.manifest import PredictionsManifest
+from train_core.storage.names import CHECKPOINTS, PREDICTIONS
+from train_core.storage.run_folder import RunFolder
+
+
+def result_of(
+    folder: RunFolder, key: str, manifest: PredictionsManifest, checkpoint: CheckpointSummary
+) -> PredictionsResult:
+    """Where committed predictions are, and of what."""
+    return PredictionsResult(
+        checkpoint=checkpoint,
+        uri=folder.store.uri(key),
+        num_rows=manifest.num_rows,
+        files=[folder.store.uri(f"{key}/{entry.name}") for entry in manifest.files],
+        source=str(manifest.input.get("source", "")),
+        input_digest=str(manifest.input.get("digest", "")),
+    )
+
+
+def committed_predictions(folder: RunFolder) -> list[PredictionsResult]:
+    """All committed predictions of the run, oldest first."""
+    found = folder.results(PREDICTIONS, PredictionsManifest)
+    return [
+        result_of(folder, key, manifest, _checkpoint(folder, manifest))
+        for key, manifest in sorted(found, key=lambda one: one[1].created_at)
+    ]
+
+
+def _checkpoint(folder: RunFolder, manifest: PredictionsManifest) -> CheckpointSummary:
+    """The checkpoint that made them; of one that was deleted since, what its predictions tell."""
+    try:
+        return folder.summary(folder.find(manifest.checkpoint))
+    except FileNotFoundError:
+        uri = folder.store.uri(f"{CHECKPOINTS}/{manifest.checkpoint}")
+        return CheckpointSummary(
+            name=manifest.checkpoint, uri=uri, step=manifest.step, epoch=0, metrics={}
+        )
