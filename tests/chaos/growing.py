@@ -55,21 +55,22 @@ class GrowingSettings(Settings):
 
 
 class Growing(Workload[GrowingSettings]):
-    """A small network on all files that are there.
-
-    `files` is the one place that says which those are.
-    """
+    """A small network on all files that are there when a run begins."""
 
     Settings = GrowingSettings
     class_names = ("no", "yes")
 
-    def files(self) -> list[Path]:
-        """Which files are read."""
-        return files_of(Path(self.settings.data))
+    def sources(self) -> Mapping[str, str]:
+        """The whole folder."""
+        return {"days": f"{self.settings.data}/*.parquet"}
 
     def dataset(self, split: Split) -> ArrayDataset:
         """The rows of a split, over all files; a row stays in its split for ever."""
-        table = pa.concat_tables(pq.read_table(file) for file in self.files())
+        tables = []
+        for file in self.files("days"):
+            with file.open() as opened:
+                tables.append(pq.read_table(opened))
+        table = pa.concat_tables(tables)
         columns = {name: table[name].to_numpy() for name in table.column_names}
         of_split = np.array([SPLIT_OF_REST.get(rest, "train") for rest in range(10)]) == split
         chosen = of_split[columns["row"] % 10]

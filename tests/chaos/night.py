@@ -50,6 +50,7 @@ PARAMETERS: dict[str, Any] = {
     "num_shards": 2,
     "checkpoint_every_steps": 7,
     "checkpoint_backpressure": "wait",
+    "skip_unchanged": True,
 }
 PAUSE_S = 0.1
 """What a step takes, so that there is somebody to strike."""
