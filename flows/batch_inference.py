@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from uuid import UUID
 
-from prefect import flow, runtime
+from prefect import State, flow, runtime
+from prefect.states import Cancelled
 
-from flows.driving import connected
+from flows.driving import as_tasks, connected, drive
 from flows.parameters import absolute, default_storage, tracking_uri_of
 from tasks.infer import infer
 from tasks.prepare import prepare
 from tasks.report_predictions import report_predictions
 from tasks.session import Session, open_session, run_logger
 from train_core.driver import DriverRequest
-from train_core.errors import ConfigError
+from train_core.errors import ConfigError, StoppedError
 from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.storage.finished_runs import newest_finished
 from train_core.storage.names import CheckpointName
@@ -38,7 +40,7 @@ def batch_inference(
     ray_address: str = "",
     runtime_env: dict[str, Any] | None = None,
     workload: str = "",
-) -> PredictionsResult:
+) -> PredictionsResult | State[PredictionsResult]:
     """Score `infer_input` with a checkpoint of `run`.
 
     Args:
@@ -66,13 +68,28 @@ def batch_inference(
         pipeline={"infer_input": infer_input},
         scores_only=True,
     )
-    with open_session(request) as session, connected(session):
-        session.log_to(run_logger())
-        name_flow_run(session, f"{folder.name} {summary.name}")
-        prepare(request)
-        predictions = infer(request, summary, infer_input)
-        report_predictions(request, predictions, tracking_uri_of(folder, None))
-        return predictions
+    tracking_uri = tracking_uri_of(folder, None)
+    try:
+        with open_session(request) as session, connected(session):
+            session.log_to(run_logger())
+            name_flow_run(session, f"{folder.name} {summary.name}")
+            predictions: PredictionsResult = drive(
+                session, partial(stages, summary, infer_input, tracking_uri)
+            )
+    except (KeyboardInterrupt, StoppedError):
+        return Cancelled(message="The batch inference was stopped; what it scored is not kept.")
+    return predictions
+
+
+def stages(
+    summary: CheckpointSummary, infer_input: str, tracking_uri: str, session: Session
+) -> PredictionsResult:
+    """The stages of a batch inference in their order, as tasks."""
+    request = session.request
+    as_tasks(prepare, request)()
+    predictions: PredictionsResult = as_tasks(infer, request, summary, infer_input)()
+    as_tasks(report_predictions, request, predictions, tracking_uri)()
+    return predictions
 
 
 def find_run(storage: str, name: str, workload: str) -> RunFolder:

@@ -9,6 +9,7 @@ from uuid import UUID
 from prefect import State, runtime
 from prefect.events import emit_event
 
+from tasks.flow_run import deployment_of_flow_run
 from tasks.server_connection import ServerConnection
 from tasks.session import run_logger
 from train_core.driver import DriverRequest
@@ -21,14 +22,14 @@ MAX_DEATHS = 5
 """How often in a row a flow run may die without a new checkpoint."""
 
 
-def refuse_endless(request: DriverRequest, server: ServerConnection) -> None:
+def refuse_endless(request: DriverRequest) -> None:
     """Raise GaveUpError if the flow run died so often in vain that it would be for ever.
 
     An automation runs again what crashed, without a bound; what failed it leaves alone.
     """
     folder = RunFolder(request.storage, request.run)
     try:
-        if not _died_too_often(server, folder):
+        if not _died_too_often(folder):
             return
         if folder.exists():
             held = lease.acquire(folder.store, folder.name)
@@ -53,16 +54,16 @@ def refuse_endless(request: DriverRequest, server: ServerConnection) -> None:
     )
 
 
-def announce_schedule(server: ServerConnection) -> None:
+def announce_schedule() -> None:
     """Send the event of a scheduled flow run's first state, which Prefect's scheduler leaves out.
 
     Automations see the events of a flow run in their order, and wait 15 minutes for one that is
     missing. So late, a flow run that a schedule made less than five minutes before it began would
     be run again when it died.
     """
-    if not runtime.deployment.id or runtime.flow_run.run_count > 1:
+    if not deployment_of_flow_run() or runtime.flow_run.run_count > 1:
         return
-    own = UUID(str(runtime.flow_run.id))
+    own, server = UUID(str(runtime.flow_run.id)), _server()
     flow_run = server.ask(lambda client: client.read_flow_run(own))
     states = server.ask(lambda client: client.read_flow_run_states(own))
     if flow_run is None or not states or not flow_run.auto_scheduled:
@@ -80,17 +81,24 @@ def announce_schedule(server: ServerConnection) -> None:
     )
 
 
-def _died_too_often(server: ServerConnection, folder: RunFolder) -> bool:
+def _died_too_often(folder: RunFolder) -> bool:
     # The run that goes on now is counted, too.
-    if not runtime.deployment.id or runtime.flow_run.run_count <= MAX_DEATHS:
+    if not deployment_of_flow_run() or runtime.flow_run.run_count <= MAX_DEATHS:
         return False
-    own = UUID(str(runtime.flow_run.id))
+    own, server = UUID(str(runtime.flow_run.id)), _server()
     states = server.ask(lambda client: client.read_flow_run_states(own))
     if states is None:
         return False
     checkpoints = folder.checkpoints()
     newest = datetime.fromisoformat(checkpoints[-1].manifest.created_at) if checkpoints else None
     return is_in_vain(states, newest)
+
+
+def _server() -> ServerConnection:
+    """Prefect's server, which has just begun this flow run, so that it answers if it has time."""
+    server = ServerConnection(run_logger().warning)
+    server.check_patiently()
+    return server
 
 
 def is_in_vain(states: Iterable[State], newest: datetime | None) -> bool:

@@ -13,18 +13,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
+from uuid import UUID
 
 from prefect import State, Task, runtime
 from prefect.exceptions import CancelledRun, TerminationSignal
 
+from flows.embedded import SEND_WITHIN_S
+from tasks.flow_run import deployment_of_flow_run
 from tasks.retries import OPTIONS, is_transient
 from tasks.server_connection import ServerConnection
 from tasks.session import Session, Stages, stopped
+from train_core.config import LOCAL
 from train_core.driver import DriverRequest
 from train_core.errors import StoppedError
-from train_core.results import Report
 
 Start = Callable[..., Callable[[], Any]]
 """Starts a task with its arguments, and gives what waits for its result."""
@@ -41,8 +44,9 @@ _POLL_INTERVAL_S = 0.2
 
 NOT_TOLD = (
     "Prefect does not know that run {run!r} has ended: its server does not answer. The next "
-    "command that finds it tells it so, or the automation does"
+    "retraining that finds it tells it so, or the automation does"
 )
+NOT_BEGUN = "Prefect has no flow run of run {run!r}: its server did not answer when it began"
 
 
 def as_tasks(task: Task[..., Any], *arguments: Any) -> Callable[[], Any]:
@@ -78,8 +82,27 @@ def _stopped(arguments: tuple[Any, ...], error: CancelledRun) -> Exception:
     return stopped(request) if isinstance(request, DriverRequest) else error
 
 
-def outcome_of(session: Session, stages: Stages) -> Report:
-    """Run the stages, or wait for those that run, in a thread that nothing interrupts."""
+def drive(session: Session, stages: Stages) -> Any:
+    """Run the stages in a thread of their own to their end, and give what they come to.
+
+    SIGINT and SIGTERM ask the driver to save, and raise StoppedError when the stages have ended. A
+    SIGTERM that the training outlives (`job_outlives_flow`) raises TerminationSignal.
+    """
+    try:
+        return _outcome_of(session, stages)
+    except (KeyboardInterrupt, TerminationSignal) as error:
+        if isinstance(error, TerminationSignal) and job_outlives_flow(session):
+            session.leave()
+            session.wait_until_ended(ENDS_WITHIN_S)
+            raise
+        # A second one ends the driver at once.
+        with suppress(KeyboardInterrupt, TerminationSignal):
+            session.close("KILLED")
+            session.wait_until_ended(ENDS_WITHIN_S)
+        raise stopped(session.request) from None
+
+
+def _outcome_of(session: Session, stages: Stages) -> Any:
     session.begin(stages)
     while True:
         try:
@@ -90,32 +113,54 @@ def outcome_of(session: Session, stages: Stages) -> Report:
             continue
 
 
+def job_outlives_flow(session: Session) -> bool:
+    """Whether a SIGTERM ends this process only: a cluster trains, and nobody has cancelled.
+
+    On a command line, which no deployment runs, it is a wish that the training ends.
+    """
+    if session.request.config.ray_address == LOCAL or not deployment_of_flow_run():
+        return False
+    own, server = UUID(str(runtime.flow_run.id)), session.server
+    found = None
+    if server and server.check_patiently():
+        found = server.ask(lambda client: client.read_flow_run(own))
+    if found is None:
+        session.tell("whether the run was cancelled is not known: its job is left alone")
+        return True
+    state = found.state
+    return state is None or not (state.is_cancelling() or state.is_cancelled())
+
+
 @contextmanager
 def connected(session: Session) -> Iterator[ServerConnection]:
     """The session's connection to Prefect's server; what it missed is shown at the end.
 
     A worker's process ends soon afterwards, also if the server stays away.
     """
-    if session.server is None:
-        session.server = ServerConnection(session.tell).__enter__()
+    is_opened_here = session.server is None
+    server = session.server or ServerConnection(session.tell).__enter__()
+    session.server = server
     exit_code = 1
     try:
-        yield session.server
+        yield server
         exit_code = 0
-    except (KeyboardInterrupt, TerminationSignal, StoppedError):
+    except (KeyboardInterrupt, StoppedError):
         exit_code = 0
         raise
     finally:
-        session.server.wait_until_shown(BACK_WITHIN_S)
-        if runtime.deployment.id:
+        server.wait_until_shown(BACK_WITHIN_S)
+        if deployment_of_flow_run():
             leave_when_prefect_hangs(session, exit_code)
+        elif is_opened_here:
+            server.__exit__()
 
 
 class FlowThread(threading.Thread):
     """Prefect's engine runs the flow here, so that nothing of it can hold the main thread."""
 
-    def __init__(self, run: Callable[[], State[Any]]) -> None:
+    def __init__(self, session: Session, run: Callable[[], State[Any]]) -> None:
         super().__init__(name="prefect flow", daemon=True)
+        self._session = session
         self._run_flow = run
         self.has_ended = False
         """Whether Prefect knows how the flow ended."""
@@ -125,7 +170,8 @@ class FlowThread(threading.Thread):
     def run(self) -> None:
         """Run the flow; its outcome is the session's."""
         try:
-            self._run_flow()
+            with self._session.alone():
+                self._run_flow()
         except BaseException as error:  # noqa: BLE001 (whatever the engine raises)
             self.failure = f"{type(error).__name__}: {error}"
         else:
@@ -142,8 +188,8 @@ def begin(session: Session, flow: FlowThread | None, stages: Stages) -> None:
             session.begin(stages)
 
 
-def await_prefect(session: Session, flow: threading.Thread) -> None:
-    """Wait until the flow has ended in Prefect, too, as long as its server answers.
+def await_prefect(session: Session, flow: threading.Thread) -> bool:
+    """Wait until the flow has ended in Prefect, too, as long as its server answers; whether it has.
 
     `flow` is the thread that Prefect's engine runs in. The session must be closed.
     """
@@ -151,8 +197,9 @@ def await_prefect(session: Session, flow: threading.Thread) -> None:
     while flow.is_alive():
         answers = session.server is not None and session.server.answers
         if time.monotonic() - begin > (SLOW_END_S if answers else END_WITHIN_S):
-            return
+            return False
         flow.join(_POLL_INTERVAL_S)
+    return True
 
 
 def leave_when_prefect_hangs(session: Session, exit_code: int) -> None:
@@ -163,8 +210,11 @@ def leave_when_prefect_hangs(session: Session, exit_code: int) -> None:
 
     def leave() -> None:
         session.wait_until_closed()
-        await_prefect(session, threading.main_thread())
-        session.tell(NOT_TOLD.format(run=session.request.run))
+        if await_prefect(session, threading.main_thread()):
+            # What Prefect's threads still have to send gets its time, too.
+            time.sleep(SEND_WITHIN_S)
+        else:
+            session.tell(NOT_TOLD.format(run=session.request.run))
         leave_now(exit_code)
 
     threading.Thread(target=leave, name="leave", daemon=True).start()

@@ -19,7 +19,7 @@ from typing import NoReturn
 import psutil
 
 _LOOK_EVERY_S = 0.2
-_SEND_WITHIN_S = 15.0
+SEND_WITHIN_S = 15.0
 """How long Prefect's threads have at the end to send what they know."""
 _GIVE_UP_WITHIN_S = 0.5
 """How long, if the server does not answer."""
@@ -68,7 +68,7 @@ def leave(exit_code: int) -> NoReturn:
     """End the command; Prefect's threads, which send what they know, get a while for it."""
 
     def end() -> None:
-        time.sleep(_GIVE_UP_WITHIN_S if prefect_is_lost.is_set() else _SEND_WITHIN_S)
+        time.sleep(_GIVE_UP_WITHIN_S if prefect_is_lost.is_set() else SEND_WITHIN_S)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)

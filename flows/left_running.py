@@ -20,6 +20,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
+from flows.parameters import default_storage
 from train_core.config import LOCAL
 from train_core.driver import DriverRequest
 from train_core.errors import EvertrainError
@@ -30,6 +31,8 @@ from train_core.storage.store import Store
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
+_WENT_ON = "Another flow run goes on with the run."
+_DIED = "Its process died: nobody drives the run."
 _SAYS = "Prefect's server was away when the run ended; its folder says how."
 
 
@@ -64,8 +67,9 @@ def true_state(found: FlowRun, request: DriverRequest) -> State[Any] | None:
     A run of that name in a folder of that path on another machine is taken for this one.
     """
     asked = found.parameters.get("parameters", {})
+    storage = asked.get("storage") or default_storage()
     try:
-        if "storage" not in asked or Store(asked["storage"]).url != Store(request.storage).url:
+        if Store(storage).url != Store(request.storage).url:
             return None
         folder = RunFolder(request.storage, found.name)
         is_own = found.name == request.run
@@ -77,11 +81,15 @@ def true_state(found: FlowRun, request: DriverRequest) -> State[Any] | None:
     except EvertrainError:
         # A storage that is unknown here, or is away.
         return None
+    is_deployed = found.deployment_id is not None
+    is_elsewhere = asked.get("ray_address", LOCAL) != LOCAL
+    if (is_own and is_elsewhere) or (is_deployed and end != "FINISHED"):
+        # Another flow may live that is attached to the job; or the automations run it again, and
+        # it may be about to take its run.
+        return None
     if end:
         named = {"FINISHED": Completed, "KILLED": Cancelled, "FAILED": Failed}
         return named[end](message=_SAYS) if end in named else None
-    if found.deployment_id is not None or asked.get("ray_address", LOCAL) != LOCAL:
-        # The automations run it again; or another flow may live that is attached to the job.
+    if is_elsewhere or not folder.exists():
         return None
-    is_there = folder.exists()
-    return Crashed(message="Another flow run goes on with the run.") if is_there else None
+    return Crashed(message=_WENT_ON if is_own else _DIED)

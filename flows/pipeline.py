@@ -17,7 +17,7 @@ from flows.parameters import (
     new_run_name,
     refuse_driven,
 )
-from tasks.session import Session, open_session, stopped
+from tasks.session import Session, Stages, open_session, stopped
 from train_core.config import LOCAL
 from train_core.driver import Prepared, end_status, warning_in
 from train_core.errors import StageError, UnchangedError
@@ -74,7 +74,7 @@ def _run_flow(
     # Imported late: Prefect's import takes longer than the driver's start.
     from rich.console import Console
 
-    from flows.driving import FlowThread, as_functions, begin
+    from flows.driving import FlowThread, as_functions
     from flows.progress import TerminalProgress
     from flows.retrain import retrain, stages
     from flows.summary import print_summary
@@ -92,21 +92,24 @@ def _run_flow(
     ):
         flow = None
         if session.server.check_patiently():
-            flow = FlowThread(partial(retrain, parameters, return_state=True))
+            flow = FlowThread(session, partial(retrain, parameters, return_state=True))
         if flow is None or not verbose:
             # Where Prefect prints all, it prints them, too.
             session.listen(partial(_show_warning, console))
-        begin(session, flow, partial(stages, parameters, as_functions))
-        report = _outcome(session, flow)
+        report = _outcome(session, flow, partial(stages, parameters, as_functions))
     print_summary(report, folder.store.uri(REPORT_JSON), console)
 
 
-def _outcome(session: Session, flow: FlowThread | None) -> Report:
-    """What the stages come to, when Prefect knows it, too, or its server does not answer."""
-    from flows.driving import ENDS_WITHIN_S, NOT_TOLD, await_prefect
+def _outcome(session: Session, flow: FlowThread | None, stages: Stages) -> Report:
+    """What the stages come to, when Prefect knows it, too, or its server does not answer.
+
+    `stages` are those that run if Prefect's engine does not come to its own.
+    """
+    from flows.driving import ENDS_WITHIN_S, NOT_BEGUN, NOT_TOLD, await_prefect, begin
 
     try:
-        report = session.outcome()
+        begin(session, flow, stages)
+        report: Report = session.outcome()
         session.close()
         return report
     except KeyboardInterrupt:
@@ -117,10 +120,11 @@ def _outcome(session: Session, flow: FlowThread | None) -> Report:
         session.close(end_status(type(error)))
         raise
     finally:
-        if flow is not None:
-            await_prefect(session, flow)
-        if flow is None or not flow.has_ended:
+        if flow is None:
+            session.tell(NOT_BEGUN.format(run=session.request.run))
+        elif not (await_prefect(session, flow) and flow.has_ended):
             session.tell(NOT_TOLD.format(run=session.request.run))
+        if flow is None or not flow.has_ended:
             embedded.prefect_is_lost.set()
 
 

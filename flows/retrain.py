@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from uuid import UUID
 
 from prefect import State, flow, runtime
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Completed
 
 from flows.deaths import announce_schedule, refuse_endless
-from flows.driving import ENDS_WITHIN_S, Start, as_tasks, connected, outcome_of
+from flows.driving import Start, as_tasks, connected, drive
 from flows.left_running import left_running, put_right
 from flows.parameters import RetrainParameters, make_tracking_folder
 from tasks.artifacts import show_job
@@ -19,10 +18,8 @@ from tasks.infer import infer
 from tasks.prepare import prepare
 from tasks.publish import publish
 from tasks.select import select
-from tasks.server_connection import ServerConnection
 from tasks.session import Session, open_session, run_logger, stopped
 from tasks.train import train
-from train_core.config import LOCAL
 from train_core.errors import StoppedError, UnchangedError
 from train_core.results import Report
 from train_core.storage.names import default_run_name
@@ -57,30 +54,24 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     parameters = parameters.named(run_name())
     make_tracking_folder(parameters.tracked_at())
     request = parameters.request(named_after)
-    server = ServerConnection(run_logger().warning)
-    announce_schedule(server)
     # Before there is a driver, which would take the run.
-    refuse_endless(request, server)
-    is_left = False
+    announce_schedule()
+    refuse_endless(request)
+    report = None
     try:
         with open_session(request) as session, connected(session):
+            session.log_to(run_logger())
             try:
-                session.log_to(run_logger())
-                return outcome_of(session, partial(stages, parameters, as_tasks))
+                report = drive(session, partial(stages, parameters, as_tasks))
             except UnchangedError as error:
                 return Completed(message=str(error))
-            except (KeyboardInterrupt, TerminationSignal, StoppedError) as error:
-                is_left = isinstance(error, TerminationSignal) and job_outlives_flow(session)
-                if is_left:
-                    session.leave()
-                else:
-                    session.close("KILLED")
-                session.wait_until_ended(ENDS_WITHIN_S)
+    except (KeyboardInterrupt, TerminationSignal, StoppedError) as error:
+        # One that comes when all is done changes nothing.
+        if report is None:
+            if isinstance(error, TerminationSignal):
                 raise
-    except (KeyboardInterrupt, TerminationSignal, StoppedError):
-        if is_left:
-            raise
-        return Cancelled(message=str(stopped(request)))
+            return Cancelled(message=str(stopped(request)))
+    return report
 
 
 def stages(parameters: RetrainParameters, start: Start, session: Session) -> Report:
@@ -97,6 +88,15 @@ def stages(parameters: RetrainParameters, start: Start, session: Session) -> Rep
     left = None
     if server and start is as_tasks:
         left = server.ask(lambda client: left_running(client, request))
+    try:
+        return _compute(parameters, start, session)
+    finally:
+        if server and left:
+            server.ask(lambda client: put_right(client, left, request))
+
+
+def _compute(parameters: RetrainParameters, start: Start, session: Session) -> Report:
+    request = session.request
     trained = start(train, request)()
     evaluations = start(evaluate, request, trained.finalists, "validation")()
     selection = start(select, evaluations, parameters.monitor, parameters.monitor_order)()
@@ -105,22 +105,4 @@ def stages(parameters: RetrainParameters, start: Start, session: Session) -> Rep
     predictions = predicting()
     published = start(publish, request, trained, evaluations + tested, selection, predictions)
     report: Report = published()
-    if server and left:
-        server.ask(lambda client: put_right(client, left, request))
     return report
-
-
-def job_outlives_flow(session: Session) -> bool:
-    """Whether a SIGTERM ends this process only: a cluster trains, and nobody has cancelled.
-
-    On a command line, which no deployment runs, it is a wish that the training ends.
-    """
-    if session.request.config.ray_address == LOCAL or not runtime.deployment.id:
-        return False
-    own, server = UUID(str(runtime.flow_run.id)), session.server
-    found = server.ask(lambda client: client.read_flow_run(own)) if server else None
-    if found is None:
-        session.tell("whether the run was cancelled is not known: its job is left alone")
-        return True
-    state = found.state
-    return state is None or not (state.is_cancelling() or state.is_cancelled())

@@ -14,11 +14,12 @@ from uuid import UUID
 
 from prefect import runtime
 from prefect.client.schemas.actions import ArtifactCreate
-from prefect.context import FlowRunContext
 
+from tasks.flow_run import deployment_of_flow_run
 from tasks.metrics import full_metrics, number
 from tasks.report_page import report_markdown
 from tasks.session import Session
+from train_core.errors import EvertrainError
 from train_core.results import Report
 from train_core.storage.names import workload_slug
 from train_core.storage.run_folder import RunFolder
@@ -56,9 +57,7 @@ def creator(session: Session, artifact: ArtifactCreate) -> Callable[[SyncPrefect
     That of the deployment and the artifact's own, so that Prefect shows its history; of a flow run
     without a deployment, as on a command line, that of the workload.
     """
-    context = FlowRunContext.get()
-    flow_run = context.flow_run if context else None
-    deployment_id = flow_run.deployment_id if flow_run else None
+    deployment_id = deployment_of_flow_run()
 
     def create(client: SyncPrefectClient) -> Artifact:
         if deployment_id:
@@ -89,9 +88,14 @@ def show_report(report: Report, session: Session) -> None:
     if session.server is None:
         return
     folder = RunFolder(session.request.storage, session.request.run)
+    try:
+        page = report_markdown(report, folder)
+    except EvertrainError as error:
+        # The run has ended; a storage that is away now must not fail it.
+        session.tell(f"the report is not shown in Prefect: {error}")
+        return
     table = json.dumps(checkpoint_rows(report))
     show(session, new_artifact("table", "checkpoints", table, f"Checkpoints of {report.run}"))
-    page = report_markdown(report, folder)
     show(session, new_artifact("markdown", "report", page, f"Outcome of {report.run}"))
 
 

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from train_core.driver import WARNING, Driver, DriverRequest, Prepared, end_status, warning_in
 from train_core.errors import StageError, StoppedError, StorageError
-from train_core.results import Report
 from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from tasks.server_connection import ServerConnection
 
-Stages = Callable[["Session"], Report]
+Stages = Callable[["Session"], Any]
 
 REMEMBERED_LINES = 2000
 STOPPING = "stopping: a last checkpoint is stored; once more ends at once"
@@ -47,7 +46,7 @@ class Session:
         """Wall-clock seconds of each stage; a stage that was retried counts all its tries."""
         self.server: ServerConnection | None = None
         """The connection to Prefect's server, where there is one."""
-        self._outcome: Future[Report] = Future()
+        self._outcome: Future[Any] = Future()
         self._has_begun = threading.Event()
         self._is_ending = False
         self._is_closed = threading.Event()
@@ -78,11 +77,13 @@ class Session:
     def begin(self, stages: Stages) -> None:
         """Run the stages in a thread of their own, in the caller's context.
 
-        They run once: for who begins second, those of the first are the outcome.
+        A second call changes nothing: the stages run once. Raises StoppedError if the session was
+        closed before they began.
         """
         with self._lock:
             if self._has_begun.is_set():
                 return
+            self._refuse_ending()
             self._has_begun.set()
         context = contextvars.copy_context()
         thread = threading.Thread(
@@ -94,7 +95,7 @@ class Session:
         """Whether the stages have begun within the time."""
         return self._has_begun.wait(timeout_s)
 
-    def outcome(self) -> Report:
+    def outcome(self) -> Any:
         """What the stages come to; waits for it. Raises what they raise."""
         return self._outcome.result()
 
@@ -107,8 +108,10 @@ class Session:
     def _run(self, stages: Stages) -> None:
         try:
             self._outcome.set_result(stages(self))
-        except BaseException as error:  # noqa: BLE001 (whoever waits for the outcome raises it)
+        except Exception as error:  # noqa: BLE001 (whoever waits for the outcome raises it)
             self._outcome.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 (who waits must not take it for one of its own)
+            self._outcome.set_exception(RuntimeError(f"the stages were interrupted: {error!r}"))
 
     @contextmanager
     def running(self, stage: str) -> Iterator[Driver]:
@@ -151,6 +154,15 @@ class Session:
 
         self.listen(log)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Make this the only session that `open_session` gives in the context, even once closed."""
+        token = _only.set(self)
+        try:
+            yield
+        finally:
+            _only.reset(token)
+
     def tell(self, warning: str) -> None:
         """Say something that somebody should look at, in the terminal and in the log."""
         self._hear(f"{WARNING}{warning}")
@@ -163,9 +175,11 @@ class Session:
         self._end()
         if status == "KILLED":
             self.stage = STOPPING
-        with self._close_lock:
-            self._driver.close(status)
-        self._is_closed.set()
+        try:
+            with self._close_lock:
+                self._driver.close(status)
+        finally:
+            self._is_closed.set()
 
     def leave(self) -> None:
         """Let a job on a cluster go on by itself; the request may be opened again."""
@@ -239,6 +253,9 @@ def run_logger() -> logging.Logger | logging.LoggerAdapter[Any]:
 
 def open_session(request: DriverRequest) -> Session:
     """The open session of `request`, or a new one, whose driver starts at once."""
+    only = _only.get()
+    if only is not None:
+        return only
     with _lock:
         key = _key(request)
         if key not in _sessions:
@@ -264,6 +281,7 @@ def session_of(request: DriverRequest) -> Session:
 # Ray colours its workers' lines.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
+_only: contextvars.ContextVar[Session | None] = contextvars.ContextVar("only", default=None)
 _lock = threading.Lock()
 _sessions: dict[str, Session] = {}
 

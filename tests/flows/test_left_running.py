@@ -58,7 +58,35 @@ def test_a_run_that_was_given_free_tells_how_it_ended(
     assert state_of(tmp_path, "night", deployed=deployed) is None
     held.end = end
     held.release()
-    assert state_of(tmp_path, "night", deployed=deployed) is ENDS[end]
+    # A deployment's that did not finish is run again by the automations, perhaps right now.
+    is_told = not deployed or end == "FINISHED"
+    assert state_of(tmp_path, "night", deployed=deployed) is (ENDS[end] if is_told else None)
+
+
+def test_a_flow_that_may_be_attached_to_the_same_job_is_left_alone(tmp_path: Path) -> None:
+    first = driven(tmp_path, "night")
+    first.end = "KILLED"
+    first.release()
+    second = RunFolder(str(tmp_path), "night").begin_attempt()
+    cluster = {"ray_address": "10.0.0.1:6379"}
+    assert state_of(tmp_path, "night", by="night", **cluster) is None
+    second.release()
+
+
+def test_a_deployment_that_names_no_storage_has_that_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = driven(tmp_path, "night")
+    held.end = "FINISHED"
+    held.release()
+    found = flow_run(tmp_path, "night", deployed=True)
+    del found.parameters["parameters"]["storage"]
+    monkeypatch.setenv("EVERTRAIN_STORAGE", str(tmp_path))
+    state = true_state(found, request(tmp_path))
+    assert state is not None
+    assert state.is_completed()
+    monkeypatch.setenv("EVERTRAIN_STORAGE", str(tmp_path / "other"))
+    assert true_state(found, request(tmp_path)) is None
 
 
 def test_who_goes_on_with_a_run_looks_at_the_attempt_before_its_own(tmp_path: Path) -> None:
@@ -99,4 +127,5 @@ def test_of_other_storages_and_of_what_is_no_run_nothing_is_said(tmp_path: Path)
     unknown.parameters["parameters"]["storage"] = "unheard-of://runs"
     assert true_state(unknown, request(tmp_path)) is None
     assert state_of(tmp_path, "never-begun") is None
+    # The default storage, which is another one.
     assert true_state(FlowRun(flow_id=uuid4(), name="night"), request(tmp_path)) is None

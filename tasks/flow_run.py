@@ -1,0 +1,17 @@
+"""What is known of the flow run that calls, read from its context: no request is made for it."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from prefect.context import FlowRunContext
+
+
+def deployment_of_flow_run() -> UUID | None:
+    """The deployment of this flow run; None on a command line, in a script and in a subflow.
+
+    `prefect.runtime.deployment` asks the API where there is none, and tells a subflow its parent's.
+    """
+    context = FlowRunContext.get()
+    flow_run = context.flow_run if context else None
+    return flow_run.deployment_id if flow_run and not flow_run.parent_task_run_id else None
