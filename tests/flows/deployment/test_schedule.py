@@ -27,6 +27,9 @@ from tests.flows.deployment.deployed import (
 )
 from train_core.storage.run_folder import RunFolder
 
+# A server and five commands of Prefect's, beside other work.
+pytestmark = pytest.mark.timeout(300)
+
 INTERVAL_S = 20
 LONG_S = 400
 
