@@ -100,7 +100,7 @@ def test_the_newest_run_scores_new_data_and_its_address_is_everywhere(place: Pla
     assert sum(line.endswith(told) for line in log.splitlines()) == 1, log
     assert place.in_prefect("SELECT name FROM flow_run") == [(f"undisturbed {best}",)]
     ((key, page),) = place.in_prefect("SELECT key, data FROM artifact WHERE key IS NOT NULL")
-    assert key == "predictions-undisturbed"
+    assert key == "helddigits-predictions"
     for fact in (result.uri, best, source, result.input_digest):
         assert fact in page
     (infer,) = (
