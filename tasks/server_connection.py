@@ -202,10 +202,13 @@ def quiet_prefects_services() -> None:
         "prefect._internal.concurrency",
         "prefect.events.clients",
         "prefect.concurrency",
+        "prefect.FlowRunSuspendingObserver",
         "EventsWorker",
         "APILogWorker",
     ):
         _add_filter(name, _is_urgent)
+    # asyncio tells of the observer's task, too.
+    _add_filter("asyncio", _is_no_observer)
     # A run that could not renew its place among those that its deployment may have at once goes on.
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         _add_filter(name, _is_no_renewal)
@@ -219,6 +222,10 @@ def _add_filter(logger: str, keeps: Callable[[logging.LogRecord], bool]) -> None
 
 def _is_urgent(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.CRITICAL
+
+
+def _is_no_observer(record: logging.LogRecord) -> bool:
+    return "FlowRunSuspendingObserver" not in record.getMessage()
 
 
 def _is_no_renewal(record: logging.LogRecord) -> bool:
