@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.engine.digests import digest_of_training, journal_of
@@ -311,7 +313,11 @@ def test_a_login_that_is_not_recorded_is_asked_for_again(local: str, tmp_path: P
     record = new_record(request, request.config, checked.datasets, None, remote)
     folder.create(record, remote)
     assert b"s3cret" not in folder.store.read("run.json") + remote.to_json()
-    with pytest.raises(
-        ConfigError, match=r"the login in the URL of source 'train' .* not recorded"
-    ):
-        load_recorded(folder, request.config)
+    workload = load_recorded(folder, request.config)
+    said = r"the login in the URL of source 'train' \(ftp://\*\*\*@host/data\) is not recorded"
+    with pytest.raises(ConfigError, match=said):
+        workload.files("train")
+    # What needs none of those files needs no login.
+    rows = pa.table({"x": [[0.0] * 8], "label": [0]})
+    pq.write_table(rows, tmp_path / "new.parquet")
+    assert open_input(str(tmp_path / "new.parquet"), workload).num_rows == 1

@@ -132,6 +132,16 @@ def test_logins_in_urls_are_neither_recorded_nor_a_difference(tmp_path: Path) ->
     assert "s3cret" not in str(raised.value)
 
 
+def test_settings_without_their_logins_are_not_given_to_the_workload(tmp_path: Path) -> None:
+    """Who resumes a run asks for what is recorded."""
+    begin(tmp_path, {"settings": {"scratch": "ftp://me:s3cret@host/x"}})
+    recorded = RunFolder(str(tmp_path), "run").asked().config.settings
+    with pytest.raises(
+        ConfigError, match=r"the login in settings\.scratch \(ftp://\*\*\*@host/x\)"
+    ):
+        continued(tmp_path, settings=recorded)
+
+
 def test_what_may_not_change_is_refused(tmp_path: Path) -> None:
     begin(tmp_path)
     continued(tmp_path, epochs=7, checkpoint_every_steps=3)

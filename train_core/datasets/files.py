@@ -20,8 +20,8 @@ from fsspec.core import has_magic
 from fsspec.utils import glob_translate
 from pydantic import BaseModel, ConfigDict
 
-from train_core.errors import DataError, WorkloadError
-from train_core.policy.logins import hide_logins, with_login_of
+from train_core.errors import DataError, HiddenLoginError, WorkloadError
+from train_core.policy.logins import has_hidden_login, hide_logins, with_login_of
 from train_core.storage.data_files import FileList, FileRecord, SourceFiles
 from train_core.storage.digests import new_digest
 from train_core.storage.store import Store
@@ -120,12 +120,19 @@ class PinnedFiles:
         return made
 
     def files(self, name: str) -> tuple[DataFile, ...]:
-        """The files of one source, sorted. Raises DataError if one is not as it was recorded."""
+        """The files of one source, sorted.
+
+        Raises DataError if one is not as it was recorded, HiddenLoginError if the source cannot be
+        reached without a login that nobody gave.
+        """
         if name not in self._checked:
             if name not in self.recorded.sources:
                 known = ", ".join(self.recorded.sources) or "none"
                 raise WorkloadError(f"no source {name!r} is recorded: sources() named {known}")
-            self._checked[name] = _checked(self.recorded.sources[name])
+            source = self.recorded.sources[name]
+            if has_hidden_login(source.folder):
+                raise HiddenLoginError(f"the URL of source {name!r} ({source.url})")
+            self._checked[name] = _checked(source)
         return self._checked[name]
 
     def with_logins(self, sources: Mapping[str, str]) -> PinnedFiles:

@@ -263,7 +263,7 @@ class DriverStages:
             # A driver before this one may have died before it came to that.
             self.mirror.log_evaluations(measured)
             self.mirror.log_predictions(predicted)
-            self.mirror.log_outcome(chosen, test_metrics)
+            self.mirror.log_outcome(chosen, test_metrics, self.config)
             self.mirror.flush()
         report = Report(
             run=self.folder.name,

@@ -24,6 +24,7 @@ from train_core.engine.progress import Progress
 from train_core.engine.provenance import code_of
 from train_core.engine.recorded import (
     check_continuation,
+    check_settings,
     files_in_record,
     load_recorded,
     newest_files,
@@ -86,6 +87,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     resumed = folder.exists()
     if resumed:
         _check_continuation(folder, request)
+    check_settings(config)
     workload = load_recorded(folder, config)
     _check_monitor(workload, config.monitor)
     if config.ray_address == LOCAL:

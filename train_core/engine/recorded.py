@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import Any
 
 from train_core.config import TrainConfig
-from train_core.errors import ConfigError, RunConflictError
-from train_core.policy.logins import has_hidden_login, with_login_of
+from train_core.errors import HiddenLoginError, RunConflictError
+from train_core.policy.logins import has_hidden_login, hide_logins, with_login_of
 from train_core.storage.data_files import FileList
-from train_core.storage.run_folder import RunFolder, RunRecord
+from train_core.storage.run_folder import Origin, RunFolder, RunRecord
 from train_core.storage.store import Store
 from train_core.workload import RecordedData, Workload, load_workload, parse_settings
 
@@ -20,16 +20,14 @@ _NUM_THREADS = 8
 def load_recorded(folder: RunFolder, config: TrainConfig) -> Workload[Any]:
     """The workload of a run, which reads the data that the run recorded, and no other.
 
-    Before there is a run, it reads what is there. Raises WorkloadError if it cannot be loaded,
-    ConfigError if its data cannot be reached without a login that is not recorded.
+    Before there is a run, it reads what is there. Raises WorkloadError if it cannot be loaded.
+    Files that cannot be reached without a login that is not recorded are refused when asked for.
     """
     record = folder.record() if folder.exists() else None
     if record is None:
         return load_workload(config.workload, config.settings)
     data = RecordedData(folder.name, record.datasets, folder.files_of(record))
-    workload = load_workload(config.workload, config.settings, data)
-    _check_logins(folder, record, workload)
-    return workload
+    return load_workload(config.workload, config.settings, data)
 
 
 def with_defaults(config: TrainConfig) -> TrainConfig:
@@ -80,14 +78,24 @@ def files_in_record(record: RunRecord, files: FileList | None) -> RunRecord:
     return record.model_copy(update={"sources": sources, "files": files.entry()})
 
 
-def _check_logins(folder: RunFolder, record: RunRecord, workload: Workload[Any]) -> None:
-    """Raise ConfigError if a source had a login that nobody gives now."""
-    hidden = {n: one.url for n, one in record.sources.items() if has_hidden_login(one.url)}
-    given = workload.sources() if hidden else {}
-    for name, url in hidden.items():
-        if has_hidden_login(with_login_of(url, given.get(name, ""))):
-            raise ConfigError(
-                f"the login in the URL of source {name!r} of run {folder.name!r} is not recorded: "
-                "give the settings again, with it; or keep it in the environment, where the "
-                "storage's client finds it"
-            )
+def check_settings(config: TrainConfig) -> None:
+    """Raise HiddenLoginError if a setting is as a record has it, without its login."""
+    for name, value in config.settings.items():
+        if has_hidden_login(value):
+            raise HiddenLoginError(f"settings.{name} ({value})")
+
+
+def without_login(origin: Origin) -> Origin:
+    """The origin as it is recorded."""
+    return origin.model_copy(update={"uri": hide_logins(origin.uri)})
+
+
+def with_login(origin: Origin, config: TrainConfig, storage: str) -> Origin:
+    """The recorded origin with its login, which `init_from` has, or the storage of the runs.
+
+    Raises HiddenLoginError if neither has.
+    """
+    uri = with_login_of(with_login_of(origin.uri, config.init_from), storage)
+    if has_hidden_login(uri):
+        raise HiddenLoginError(f"the URL of the first weights ({uri})")
+    return origin.model_copy(update={"uri": uri})
