@@ -11,6 +11,7 @@ from train_core.engine.progress import is_finished
 from train_core.engine.recorded import with_defaults
 from train_core.errors import EvertrainError, WorkloadError
 from train_core.policy.changes import Inputs, changes
+from train_core.policy.logins import hide_logins
 from train_core.storage.data_files import FileList
 from train_core.storage.finished_runs import FinishedRun, finished_runs
 from train_core.storage.run_folder import RunFolder, RunRecord
@@ -84,7 +85,7 @@ def _listed(last: FinishedRun) -> FileList | None:
 def _inputs(
     record: RunRecord, config: TrainConfig, pipeline: dict[str, Any], files: FileList | None
 ) -> Inputs:
-    scored = str(pipeline.get("infer_input", ""))
+    scored = hide_logins(str(pipeline.get("infer_input", "")))
     listed = files.sources if files else {}
     return Inputs(
         datasets=record.datasets,
