@@ -259,18 +259,23 @@ def test_a_damaged_list_of_files_is_refused(local: str, tmp_path: Path) -> None:
         Trainer(folder, config, 1, Group.current())
 
 
-def test_files_of_an_earlier_run_are_hashed_again_on_a_disk_only(data: str, tmp_path: Path) -> None:
+def test_files_of_an_earlier_run_are_hashed_again_where_versions_are_times(
+    data: str, tmp_path: Path
+) -> None:
     """A digest that nobody would compute shows whose it is."""
-    first = PinnedFiles.listed({"train": f"{data}/train"}).recorded
-    content = first.to_json().decode()
-    (file,) = first.sources["train"].files
-    altered = FileList.model_validate_json(content.replace(file.digest, "0" * 64))
-    write_rows(data, "train", "day-2.npy", 30)
-    listed = PinnedFiles.listed({"train": f"{data}/train"}, altered).recorded
-    found = {one.name: one.digest for one in listed.sources["train"].files}
-    new = digest_of(Store(data).read("train/day-2.npy"))
-    old = "0" * 64 if data.startswith("s3:") else file.digest
-    assert found == {"day-1.npy": old, "day-2.npy": new}
+    in_memory = f"memory:/{tmp_path}"
+    write_splits(in_memory)
+    for place in (data, in_memory):
+        first = PinnedFiles.listed({"train": f"{place}/train"}).recorded
+        content = first.to_json().decode()
+        (file,) = first.sources["train"].files
+        altered = FileList.model_validate_json(content.replace(file.digest, "0" * 64))
+        write_rows(place, "train", "day-2.npy", 30)
+        listed = PinnedFiles.listed({"train": f"{place}/train"}, altered).recorded
+        found = {one.name: one.digest for one in listed.sources["train"].files}
+        new = digest_of(Store(place).read("train/day-2.npy"))
+        old = "0" * 64 if place.startswith("s3:") else file.digest
+        assert found == {"day-1.npy": old, "day-2.npy": new}
 
 
 def test_a_new_run_finds_the_files_of_the_newest_one_of_its_workload(
