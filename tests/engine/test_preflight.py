@@ -130,6 +130,17 @@ def test_a_run_whose_record_lacks_the_defaults_is_continued(tmp_path: Path) -> N
         continued(tmp_path, settings={"dropout": 0.1, "learning_rate": 0.5})
 
 
+def test_settings_that_the_code_no_longer_has_are_told_as_a_difference(tmp_path: Path) -> None:
+    begin(tmp_path)
+    folder = RunFolder(str(tmp_path), "run")
+    new = folder.record()
+    old = new.config.model_copy(update={"settings": new.config.settings | {"dropped": 7}})
+    folder.store.delete("run.json")
+    folder.create(new.model_copy(update={"config": old}))
+    with pytest.raises(RunConflictError, match=r"settings\.dropped: was 7"):
+        continued(tmp_path)
+
+
 def test_logins_in_urls_are_neither_recorded_nor_a_difference(tmp_path: Path) -> None:
     secret = {"settings": {"scratch": "ftp://me:s3cret@host/x"}}
     begin(tmp_path, secret)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from train_core.config import TrainConfig
-from train_core.errors import HiddenLoginError, RunConflictError
+from train_core.errors import HiddenLoginError, RunConflictError, WorkloadError
 from train_core.policy.logins import has_hidden_login, hide_logins, with_login_of
 from train_core.storage.data_files import FileList
 from train_core.storage.run_folder import Origin, RunFolder, RunRecord
@@ -31,9 +31,17 @@ def load_recorded(folder: RunFolder, config: TrainConfig) -> Workload[Any]:
 
 
 def with_defaults(config: TrainConfig) -> TrainConfig:
-    """The configuration with all of its workload's settings, without logins: what is recorded."""
+    """The configuration with all of its workload's settings. Raises WorkloadError."""
     settings = parse_settings(config.workload, config.settings).model_dump(mode="json")
-    return config.model_copy(update={"settings": settings}).without_logins()
+    return config.model_copy(update={"settings": settings})
+
+
+def with_known_defaults(config: TrainConfig) -> TrainConfig:
+    """As `with_defaults`; as recorded where the workload's code no longer takes the settings."""
+    try:
+        return with_defaults(config)
+    except WorkloadError:
+        return config
 
 
 def check_continuation(folder: RunFolder, asked: TrainConfig) -> None:
@@ -43,7 +51,7 @@ def check_continuation(folder: RunFolder, asked: TrainConfig) -> None:
     """
     was = folder.record().config
     if was.workload == asked.workload:
-        was, asked = with_defaults(was), with_defaults(asked)
+        was, asked = with_known_defaults(was), with_defaults(asked)
     if differences := was.without_logins().differences(asked.without_logins()):
         raise RunConflictError(folder.name, differences)
 
