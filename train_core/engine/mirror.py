@@ -398,9 +398,8 @@ def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S
         mirror.start()
         if report:
             mirror.log_evaluations(report.evaluations)
-            mirror.log_predictions(report.predictions)
             mirror.log_outcome(report.best, report.test_metrics)
-        # Batch inferences of later, too.
+        # Those of the report, and batch inferences of later.
         for predictions in committed_predictions(folder):
             mirror.log_predictions(predictions)
         is_sent = mirror.flush(timeout_s)

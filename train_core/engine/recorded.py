@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -10,11 +9,9 @@ from train_core.config import TrainConfig
 from train_core.errors import HiddenLoginError, RunConflictError, WorkloadError
 from train_core.policy.logins import has_hidden_login, hide_logins, with_login_of
 from train_core.storage.data_files import FileList
+from train_core.storage.finished_runs import recorded_runs
 from train_core.storage.run_folder import Origin, RunFolder, RunRecord
-from train_core.storage.store import Store
 from train_core.workload import RecordedData, Workload, load_workload, parse_settings
-
-_NUM_THREADS = 8
 
 
 def load_recorded(folder: RunFolder, config: TrainConfig) -> Workload[Any]:
@@ -61,20 +58,11 @@ def newest_files(storage: str, workload: str) -> FileList | None:
 
     None if there is none. Only digests are saved by it: what cannot be read is left out.
     """
-
-    def record(name: str) -> tuple[RunFolder, RunRecord] | None:
-        with suppress(OSError, ValueError):
-            folder = RunFolder(storage, name)
-            return folder, folder.record()
-        return None
-
-    with ThreadPoolExecutor(_NUM_THREADS, "records") as threads:
-        read = list(threads.map(record, Store(storage).names()))
-    with_files = [one for one in read if one and one[1].files]
-    same = [one for one in with_files if one[1].config.workload == workload]
-    newest = max(same, key=lambda one: one[1].created_at, default=None)
-    with suppress(OSError, ValueError):
-        return newest[0].files_of(newest[1]) if newest else None
+    for folder, record in recorded_runs(storage):
+        if record.files and record.config.workload == workload:
+            with suppress(OSError, ValueError):
+                return folder.files_of(record)
+            break
     return None
 
 
