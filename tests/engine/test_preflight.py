@@ -52,6 +52,11 @@ def continued(tmp_path: Path, **config: Any) -> None:
     assert checked.prepared.resumed
 
 
+def test_no_new_run_is_called_what_means_the_newest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="run name 'latest' is not usable"):
+        check(RunFolder(str(tmp_path), "latest"), asked(tmp_path))
+
+
 def test_an_unchanged_run_is_continued_in_silence(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

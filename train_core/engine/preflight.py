@@ -35,6 +35,7 @@ from train_core.engine.recorded import (
 from train_core.errors import ConfigError, RunConflictError
 from train_core.policy.logins import hide_logins
 from train_core.storage.data_files import FileList
+from train_core.storage.names import check_new_run_name
 from train_core.storage.run_folder import Origin, RunFolder, RunRecord
 from train_core.storage.store import Store
 from train_core.workload import (
@@ -90,6 +91,8 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     resumed = folder.exists()
     if resumed:
         _check_continuation(folder, request)
+    else:
+        check_new_run_name(folder.name)
     check_settings(config)
     workload = load_recorded(folder, config)
     _check_monitor(workload, config.monitor)
