@@ -32,6 +32,20 @@ class ResourceError(ConfigError):
     """More was asked than the cluster can give."""
 
 
+class HiddenLoginError(ConfigError):
+    """A URL is needed that was recorded without its login."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(
+            f"the login in {what} is not recorded: give the URL again, with it; a URL needs none "
+            "if the login is in the environment, where the storage's client finds it"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.what,)
+
+
 class RunConflictError(ConfigError):
     """A run of that name exists and was asked for with other parameters."""
 

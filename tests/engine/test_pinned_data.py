@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.engine.digests import digest_of_training, journal_of
@@ -257,18 +259,23 @@ def test_a_damaged_list_of_files_is_refused(local: str, tmp_path: Path) -> None:
         Trainer(folder, config, 1, Group.current())
 
 
-def test_files_of_an_earlier_run_are_hashed_again_on_a_disk_only(data: str, tmp_path: Path) -> None:
+def test_files_of_an_earlier_run_are_hashed_again_where_versions_are_times(
+    data: str, tmp_path: Path
+) -> None:
     """A digest that nobody would compute shows whose it is."""
-    first = PinnedFiles.listed({"train": f"{data}/train"}).recorded
-    content = first.to_json().decode()
-    (file,) = first.sources["train"].files
-    altered = FileList.model_validate_json(content.replace(file.digest, "0" * 64))
-    write_rows(data, "train", "day-2.npy", 30)
-    listed = PinnedFiles.listed({"train": f"{data}/train"}, altered).recorded
-    found = {one.name: one.digest for one in listed.sources["train"].files}
-    new = digest_of(Store(data).read("train/day-2.npy"))
-    old = "0" * 64 if data.startswith("s3:") else file.digest
-    assert found == {"day-1.npy": old, "day-2.npy": new}
+    in_memory = f"memory:/{tmp_path}"
+    write_splits(in_memory)
+    for place in (data, in_memory):
+        first = PinnedFiles.listed({"train": f"{place}/train"}).recorded
+        content = first.to_json().decode()
+        (file,) = first.sources["train"].files
+        altered = FileList.model_validate_json(content.replace(file.digest, "0" * 64))
+        write_rows(place, "train", "day-2.npy", 30)
+        listed = PinnedFiles.listed({"train": f"{place}/train"}, altered).recorded
+        found = {one.name: one.digest for one in listed.sources["train"].files}
+        new = digest_of(Store(place).read("train/day-2.npy"))
+        old = "0" * 64 if place.startswith("s3:") else file.digest
+        assert found == {"day-1.npy": old, "day-2.npy": new}
 
 
 def test_a_new_run_finds_the_files_of_the_newest_one_of_its_workload(
@@ -311,7 +318,11 @@ def test_a_login_that_is_not_recorded_is_asked_for_again(local: str, tmp_path: P
     record = new_record(request, request.config, checked.datasets, None, remote)
     folder.create(record, remote)
     assert b"s3cret" not in folder.store.read("run.json") + remote.to_json()
-    with pytest.raises(
-        ConfigError, match=r"the login in the URL of source 'train' .* not recorded"
-    ):
-        load_recorded(folder, request.config)
+    workload = load_recorded(folder, request.config)
+    said = r"the login in the URL of source 'train' \(ftp://\*\*\*@host/data\) is not recorded"
+    with pytest.raises(ConfigError, match=said):
+        workload.files("train")
+    # What needs none of those files needs no login.
+    rows = pa.table({"x": [[0.0] * 8], "label": [0]})
+    pq.write_table(rows, tmp_path / "new.parquet")
+    assert open_input(str(tmp_path / "new.parquet"), workload).num_rows == 1

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import safetensors.torch
 import torch
 
 from tests.storage.samples import record
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
+from train_core.engine.driver_stages import DriverStages
+from train_core.engine.group import Group
+from train_core.engine.inputs import open_input
+from train_core.engine.loop import Trainer
 from train_core.engine.preflight import check, new_record
 from train_core.engine.recorded import check_continuation
 from train_core.errors import ConfigError, DataError, RunConflictError
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.store import Store
+from train_core.workload import load_workload
 
 TINY = {"workload": "tests.engine.tiny:Tiny", "batch_size": 32, "gpus_per_worker": 0}
 
@@ -40,6 +50,11 @@ def asked(tmp_path: Path, **config: Any) -> DriverRequest:
 def continued(tmp_path: Path, **config: Any) -> None:
     checked = check(RunFolder(str(tmp_path), "run"), asked(tmp_path, **config))
     assert checked.prepared.resumed
+
+
+def test_no_new_run_is_called_what_means_the_newest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="run name 'latest' is not usable"):
+        check(RunFolder(str(tmp_path), "latest"), asked(tmp_path))
 
 
 def test_an_unchanged_run_is_continued_in_silence(
@@ -120,6 +135,17 @@ def test_a_run_whose_record_lacks_the_defaults_is_continued(tmp_path: Path) -> N
         continued(tmp_path, settings={"dropout": 0.1, "learning_rate": 0.5})
 
 
+def test_settings_that_the_code_no_longer_has_are_told_as_a_difference(tmp_path: Path) -> None:
+    begin(tmp_path)
+    folder = RunFolder(str(tmp_path), "run")
+    new = folder.record()
+    old = new.config.model_copy(update={"settings": new.config.settings | {"dropped": 7}})
+    folder.store.delete("run.json")
+    folder.create(new.model_copy(update={"config": old}))
+    with pytest.raises(RunConflictError, match=r"settings\.dropped: was 7"):
+        continued(tmp_path)
+
+
 def test_logins_in_urls_are_neither_recorded_nor_a_difference(tmp_path: Path) -> None:
     secret = {"settings": {"scratch": "ftp://me:s3cret@host/x"}}
     begin(tmp_path, secret)
@@ -130,6 +156,52 @@ def test_logins_in_urls_are_neither_recorded_nor_a_difference(tmp_path: Path) ->
     with pytest.raises(RunConflictError) as raised:
         continued(tmp_path, settings={"scratch": "ftp://me:s3cret@other/x"})
     assert "s3cret" not in str(raised.value)
+
+
+def test_settings_without_their_logins_are_not_given_to_the_workload(tmp_path: Path) -> None:
+    """Who resumes a run asks for what is recorded."""
+    begin(tmp_path, {"settings": {"scratch": "ftp://me:s3cret@host/x"}})
+    recorded = RunFolder(str(tmp_path), "run").asked().config.settings
+    with pytest.raises(
+        ConfigError, match=r"the login in settings\.scratch \(ftp://\*\*\*@host/x\)"
+    ):
+        continued(tmp_path, settings=recorded)
+
+
+def test_no_login_of_what_is_scored_or_begun_with_is_recorded(tmp_path: Path) -> None:
+    place = "memory://me:s3cret@host"
+    rows = io.BytesIO()
+    pq.write_table(pa.table({"x": [[0.0] * 8]}), rows)
+    Store(place).write("new.parquet", rows.getvalue())
+    weights = load_workload(TINY["workload"], {}).model().state_dict()
+    Store(place).write("first.safetensors", safetensors.torch.save(weights))
+    scored = {"infer_input": f"{place}/new.parquet"}
+    request = asked(tmp_path, init_from=f"{place}/first.safetensors").model_copy(
+        update={"pipeline": scored}
+    )
+    driver = DriverStages()
+    driver.prepare(request.model_dump(mode="json"))
+    driver.close("KILLED")
+    found = Store(str(tmp_path)).tree("")
+    assert found
+    assert [name for name in found if b"s3cret" in Store(str(tmp_path)).read(name)] == []
+    folder = RunFolder(str(tmp_path), "run")
+    origin = folder.record().origin
+    assert origin is not None
+    assert origin.uri == "memory://***@host/first.safetensors"
+    assert folder.asked().pipeline["infer_input"] == "memory://***@host/new.parquet"
+    described = open_input(scored["infer_input"], load_workload(TINY["workload"], {})).describe()
+    assert described["source"] == "memory://***@host"
+
+    # The run has no checkpoint yet, so it begins with those weights again.
+    assert check(folder, request).prepared.resumed
+    for part in ("config", "pipeline"):
+        hidden = request.model_copy(update={part: getattr(folder.asked(), part)})
+        with pytest.raises(ConfigError, match=r"the login in the URL of the .* is not recorded"):
+            check(folder, hidden)
+    config = request.config.model_copy(update={"epochs": 1})
+    Trainer(folder, config, 1, Group.current()).run()
+    assert folder.checkpoints()
 
 
 def test_what_may_not_change_is_refused(tmp_path: Path) -> None:

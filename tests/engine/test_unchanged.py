@@ -177,7 +177,7 @@ def test_new_files_to_score_are_something_new(tmp_path: Path) -> None:
     arrived.mkdir()
 
     def arrive(name: str) -> None:
-        pq.write_table(pa.table({"id": [1]}), arrived / name)
+        pq.write_table(pa.table({"x": [[0.0] * 8]}), arrived / name)
 
     arrive("monday.parquet")
     finish(request(storage, "last", source=str(arrived)))

@@ -22,11 +22,28 @@ from train_core.engine.first_state import find_origin
 from train_core.engine.mirror import Mirror
 from train_core.engine.mlflow_runs import MlflowRuns
 from train_core.engine.registry import log_checkpoint_model, unregistered_checkpoints
+from train_core.engine.serving import SERVED_FILE
 from train_core.errors import ConfigError, StorageError, TrackingError
 from train_core.results import CheckpointSummary
 from train_core.storage.pins import MLFLOW_MODEL, valid_pins
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import load_workload
+from train_core.workload import ArrayDataset, Split, load_workload
+from train_core.workloads.digits import Digits, DigitsSettings
+
+
+class SecretDigitsSettings(DigitsSettings):
+    source: str
+
+
+class SecretDigits(Digits):
+    """Its data cannot be reached without the login."""
+
+    Settings = SecretDigitsSettings
+    settings: SecretDigitsSettings
+
+    def dataset(self, split: Split) -> ArrayDataset:
+        assert "s3cret" in self.settings.source
+        return super().dataset(split)
 
 
 def commit_digits(run: RunBuilder) -> tuple[CheckpointSummary, torch.nn.Module]:
@@ -69,6 +86,22 @@ def test_the_best_model_loads_and_predicts_what_the_model_predicts(
     assert list(found.columns) == ["prediction", "probabilities"]
     assert found["prediction"].tolist() == expected.argmax(axis=1).tolist()
     assert np.array_equal(np.array(found["probabilities"].tolist(), np.float32), expected)
+
+
+def test_the_example_is_read_with_the_login_that_no_record_has(
+    tmp_path: Path, tracking_uri: str
+) -> None:
+    settings = {"width": 4, "source": "ftp://me:s3cret@host/x"}
+    config = TrainConfig(workload=f"{__name__}:SecretDigits", settings=settings)
+    run = RunBuilder(RunFolder(str(tmp_path / "runs"), "secret"), config.recorded())
+    best, _ = commit_digits(run)
+    mirror = Mirror(run.folder, tracking_uri, "tests")
+    mirror.start()
+    mirror.log_outcome(best, {"accuracy": 0.75}, config)
+    assert mirror.close("FINISHED")
+    assert mirror.not_shown == []
+    (served,) = Path(tracking_uri.removeprefix("sqlite:///")).parent.rglob(SERVED_FILE)
+    assert "ftp://***@host/x" in served.read_text()
 
 
 def test_the_served_model_takes_json(run: RunBuilder, tracking_uri: str) -> None:

@@ -22,6 +22,12 @@ def test_a_login_is_hidden_and_given_back(user: str, password: str, path: str) -
     assert with_login_of(hidden, hidden) == hidden
 
 
+def test_a_login_is_given_to_its_own_host_only() -> None:
+    there = "sftp://***@host/x"
+    assert with_login_of(there, "sftp://me:pw@host/y") == "sftp://me:pw@host/x"
+    assert with_login_of(there, "sftp://me:pw@another/y") == there
+
+
 @pytest.mark.parametrize(
     "url",
     [

@@ -14,25 +14,34 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from fsspec.core import has_magic
 from fsspec.utils import glob_translate
 from pydantic import BaseModel, ConfigDict
 
-from train_core.errors import DataError, WorkloadError
-from train_core.policy.logins import hide_logins, with_login_of
+from train_core.errors import DataError, HiddenLoginError, WorkloadError
+from train_core.policy.logins import has_hidden_login, hide_logins, with_login_of
 from train_core.storage.data_files import FileList, FileRecord, SourceFiles
 from train_core.storage.digests import new_digest
 from train_core.storage.store import Store
 
 _NUM_THREADS = 8
-# Names of a file's version in what fsspec's filesystems tell of it, the best first.
-_VERSIONS = (
-    *("ETag", "etag", "md5Hash", "generation", "content_md5", "LastModified", "last_modified"),
-    *("updated", "mtime", "created"),
-)
+# Names of a file's version in what fsspec's filesystems tell of it, the best first: those that
+# change with the content, and times, which two contents may share.
+_OF_CONTENT = ("ETag", "etag", "md5Hash", "generation", "content_md5")
+_TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 _MEND = "bring it back as it was, or start a run under another name"
+
+
+class Found(NamedTuple):
+    """What a storage tells of a file without reading it."""
+
+    size_bytes: int
+    version: str
+    """What tells that it may have changed; empty: nothing does."""
+    is_of_content: bool
+    """Whether another content always has another version."""
 
 
 class DataFile(BaseModel):
@@ -69,14 +78,14 @@ class DataFile(BaseModel):
         opened: IO[bytes] = store.fs.open(store.path(key), "rb")
         return opened
 
-    def check(self, found: tuple[int, str] | None) -> None:
-        """Raise DataError if the file, found with a size and a version, is not what was recorded.
+    def check(self, found: Found | None) -> None:
+        """Raise DataError if the file, as it was found, is not what was recorded.
 
         It is read only if its version is another one, or none is told.
         """
         if found is None:
             raise self.missing()
-        size_bytes, version = found
+        size_bytes, version, _ = found
         if size_bytes != self.size_bytes:
             raise self.changed(f"it has {size_bytes} bytes")
         if version and version == self.version:
@@ -111,8 +120,8 @@ class PinnedFiles:
     def listed(cls, sources: Mapping[str, str], earlier: FileList | None = None) -> PinnedFiles:
         """The files that are there now.
 
-        Digests of files that `earlier` has in the same version are taken from it, but not on a
-        disk, whose times can be set back. Raises DataError for a source that has no files.
+        Digests of files that `earlier` has in the same version are taken from it, but not where
+        versions are times, as on a disk. Raises DataError for a source that has no files.
         """
         known = _known(earlier) if earlier else {}
         made = cls(FileList(sources={n: _list_source(n, sources[n], known) for n in sources}))
@@ -120,12 +129,19 @@ class PinnedFiles:
         return made
 
     def files(self, name: str) -> tuple[DataFile, ...]:
-        """The files of one source, sorted. Raises DataError if one is not as it was recorded."""
+        """The files of one source, sorted.
+
+        Raises DataError if one is not as it was recorded, HiddenLoginError if the source cannot be
+        reached without a login that nobody gave.
+        """
         if name not in self._checked:
             if name not in self.recorded.sources:
                 known = ", ".join(self.recorded.sources) or "none"
                 raise WorkloadError(f"no source {name!r} is recorded: sources() named {known}")
-            self._checked[name] = _checked(self.recorded.sources[name])
+            source = self.recorded.sources[name]
+            if has_hidden_login(source.folder):
+                raise HiddenLoginError(f"the URL of source {name!r} ({source.url})")
+            self._checked[name] = _checked(source)
         return self._checked[name]
 
     def with_logins(self, sources: Mapping[str, str]) -> PinnedFiles:
@@ -187,10 +203,10 @@ def _list_source(name: str, url: str, known: Mapping[tuple[str, int, str], str])
         )
 
     def record(file: str) -> FileRecord:
-        size_bytes, version = found[file]
+        size_bytes, version, is_of_content = found[file]
         address = store.uri(file)
-        is_told = bool(version) and not store.is_local
-        digest = known.get((hide_logins(address), size_bytes, version)) if is_told else None
+        recorded = known.get((hide_logins(address), size_bytes, version))
+        digest = recorded if is_of_content else None
         if digest is None:
             digest, there = _digest_of(address, size_bytes, version)
             if there != size_bytes:
@@ -245,10 +261,10 @@ def state_of(url: str) -> str:
     Nothing is read. Empty where the storage tells no versions.
     """
     found = _look(Store(url), "", max_depth=1)
-    if not all(version for _, version in found.values()):
+    if not all(version for _, version, _ in found.values()):
         return ""
     digest = new_digest()
-    for name, (size_bytes, version) in sorted(found.items()):
+    for name, (size_bytes, version, _) in sorted(found.items()):
         digest.update(f"{size_bytes} {version} {name}\n".encode())
     return digest.hexdigest()
 
@@ -259,14 +275,15 @@ def _store_of(url: str) -> tuple[Store, str]:
     return Store(folder or "/"), key
 
 
-def _look(store: Store, key: str, max_depth: int = 0) -> dict[str, tuple[int, str]]:
-    """Size and version of the file at `key`, or of each below it, by key; empty if none is."""
+def _look(store: Store, key: str, max_depth: int = 0) -> dict[str, Found]:
+    """What is told of the file at `key`, or of each below it, by key; empty if none is."""
     found = {}
     with suppress(FileNotFoundError):
         for name, info in store.tree(key, max_depth).items():
             version = _version(store, name, info)
             if version is not None:
-                found[name] = int(info["size"]), version
+                is_of_content = any(info.get(told) for told in _OF_CONTENT)
+                found[name] = Found(int(info["size"]), version, is_of_content)
     return found
 
 
@@ -283,7 +300,7 @@ def _version(store: Store, key: str, info: Mapping[str, Any]) -> str | None:
             return str(os.stat(store.path(key)).st_mtime_ns)
         except FileNotFoundError:
             return None
-    told = next((info[name] for name in _VERSIONS if info.get(name)), "")
+    told = next((info[name] for name in (*_OF_CONTENT, *_TIMES) if info.get(name)), "")
     return str(told).strip('"')
 
 

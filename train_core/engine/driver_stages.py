@@ -7,7 +7,7 @@ import threading
 import time
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from train_core.config import LOCAL
 from train_core.driver import DriverRequest
@@ -40,6 +40,9 @@ from train_core.storage.retention import finalists_of
 from train_core.storage.run_folder import Checkpoint, RunFolder, RunRecord
 from train_core.storage.stop import STOPPED, ask_to_stop, stop_request
 
+if TYPE_CHECKING:
+    from train_core.engine.preflight import Checked
+
 # A worker or Ray itself may die; the training is begun again so often without new progress.
 MAX_RESTARTS = 3
 RESTART_PAUSE_S = 2.0
@@ -67,60 +70,67 @@ class DriverStages:
 
     def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Check the request and create the run if it is new."""
-        from train_core.engine.preflight import (
-            check,
-            effective,
-            new_record,
-            pipeline_of,
-            with_surroundings,
-        )
-        from train_core.engine.recorded import check_continuation, with_defaults
+        from train_core.engine.preflight import check, effective
 
         self.request = DriverRequest.model_validate(request)
         self.folder = RunFolder(self.request.storage, self.request.run)
         if self.request.scores_only:
             return self._prepare_scoring()
         self.config = effective(self.request)
-        mirror = None
-        if self.request.tracking_uri:
-            mirror = Mirror(
-                self.folder,
-                self.request.tracking_uri,
-                self.request.experiment,
-                job_url=self.request.job_url,
-            )
-            mirror.connect()
+        mirror = self._connected_mirror()
         checked = check(self.folder, self.request.model_copy(update={"config": self.config}))
-        record = None
-        if not checked.prepared.resumed:
-            record = new_record(
-                self.request, self.config, checked.datasets, checked.origin, checked.files
-            )
-            if unchanged_since := self._run_that_has_it(record, checked.files):
-                return checked.prepared.model_copy(
-                    update={"unchanged_since": unchanged_since}
-                ).model_dump()
+        prepared = checked.prepared
+        record = None if prepared.resumed else self._new_record(checked)
+        if record and (unchanged_since := self._run_that_has_it(record, checked.files)):
+            return prepared.model_copy(update={"unchanged_since": unchanged_since}).model_dump()
         # What a cluster can give is only known there; nothing has been written yet.
-        self._join_cluster(NODES_WITHIN_S if checked.prepared.resumed else 0)
+        self._join_cluster(NODES_WITHIN_S if prepared.resumed else 0)
         self.config = with_gpus(self.config)
         if mirror is not None:
             mirror.check()
         if record is not None:
-            self.folder.refuse_leftovers()
-            # Of two that begin the run at once, one creates it and one gets the lease.
-            with suppress(FileExistsError):
-                self.folder.create(with_surroundings(record, self.config), checked.files)
-        attempt = self._take_run()
-        self.folder.check_name(self.request.flow_run)
-        check_continuation(self.folder, self.config)
-        asked = Asked(
-            config=with_defaults(self.config).recorded(), pipeline=pipeline_of(self.request)
-        )
-        self.folder.note_asked(asked, attempt=attempt)
+            self._create_run(record, checked.files)
+        self._begin_run()
         if mirror is not None:
             mirror.start()
             self.mirror = mirror
-        return checked.prepared.model_copy(update={"job_url": self.request.job_url}).model_dump()
+        return prepared.model_copy(update={"job_url": self.request.job_url}).model_dump()
+
+    def _connected_mirror(self) -> Mirror | None:
+        """A mirror that asks the server in the background; None: MLflow shows nothing."""
+        asked = self.request
+        if not asked.tracking_uri:
+            return None
+        mirror = Mirror(self.folder, asked.tracking_uri, asked.experiment, job_url=asked.job_url)
+        mirror.connect()
+        return mirror
+
+    def _new_record(self, checked: Checked) -> RunRecord:
+        from train_core.engine.preflight import new_record
+
+        return new_record(
+            self.request, self.config, checked.datasets, checked.origin, checked.files
+        )
+
+    def _create_run(self, record: RunRecord, files: FileList | None) -> None:
+        from train_core.engine.preflight import with_surroundings
+
+        self.folder.refuse_leftovers()
+        # Of two that begin the run at once, one creates it and one gets the lease.
+        with suppress(FileExistsError):
+            self.folder.create(with_surroundings(record, self.config), files)
+
+    def _begin_run(self) -> None:
+        """Take the run, and write down what this attempt is asked for."""
+        from train_core.engine.preflight import pipeline_of
+        from train_core.engine.recorded import check_continuation, with_defaults
+
+        attempt = self._take_run()
+        self.folder.check_name(self.request.flow_run)
+        check_continuation(self.folder, self.config)
+        config = with_defaults(self.config).recorded()
+        asked = Asked(config=config, pipeline=pipeline_of(self.request))
+        self.folder.note_asked(asked, attempt=attempt)
 
     def _run_that_has_it(self, record: RunRecord, files: FileList | None) -> str:
         """The finished run that has all that this one would come to, if it is not to come again."""
@@ -263,7 +273,7 @@ class DriverStages:
             # A driver before this one may have died before it came to that.
             self.mirror.log_evaluations(measured)
             self.mirror.log_predictions(predicted)
-            self.mirror.log_outcome(chosen, test_metrics)
+            self.mirror.log_outcome(chosen, test_metrics, self.config)
             self.mirror.flush()
         report = Report(
             run=self.folder.name,

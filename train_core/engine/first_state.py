@@ -23,6 +23,7 @@ from train_core.engine.checkpoint_files import (
 )
 from train_core.engine.state import load_optimizer_state, optimizer_state
 from train_core.errors import CheckpointError, ConfigError
+from train_core.policy.logins import hide_logins
 from train_core.storage.addresses import file_at, find_checkpoint
 from train_core.storage.digests import new_digest
 from train_core.storage.manifest import FileEntry
@@ -88,7 +89,7 @@ class FirstState:
             weights, optimizer = _read_file(origin), None
         else:
             weights, optimizer = _read_checkpoint(origin, whole=config.init_from_optimizer)
-        return cls(origin.uri, tuple(config.init_from_allow), weights, optimizer)
+        return cls(hide_logins(origin.uri), tuple(config.init_from_allow), weights, optimizer)
 
     def give_weights(self, model: nn.Module) -> None:
         """Load the weights into a whole model. Raises ConfigError, listing what does not fit."""
@@ -182,6 +183,6 @@ def _read_checkpoint(
 
 def _other_weights(origin: Origin) -> CheckpointError:
     return CheckpointError(
-        f"{origin.uri} is not what the run was begun with, whose digest was {origin.digest}: "
-        "bring it back, or begin a new run"
+        f"{hide_logins(origin.uri)} is not what the run was begun with, whose digest was "
+        f"{origin.digest}: bring it back, or begin a new run"
     )

@@ -33,7 +33,8 @@ from train_core.engine.data.formats import (
     read_image,
 )
 from train_core.engine.data.raw_columns import RawColumns, joined, try_prepare
-from train_core.errors import DataError
+from train_core.errors import DataError, HiddenLoginError
+from train_core.policy.logins import has_hidden_login, hide_logins
 from train_core.storage.digests import digest_of, new_digest
 from train_core.storage.store import Store
 from train_core.workload import SPLITS, Columns, Dataset, Split, Workload, fetch, indexed
@@ -77,8 +78,8 @@ class Input:
         return [0, *np.cumsum([file.rows for file in self.files]).tolist()]
 
     def describe(self) -> dict[str, Any]:
-        """The input, for the manifest of its predictions."""
-        found = {"kind": self.kind, "source": self.source, "num_rows": self.num_rows}
+        """The input without its login, for the manifest of its predictions."""
+        found = {"kind": self.kind, "source": hide_logins(self.source), "num_rows": self.num_rows}
         if self.digest:
             found["digest"] = self.digest
         if self.kind == "split":
@@ -102,9 +103,12 @@ def open_input(source: str, workload: Workload[Any], *, with_digests: bool = Fal
     """The rows at `source`: a split's name or a URL.
 
     Raises DataError if there are none, or if the workload's `prepare` cannot do with the columns of
-    a file. Of files, only their heads and some first rows are read, unless `with_digests`: all of
-    each, once. Only an input with digests can be read by `read_input`.
+    a file, and HiddenLoginError for an address as a record has it, without its login. Of files,
+    only their heads and some first rows are read, unless `with_digests`: all of each, once. Only
+    an input with digests can be read by `read_input`.
     """
+    if has_hidden_login(source):
+        raise HiddenLoginError(f"the URL of the input ({source})")
     if source in SPLITS:
         dataset = indexed(workload, source)
         digest = dataset.digest() if with_digests and hasattr(dataset, "digest") else ""
@@ -112,7 +116,7 @@ def open_input(source: str, workload: Workload[Any], *, with_digests: bool = Fal
     else:
         found = _open_files(source, workload)
     if not found.num_rows:
-        raise DataError(f"input {source!r} has no rows")
+        raise DataError(f"input {hide_logins(source)!r} has no rows")
     return _with_digests(found) if with_digests and found.kind != "split" else found
 
 
@@ -149,12 +153,13 @@ def read_input(
 def _open_files(source: str, workload: Workload[Any]) -> Input:
     store, sizes = _folder_of(source)
     if not sizes:
-        raise DataError(f"input {source!r}: nothing is there")
+        raise DataError(f"input {hide_logins(source)!r}: nothing is there")
     for kind, matches in KINDS.items():
         if names := [name for name in sizes if matches(name.lower())]:
             return _open_kind(kind, store, _once_each(names), sizes, workload)
+    there = f"input {hide_logins(source)!r} holds {', '.join(list(sizes)[:3])}…"
     raise DataError(
-        f"input {source!r} holds {', '.join(list(sizes)[:3])}…: expected *.parquet files, images "
+        f"{there}: expected *.parquet files, images "
         f"({', '.join(IMAGE_SUFFIXES)}) or IDX files (*idx3-ubyte or *idx3-ubyte.gz), or name "
         f"one of the splits {', '.join(SPLITS)}"
     )

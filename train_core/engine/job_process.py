@@ -238,7 +238,7 @@ class JobServer:
     def _refuse_another(self, ours: DriverRequest, theirs: DriverRequest) -> None:
         """Raise RunBusyError if two requests want different things of the run."""
         both = (self._driver.config, effective(theirs))
-        configs = [with_defaults(one).model_dump() for one in both]
+        configs = [with_defaults(one).without_logins().model_dump() for one in both]
         # What the run decided as it began, and by which address the cluster is reached.
         free = {"ray_address", "runtime_env", "gpus_per_worker"}
         a, b = ({k: v for k, v in config.items() if k not in free} for config in configs)

@@ -32,7 +32,7 @@ from train_core.engine.fsdp import check_passes
 from train_core.engine.group import Group, use_deterministic_algorithms
 from train_core.engine.measure import check_split, forward
 from train_core.engine.progress import Progress
-from train_core.engine.recorded import load_recorded
+from train_core.engine.recorded import load_recorded, with_login
 from train_core.engine.recorder import Recorder
 from train_core.engine.restore import newest_good
 from train_core.engine.state import TrainingState
@@ -44,7 +44,7 @@ from train_core.errors import NotFiniteError
 from train_core.policy.randomness import FORWARD, derive_seed
 from train_core.policy.sharding import shards_of_rank
 from train_core.policy.steps import MicroBatch, due
-from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_folder import Origin, RunFolder
 from train_core.storage.stop import STOPPED
 from train_core.workload import Batch, Workload, indexed, is_stream, load_split
 
@@ -141,7 +141,7 @@ class Trainer:
                 if quarantined := self.folder.quarantined():
                     self.recorder.rate("checkpoint/quarantined", len(quarantined))
         else:
-            self.trained.begin(self.folder.record().origin if self.config.init_from else None)
+            self.trained.begin(self._origin())
         self._first_step = self.progress.step
         self._elapsed_before = self.progress.elapsed_s
         self._saved_at = self._began_at = self._settled_at = time.monotonic()
@@ -270,6 +270,13 @@ class Trainer:
     def _load_workload(self) -> Workload[Any]:
         """What is trained; `train_core.engine.standalone` shortens it."""
         return load_recorded(self.folder, self.config)
+
+    def _origin(self) -> Origin | None:
+        """Whose weights the run begins with; None: the workload's own."""
+        if not self.config.init_from:
+            return None
+        recorded = self.folder.record().origin
+        return recorded and with_login(recorded, self.config, self.folder.storage)
 
     def _schedule_steps(self) -> int:
         """Steps of what the run was begun with: in epochs beyond that, the last rate is held."""

@@ -32,6 +32,7 @@ from train_core.storage.predictions import committed_predictions
 from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from train_core.config import TrainConfig
     from train_core.engine.mlflow_runs import MlflowRuns
     from train_core.engine.system_metrics import SystemMetrics
 
@@ -146,11 +147,20 @@ class Mirror:
             self._told.add(result.uri)
             self._add(lambda runs: _stages().show_predictions(runs, result))
 
-    def log_outcome(self, best: CheckpointSummary, test_metrics: dict[str, float | None]) -> None:
-        """Show the run's outcome on its parent run: headline metrics, and the best model."""
+    def log_outcome(
+        self,
+        best: CheckpointSummary,
+        test_metrics: dict[str, float | None],
+        config: TrainConfig | None = None,
+    ) -> None:
+        """Show the run's outcome on its parent run: headline metrics, and the best model.
+
+        `config` is the one with logins, which the model's example may need to be read.
+        """
         self._add(lambda runs: _stages().show_outcome(runs, best, test_metrics))
         # A task of its own: a model that cannot be shown must not hide the metrics.
-        self._add(partial(self._log_model, best=best, test_metrics=test_metrics))
+        log_model = partial(self._log_model, best=best, test_metrics=test_metrics, config=config)
+        self._add(log_model)
 
     def flush(self, timeout_s: float = 60) -> bool:
         """Wait until MLflow has all that was committed and logged before; whether it has.
@@ -345,11 +355,15 @@ class Mirror:
             _log.debug("the machine's load is not known: %s", error)
 
     def _log_model(
-        self, runs: MlflowRuns, best: CheckpointSummary, test_metrics: dict[str, float | None]
+        self,
+        runs: MlflowRuns,
+        best: CheckpointSummary,
+        test_metrics: dict[str, float | None],
+        config: TrainConfig | None,
     ) -> None:
         from train_core.engine.registry import log_checkpoint_model
 
-        uri = log_checkpoint_model(runs, best, test_metrics)
+        uri = log_checkpoint_model(runs, best, test_metrics, config)
         self._tracking = self._tracking.model_copy(update={"model_uri": uri})
 
 
@@ -384,9 +398,8 @@ def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S
         mirror.start()
         if report:
             mirror.log_evaluations(report.evaluations)
-            mirror.log_predictions(report.predictions)
             mirror.log_outcome(report.best, report.test_metrics)
-        # Batch inferences of later, too.
+        # Those of the report, and batch inferences of later.
         for predictions in committed_predictions(folder):
             mirror.log_predictions(predictions)
         is_sent = mirror.flush(timeout_s)

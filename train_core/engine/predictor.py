@@ -30,6 +30,7 @@ from train_core.engine.measure import batches_of_shard
 from train_core.engine.recorded import load_recorded
 from train_core.engine.watchdog import watching
 from train_core.errors import WorkloadError, users_code
+from train_core.policy.logins import hide_logins
 from train_core.policy.randomness import EVALUATE, derive_seed
 from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.storage.digests import new_digest
@@ -130,7 +131,7 @@ def _score_task(
     assert name is not None
     num_rows = 0
     with (
-        users_code("infer", f"{key} from {found.source}"),
+        users_code("infer", f"{key} from {hide_logins(found.source)}"),
         tempfile.TemporaryFile() as file,
         torch.inference_mode(),
     ):

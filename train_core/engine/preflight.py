@@ -24,13 +24,18 @@ from train_core.engine.progress import Progress
 from train_core.engine.provenance import code_of
 from train_core.engine.recorded import (
     check_continuation,
+    check_settings,
     files_in_record,
     load_recorded,
     newest_files,
     with_defaults,
+    with_login,
+    without_login,
 )
 from train_core.errors import ConfigError, RunConflictError
+from train_core.policy.logins import hide_logins
 from train_core.storage.data_files import FileList
+from train_core.storage.names import check_new_run_name
 from train_core.storage.run_folder import Origin, RunFolder, RunRecord
 from train_core.storage.store import Store
 from train_core.workload import (
@@ -86,6 +91,9 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     resumed = folder.exists()
     if resumed:
         _check_continuation(folder, request)
+    else:
+        check_new_run_name(folder.name)
+    check_settings(config)
     workload = load_recorded(folder, config)
     _check_monitor(workload, config.monitor)
     if config.ray_address == LOCAL:
@@ -188,18 +196,22 @@ def _check_origin(
 ) -> Origin | None:
     """Whose weights the run begins with, given to a model once, as every worker will do it.
 
-    Raises ConfigError if there are none or they do not fit, CheckpointError if they were altered.
+    Raises ConfigError if there are none or they do not fit, or if a worker could not reach them
+    with what is recorded and asked, CheckpointError if they were altered.
     """
     config = request.config
     if not config.init_from:
         return None
     if not folder.exists():
-        origin = find_origin(config.init_from, request.storage, request.tracking_uri)
+        recorded = without_login(
+            find_origin(config.init_from, request.storage, request.tracking_uri)
+        )
     else:
-        recorded = folder.record().origin
-        if recorded is None or folder.checkpoints():
-            return recorded
-        origin = recorded
+        found = folder.record().origin
+        if found is None or folder.checkpoints():
+            return found
+        recorded = found
+    origin = with_login(recorded, config, folder.storage)
     first = FirstState.read(origin, config)
     model = workload.model()
     first.give_weights(model)
@@ -234,7 +246,7 @@ def new_record(
         datasets={split: describe_data(dataset) for split, dataset in datasets.items()},
         input_state=_input_state(request.pipeline.get("infer_input", "")),
         code=code_of(config.workload),
-        origin=origin,
+        origin=without_login(origin) if origin else None,
     )
     return files_in_record(record, files)
 
@@ -247,8 +259,10 @@ def with_surroundings(record: RunRecord, config: TrainConfig) -> RunRecord:
 
 
 def pipeline_of(request: DriverRequest) -> dict[str, Any]:
-    """What the flow was asked beyond the training."""
-    return request.pipeline | {"experiment": request.experiment, "dry_run": request.dry_run}
+    """What the flow was asked beyond the training, as it is recorded."""
+    asked = request.pipeline | {"experiment": request.experiment, "dry_run": request.dry_run}
+    shown = {name: hide_logins(asked[name]) for name in ("infer_input",) if name in asked}
+    return asked | shown
 
 
 def _input_state(source: str) -> str:

@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 from train_core.config import TrainConfig
-from train_core.errors import ConfigError, RunConflictError
-from train_core.policy.logins import has_hidden_login, with_login_of
+from train_core.errors import HiddenLoginError, RunConflictError, WorkloadError
+from train_core.policy.logins import has_hidden_login, hide_logins, with_login_of
 from train_core.storage.data_files import FileList
-from train_core.storage.run_folder import RunFolder, RunRecord
-from train_core.storage.store import Store
+from train_core.storage.finished_runs import recorded_runs
+from train_core.storage.run_folder import Origin, RunFolder, RunRecord
 from train_core.workload import RecordedData, Workload, load_workload, parse_settings
-
-_NUM_THREADS = 8
 
 
 def load_recorded(folder: RunFolder, config: TrainConfig) -> Workload[Any]:
     """The workload of a run, which reads the data that the run recorded, and no other.
 
-    Before there is a run, it reads what is there. Raises WorkloadError if it cannot be loaded,
-    ConfigError if its data cannot be reached without a login that is not recorded.
+    Before there is a run, it reads what is there. Raises WorkloadError if it cannot be loaded.
+    Files that cannot be reached without a login that is not recorded are refused when asked for.
     """
     record = folder.record() if folder.exists() else None
     if record is None:
         return load_workload(config.workload, config.settings)
     data = RecordedData(folder.name, record.datasets, folder.files_of(record))
-    workload = load_workload(config.workload, config.settings, data)
-    _check_logins(folder, record, workload)
-    return workload
+    return load_workload(config.workload, config.settings, data)
 
 
 def with_defaults(config: TrainConfig) -> TrainConfig:
-    """The configuration with all of its workload's settings, without logins: what is recorded."""
+    """The configuration with all of its workload's settings. Raises WorkloadError."""
     settings = parse_settings(config.workload, config.settings).model_dump(mode="json")
-    return config.model_copy(update={"settings": settings}).without_logins()
+    return config.model_copy(update={"settings": settings})
+
+
+def with_known_defaults(config: TrainConfig) -> TrainConfig:
+    """As `with_defaults`; as recorded where the workload's code no longer takes the settings."""
+    try:
+        return with_defaults(config)
+    except WorkloadError:
+        return config
 
 
 def check_continuation(folder: RunFolder, asked: TrainConfig) -> None:
@@ -45,7 +48,7 @@ def check_continuation(folder: RunFolder, asked: TrainConfig) -> None:
     """
     was = folder.record().config
     if was.workload == asked.workload:
-        was, asked = with_defaults(was), with_defaults(asked)
+        was, asked = with_known_defaults(was), with_defaults(asked)
     if differences := was.without_logins().differences(asked.without_logins()):
         raise RunConflictError(folder.name, differences)
 
@@ -55,20 +58,11 @@ def newest_files(storage: str, workload: str) -> FileList | None:
 
     None if there is none. Only digests are saved by it: what cannot be read is left out.
     """
-
-    def record(name: str) -> tuple[RunFolder, RunRecord] | None:
-        with suppress(OSError, ValueError):
-            folder = RunFolder(storage, name)
-            return folder, folder.record()
-        return None
-
-    with ThreadPoolExecutor(_NUM_THREADS, "records") as threads:
-        read = list(threads.map(record, Store(storage).names()))
-    with_files = [one for one in read if one and one[1].files]
-    same = [one for one in with_files if one[1].config.workload == workload]
-    newest = max(same, key=lambda one: one[1].created_at, default=None)
-    with suppress(OSError, ValueError):
-        return newest[0].files_of(newest[1]) if newest else None
+    for folder, record in recorded_runs(storage):
+        if record.files and record.config.workload == workload:
+            with suppress(OSError, ValueError):
+                return folder.files_of(record)
+            break
     return None
 
 
@@ -80,14 +74,24 @@ def files_in_record(record: RunRecord, files: FileList | None) -> RunRecord:
     return record.model_copy(update={"sources": sources, "files": files.entry()})
 
 
-def _check_logins(folder: RunFolder, record: RunRecord, workload: Workload[Any]) -> None:
-    """Raise ConfigError if a source had a login that nobody gives now."""
-    hidden = {n: one.url for n, one in record.sources.items() if has_hidden_login(one.url)}
-    given = workload.sources() if hidden else {}
-    for name, url in hidden.items():
-        if has_hidden_login(with_login_of(url, given.get(name, ""))):
-            raise ConfigError(
-                f"the login in the URL of source {name!r} of run {folder.name!r} is not recorded: "
-                "give the settings again, with it; or keep it in the environment, where the "
-                "storage's client finds it"
-            )
+def check_settings(config: TrainConfig) -> None:
+    """Raise HiddenLoginError if a setting is as a record has it, without its login."""
+    for name, value in config.settings.items():
+        if has_hidden_login(value):
+            raise HiddenLoginError(f"settings.{name} ({value})")
+
+
+def without_login(origin: Origin) -> Origin:
+    """The origin as it is recorded."""
+    return origin.model_copy(update={"uri": hide_logins(origin.uri)})
+
+
+def with_login(origin: Origin, config: TrainConfig, storage: str) -> Origin:
+    """The recorded origin with its login, which `init_from` has, or the storage of the runs.
+
+    Raises HiddenLoginError if neither has.
+    """
+    uri = with_login_of(with_login_of(origin.uri, config.init_from), storage)
+    if has_hidden_login(uri):
+        raise HiddenLoginError(f"the URL of the first weights ({uri})")
+    return origin.model_copy(update={"uri": uri})

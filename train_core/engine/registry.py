@@ -21,6 +21,7 @@ from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, infer_signature
 
+from train_core.config import TrainConfig
 from train_core.engine import serving
 from train_core.engine.checkpoint_files import load_weights
 from train_core.engine.mirror import set_environment
@@ -58,11 +59,15 @@ REQUIREMENTS = (
 
 
 def log_checkpoint_model(
-    runs: MlflowRuns, best: CheckpointSummary, test_metrics: dict[str, float | None]
+    runs: MlflowRuns,
+    best: CheckpointSummary,
+    test_metrics: dict[str, float | None],
+    config: TrainConfig | None = None,
 ) -> str:
     """A checkpoint's model as a LoggedModel of the parent run, with metrics; gives its URI.
 
     A checkpoint is logged once: a model that is there is used again, one half there completed.
+    `config` has the logins that the example's data may need, and run.json has not.
     Raises CheckpointError if the weights are not what was committed.
     """
     checkpoint = runs.folder.find(best.name)
@@ -72,7 +77,7 @@ def log_checkpoint_model(
     model = _find(runs, checkpoint) or _create(runs, checkpoint)
     if model.status != LoggedModelStatus.READY:
         with tempfile.TemporaryDirectory() as folder:
-            _save(runs, checkpoint, model, Path(folder))
+            _save(runs, checkpoint, model, Path(folder), config or runs.record.config)
         runs.client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
     runs.log_metrics(
         "pipeline",
@@ -190,7 +195,9 @@ def _create(runs: MlflowRuns, checkpoint: Checkpoint) -> LoggedModel:
     )
 
 
-def _save(runs: MlflowRuns, checkpoint: Checkpoint, model: LoggedModel, folder: Path) -> None:
+def _save(
+    runs: MlflowRuns, checkpoint: Checkpoint, model: LoggedModel, folder: Path, asked: TrainConfig
+) -> None:
     data = folder / "data"
     data.mkdir()
     weights = load_weights(runs.folder.store, checkpoint)
@@ -198,7 +205,7 @@ def _save(runs: MlflowRuns, checkpoint: Checkpoint, model: LoggedModel, folder: 
     own = {name: tensor.clone() for name, tensor in weights.items()}
     safetensors.torch.save_file(own, data / MODEL_FILE, {"format": "pt"})
     config = runs.record.config.model_copy(update={"runtime_env": {}})
-    columns = load_recorded(runs.folder, config).example()
+    columns = load_recorded(runs.folder, asked).example()
     dtypes = {name: array.dtype.str for name, array in columns.items()}
     described = serving.Served(config=config, dtypes=dtypes)
     (data / serving.SERVED_FILE).write_text(described.model_dump_json(indent=1))

@@ -21,12 +21,18 @@ def hide_logins(value: Any) -> Any:
     return value
 
 
-def has_hidden_login(url: str) -> bool:
-    """Whether the URL was recorded without its login."""
-    return f"://{HIDDEN}" in url
+def has_hidden_login(value: Any) -> bool:
+    """Whether a URL, or one in a value as of `hide_logins`, was recorded without its login."""
+    return f"://{HIDDEN}" in str(value)
 
 
 def with_login_of(url: str, complete: str) -> str:
-    """The recorded URL, its hidden login taken from another URL, as far as that has one."""
+    """The recorded URL, its hidden login taken from another URL of the same host, if it has one."""
     login = _LOGIN.search(complete)
-    return url.replace(HIDDEN, login[0], 1) if login and has_hidden_login(url) else url
+    if login is None or _host(url) != _host(hide_logins(complete)):
+        return url
+    return url.replace(HIDDEN, login[0], 1)
+
+
+def _host(url: str) -> str:
+    return url.partition(f"://{HIDDEN}")[2].partition("/")[0]

@@ -1,4 +1,4 @@
-"""The finished runs of a storage, newest first."""
+"""The runs of a storage, and those of them that have finished, newest first."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def finished_runs(storage: str, workload: str = "", *, before: str = "") -> Iter
     With `before`, a time as run.json has it, those only that were created before it. Dry runs are
     left out, and so is a run that cannot be read, which is logged.
     """
-    for folder, record in _records(storage):
+    for folder, record in recorded_runs(storage):
         is_other = workload and record.config.workload != workload
         if is_other or record.pipeline.get("dry_run") or (before and record.created_at >= before):
             continue
@@ -56,7 +56,8 @@ def newest_finished(storage: str, workload: str = "") -> FinishedRun:
     """The newest created of `finished_runs`. Raises ConfigError, which says what is there."""
     for found in finished_runs(storage, workload):
         return found
-    there = [f"{folder.name} (of {record.config.workload})" for folder, record in _records(storage)]
+    runs = recorded_runs(storage)
+    there = [f"{folder.name} (of {record.config.workload})" for folder, record in runs]
     more = f" and {len(there) - _MOST_TOLD} more" if len(there) > _MOST_TOLD else ""
     of = f"of {workload} " if workload else ""
     raise ConfigError(
@@ -66,8 +67,11 @@ def newest_finished(storage: str, workload: str = "") -> FinishedRun:
     )
 
 
-def _records(storage: str) -> list[tuple[RunFolder, RunRecord]]:
-    """All runs that can be read, newest created first."""
+def recorded_runs(storage: str) -> list[tuple[RunFolder, RunRecord]]:
+    """All runs in `storage`, finished or not, newest created first.
+
+    A run that cannot be read is left out, which is logged.
+    """
     names = Store(storage).names()
     with ThreadPoolExecutor(_AT_ONCE, "read") as pool:
         found = [one for one in pool.map(partial(_recorded, storage), names) if one]

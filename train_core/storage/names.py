@@ -28,6 +28,9 @@ ASKED = "asked"
 CALLS = "calls"
 DATA = "data"
 
+LATEST = "latest"
+"""What stands for the newest finished run, so no run is called so."""
+
 _LONGEST_SLUG = 80
 _UNIQUE_CHARACTERS = 6
 
@@ -54,6 +57,18 @@ def check_run_name(name: str) -> str:
         raise ConfigError(
             f"run name {name!r} is not usable: take letters, digits, '.', '_' and '-', beginning "
             "with a letter or digit, at most 128 of them, without '..' or '/'"
+        )
+    return name
+
+
+def check_new_run_name(name: str) -> str:
+    """`name`, if a new run can be called so: batch inference means the newest by `latest`.
+
+    Raises ConfigError.
+    """
+    if check_run_name(name) == LATEST:
+        raise ConfigError(
+            f"run name {name!r} is not usable: batch inference means the newest finished run by it"
         )
     return name
 

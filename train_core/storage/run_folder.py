@@ -45,6 +45,7 @@ from train_core.storage.names import (
     RUN_JSON,
     CheckpointName,
     LeaseName,
+    check_new_run_name,
     check_run_name,
 )
 from train_core.storage.store import Store
@@ -349,9 +350,10 @@ class RunFolder:
         """A new run beside this one that goes on from `checkpoint`, with the journal up to it.
 
         The new run exists when all of it is copied. Raises FileExistsError if there is one,
-        ConfigError if there is a part of one, and RunBusyError if another process makes one.
+        ConfigError if there is a part of one or no run may be called so, and RunBusyError if
+        another process makes one.
         """
-        fork = RunFolder(self.storage, name)
+        fork = RunFolder(self.storage, check_new_run_name(name))
         if fork.exists():
             raise FileExistsError(f"{fork.url} exists")
         fork.refuse_leftovers()

@@ -8,9 +8,10 @@ from typing import Any
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
 from train_core.engine.progress import is_finished
-from train_core.engine.recorded import with_defaults
-from train_core.errors import EvertrainError, WorkloadError
+from train_core.engine.recorded import with_known_defaults
+from train_core.errors import EvertrainError
 from train_core.policy.changes import Inputs, changes
+from train_core.policy.logins import hide_logins
 from train_core.storage.data_files import FileList
 from train_core.storage.finished_runs import FinishedRun, finished_runs
 from train_core.storage.run_folder import RunFolder, RunRecord
@@ -84,12 +85,12 @@ def _listed(last: FinishedRun) -> FileList | None:
 def _inputs(
     record: RunRecord, config: TrainConfig, pipeline: dict[str, Any], files: FileList | None
 ) -> Inputs:
-    scored = str(pipeline.get("infer_input", ""))
+    scored = hide_logins(str(pipeline.get("infer_input", "")))
     listed = files.sources if files else {}
     return Inputs(
         datasets=record.datasets,
         config=config.deciding(),
-        settings=_settings(config),
+        settings=with_known_defaults(config).without_logins().settings,
         code=record.code,
         libraries={
             name: version
@@ -106,11 +107,3 @@ def _inputs(
         scored_state=record.input_state,
         is_split_scored=scored in ("", *SPLITS),
     )
-
-
-def _settings(config: TrainConfig) -> dict[str, Any]:
-    """The workload's settings with its defaults, as far as it still knows them."""
-    try:
-        return with_defaults(config).settings
-    except WorkloadError:
-        return config.settings
