@@ -26,7 +26,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.chaos.firing import Firing, moment
+from tests.chaos.firing import NO_NEW_DATA, Firing, moment
 from tests.chaos.growing import arrive
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import (
@@ -222,7 +222,7 @@ def shown(firings: list[Firing]) -> Table:
         steps = [name for name, _ in groupby(one.state_names) if name not in PASSING]
         trained = one.trained and not one.faults
         attempts = str(one.folder.checkpoints()[-1].name.attempt) if trained else "-"
-        files = str(one.num_files) if trained else "-"
+        files = str(one.num_files) if trained else "-" if one.trained else NO_NEW_DATA
         faults = "; ".join(one.faults) or "none"
         table.add_row(str(number), one.name, " ".join(steps), attempts, files, faults)
     return table
