@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 
-import psutil
-
 from train_core.errors import CheckpointError, StorageError
 from train_core.storage.digests import new_digest
 from train_core.storage.manifest import FileEntry
@@ -40,6 +38,9 @@ def read_file(store: Store, key: str, entry: FileEntry) -> memoryview:
     """
     if fault := _fault_of_way(store, key):
         raise CheckpointError(f"{store.uri(key)} {fault}")
+    # Imported late: who serves a model reads no such file, and need not have it.
+    import psutil
+
     if entry.size_bytes > psutil.virtual_memory().total:
         raise _too_large(store, key, entry)
     try:
