@@ -48,7 +48,11 @@ def test_files_that_come_after_prepare_change_neither_the_numbers_nor_the_record
     report = Report.model_validate(folder.report())
     (tested,) = (one for one in report.evaluations if one.split == "test")
     assert tested.num_samples == report.predictions.num_rows == record.datasets["test"]["samples"]
-    (parent,) = (one for one in runs_in_mlflow(home, folder.url) if one.inputs.dataset_inputs)
+    (parent,) = (
+        one
+        for one in runs_in_mlflow(home, folder.url)
+        if one.data.tags["evertrain.stage"] == "pipeline"
+    )
     inputs = {one.dataset.name: one.dataset.digest for one in parent.inputs.dataset_inputs}
     assert inputs == {
         f"Overnight-{split}": one["digest"][:36] for split, one in record.datasets.items()
