@@ -19,11 +19,10 @@ from train_core.driver import DriverRequest
 from train_core.errors import ConfigError, StoppedError
 from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.storage.finished_runs import newest_finished
-from train_core.storage.names import CheckpointName
+from train_core.storage.names import LATEST, CheckpointName
 from train_core.storage.run_folder import RunFolder
 
 BEST = "best"
-LATEST = "latest"
 
 
 @flow(

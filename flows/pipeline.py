@@ -123,7 +123,11 @@ def _outcome(session: Session, flow: FlowThread | None, stages: Stages) -> Repor
         if flow is None:
             session.tell(NOT_BEGUN.format(run=session.request.run))
         elif not (await_prefect(session, flow) and flow.has_ended):
-            session.tell(NOT_TOLD.format(run=session.request.run))
+            answers = session.server is not None and session.server.answers
+            # Where its server is there, the engine failed for a reason of its own.
+            failed = f"Prefect's engine failed: {flow.failure.partition(chr(10))[0]}"
+            is_own = bool(answers and flow.failure)
+            session.tell(failed if is_own else NOT_TOLD.format(run=session.request.run))
         if flow is None or not flow.has_ended:
             embedded.prefect_is_lost.set()
 
