@@ -81,7 +81,8 @@ def test_a_new_run_begins_with_anothers_weights_and_optimizer(
     for workers in (1, 2):
         folder = RunFolder(str(tmp_path), f"on-{workers}")
         begun = record(folder.name, **config)
-        folder.create(begun.model_copy(update={"origin": find_origin(source, "", "")}))
+        origin = find_origin(source, "", "")
+        folder.create(begun.model_copy(update={"origin": origin, "datasets": {}}))
         train(folder.storage, folder.name, attempt=1, workers=workers, config=config)
         found[workers] = tensors(folder)
     # AdamW has counted the steps of both runs.
