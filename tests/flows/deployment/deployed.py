@@ -136,8 +136,15 @@ class Site:
 
     def prefect(self, *arguments: str, folder: Path = ROOT) -> str:
         """Run `prefect …` against the server in that folder; what it says."""
+        return self._run("prefect", "--no-prompt", *arguments, folder=folder)
+
+    def evertrain(self, *arguments: str) -> str:
+        """Run `evertrain …` against the server; what it says."""
+        return self._run("flows.cli", *arguments, folder=ROOT)
+
+    def _run(self, module: str, *arguments: str, folder: Path) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=folder,
             env=self._environment,
             capture_output=True,

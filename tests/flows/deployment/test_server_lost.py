@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,8 +15,19 @@ from tests.chaos.prefect_lost import END_WITHIN_S
 from tests.chaos.servers import OwnPrefect, Way
 from tests.engine.digests import digest_of_training
 from tests.flows.conftest import isolated
-from tests.flows.deployment.deployed import Site, flow_of, found, held, state, wait_for
+from tests.flows.deployment.deployed import (
+    Site,
+    flow_of,
+    found,
+    hasty_automations,
+    held,
+    state,
+    wait_for,
+)
+from train_core.storage import lease
 from train_core.storage.run_folder import RunFolder
+
+HEARTBEAT_S, MISSED_S = 30, 75
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -53,7 +63,7 @@ def is_like(folder: RunFolder, undisturbed: str) -> bool:
     return attempts == {1} and digest_of_training(folder) == undisturbed
 
 
-@pytest.mark.parametrize("way", list(Way))
+@pytest.mark.parametrize("way", [way for way in Way if way is not Way.ANSWERS_401])
 def test_one_that_is_back_in_time_shows_the_run_as_undisturbed(
     way: Way, site: Site, server: OwnPrefect, api: str, home: Path, undisturbed: str
 ) -> None:
@@ -81,13 +91,32 @@ def test_one_that_stays_away_does_not_keep_the_flow_and_shows_it_later(
             flow.wait(END_WITHIN_S)
     assert is_like(folder, undisturbed)
     server.mend()
-    parameters = {"run": "next", "epochs": 1, "batch_size": 64}
-    site.prefect(
-        "deployment", "run", "retrain/retrain",
-        "--param", f"parameters={json.dumps(parameters)}", "--watch",
-    )  # fmt: skip
-    wait_for(lambda: state(api, "away") == "COMPLETED", home)
+    # A run of the deployment would wait: the flow run that still says Running holds its place.
+    site.evertrain("retrain", "--run", "next", "--epochs", "1", "--batch-size", "64")
+    assert state(api, "away") == "COMPLETED"
     said = (home / "worker.log").read_text()
     # Prefect's worker itself, which has lost its server, too, is not ours.
     assert "FlowRunSuspendingObserver" not in said
     assert said.count("Prefect does not know that run 'away' has ended") == 1
+
+
+def test_a_refused_login_ends_prefects_worker_and_the_next_worker_goes_on(
+    tmp_path: Path, undisturbed: str
+) -> None:
+    """Prefect's worker ends itself at the first 401, and kills its flows."""
+    heartbeat = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S)}
+    with OwnPrefect(tmp_path) as server:
+        api = server.environment["PREFECT_API_URL"]
+        site = Site(tmp_path, isolated(tmp_path) | heartbeat, api)
+        site.deploy(hasty_automations(tmp_path, MISSED_S))
+        with site.worker() as worker, held(site.prefect, tmp_path, "refused") as (folder, go_on):
+            flow = flow_of(folder)
+            server.fail(Way.ANSWERS_401, flow.pid)
+            go_on.touch()
+            wait_for(lambda: worker.poll() is not None, tmp_path)
+            wait_for(lambda: not flow.is_running(), tmp_path)
+        server.mend()
+        with site.worker():
+            wait_for(lambda: state(api, "refused") == "COMPLETED", tmp_path, MISSED_S + 150)
+    assert lease.newest_attempt(folder.store) == 2
+    assert digest_of_training(folder) == undisturbed
