@@ -215,7 +215,7 @@ class TrainConfig(BaseModel):
     num_workers: int = Field(
         default=1,
         ge=1,
-        description="Ray Train workers (ranks). With min_workers, or as MIN,MAX on the command "
+        description="Worker processes (ranks). With min_workers, or as MIN,MAX on the command "
         "line, the most of them.",
         json_schema_extra=MAY_CHANGE,
     )

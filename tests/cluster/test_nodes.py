@@ -106,7 +106,7 @@ def wait_for(what: Callable[[], object], log: list[str]) -> None:
 def node_with_workers(cluster: RayCluster) -> Node:
     """A node on which a rank runs."""
     for node in cluster.nodes:
-        if any("RayTrainWorker" in " ".join(p.cmdline()) for p in node.processes()):
+        if any("ray::TrainWorker" in " ".join(p.cmdline()) for p in node.processes()):
             return node
     raise AssertionError("no rank runs")
 

@@ -200,9 +200,9 @@ def test_what_is_evaluated_is_pinned_meanwhile(trained: Trained) -> None:
     ("line", "expected"),
     [
         ("warning: rank 1 died: it was killed", "rank 1 died: it was killed"),
-        ("(RayTrainWorker pid=28156) warning: not saved", "not saved"),
-        ("(RayTrainWorker pid=28156, ip=10.0.0.2) warning: not saved", "not saved"),
-        ("(RayTrainWorker pid=28156) epoch 1, step 20: loss 1", None),
+        ("(rank 0 pid=28156) warning: not saved", "not saved"),
+        ("(rank 0 pid=28156, ip=10.0.0.2) warning: not saved", "not saved"),
+        ("(rank 0 pid=28156) epoch 1, step 20: loss 1", None),
         ("a warning: of somebody's own", None),
         ("", None),
     ],
@@ -345,7 +345,8 @@ def test_who_scores_and_takes_too_much_memory_is_not_tried_again(tmp_path: Path)
     with Driver(request) as driver:
         best = driver.train().checkpoints[-1]
         with pytest.raises(
-            ResourceError, match=r"who evaluates or infers was ended by Ray's memory.*used / "
+            ResourceError,
+            match=r"evaluates or infers .* was ended by Ray's memory.*used / ",
         ):
             driver.infer(best, "test")
 
@@ -370,7 +371,7 @@ def test_a_ray_that_did_not_start_is_started_for_the_next_try(
 
 @pytest.mark.slow
 def test_workers_that_never_begin_are_given_up(tmp_path: Path) -> None:
-    # No process group comes about; Ray Train keeps the places of such workers, which are all here.
+    # No process group comes about, and the workers have all CPUs that there are.
     config = TrainConfig(
         num_workers=2,
         cpus_per_worker=available_cpus() / 2,

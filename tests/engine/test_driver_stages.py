@@ -72,17 +72,18 @@ def test_a_restart_in_an_outage_is_tried_again(
         )
         driver.folder = RunFolder(folder.storage, folder.name)
         driver._take_run()
-        first = driver._begin_attempt()
+        assert driver._supervisor
+        first = driver._supervisor.begin_attempt()
         driver.folder.store = store
         assert driver._lease
         driver._lease.store = store
         store.fail_at(number, kind="create", done=done)
         try:
             # The heart's own writes are none of these.
-            second = driver._begin_attempt()
+            second = driver._supervisor.begin_attempt()
         except StorageError:
             failed = True
-            second = driver._begin_attempt()
+            second = driver._supervisor.begin_attempt()
         else:
             failed = False
         driver.close("FAILED")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from train_core import TrainConfig
-from train_core.engine import elastic
-from train_core.engine.launcher import capacity, check_resources
+from train_core.engine.cluster import elastic
+from train_core.engine.cluster.resources import capacity, check_resources
 from train_core.errors import ResourceError, StoppedError
 
 NODES = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 1.5}, {"memory": 10.0}]

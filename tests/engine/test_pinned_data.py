@@ -17,7 +17,7 @@ from train_core.config import TrainConfig
 from train_core.datasets.files import PinnedFiles
 from train_core.driver import DriverRequest
 from train_core.engine.driver_stages import DriverStages
-from train_core.engine.evaluator import _dataset, _measure_task, load_model
+from train_core.engine.evaluator import _dataset, load_model, measure_one_shard
 from train_core.engine.group import Group
 from train_core.engine.inputs import open_input
 from train_core.engine.loop import Trainer
@@ -79,7 +79,7 @@ def train(folder: RunFolder, config: TrainConfig) -> None:
 def evaluate(folder: RunFolder, config: TrainConfig, split: Any) -> int:
     """How many samples a task of the evaluation measures."""
     name = str(folder.checkpoints()[-1].name)
-    return _measure_task(folder.url, config, name, split, 0, 0)[0]
+    return measure_one_shard(folder.url, config, name, split, 0, 0)[0]
 
 
 def test_what_arrives_before_and_while_it_trains_is_neither_trained_nor_tested_on(

@@ -14,16 +14,19 @@ import shutil
 import sys
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import IO, Any
+from functools import partial
+from queue import SimpleQueue
+from typing import IO, Any, NoReturn
 
 import psutil
 
-from train_core.config import LOCAL
+from train_core.config import LOCAL, TrainConfig
+from train_core.engine.cluster.runtime import dead_ray
 from train_core.engine.driver_stages import DriverStages
 from train_core.engine.job_stages import JobStages
-from train_core.engine.launcher import dead_ray
 from train_core.engine.logs import set_up_logging
 from train_core.errors import describe
 
@@ -32,21 +35,47 @@ _is_ending = threading.Event()
 _log = logging.getLogger("train_core.driver")
 
 
-class Server:
-    """Runs the commands that come, and replies to each."""
+class MainThread:
+    """Runs functions on the main thread, one after the other."""
 
-    def __init__(self, replies: IO[str]) -> None:
+    def __init__(self) -> None:
+        self._wanted: SimpleQueue[tuple[Callable[[], None], Future[None]]] = SimpleQueue()
+
+    def submit(self, function: Callable[[], None]) -> Future[None]:
+        """Run the function there; its end."""
+        ended: Future[None] = Future()
+        self._wanted.put((function, ended))
+        return ended
+
+    def run(self) -> NoReturn:
+        """Be the main thread, until the process ends."""
+        while True:
+            function, ended = self._wanted.get()
+            try:
+                function()
+            except Exception as error:  # noqa: BLE001 (whoever waits for the end raises it)
+                ended.set_exception(error)
+            else:
+                ended.set_result(None)
+
+
+class Server:
+    """Runs the commands that come, and replies to each.
+
+    Ray is started on the main thread, as a Ray that is started from a thread dies with it.
+    """
+
+    def __init__(self, replies: IO[str], main_thread: MainThread) -> None:
         self._driver: DriverStages | JobStages = DriverStages()
         self._replies = replies
         self._writing = threading.Lock()
-        self._ray_error: dict[str, Any] | None = None
-        """Why Ray did not start."""
+        self._main_thread = main_thread
+        self._starting = threading.Lock()
+        self._ray: Future[None] | None = None
+        """The end of the newest try to start Ray."""
 
     def serve(self, commands: IO[str]) -> None:
-        """Run commands until `close` or their end: `prepare` and starting Ray on this thread.
-
-        A Ray that is started from a thread dies with it.
-        """
+        """Run commands until `close` or their end; each stage in a thread of its own."""
         stages = ThreadPoolExecutor(4, "stage")
         for line in commands:
             command = json.loads(line)
@@ -58,41 +87,44 @@ class Server:
                 break
             if stage == "prepare":
                 self._prepare(call, arguments)
-                continue
-            if self._ray_error:
-                # It may start by now; a stage that is tried again brings another try.
-                self._start_ray()
-            if self._ray_error:
-                self._reply(call, error=self._ray_error)
             else:
-                stages.submit(self._run, call, stage, arguments)
+                stages.submit(self._compute, call, stage, arguments)
 
     def _prepare(self, call: int, arguments: dict[str, Any]) -> None:
-        if arguments["request"]["config"]["ray_address"] != LOCAL:
-            self._driver = JobStages()
-        prepared = self._run(call, "prepare", arguments)
-        if prepared and not prepared["unchanged_since"]:
-            self._start_ray()
-
-    def _start_ray(self) -> None:
-        try:
-            self._driver.start_ray()
-        except Exception as error:  # noqa: BLE001 (told by the stage that needs it)
-            self._ray_error = describe("prepare", error)
+        config = TrainConfig.model_validate(arguments["request"]["config"])
+        self._start_ray = partial(self._started_ray, config)
+        if config.ray_address == LOCAL:
+            # It starts while the request is checked.
+            self._ray = self._main_thread.submit(self._start_ray)
         else:
-            self._ray_error = None
-            if isinstance(self._driver, DriverStages):
-                threading.Thread(target=_end_with_ray, daemon=True).start()
+            self._driver = JobStages()
+        self._run(call, "prepare", arguments)
 
-    def _run(self, call: int, stage: str, arguments: dict[str, Any]) -> Any:
-        """What the stage gives, which is replied; None if it failed."""
+    def _started_ray(self, config: TrainConfig) -> None:
+        self._driver.start_ray(config)
+        if isinstance(self._driver, DriverStages):
+            threading.Thread(target=_end_with_ray, daemon=True).start()
+
+    def _compute(self, call: int, stage: str, arguments: dict[str, Any]) -> None:
+        """Run a stage that needs Ray; one that did not start may do so by now."""
+        try:
+            with self._starting:
+                if self._ray is None or (self._ray.done() and self._ray.exception()):
+                    self._ray = self._main_thread.submit(self._start_ray)
+                ray = self._ray
+            ray.result()
+        except Exception as error:  # noqa: BLE001 (the other process raises it)
+            self._reply(call, error=describe("prepare", error))
+        else:
+            self._run(call, stage, arguments)
+
+    def _run(self, call: int, stage: str, arguments: dict[str, Any]) -> None:
+        """Run the stage, and reply what it gives."""
         try:
             result = getattr(self._driver, stage)(**arguments)
             self._reply(call, result=result)
         except Exception as error:  # noqa: BLE001 (the other process raises it)
             self._reply(call, error=describe(stage, error))
-            return None
-        return result
 
     def _reply(self, call: int, **content: Any) -> None:
         with self._writing:
@@ -136,9 +168,17 @@ def main() -> None:
     # MLflow writes a model there before it sends it.
     tempfile.tempdir = sys.argv[2]
     replies = os.fdopen(int(sys.argv[1]), "w")
+    main_thread = MainThread()
+    server = Server(replies, main_thread)
+    threading.Thread(target=_serve, args=(server,), daemon=True).start()
+    main_thread.run()
+
+
+def _serve(server: Server) -> None:
+    """Serve until the commands end, and end the process."""
     code = 1
     try:
-        Server(replies).serve(sys.stdin)
+        server.serve(sys.stdin)
         code = 0
     except BrokenPipeError:
         _log.debug("nobody reads the replies: the program that wanted the work was killed")

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from contextlib import AbstractContextManager, ExitStack, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from train_core.config import LOCAL
+from train_core.config import LOCAL, TrainConfig
 from train_core.driver import DriverRequest
-from train_core.engine.launcher import check_resources, with_gpus
+from train_core.engine.cluster.resources import check_resources, fits_here, with_gpus
+from train_core.engine.driver.supervisor import Supervisor
 from train_core.engine.mirror import EndStatus, Mirror
-from train_core.engine.progress import is_finished
 from train_core.engine.retention import (
     clearing_dead_scorers,
     delete_orphans_of_the_dead,
     delete_superseded,
 )
-from train_core.errors import FencedError, GaveUpError, StoppedError, StorageError
+from train_core.errors import StoppedError, StorageError
 from train_core.results import (
     CheckpointSummary,
     EvaluationResult,
@@ -34,18 +32,15 @@ from train_core.storage.data_files import FileList
 from train_core.storage.journal import read_good_segments
 from train_core.storage.lease import Lease
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
-from train_core.storage.patience import HASTE
 from train_core.storage.pins import pinned
 from train_core.storage.retention import finalists_of
 from train_core.storage.run_folder import Checkpoint, RunFolder, RunRecord
-from train_core.storage.stop import STOPPED, ask_to_stop, stop_request
+from train_core.storage.stop import STOPPED
 
 if TYPE_CHECKING:
+    from train_core.engine.cluster.pool import WorkerPool
     from train_core.engine.preflight import Checked
 
-# A worker or Ray itself may die; the training is begun again so often without new progress.
-MAX_RESTARTS = 3
-RESTART_PAUSE_S = 2.0
 NODES_WITHIN_S = 60.0
 """How long a cluster that was started again is given, for a run that was there before."""
 
@@ -63,10 +58,8 @@ class DriverStages:
         self.mirror: Mirror | None = None
         self._lease: Lease | None = None
         self._alive = ExitStack()
-        self._has_launched = False
-        self._is_stopping = threading.Event()
-        self._is_idle = threading.Event()
-        self._is_idle.set()
+        self._supervisor: Supervisor | None = None
+        self._pool: WorkerPool | None = None
 
     def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Check the request and create the run if it is new."""
@@ -143,88 +136,51 @@ class DriverStages:
     def _prepare_scoring(self) -> dict[str, Any]:
         from train_core.engine.preflight import check_scoring
 
-        # One worker is enough: the shards queue. It need not be where the training was.
-        fewer = {"num_workers": 1, "gpus_per_worker": None}
-        self.config = self.request.config.model_copy(update=fewer)
+        # It need not be where the training was.
+        self.config = self.request.config.model_copy(update={"gpus_per_worker": None})
         prepared = check_scoring(self.folder, self.request)
-        self._join_cluster()
+        # One worker is enough: the shards queue.
+        self._join_cluster(fewest=1)
         self.config = with_gpus(self.config)
         self._alive.enter_context(clearing_dead_scorers(self.folder, self._job))
         return prepared.model_dump()
 
-    def start_ray(self) -> None:
-        """Start Ray; what fails is raised by the first stage that needs it."""
-        from train_core.engine.launcher import start_ray
+    def start_ray(self, config: TrainConfig) -> None:
+        """Start Ray, and on this machine the workers, which import torch in the background.
 
-        start_ray(self.config)
+        What fails is raised by the first stage that needs it. Workers of a cluster are asked for
+        when the run is taken, so that a driver that is refused holds nothing.
+        """
+        from train_core.engine.cluster.runtime import start_ray
+        from train_core.engine.driver.pool_launcher import is_fixed
+
+        start_ray(config)
+        if is_fixed(config) and not self._pool:
+            decided = with_gpus(config)
+            if fits_here(decided):
+                self._started_pool(decided)
 
     def train(self) -> dict[str, Any]:
         """Train to the end; where workers die, begin again from the newest commit.
 
         Raises StoppedError if the training was asked to stop, and did.
         """
-        self._is_idle.clear()
-        try:
-            return self._train()
-        finally:
-            self._is_idle.set()
+        from train_core.engine.cluster.pool import WorkerPool
+        from train_core.engine.driver.pool_launcher import PoolLauncher
 
-    def _train(self) -> dict[str, Any]:
         begin = time.monotonic()
-        newest = self._newest()
-        restarts, is_done = 0, is_finished(newest, self.config)
-        while not is_done:
-            attempt = self._begin_attempt()
-            if self._is_stopping.is_set():
-                raise StoppedError(self.folder.name, newest.manifest.step if newest else 0)
-            try:
-                self._launch(attempt)
-                restarts, is_done = 0, not self._shall_move(attempt)
-            except ConnectionError as error:
-                self._check_asked_to_stop(attempt)
-                restarts = restarts + 1 if self._newest() == newest else 1
-                if restarts > MAX_RESTARTS:
-                    said = f"gave up after {restarts} tries without a new checkpoint: {error}"
-                    raise GaveUpError("train", said) from error
-                _log.warning("begins again from the newest checkpoint: %s", error)
-                # At once the first time; what fails again may need a while.
-                self._is_stopping.wait(RESTART_PAUSE_S * (2 ** (restarts - 1) - 1))
-            newest = self._newest()
-        assert newest is not None, "a training ends with a checkpoint"
-        assert self._lease is not None
+        supervisor, held = self._supervisor, self._lease
+        assert supervisor
+        assert held
+        self._pool = self._pool or WorkerPool(self.config)
+        newest = supervisor.train(self.config, PoolLauncher(self._pool))
         # A process that died after its last commit has not done it.
-        delete_superseded(self.folder, self.config, self._lease.attempt)
+        delete_superseded(self.folder, self.config, held.attempt)
         # One of an attempt before was stopped, and this one had nothing left to do.
-        stopped_here = newest.name.attempt == self._lease.attempt
+        stopped_here = newest.name.attempt == held.attempt
         if stopped_here and newest.manifest.stopped_by == STOPPED:
             raise StoppedError(self.folder.name, newest.manifest.step)
         return self._train_result(newest, time.monotonic() - begin).model_dump()
-
-    def _launch(self, attempt: int) -> None:
-        """Train with as many workers as there is room for, until they end."""
-        from train_core.engine.elastic import ClusterWatch, number_of_workers, room
-        from train_core.engine.launcher import launch
-
-        if self.config.ray_address == LOCAL and not self.config.min_workers:
-            launch(self.folder, self.config, attempt)
-            return
-        check = partial(self._check_asked_to_stop, attempt)
-        workers = number_of_workers(self.config, partial(room, self.config), check)
-        watch = ClusterWatch(self.folder.store, attempt, self.config, workers)
-        with watch.watching():
-            _log.info("training on %d workers", workers)
-            launch(self.folder, self.config.model_copy(update={"num_workers": workers}), attempt)
-
-    def _shall_move(self, attempt: int) -> bool:
-        """Whether the attempt ended only because another one is to begin on other workers."""
-        request, newest = stop_request(self.folder.store, attempt), self._newest()
-        return (
-            request is not None
-            and request.goes_on
-            and newest is not None
-            and newest.manifest.stopped_by == STOPPED
-            and not self._is_stopping.is_set()
-        )
 
     def evaluate(self, checkpoints: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
         """Measure checkpoints on a split."""
@@ -235,7 +191,8 @@ class DriverStages:
             self.mirror.begin("evaluate")
         summaries = [CheckpointSummary.model_validate(one) for one in checkpoints]
         with self._pinned(summaries, "evaluate"):
-            results = evaluate(self.folder, self.config, summaries, split, self._max_batches)  # type: ignore[arg-type]  # checked by the evaluator
+            what = (self.folder, self.config, summaries, split, self._max_batches)
+            results = evaluate(self._scoring_pool(), *what)  # type: ignore[arg-type]  # checked by the evaluator
         if self.mirror:
             self.mirror.log_evaluations(results)
         return [result.model_dump() for result in results]
@@ -249,7 +206,8 @@ class DriverStages:
             self.mirror.begin("infer")
         summary = CheckpointSummary.model_validate(checkpoint)
         with self._pinned([summary], "infer"):
-            result = infer(self.folder, self.config, summary, source, self._max_batches)
+            what = (self.folder, self.config, summary, source, self._max_batches)
+            result = infer(self._scoring_pool(), *what)
         if self.mirror:
             self.mirror.log_predictions(result)
         return result.model_dump()
@@ -262,7 +220,9 @@ class DriverStages:
         predictions: dict[str, Any],
         seconds: dict[str, float],
     ) -> dict[str, Any]:
-        """Draw the curves, complete the mirror and write report.json."""
+        """End the workers, draw the curves, complete the mirror and write report.json."""
+        self._check_lease()
+        self._close_pool()
         self._draw_curves()
         measured = [EvaluationResult.model_validate(one) for one in evaluations]
         chosen = CheckpointSummary.model_validate(best)
@@ -297,8 +257,7 @@ class DriverStages:
     def _draw_curves(self) -> None:
         from train_core.engine.figures import curves, png
 
-        newest = self._newest()
-        assert newest is not None
+        newest = max(self.folder.checkpoints(), key=lambda c: c.name)
         entries = read_good_segments(self.folder.store, newest.manifest.journal)
         self._check_lease()
         self.folder.store.write(CURVES_PNG, png(curves(entries)))
@@ -309,12 +268,14 @@ class DriverStages:
         A training that still runs is asked to stop, and may take `grace_s` for its last checkpoint.
         """
         try:
-            if not self._is_idle.is_set():
-                self._stop_training()
+            if self._supervisor:
+                self._supervisor.stop(self.config.grace_s)
         finally:
+            self._close_pool()
             if self.mirror:
                 # What becomes of a run that a newer attempt has, that one says.
-                self.mirror.close(None if self._is_replaced() else status)
+                is_replaced = self._supervisor and self._supervisor.is_replaced()
+                self.mirror.close(None if is_replaced else status)
             self._alive.close()
         if self._lease:
             self._lease.end = status
@@ -327,10 +288,11 @@ class DriverStages:
     def _max_batches(self) -> int:
         return 1 if self.request.dry_run else 0
 
-    def _join_cluster(self, patience_s: float = 0) -> None:
+    def _join_cluster(self, patience_s: float = 0, *, fewest: int = 0) -> None:
         if self.config.ray_address != LOCAL:
-            self.start_ray()
-            check_resources(self.config, patience_s)
+            self.start_ray(self.config)
+            needed = {"num_workers": fewest, "min_workers": None} if fewest else {}
+            check_resources(self.config.model_copy(update=needed), patience_s)
 
     def _take_run(self) -> int:
         """Take the run's lease, and keep its heart beating until this is closed: the attempt."""
@@ -338,69 +300,35 @@ class DriverStages:
         self._alive.enter_context(lease.alive(self._lease))
         self._alive.enter_context(clearing_dead_scorers(self.folder, self._job))
         delete_orphans_of_the_dead(self.folder, self._lease.attempt)
+        self._supervisor = Supervisor(self.folder, self._lease)
         return self._lease.attempt
 
-    def _begin_attempt(self) -> int:
-        """The attempt to launch now: whatever one before still does no longer counts."""
-        held = self._lease
-        assert held is not None
-        # Also when a stage is tried again: steps of an attempt are never written twice.
-        if self._has_launched:
-            before = held.attempt
-            # Who asked while nothing ran meant this one.
-            self._check_asked_to_stop(before)
-            self.folder.next_attempt(held)
-            delete_orphans_of_the_dead(self.folder, held.attempt)
-            self._check_asked_to_stop(before)
-        self._has_launched = True
-        return held.attempt
+    def _started_pool(self, config: TrainConfig) -> WorkerPool:
+        from train_core.engine.cluster.pool import WorkerPool
 
-    def _is_replaced(self) -> bool:
-        """Whether a newer attempt has the run, as far as can be told."""
-        try:
-            if self._lease:
-                lease.check(self.folder.store.with_patience(HASTE), self._lease.attempt)
-        except FencedError:
-            return True
-        except StorageError:
-            return False
-        return False
+        self._pool = self._pool or WorkerPool(config)
+        self._pool.start(config)
+        return self._pool
 
-    def _stop_training(self) -> None:
-        """Let the training save and end; what it does not do in its grace is left."""
-        self._is_stopping.set()
-        grace_s = self.config.grace_s
-        assert self._lease is not None
-        # An end that was asked for is not kept waiting by a storage that is away.
-        hasty = self.folder.store.with_patience(HASTE)
-        try:
-            # Between two attempts the training itself sees that it shall end.
-            ask_to_stop(hasty, self._lease.attempt, "the program that wanted it ends")
-        except StorageError as error:
-            _log.warning("the training cannot be asked to save, and is ended: %s", error)
-            return
-        if not self._is_idle.wait(grace_s):
-            _log.warning(
-                "the training did not save within grace_s (%g s), and is ended: it goes on from "
-                "its last checkpoint",
-                grace_s,
-            )
+    def _scoring_pool(self) -> WorkerPool:
+        """The workers of the training, or as many as there is room for."""
+        from train_core.engine.cluster.elastic import with_room
 
-    def _check_asked_to_stop(self, attempt: int) -> None:
-        """Raise StoppedError if somebody wants the attempt, or this process, to end."""
-        request = stop_request(self.folder.store, attempt)
-        if self._is_stopping.is_set() or (request and not request.goes_on):
-            newest = self._newest()
-            raise StoppedError(self.folder.name, newest.manifest.step if newest else 0)
+        if self._pool and self._pool.has_workers:
+            return self._pool
+        return self._started_pool(with_room(self.config))
+
+    def _close_pool(self) -> None:
+        if self._pool:
+            self._pool.close()
 
     def _check_lease(self) -> None:
         """Raise FencedError if a newer attempt has the run, and StoppedError if it shall end.
 
         Scoring alone needs no lease.
         """
-        if self._lease:
-            lease.check(self.folder.store, self._lease.attempt)
-            self._check_asked_to_stop(self._lease.attempt)
+        if self._supervisor:
+            self._supervisor.check()
 
     def _pinned(
         self, summaries: list[CheckpointSummary], activity: str
@@ -409,9 +337,6 @@ class DriverStages:
         names = [self.folder.find(summary.name).name for summary in summaries]
         attempt = self._lease.attempt if self._lease else 0
         return pinned(self.folder.store, names, activity, attempt=attempt, job=self._job)
-
-    def _newest(self) -> Checkpoint | None:
-        return max(self.folder.checkpoints(), key=lambda c: c.name, default=None)
 
     def _train_result(self, newest: Checkpoint, seconds: float) -> TrainResult:
         live, checkpoints = self.folder.live() or {}, self.folder.checkpoints()

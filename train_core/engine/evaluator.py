@@ -22,8 +22,8 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from train_core.config import TrainConfig
 from train_core.engine.batches import model_to_device
 from train_core.engine.checkpoint_files import load_weights
+from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.group import Group, use_deterministic_algorithms
-from train_core.engine.launcher import results_of, scoring_task
 from train_core.engine.logs import set_up_logging
 from train_core.engine.measure import (
     CONFUSION,
@@ -49,6 +49,7 @@ METRICS_JSON = "metrics.json"
 
 
 def evaluate(
+    pool: WorkerPool,
     folder: RunFolder,
     config: TrainConfig,
     checkpoints: list[CheckpointSummary],
@@ -62,23 +63,17 @@ def evaluate(
     workload = load_recorded(folder, config)
     committed_ones = [folder.find(summary.name) for summary in checkpoints]
     earlier = [_find(folder, checkpoint, split, max_batches) for checkpoint in committed_ones]
-    measure = scoring_task(config, _measure_task)
-    running = [
-        []
-        if found
-        else [
-            measure.remote(folder.url, config, str(checkpoint.name), split, shard, max_batches)
-            for shard in range(config.shards)
-        ]
-        for checkpoint, found in zip(committed_ones, earlier, strict=True)
-    ]
     results = []
-    for summary, checkpoint, found, tasks in zip(
-        checkpoints, committed_ones, earlier, running, strict=True
-    ):
-        key, manifest = found or _commit(
-            folder, workload, checkpoint, split, max_batches, results_of(tasks)
-        )
+    for summary, checkpoint, found in zip(checkpoints, committed_ones, earlier, strict=True):
+        committed = found
+        if committed is None:
+            shards = [
+                (folder.url, config, str(checkpoint.name), split, shard, max_batches)
+                for shard in range(config.shards)
+            ]
+            measured = pool.map("train_core.engine.evaluator:measure_one_shard", shards)
+            committed = _commit(folder, workload, checkpoint, split, max_batches, measured)
+        key, manifest = committed
         results.append(
             EvaluationResult(
                 checkpoint=summary,
@@ -141,7 +136,7 @@ def _commit(
     return key, manifest
 
 
-def _measure_task(
+def measure_one_shard(
     url: str, config: TrainConfig, checkpoint: str, split: Split, shard: int, max_batches: int
 ) -> tuple[int, MetricStates]:
     """One shard of one evaluation: how many samples, and the metrics' states."""

@@ -36,7 +36,7 @@ class Group:
 
     @classmethod
     def current(cls, *, uses_gpu: bool = False) -> Group:
-        """The group that Ray Train or torchrun has set up, or this process alone.
+        """The group that this process has joined, or this process alone.
 
         The device is decided by what was asked, never by how many ranks there are.
         """

@@ -19,6 +19,7 @@ from itertools import count
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
 from train_core.engine.jobs import PATIENCE_S, Jobs
 from train_core.errors import (
@@ -95,7 +96,7 @@ class JobStages:
         self._jobs = self._cluster()
         return self._prepare()
 
-    def start_ray(self) -> None:
+    def start_ray(self, config: TrainConfig) -> None:
         """The job does that."""
 
     def train(self) -> dict[str, Any]:

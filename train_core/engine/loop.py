@@ -1,10 +1,10 @@
 """The training loop: load, while not done, step, validate, save.
 
-It knows torch.distributed and nothing of Ray: the same loop runs under Ray Train, under torchrun
-and alone. Its ranks compute *shards*, all randomness is derived, and whatever one rank wants
-(a checkpoint, an end) all ranks do at the same step; so the number of workers and the moments
-at which a run was interrupted leave no trace in its numbers. Strategy fsdp (`engine.fsdp`) alone
-rounds differently on other numbers of workers.
+It knows torch.distributed and nothing of Ray: the same loop runs in a pool's workers, under
+torchrun and alone. Its ranks compute *shards*, all randomness is derived, and whatever one rank
+wants (a checkpoint, an end) all ranks do at the same step; so the number of workers and the
+moments at which a run was interrupted leave no trace in its numbers. Strategy fsdp
+(`engine.fsdp`) alone rounds differently on other numbers of workers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -50,9 +50,6 @@ from train_core.workload import Batch, Workload, indexed, is_stream, load_split
 
 _log = logging.getLogger(__name__)
 
-OnEpoch = Callable[[dict[str, float], str | None], None]
-"""Called by every rank after an epoch and at the end, with metrics and the newest commit."""
-
 
 class Trainer:
     """One rank's part of one attempt at a run."""
@@ -63,7 +60,6 @@ class Trainer:
         config: TrainConfig,
         attempt: int,
         group: Group,
-        on_epoch: OnEpoch | None = None,
     ) -> None:
         torch.set_num_threads(config.threads_per_worker)
         if group.device.type == "cuda":
@@ -72,7 +68,6 @@ class Trainer:
         self.group = group
         self.folder = folder
         self.attempt = attempt
-        self.on_epoch = on_epoch
         self.workload: Workload[Any] = self._load_workload()
         self.train_set = load_split(self.workload, "train")
         self.validation_set = indexed(self.workload, "validation")
@@ -116,7 +111,6 @@ class Trainer:
                 self.save_if_due()
             self.watchdog.rest()
             self.finish()
-            self._tell(self.progress.metrics)
         finally:
             self.watchdog.rest()
             self.checkpointer.close()
@@ -184,7 +178,7 @@ class Trainer:
         self.workload.after_step(trained.model, progress.step)
 
     def end_epoch(self) -> None:
-        """Validate, remember the epoch's metrics, and tell Ray; not if a request to stop comes."""
+        """Validate, and remember the epoch's metrics; not if a request to stop comes."""
         self._settle()
         measured = None
         if not self._is_asked_to_stop:
@@ -203,7 +197,6 @@ class Trainer:
         if self.group.is_first:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
             _log.info("epoch %d, step %d: %s", self.progress.epoch, self.progress.step, shown)
-        self._tell(metrics)
         if self.streams is not None:
             self._fetch_from_here()
 
@@ -387,11 +380,6 @@ class Trainer:
             eta_s=(total - progress.step) / rate if rate else None,
             metrics={k: v for k, v in progress.metrics.items() if k.startswith("validation/")},
         )
-
-    def _tell(self, metrics: dict[str, float]) -> None:
-        if self.on_epoch:
-            newest = self.checkpointer.newest
-            self.on_epoch(metrics, newest.key if newest else None)
 
     def _elapsed_s(self) -> float:
         """Seconds of training, those before an interruption included."""

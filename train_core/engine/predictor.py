@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from train_core.config import TrainConfig
 from train_core.engine.batches import seed_generators, to_device
+from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.data.raw_columns import prepared
 from train_core.engine.evaluator import load_model
 from train_core.engine.inputs import Input, open_input, read_input
-from train_core.engine.launcher import results_of, scoring_task
 from train_core.engine.logs import set_up_logging
 from train_core.engine.measure import batches_of_shard
 from train_core.engine.recorded import load_recorded
@@ -45,6 +45,7 @@ _RESERVED = ("id", "model_step")
 
 
 def infer(
+    pool: WorkerPool,
     folder: RunFolder,
     config: TrainConfig,
     summary: CheckpointSummary,
@@ -59,24 +60,30 @@ def infer(
     checkpoint = folder.find(summary.name)
     found = open_input(source, load_recorded(folder, config), with_digests=True)
     key, manifest = _find(folder, checkpoint, found) or _run(
-        folder, config, checkpoint, found, max_batches
+        pool, folder, config, checkpoint, found, max_batches
     )
     return result_of(folder, key, manifest, summary)
 
 
 def _run(
-    folder: RunFolder, config: TrainConfig, checkpoint: Checkpoint, found: Input, max_batches: int
+    pool: WorkerPool,
+    folder: RunFolder,
+    config: TrainConfig,
+    checkpoint: Checkpoint,
+    found: Input,
+    max_batches: int,
 ) -> tuple[str, PredictionsManifest]:
     num_rows = found.num_rows
     if max_batches:
         num_rows = min(num_rows, max_batches * config.eval_batch_size)
     key = f"{PREDICTIONS}/{checkpoint.name}-{uuid.uuid4().hex[:8]}"
-    score = scoring_task(config, _score_task)
-    tasks = [
-        score.remote(folder.url, config, str(checkpoint.name), found, ranges, f"{key}/{name}")
-        for name, ranges in _parts(num_rows, config)
-    ]
-    written: list[tuple[FileEntry, int]] = results_of(tasks)
+    written: list[tuple[FileEntry, int]] = pool.map(
+        "train_core.engine.predictor:score_one_part",
+        [
+            (folder.url, config, str(checkpoint.name), found, ranges, f"{key}/{name}")
+            for name, ranges in _parts(num_rows, config)
+        ],
+    )
     manifest = PredictionsManifest(
         created_at=datetime.now(UTC).isoformat(),
         files=tuple(entry for entry, _ in written),
@@ -121,7 +128,7 @@ def _find(
     return None
 
 
-def _score_task(
+def score_one_part(
     url: str, config: TrainConfig, checkpoint: str, found: Input, ranges: list[range], key: str
 ) -> tuple[FileEntry, int]:
     """Score the batches of one output file and store it: its entry, and its rows."""

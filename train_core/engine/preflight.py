@@ -15,10 +15,10 @@ import torch
 from train_core.config import LOCAL, TrainConfig
 from train_core.datasets.files import state_of
 from train_core.driver import DriverRequest, Prepared
+from train_core.engine.cluster.resources import check_resources
 from train_core.engine.first_state import FirstState, find_origin
 from train_core.engine.fsdp import check_passes
 from train_core.engine.inputs import open_input
-from train_core.engine.launcher import check_resources
 from train_core.engine.measure import check_split, split_metrics
 from train_core.engine.progress import Progress
 from train_core.engine.provenance import code_of

@@ -13,7 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from train_core.config import TrainConfig
-from train_core.engine.launcher import capacity, drained_under_workers, free_resources
+from train_core.engine.cluster.resources import (
+    capacity,
+    drained_under_workers,
+    free_resources,
+)
 from train_core.errors import StorageError
 from train_core.storage.stop import ask_to_move
 from train_core.storage.store import Store
@@ -31,6 +35,15 @@ _log = logging.getLogger("train_core.driver")
 def room(config: TrainConfig) -> int:
     """How many more workers can be placed now, on nodes that will stay."""
     return capacity(config, free_resources())
+
+
+def with_room(config: TrainConfig) -> TrainConfig:
+    """The configuration with no more workers than there is room for now, and one at least.
+
+    It is for scoring, where shards queue for the workers.
+    """
+    found = min(config.num_workers, config.shards, room(config))
+    return config.model_copy(update={"num_workers": max(found, 1)})
 
 
 def number_of_workers(

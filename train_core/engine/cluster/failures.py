@@ -1,0 +1,52 @@
+"""Why workers failed: the one cause, of all that followed from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
+
+from train_core.errors import EvertrainError, ResourceError
+
+
+class SilentWorkerError(ConnectionError):
+    """A worker's process does not answer any more: it was stopped, or is stuck in a library."""
+
+
+def raised_by(error: Exception) -> Exception:
+    """What the worker's function raised, without Ray's wrapping."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+        return error.cause
+    return error
+
+
+def is_death(error: Exception) -> bool:
+    """Whether the worker's process ended, or answers no more."""
+    return isinstance(error, (OutOfMemoryError, RayActorError, SilentWorkerError))
+
+
+def first_cause(failures: Mapping[str, Exception], remedy: str) -> Exception:
+    """The failure that the others followed from, as an error of evertrain's.
+
+    `failures` are by the worker's name, the first rank first. A process that ended outranks what
+    the survivors raise; an error of evertrain's (also the user's bug) outranks a connection that
+    broke; of two alike the first one counts. `remedy` says what to do where the memory was too
+    small.
+    """
+    for kind in (OutOfMemoryError, RayActorError, SilentWorkerError, EvertrainError, Exception):
+        for worker, error in failures.items():
+            if isinstance(error, kind):
+                return _as_ours(worker, error, remedy)
+    raise AssertionError(failures)
+
+
+def _as_ours(worker: str, error: Exception, remedy: str) -> Exception:
+    if isinstance(error, OutOfMemoryError):
+        # It would be the same again; and what Ray says goes on for forty lines.
+        return ResourceError(
+            f"{worker} was ended by Ray's memory monitor: {str(error).splitlines()[0]}. "
+            f"Take fewer workers on a node, fewer data_workers or larger nodes; or {remedy}"
+        )
+    if is_death(error):
+        return ConnectionError(f"{worker} died: {type(error).__name__}: {error}")
+    return error

@@ -1,0 +1,79 @@
+"""Which worker becomes which rank, and what torch is told of its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where Ray has placed a worker."""
+
+    node: str
+    gpus: tuple[str, ...] = ()
+    """The ids of its GPUs, in their order; of a part of one, that one's."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A worker's place among the ranks of an attempt."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    node: str
+    gpus: tuple[str, ...]
+    """The GPUs of all ranks on its node: it sees them all, so that nccl can connect them."""
+    device: int
+    """The index of its own first one among `gpus`."""
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables that torchrun sets, and libraries read."""
+        found = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_world_size,
+            "NODE_RANK": self.node_rank,
+            # Accelerate takes its device from here.
+            "ACCELERATE_TORCH_DEVICE": f"cuda:{self.device}" if self.gpus else "cpu",
+        }
+        shared = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
+        return {name: str(value) for name, value in found.items()} | shared
+
+
+def assign_ranks(locations: Sequence[Location]) -> list[tuple[int, Rank]]:
+    """The index of the worker for each rank, and its place, in the order of ranks.
+
+    Ranks of a node are neighbours, in the order of their GPUs; nodes come in the order of the
+    workers. Ray Train orders them so, too.
+    """
+    nodes = list(dict.fromkeys(one.node for one in locations))
+    order = sorted(
+        range(len(locations)),
+        key=lambda index: (
+            nodes.index(locations[index].node),
+            [(len(gpu), gpu) for gpu in locations[index].gpus],
+            index,
+        ),
+    )
+    found = []
+    for rank, index in enumerate(order):
+        own = locations[index]
+        peers = [one for one in order if locations[one].node == own.node]
+        gpus = tuple(dict.fromkeys(gpu for one in peers for gpu in locations[one].gpus))
+        place = Rank(
+            rank=rank,
+            world_size=len(order),
+            local_rank=peers.index(index),
+            local_world_size=len(peers),
+            node_rank=nodes.index(own.node),
+            node=own.node,
+            gpus=gpus,
+            device=gpus.index(own.gpus[0]) if own.gpus else 0,
+        )
+        found.append((index, place))
+    return found

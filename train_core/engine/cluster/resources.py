@@ -1,0 +1,123 @@
+"""What a worker needs, and what this machine or a cluster has of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from train_core.config import LOCAL, TrainConfig
+from train_core.driver import available_cpus
+from train_core.errors import ResourceError
+
+_LOOK_EVERY_S = 5.0
+# Ray counts in ten thousandths: 0.6 CPUs are three times 0.2.
+_ROUNDING = 1e-4
+_log = logging.getLogger(__name__)
+
+
+def check_resources(config: TrainConfig, patience_s: float = 0) -> None:
+    """Raise ResourceError if this machine, or the cluster, can never give what workers need.
+
+    A cluster whose nodes may still be joining it is given `patience_s`.
+    """
+    if config.ray_address == LOCAL:
+        return _compare(config, "this machine", [_of_this_machine()])
+    import ray
+
+    deadline = time.monotonic() + patience_s
+    while True:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        try:
+            return _compare(config, f"the cluster at {config.ray_address}", nodes)
+        except ResourceError as error:
+            if time.monotonic() >= deadline:
+                raise
+            _log.warning("waiting for nodes: %s", error)
+        time.sleep(_LOOK_EVERY_S)
+
+
+def fits_here(config: TrainConfig) -> bool:
+    """Whether this machine has room for all the workers."""
+    return capacity(config, [_of_this_machine()]) >= config.num_workers
+
+
+def with_gpus(config: TrainConfig) -> TrainConfig:
+    """The configuration with `gpus_per_worker` decided: 1 if the fewest can have one, else 0."""
+    if config.gpus_per_worker is not None:
+        return config
+    with_one = config.model_copy(update={"gpus_per_worker": 1.0})
+    try:
+        check_resources(with_one)
+    except ResourceError:
+        return config.model_copy(update={"gpus_per_worker": 0.0})
+    return with_one
+
+
+def resources_of_worker(config: TrainConfig) -> dict[str, float]:
+    """What each worker reserves."""
+    each = {"CPU": config.cpus_per_worker, "GPU": config.gpus_per_worker or 0}
+    return {name: amount for name, amount in each.items() if amount}
+
+
+def free_resources() -> list[dict[str, float]]:
+    """What nobody uses now of each node that will stay."""
+    # Which node is drained, and what it has free, Ray has in no public function. Ray Train's own
+    # notice of a preemption is a collective, for which every step would wait.
+    from ray._private import state
+
+    draining = set(state.state.get_draining_nodes())
+    free = state.available_resources_per_node()
+    return [free[node] for node in free if node not in draining]
+
+
+def drained_under_workers() -> set[str]:
+    """The ids of the nodes with workers of this process's training that are to be taken away."""
+    from ray._private import state
+
+    used = {node for _, reserved in _places() for node in reserved["bundles_to_node_id"].values()}
+    return used & set(state.state.get_draining_nodes())
+
+
+def capacity(config: TrainConfig, nodes: list[dict[str, float]]) -> int:
+    """How many workers can be placed on nodes of these resources."""
+    wanted = resources_of_worker(config)
+    fits = [
+        int(min(node.get(name, 0) / amount for name, amount in wanted.items()) + _ROUNDING)
+        for node in nodes
+    ]
+    can_place = {"STRICT_SPREAD": sum(fit > 0 for fit in fits), "STRICT_PACK": max(fits, default=0)}
+    return can_place.get(config.placement_strategy, sum(fits))
+
+
+def _of_this_machine() -> dict[str, float]:
+    import torch
+
+    return {"CPU": float(available_cpus()), "GPU": float(torch.cuda.device_count())}
+
+
+def _compare(config: TrainConfig, where: str, nodes: list[dict[str, float]]) -> None:
+    """Raise ResourceError if the workers can never be placed on nodes of these resources."""
+    most, fewest = capacity(config, nodes), config.fewest_workers
+    if fewest > most:
+        wanted = resources_of_worker(config)
+        needs = " and ".join(f"{amount:g} {name}" for name, amount in wanted.items())
+        has = ", ".join(f"{sum(node.get(name, 0) for node in nodes):g} {name}" for name in wanted)
+        raise ResourceError(
+            f"{fewest} workers of {needs} each cannot be placed by "
+            f"{config.placement_strategy}: {where} has {len(nodes)} node(s) with {has}, enough for "
+            f"{most}. Ask for fewer workers (num_workers) or less for each (cpus_per_worker, "
+            "gpus_per_worker)"
+        )
+
+
+def _places() -> list[tuple[str, dict[str, Any]]]:
+    """The placement groups of this process, by their ids, which end with that of its job."""
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    job = ray.get_runtime_context().get_job_id()
+    table: dict[str, dict[str, Any]] = placement_group_table()
+    return [
+        (key, one) for key, one in table.items() if key.endswith(job) and one["state"] != "REMOVED"
+    ]

@@ -1,0 +1,55 @@
+"""Ray itself: starting it for this process, and seeing that it lives."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from train_core.config import LOCAL, TrainConfig
+from train_core.driver import available_cpus
+
+_ENVIRONMENT = {
+    # Ray's default gives way to every other process, also to those that only watch the training.
+    "RAY_worker_niceness": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+_LOCAL_ENVIRONMENT = {
+    # Nobody starts the head of a local Ray again; Ray would wait for a minute.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+}
+
+
+def start_ray(config: TrainConfig) -> None:
+    """Start Ray for this process, or connect to the cluster whose job this process is."""
+    environment = _ENVIRONMENT | (_LOCAL_ENVIRONMENT if config.ray_address == LOCAL else {})
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    if ray.is_initialized():
+        return
+    if config.ray_address == LOCAL:
+        ray.init(
+            address="local",
+            num_cpus=available_cpus(),
+            include_dashboard=False,
+            runtime_env=config.runtime_env or None,
+            logging_level=logging.WARNING,
+        )
+        return
+    # This process is a job of that cluster: it has the job's environment already.
+    ray.init(address=os.environ["RAY_ADDRESS"], logging_level=logging.WARNING)
+
+
+def dead_ray() -> str:
+    """Which process of the Ray that this process has started died, without which it is none.
+
+    Empty as long as all of them live, or if this process has started none.
+    """
+    from ray._private import worker
+
+    node = worker._global_node  # noqa: SLF001 (nothing public tells; errors come late)
+    ended: list[str] = [kind for kind, _ in node.dead_processes()] if node else []
+    return next((kind for kind in ended if kind in ("gcs_server", "raylet")), "")

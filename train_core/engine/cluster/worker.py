@@ -1,0 +1,52 @@
+"""A worker: a process of Ray's that runs functions named `module:name`, one after the other."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray._private.ray_constants import LOG_PREFIX_ACTOR_NAME
+
+from train_core.engine.cluster.placement import Location
+
+WORK, CONTROL = "work", "control"
+"""The worker's two threads: one runs functions, the other answers while they run."""
+
+
+class TrainWorker:
+    """An actor with two threads, so that it can be asked things while it trains."""
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        """Import the modules `preload`, which takes seconds, before they are needed."""
+        for module in preload:
+            importlib.import_module(module)
+
+    @ray.method(concurrency_group=CONTROL)
+    def locate(self) -> Location:
+        """Where Ray has placed this worker."""
+        context = ray.get_runtime_context()
+        gpus = context.get_accelerator_ids().get("GPU", [])
+        return Location(context.get_node_id(), tuple(map(str, gpus)))
+
+    @ray.method(concurrency_group=CONTROL)
+    def answer(self) -> None:
+        """Show that the process is neither stopped nor stuck."""
+
+    @ray.method(concurrency_group=WORK)
+    def set_up(self, name: str, environment: Mapping[str, str]) -> None:
+        """Set environment variables, and give the log's lines of this process another name."""
+        os.environ.update(environment)
+        # Ray's log monitor reads it from the log, and leaves the line out.
+        for log in (sys.stdout, sys.stderr):
+            log.write(f"{LOG_PREFIX_ACTOR_NAME}{name}\n")
+            log.flush()
+
+    @ray.method(concurrency_group=WORK)
+    def run(self, function: str, arguments: Sequence[Any]) -> Any:
+        """What the function `module:name` returns; always in the same thread."""
+        module, _, name = function.partition(":")
+        return getattr(importlib.import_module(module), name)(*arguments)

@@ -1,0 +1,1 @@
+"""torch.distributed: how the ranks of an attempt find each other and talk."""

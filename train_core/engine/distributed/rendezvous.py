@@ -1,0 +1,89 @@
+"""How the ranks of an attempt find each other: by a key-value store that lives in the driver.
+
+No rank serves the others, so that any of them may die.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # the stub lacks them
+
+LOOPBACK = "127.0.0.1"
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""How long a rank waits for the others in a collective, as under Ray Train."""
+CONNECT_TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """All that a process needs to become a rank of a group."""
+
+    host: str
+    port: int
+    group: str
+    """The name of the group: another one for each attempt."""
+    rank: int
+    world_size: int
+    device: int = 0
+    """The index of its GPU among those that it sees."""
+
+
+class RendezvousStore:
+    """A store of torch.distributed that listens on one address of this machine only."""
+
+    def __init__(self, host: str) -> None:
+        listening = socket.socket()
+        listening.bind((host, 0))
+        self.host, self.port = listening.getsockname()
+        self._store = TCPStore(
+            self.host,
+            self.port,
+            is_master=True,
+            wait_for_workers=False,
+            # torch closes it.
+            master_listen_fd=listening.detach(),
+        )
+
+    def membership(self, group: str, rank: int, world_size: int, device: int) -> Membership:
+        """What a process needs to become that rank of the group."""
+        return Membership(self.host, self.port, group, rank, world_size, device)
+
+
+@contextmanager
+def process_group(own: Membership, *, uses_gpu: bool) -> Iterator[None]:
+    """Be a rank of the group within the block.
+
+    A group that broke is not torn down: its process is about to end.
+    """
+    if own.host == LOOPBACK:
+        # Without it gloo listens on the address of the machine's name.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
+    if uses_gpu:
+        torch.cuda.set_device(own.device)
+    store = TCPStore(own.host, own.port, is_master=False, timeout=CONNECT_TIMEOUT)
+    dist.init_process_group(
+        "nccl" if uses_gpu else "gloo",
+        store=PrefixStore(own.group, store),
+        rank=own.rank,
+        world_size=own.world_size,
+        timeout=COLLECTIVE_TIMEOUT,
+    )
+    yield
+    dist.destroy_process_group()
+
+
+def _loopback_interface() -> str:
+    return next(
+        str(name)
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(one.address == LOOPBACK for one in addresses)
+    )

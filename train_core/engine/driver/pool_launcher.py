@@ -1,0 +1,65 @@
+"""Attempts whose ranks are the workers of a pool."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from train_core.config import LOCAL, TrainConfig
+from train_core.engine.cluster.elastic import ClusterWatch, number_of_workers, room
+from train_core.engine.cluster.pool import WorkerPool
+from train_core.engine.distributed.rendezvous import Membership
+from train_core.engine.driver.supervisor import Attempt, Outcome
+
+_log = logging.getLogger("train_core.driver")
+
+
+def is_fixed(config: TrainConfig) -> bool:
+    """Whether the number of workers is known before the cluster is looked at."""
+    return config.ray_address == LOCAL and not config.min_workers
+
+
+class PoolLauncher:
+    """Runs attempts on a pool, with as many workers as there is room for."""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+
+    def run(self, attempt: Attempt) -> Outcome:
+        """Run the ranks until they end; where one died, all are replaced."""
+        try:
+            if is_fixed(attempt.config):
+                self._pool.start(attempt.config)
+                self._train(attempt, attempt.config)
+            else:
+                self._train_where_there_is_room(attempt)
+        except ConnectionError as error:
+            if is_fixed(attempt.config):
+                self._pool.replace()
+            return Outcome(error, is_lost=True)
+        except Exception as error:  # noqa: BLE001 (the supervisor raises it)
+            # Ranks that wait for the one that failed would wait for half an hour.
+            self._pool.close()
+            return Outcome(error)
+        return Outcome()
+
+    def _train_where_there_is_room(self, attempt: Attempt) -> None:
+        # What the pool itself reserves is room, too.
+        self._pool.close()
+        workers = number_of_workers(
+            attempt.config, partial(room, attempt.config), attempt.check_stop
+        )
+        config = attempt.config.model_copy(update={"num_workers": workers})
+        self._pool.start(config)
+        watch = ClusterWatch(attempt.folder.store, attempt.number, attempt.config, workers)
+        with watch.watching():
+            _log.info("training on %d workers", workers)
+            self._train(attempt, config)
+
+    def _train(self, attempt: Attempt, config: TrainConfig) -> None:
+        def arguments(own: Membership) -> tuple[str, TrainConfig, int, Membership]:
+            return attempt.folder.url, config, attempt.number, own
+
+        group = f"{attempt.folder.name}/{attempt.number}"
+        train = "train_core.engine.training.rank:train"
+        self._pool.run_ranks(group, train, arguments, check=attempt.check_stop)

@@ -1,0 +1,1 @@
+"""Training: what each rank runs."""

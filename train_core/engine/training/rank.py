@@ -1,0 +1,50 @@
+"""What each worker runs in a training: it joins the group and trains as one of its ranks."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import traceback
+
+from torch.distributed import DistError
+
+from train_core.config import TrainConfig
+from train_core.engine.distributed.rendezvous import Membership, process_group
+from train_core.engine.group import Group
+from train_core.engine.logs import set_up_logging
+from train_core.engine.loop import Trainer
+from train_core.errors import EvertrainError, UserCodeError
+from train_core.storage.run_folder import RunFolder
+
+
+def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> None:
+    """Train the run at `url` to its end, as one rank of an attempt.
+
+    Raises UserCodeError with the traceback for what the workload's code raises, and
+    ConnectionError for what follows from the end of another rank.
+    """
+    set_up_logging(sys.stderr)
+    # What was imported stays: going through it for garbage would stop the loop for 0.2 s at times.
+    gc.collect()
+    gc.freeze()
+    try:
+        with process_group(own, uses_gpu=config.uses_gpu):
+            group = Group.current(uses_gpu=config.uses_gpu)
+            Trainer(RunFolder.at(url), config, attempt, group).run()
+    except EvertrainError:
+        raise
+    # A workload's own sys.exit() would end the worker.
+    except (Exception, SystemExit) as error:
+        summary = f"rank {own.rank}: {type(error).__name__}: {error}"
+        if _follows_from_another_end(error):
+            raise ConnectionError(summary) from error
+        raise UserCodeError("train", summary, traceback.format_exc()) from error
+
+
+def _follows_from_another_end(error: BaseException) -> bool:
+    """Whether another process's end is what broke this rank, and no bug of the user's."""
+    if isinstance(error, (ConnectionError, DistError)):
+        return True
+    # Neither gloo nor the DataLoader has a type of its own; gloo names the place in its source.
+    markers = ("/gloo/", "DataLoader worker (pid")
+    return type(error) is RuntimeError and any(words in str(error) for words in markers)
