@@ -6,6 +6,10 @@ It knows no ranks, devices, checkpoints, Ray or MLflow. One class, named as
 
 from __future__ import annotations
 
+# First, before any module imports torchmetrics by itself.
+from train_core import quick_imports  # noqa: F401 (what it does is the point)
+
+# isort: split
 import hashlib
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -13,7 +13,6 @@ SCHEDULED = [
     *(Fault("rank 1", stage, rank=1) for stage in ("set-up", "first step", "mid-epoch", "upload")),
     Fault("rank 1", "validation", rank=1),
     *(Fault("all ranks", stage) for stage in ("mid-epoch", "before the manifest")),
-    *(Fault("the controller", stage) for stage in ("set-up", "mid-epoch", "validation")),
     *(
         Fault(victim, stage)
         for victim in ("the raylet", "the head")
@@ -33,8 +32,8 @@ SCHEDULED = [
 """Rank 0 and the flow at every stage, the others where their end is another thing."""
 
 _VICTIMS = (
-    *("rank 0", "rank 1", "all ranks", "the controller"),
-    *("the raylet", "the head", "the driver", "the flow"),
+    *("rank 0", "rank 1", "all ranks", "the raylet"),
+    *("the head", "the driver", "the flow"),
 )
 
 

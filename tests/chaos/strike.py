@@ -179,7 +179,6 @@ def victims(
         return found
     known = {
         "the driver": "train_core.engine.driver_process",
-        "the controller": "ray::TrainController",
         "the raylet": "raylet/raylet",
         "the head": "gcs_server",
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -185,6 +186,15 @@ class Buggy(Tiny):
         if self.num_steps == 2 and dist.get_rank() == 1:
             batch = {"targets": batch["connection to gloo"]}
         return super().loss(outputs, batch)
+
+
+class Quitting(Tiny):
+    """Calls sys.exit() after step 2, as scripts do."""
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        super().after_step(model, step)
+        if step == 2:
+            sys.exit("enough")
 
 
 class Noisy(Tiny):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
+import signal
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -25,6 +28,9 @@ from train_core.workload import (
     Workload,
     fetch,
 )
+
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that a process gets when the one that started it ends."""
 
 
 def seed_generators(seed: int) -> None:
@@ -128,8 +134,19 @@ def load_ahead(
         num_workers=num_processes,
         pin_memory=device.type == "cuda",
         collate_fn=_as_it_is,
+        worker_init_fn=_die_with_the_rank,
     )
     return iter(loader)
+
+
+def _die_with_the_rank(_: int) -> None:
+    """Have the system end this process with the one that started it.
+
+    Forked, it holds the sockets of its rank's process group, and looks for its parent every five
+    seconds only: so long, the other ranks would not see that the rank has died.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from queue import SimpleQueue
 from typing import IO, Any, NoReturn
 
@@ -94,7 +95,8 @@ class Server:
         config = TrainConfig.model_validate(arguments["request"]["config"])
         self._start_ray = partial(self._started_ray, config)
         if config.ray_address == LOCAL:
-            # It starts while the request is checked.
+            # Ray's processes start while this one imports torch and checks the request: Ray first.
+            import_module("ray")
             self._ray = self._main_thread.submit(self._start_ray)
         else:
             self._driver = JobStages()

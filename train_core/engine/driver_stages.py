@@ -269,7 +269,7 @@ class DriverStages:
         """
         try:
             if self._supervisor:
-                self._supervisor.stop(self.config.grace_s)
+                self._supervisor.stop()
         finally:
             self._close_pool()
             if self.mirror:

@@ -19,6 +19,8 @@ from train_core.engine.group import Group
 from train_core.errors import StorageError
 
 _POLL_S = 0.02
+_TIMEOUT = timedelta(minutes=5)
+"""For an answer of the store: a driver that stands still for a while costs no checkpoint."""
 
 
 class Posts:
@@ -29,7 +31,7 @@ class Posts:
         self._store: PrefixStore | None = None
         if group.world_size > 1:
             own = _get_default_store().clone()  # type: ignore[attr-defined]  # the stub lacks it
-            own.set_timeout(timedelta(seconds=30))
+            own.set_timeout(_TIMEOUT)
             self._store = PrefixStore(f"evertrain/checkpoints/{attempt}", own)
 
     def send(self, save: int, message: dict[str, Any]) -> None:

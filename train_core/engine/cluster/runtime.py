@@ -19,6 +19,8 @@ _LOCAL_ENVIRONMENT = {
     # Nobody starts the head of a local Ray again; Ray would wait for a minute.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
 }
+# Nothing is put there but a task's results; its memory is reserved at the start, 1 s for 7 GB.
+_OBJECT_STORE_BYTES = 256 * 2**20
 
 
 def start_ray(config: TrainConfig) -> None:
@@ -35,6 +37,7 @@ def start_ray(config: TrainConfig) -> None:
             address="local",
             num_cpus=available_cpus(),
             include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
             runtime_env=config.runtime_env or None,
             logging_level=logging.WARNING,
         )

@@ -62,6 +62,7 @@ class Supervisor:
 
     def __init__(self, folder: RunFolder, held: Lease) -> None:
         self._folder, self._lease = folder, held
+        self._grace_s = 0.0
         self._has_launched = False
         self._is_stopping = threading.Event()
         self._is_idle = threading.Event()
@@ -73,6 +74,7 @@ class Supervisor:
         Raises StoppedError if the training was asked to stop, and did; GaveUpError if attempts
         die again and again; what a rank raised of its own.
         """
+        self._grace_s = config.grace_s
         self._is_idle.clear()
         try:
             return self._train(config, launcher)
@@ -102,8 +104,8 @@ class Supervisor:
         assert newest is not None, "a training ends with a checkpoint"
         return newest
 
-    def stop(self, grace_s: float) -> None:
-        """Let a training that runs save and end; what it does not do in its grace is left."""
+    def stop(self) -> None:
+        """Let a training that runs save and end; what it does not do in its `grace_s` is left."""
         if self._is_idle.is_set():
             return
         self._is_stopping.set()
@@ -115,11 +117,11 @@ class Supervisor:
         except StorageError as error:
             _log.warning("the training cannot be asked to save, and is ended: %s", error)
             return
-        if not self._is_idle.wait(grace_s):
+        if not self._is_idle.wait(self._grace_s):
             _log.warning(
                 "the training did not save within grace_s (%g s), and is ended: it goes on from "
                 "its last checkpoint",
-                grace_s,
+                self._grace_s,
             )
 
     def check(self) -> None:

@@ -1,0 +1,145 @@
+"""What every launcher promises the supervisor, on a real Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from tests.engine.alone import create, run
+from tests.engine.digests import digest_of_training
+from train_core import TrainConfig
+from train_core.config import LOCAL
+from train_core.engine.cluster.pool import WorkerPool
+from train_core.engine.cluster.runtime import start_ray
+from train_core.engine.driver.pool_launcher import PoolLauncher
+from train_core.engine.driver.supervisor import Attempt, Launcher
+from train_core.errors import StoppedError, UserCodeError
+from train_core.storage.run_folder import RunFolder
+
+pytestmark = pytest.mark.timeout(240)
+ASKED: dict[str, Any] = {
+    "batch_size": 32,
+    "num_shards": 4,
+    "epochs": 2,
+    "checkpoint_every_steps": 2,
+    "checkpoint_backpressure": "wait",
+    "cpus_per_worker": 0.5,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """Ray starts processes while a test runs; they end with the module."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_ray() -> Iterator[None]:
+    start_ray(TrainConfig())
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(params=["pool"])
+def launcher(request: pytest.FixtureRequest) -> Iterator[Launcher]:
+    """Each implementation of the protocol."""
+    assert request.param == "pool"
+    pool = WorkerPool(TrainConfig(ray_address=LOCAL))
+    yield PoolLauncher(pool)
+    pool.close()
+
+
+def attempt(
+    folder: RunFolder,
+    number: int = 1,
+    check_stop: Callable[[], None] = lambda: None,
+    **config: Any,
+) -> Attempt:
+    asked = TrainConfig(**{"workload": "tests.engine.tiny:Tiny", "num_workers": 2} | ASKED | config)
+    if not folder.exists():
+        create(folder, asked)
+    return Attempt(folder, number, asked, check_stop)
+
+
+def ranks() -> list[psutil.Process]:
+    """The processes that train."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if any("TrainWorker" in argument for argument in process.cmdline()[:1]):
+                found.append(process)
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the training that one process did by itself."""
+    folder = RunFolder(str(tmp_path_factory.mktemp("alone")), "alone")
+    run(folder, **ASKED | {"eval_batch_size": TrainConfig().eval_batch_size})
+    return digest_of_training(folder)
+
+
+@pytest.mark.parametrize("workers", [1, 3, 4])
+def test_all_ranks_train_to_the_end(
+    workers: int, launcher: Launcher, tmp_path: Path, undisturbed: str
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    outcome = launcher.run(attempt(folder, num_workers=workers))
+    assert (outcome.error, outcome.is_lost) == (None, False)
+    assert digest_of_training(folder) == undisturbed
+
+
+def test_a_death_is_lost_and_the_next_attempt_goes_on(
+    launcher: Launcher, tmp_path: Path, undisturbed: str
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    mortal = {"workload": "tests.engine.tiny:Mortal", "settings": {"scratch": str(tmp_path)}}
+    outcome = launcher.run(attempt(folder, **mortal))
+    assert outcome.is_lost
+    assert isinstance(outcome.error, ConnectionError)
+    assert "rank 1 died" in str(outcome.error)
+    assert not launcher.run(attempt(folder, 2, **mortal)).error
+    assert digest_of_training(folder) == undisturbed
+
+
+def test_a_users_bug_comes_with_its_traceback_and_leaves_no_rank_waiting(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    outcome = launcher.run(
+        attempt(RunFolder(str(tmp_path), "buggy"), workload="tests.engine.tiny:Buggy")
+    )
+    assert not outcome.is_lost
+    assert isinstance(outcome.error, UserCodeError)
+    assert "rank 1: KeyError" in outcome.error.summary
+    assert "in loss" in outcome.error.traceback
+    # Rank 0 waits in a collective for the one that failed.
+    _, alive = psutil.wait_procs(ranks(), timeout=10)
+    assert not alive
+    assert not launcher.run(attempt(RunFolder(str(tmp_path), "next"))).error
+
+
+def test_an_exit_of_the_users_is_his_bug(launcher: Launcher, tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    outcome = launcher.run(attempt(folder, workload="tests.engine.tiny:Quitting"))
+    assert not outcome.is_lost
+    assert isinstance(outcome.error, UserCodeError)
+    assert "SystemExit" in outcome.error.summary
+
+
+def test_one_that_is_asked_to_stop_before_its_ranks_train_does_not_begin(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+
+    def stop() -> None:
+        raise StoppedError("run", 0)
+
+    outcome = launcher.run(attempt(folder, 1, stop))
+    assert not outcome.is_lost
+    assert isinstance(outcome.error, StoppedError)
+    assert folder.checkpoints() == []
