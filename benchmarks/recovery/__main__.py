@@ -1,8 +1,9 @@
 """How soon a training goes on when a worker was killed, and what watching costs.
 
-`make bench-recovery`. In a round, a training of two workers that commits each second has its second
-worker killed by SIGKILL at random moments; then stock Ray Train starts once, and three trainings
-run beside an MLflow that is well, slow, or not there. The last line is JSON.
+`make bench-recovery`. Trainings of two workers that commit each second have a worker killed by
+SIGKILL at random moments: ours without and with processes that fetch data, then stock Ray Train at
+its defaults. Three trainings run beside an MLflow that is well, slow, or not there. The last line
+is JSON.
 """
 
 from __future__ import annotations
@@ -12,65 +13,64 @@ import json
 import os
 import platform
 import random
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
 
 from benchmarks.checkpoint.report import Report
+from benchmarks.recovery.notes import NUM_RANKS, Notes, wait_until
 from benchmarks.services import free_port, mlflow_server
 from tests.storage.fault_proxy import FaultProxy
 from train_core import TrainConfig
 from train_core.driver import Driver, DriverRequest
 from train_core.errors import StoppedError
 
-ROUNDS, KILLS_A_ROUND = 5, 3
+KILLS, STOCK_KILLS, MIRROR_ROUNDS = 20, 6, 2
 WATCHED_S, MIRRORED_S = 30.0, 20.0
 SLOW_MLFLOW_S = 10.0
 STATE_MB, BATCH_SIZE = 14.0, 64
-_WITHIN_S = 120.0
-_IN_FLIGHT_S = 0.5
-CONTROLLER_LOG = "ray-train-app-controller-"
 
-RECOVERED = "from SIGKILL to the next new step, s"
-DETECTED = "from SIGKILL until Ray's controller has noticed, s"
+RECOVERED = "from SIGKILL until all ranks have done a new step, s"
+FETCHING = "the same with two processes a rank that fetch data, s"
+ALL = "both together, s"
 WARNED = "from SIGKILL to the driver's warning, s"
-STARTED = "from SIGKILL until new workers have started, s"
 LOST = "work done again, s"
+STOCK = "stock Ray Train, from SIGKILL until all ranks have done a new step, s"
+STOCK_LOST = "stock Ray Train, work done again, s"
 WELL = "MLflow answers at once, steps/s"
 SLOW = "MLflow takes ten seconds for an answer, steps/s"
 ABSENT = "nobody listens where MLflow should be, steps/s"
-STOCK = "stock Ray Train, from fit() to the first step, s"
 
 
 class Training:
     """One of ours, in a thread, with what it notes of its steps."""
 
-    def __init__(self, folder: Path, tracking_uri: str = "") -> None:
-        self.notes = folder / "notes"
-        self.notes.mkdir(parents=True)
+    def __init__(self, folder: Path, tracking_uri: str = "", **config: Any) -> None:
+        self.notes = Notes(folder / "notes")
+        self.notes.folder.mkdir(parents=True)
         self.log: list[tuple[float, str]] = []
-        config = TrainConfig(
+        asked = TrainConfig(
             workload="benchmarks.recovery.workload:Noted",
-            settings={"state_mb": STATE_MB, "notes": str(self.notes)},
+            settings={"state_mb": STATE_MB, "notes": str(self.notes.folder)},
             batch_size=BATCH_SIZE,
-            num_workers=2,
+            num_workers=NUM_RANKS,
             checkpoint_every_s=1,
             checkpoint_every_epochs=0,
             gpus_per_worker=0,
             monitor="validation/loss",
             monitor_order="min",
+            **config,
         )
         request = DriverRequest(
-            storage=str(folder / "runs"), run="run", config=config, tracking_uri=tracking_uri
+            storage=str(folder / "runs"), run="run", config=asked, tracking_uri=tracking_uri
         )
         self.driver = Driver(request, lambda line: self.log.append((time.time(), line)))
         self._thread = threading.Thread(target=self._train)
@@ -84,67 +84,75 @@ class Training:
         self.driver.close("KILLED")
         self._thread.join()
 
-    def steps(self) -> list[tuple[int, float]]:
-        """Each step that was done, and when; those that were done twice are there twice."""
-        try:
-            lines = (self.notes / "steps").read_text().splitlines()
-        except FileNotFoundError:
-            return []
-        return [(int(step), float(at)) for step, at in (line.split() for line in lines)]
-
-    def rank(self, number: int) -> dict[str, Any]:
-        """A rank's pid and threads."""
-        found: dict[str, Any] = json.loads((self.notes / f"rank-{number}.json").read_text())
-        return found
-
-    def said(self, text: str, after: float) -> float | None:
-        """When it first said so."""
-        return next((at for at, line in self.log if at > after and text in line), None)
+    def warned_at(self, after: float) -> float:
+        """When the driver first said after that moment that it begins again."""
+        found = (at for at, line in self.log if at > after and "begins again" in line)
+        wait_until(lambda: any("begins again" in line for at, line in self.log if at > after))
+        return next(found)
 
     def _train(self) -> None:
-        try:
+        with suppress(StoppedError):
             self.driver.train()
-        except StoppedError:
-            return
 
 
-def kill_once(training: Training, report: Report, rest_s: float) -> None:
-    """Kill the second worker when it has trained for a while, and wait for new steps."""
-    begun = len(training.steps())
-    wait_until(lambda: len(training.steps()) > begun + 5)
-    struck = controller_log()
-    time.sleep(rest_s)
-    killed_at = time.time()
-    os.kill(training.rank(1)["pid"], signal.SIGKILL)
-    # The first worker may end the step that it is in.
-    time.sleep(_IN_FLIGHT_S)
-    before = training.steps()
-    done = max(step for step, _ in before)
-    wait_until(lambda: max(step for step, _ in training.steps()) > done + 1)
-    steps = training.steps()[len(before) :]
-    again_from = min(step for step, _ in steps)
-    saved_at = max((at for step, at in before if step < again_from), default=before[0][1])
-    report.add(RECOVERED, next(at for step, at in steps if step > done) - killed_at)
-    report.add(LOST, killed_at - saved_at)
-    warned_at = training.said("begins again", killed_at)
-    assert warned_at
-    report.add(DETECTED, logged_at(struck, "[FailurePolicy]") - killed_at)
-    report.add(WARNED, warned_at - killed_at)
-    again = max(struck.parent.glob(f"{CONTROLLER_LOG}*"), key=lambda path: path.stat().st_mtime)
-    report.add(STARTED, logged_at(again, "Started training worker group") - killed_at)
+def kill_ours(folder: Path, report: Report, drawn: random.Random, kills: int) -> None:
+    """Half of the kills meet ranks with processes that fetch data."""
+    for data_workers, series in ((0, RECOVERED), (2, FETCHING)):
+        with Training(folder / f"fetching-{data_workers}", data_workers=data_workers) as training:
+            if not data_workers:
+                watch(training, report)
+            for _ in range(kills // 2):
+                kill = training.notes.kill_once(drawn)
+                report.add(series, kill.recovered_s)
+                report.add(LOST, kill.work_lost_s)
+                report.add(WARNED, training.warned_at(kill.at) - kill.at)
+
+
+def kill_stock(folder: Path, report: Report, drawn: random.Random, kills: int) -> None:
+    """The same done to stock Ray Train."""
+    notes = Notes(folder / "notes")
+    notes.folder.mkdir(parents=True)
+    with stock_training(folder, notes.folder):
+        for _ in range(kills):
+            kill = notes.kill_once(drawn)
+            report.add(STOCK, kill.recovered_s)
+            report.add(STOCK_LOST, kill.work_lost_s)
+
+
+@contextmanager
+def stock_training(folder: Path, notes: Path) -> Iterator[None]:
+    """Stock Ray Train in a process of its own, which is ended with all that it started."""
+    command = [sys.executable, "-m", "benchmarks.recovery.stock", str(folder), str(notes)]
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen(
+            [*command, str(STATE_MB), str(BATCH_SIZE)], stdout=log, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        try:
+            yield
+        finally:
+            below = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            for one in below:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
 
 
 def watch(training: Training, report: Report) -> None:
     """What those who watch cost beside those who train, while nothing happens."""
-    wait_until(lambda: len(training.steps()) > 20)
-    ranks = [training.rank(number) for number in (0, 1)]
-    driver, controller = driver_process(), controller_process()
+    wait_until(lambda: len(training.notes.steps()) > 20)
+    ranks = [training.notes.rank(number) for number in range(NUM_RANKS)]
+    pids = {rank["pid"] for rank in ranks}
+    driver = child(psutil.Process(), "train_core.engine.driver_process")
+    # Those of Ray that do not train, and hold no copy of a rank.
+    of_ray = [one for one in driver.children(recursive=True) if one.pid not in pids]
 
     def spent() -> dict[str, float]:
         return {
-            "the workers": sum(seconds(psutil.Process(rank["pid"])) for rank in ranks),
+            "the workers": sum(seconds(psutil.Process(pid)) for pid in pids),
             "the driver": seconds(driver),
-            "Ray Train's controller": seconds(controller),
+            "Ray's processes": sum(seconds(one) for one in of_ray),
             "listeners in the workers": sum(listening(rank) for rank in ranks),
         }
 
@@ -166,34 +174,10 @@ def mirror(folder: Path, server: str, report: Report, number: int) -> None:
         turns = list(addresses)[number % 3 :] + list(addresses)[: number % 3]
         for which in turns:
             with Training(folder / which.split(",")[0], addresses[which]) as training:
-                wait_until(lambda: len(training.steps()) > 20)
+                wait_until(lambda: len(training.notes.steps()) > 20)
                 time.sleep(MIRRORED_S)
-                steps = training.steps()[20:]
-            report.add(which, (len(steps) - 1) / (steps[-1][1] - steps[0][1]))
-
-
-def driver_process() -> psutil.Process:
-    """The process that runs the training, on this machine."""
-    return child(psutil.Process(), "train_core.engine.driver_process")
-
-
-def controller_process() -> psutil.Process:
-    """Ray Train's controller of the attempt that is going on."""
-    return child(driver_process(), "ray::TrainController")
-
-
-def controller_log() -> Path:
-    """What the controller writes: a line of JSON for each message."""
-    (found,) = [
-        Path(file.path) for file in controller_process().open_files() if CONTROLLER_LOG in file.path
-    ]
-    return found
-
-
-def logged_at(log: Path, text: str) -> float:
-    """When it first wrote a message that has the text."""
-    entries = map(json.loads, log.read_text().splitlines())
-    return next(float(one["timestamp_ns"]) / 1e9 for one in entries if text in one["message"])
+                steps = training.notes.steps()[20:]
+            report.add(which, (len(steps) - 1) / (steps[-1].at - steps[0].at))
 
 
 def child(process: psutil.Process, title: str) -> psutil.Process:
@@ -218,55 +202,38 @@ def listening(rank: dict[str, Any]) -> float:
     return float(sum(one.user_time + one.system_time for one in threads if one.id in ids))
 
 
-def stock(folder: Path, report: Report) -> None:
-    """Start stock Ray Train once."""
-    folder.mkdir()
-    command = [sys.executable, "-m", "benchmarks.recovery.stock", str(folder)]
-    done = subprocess.run(
-        [*command, str(STATE_MB), str(BATCH_SIZE)], check=True, capture_output=True, text=True
-    )
-    report.add(STOCK, float(done.stdout.splitlines()[-1]))
-
-
-def wait_until(what: Callable[[], bool]) -> None:
-    """Raise RuntimeError if it does not come."""
-    deadline = time.monotonic() + _WITHIN_S
-    while not what():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"it did not come within {_WITHIN_S:g} s")
-        time.sleep(0.01)
-
-
 def main() -> None:
     """Measure, print the table and the line of JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--kills", type=int, default=KILLS, help="of ours, half with data workers")
+    parser.add_argument("--stock-kills", type=int, default=STOCK_KILLS)
+    parser.add_argument("--mirror-rounds", type=int, default=MIRROR_ROUNDS)
     asked = parser.parse_args()
-    report, moments = Report(), random.Random(0)
+    report, drawn = Report(), random.Random(0)
     report.figures = dict.fromkeys(
         (
-            *("recovery_vs_stock_start", "work_lost_s", "detect_s", "watch_cpu_pct"),
-            *("speed_with_mlflow_slow", "speed_with_mlflow_absent"),
+            *("recovery_s", "recovery_p95_s", "recovery_vs_stock_restart", "work_lost_s"),
+            *("detect_s", "watch_cpu_pct", "speed_with_mlflow_slow", "speed_with_mlflow_absent"),
         )
     )
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as scratch,
         mlflow_server(Path(scratch)) as server,
     ):
-        for number in range(asked.rounds):
-            print(f"round {number + 1} of {asked.rounds}", flush=True)
-            with Training(Path(scratch, f"ours-{number}")) as training:
-                if number == 0:
-                    watch(training, report)
-                for _ in range(KILLS_A_ROUND):
-                    kill_once(training, report, moments.uniform(3, 6))
-            stock(Path(scratch, f"stock-{number}"), report)
+        kill_ours(Path(scratch, "ours"), report, drawn, asked.kills)
+        kill_stock(Path(scratch, "stock"), report, drawn, asked.stock_kills)
+        for number in range(asked.mirror_rounds):
             mirror(Path(scratch, f"mirrored-{number}"), server, report, number)
-    report.figure("recovery_vs_stock_start", report.median(RECOVERED) / report.median(STOCK))
+    report.add(ALL, *report.series[RECOVERED], *report.series[FETCHING])
+    median = report.median(ALL)
+    report.figure("recovery_s", median)
+    report.figure("recovery_p95_s", report.p95(ALL))
+    report.figure("recovery_vs_stock_restart", median / report.median(STOCK))
     report.figure("work_lost_s", max(report.series[LOST]))
-    report.figure("detect_s", max(report.series[DETECTED]))
+    report.figure("detect_s", max(report.series[WARNED]))
     for which, name in ((SLOW, "speed_with_mlflow_slow"), (ABSENT, "speed_with_mlflow_absent")):
-        report.figure(name, report.median(which) / report.median(WELL))
+        if asked.mirror_rounds:
+            report.figure(name, report.median(which) / report.median(WELL))
     memory_gib = psutil.virtual_memory().total / 2**30
     cores = len(os.sched_getaffinity(0))
     print(f"\n{platform.processor() or platform.machine()}, {cores} cores, {memory_gib:.0f} GiB")

@@ -1,4 +1,4 @@
-"""Blocks that note when each step was done, and by which process."""
+"""Blocks whose ranks note when each step was done, and by which process."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ class NotedSettings(BlocksSettings):
 
 
 class Noted(Blocks):
-    """Rank 0 notes each step; every rank leaves its pid and the threads that it has."""
+    """Every rank notes its steps, its pid and the threads that it has."""
 
     Settings = NotedSettings
     settings: NotedSettings
 
     def after_step(self, model: nn.Module, step: int) -> None:
         """Note the step."""
-        rank = dist.get_rank()
-        folder = Path(self.settings.notes)
-        if rank == 0:
-            with (folder / "steps").open("a") as file:
-                file.write(f"{step} {time.time()}\n")
-        threads = {thread.name: thread.native_id for thread in threading.enumerate()}
-        mark = folder / f"rank-{rank}-{os.getpid()}.json"
-        if not mark.exists():
-            mark.write_text(json.dumps({"pid": os.getpid(), "threads": threads}))
-            mark.replace(folder / f"rank-{rank}.json")
-            mark.touch()
+        note_step(Path(self.settings.notes), dist.get_rank(), step)
+
+
+def note_step(folder: Path, rank: int, step: int) -> None:
+    """Note that this process, as that rank, has done a step."""
+    with (folder / f"steps-{rank}").open("a") as file:
+        file.write(f"{step} {time.time()} {os.getpid()}\n")
+    threads = {thread.name: thread.native_id for thread in threading.enumerate()}
+    mark = folder / f"rank-{rank}-{os.getpid()}.json"
+    if not mark.exists():
+        mark.write_text(json.dumps({"pid": os.getpid(), "threads": threads}))
+        mark.replace(folder / f"rank-{rank}.json")
+        mark.touch()
