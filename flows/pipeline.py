@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from flows import embedded
 from flows.parameters import (
@@ -97,6 +100,9 @@ def _run_flow(
             # Where Prefect prints all, it prints them, too.
             session.listen(partial(_show_warning, console))
         report = _outcome(session, flow, partial(stages, parameters, as_functions))
+    if verbose:
+        ended_s = time.time() - psutil.Process().create_time()
+        console.print(f"the flow has ended {ended_s:.1f} s after the start", highlight=False)
     print_summary(report, folder.store.uri(REPORT_JSON), console)
 
 

@@ -43,9 +43,11 @@ def _checkpoints(report: Report) -> Table:
 def _facts(report: Report) -> str:
     test = ", ".join(f"{name} {number(value)}" for name, value in report.test_metrics.items())
     seconds = ", ".join(f"{stage} {spent:.1f}" for stage, spent in report.seconds.items())
+    timeline = ", ".join(f"{event} {at:.1f}" for event, at in report.timeline.items())
     facts = {
         "test": f"{test} ({report.best.name})",
         "seconds": seconds,
+        "since start": timeline,
         "training": f"{report.train.samples_per_s:,.0f} samples/s, {report.train.step} steps",
         "predictions": f"{report.predictions.uri} ({report.predictions.num_rows} rows)",
         "MLflow": report.tracking.url,

@@ -37,6 +37,10 @@ def report_markdown(report: Report, folder: RunFolder) -> str:
             ["stage", "seconds"],
             [[name, f"{spent:.2f}"] for name, spent in report.seconds.items()],
         ),
+        table(
+            ["event", "seconds since the start"],
+            [[event, f"{at:.2f}"] for event, at in report.timeline.items()],
+        ),
         f"- report: `{folder.store.uri(REPORT_JSON)}`",
         f"- run folder: `{folder.url}`",
         f"- predictions: `{report.predictions.uri}` ({report.predictions.num_rows} rows)",

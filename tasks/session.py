@@ -19,6 +19,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
+import psutil
+
 from train_core.driver import WARNING, Driver, DriverRequest, Prepared, end_status, warning_in
 from train_core.errors import StageError, StoppedError, StorageError
 from train_core.storage.run_folder import RunFolder
@@ -56,8 +58,12 @@ class Session:
         self._lines: deque[str] = deque(maxlen=REMEMBERED_LINES)
         self._listeners: list[Callable[[str], None]] = []
         self._begin = time.monotonic()
-        self._driver = Driver(request, self._hear)
+        self._driver = self._new_driver()
         self._is_prepared = self._has_failed = False
+
+    def _new_driver(self) -> Driver:
+        began_at = psutil.Process().create_time()
+        return Driver(self.request.model_copy(update={"began_at": began_at}), self._hear)
 
     def prepared(self) -> Prepared:
         """The outcome of the driver's checks; of another driver's once that of the last is told.
@@ -215,7 +221,7 @@ class Session:
             if self._has_failed or (self._is_prepared and not self._driver.is_alive):
                 self._driver.close("FAILED")
                 self._hear(f"{WARNING}the driver process ended; another one goes on with the run")
-                self._driver = Driver(self.request, self._hear)
+                self._driver = self._new_driver()
                 self._has_failed = self._is_prepared = False
             return self._driver
 

@@ -58,6 +58,8 @@ class DriverRequest(Result):
     """Begin no run if nothing that counts has changed since the workload's last finished run."""
     job_url: str = ""
     """The page of the job that drives the run, where the driver is one."""
+    began_at: float = 0
+    """When the process that asks began, in seconds since 1970; 0: when its driver did."""
     scores_only: bool = False
     """Only `infer` will be called, for a run that exists: nobody has to have the run for it."""
 

@@ -110,3 +110,5 @@ class Report(Result):
     tracking: Tracking
     seconds: dict[str, float]
     """Wall-clock seconds of each stage."""
+    timeline: dict[str, float] = {}
+    """Seconds from the start of the process that asked for the run to each event."""

@@ -7,10 +7,19 @@ import time
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from train_core.config import LOCAL, TrainConfig
 from train_core.driver import DriverRequest
 from train_core.engine.cluster.resources import check_resources, fits_here, with_gpus
 from train_core.engine.driver.supervisor import Supervisor
+from train_core.engine.driver.timeline import (
+    EVALUATED,
+    PUBLISHED,
+    RAY_UP,
+    WORKERS_READY,
+    Timeline,
+)
 from train_core.engine.mirror import EndStatus, Mirror
 from train_core.engine.retention import (
     clearing_dead_scorers,
@@ -29,7 +38,7 @@ from train_core.results import (
 from train_core.storage import lease
 from train_core.storage.asked import Asked
 from train_core.storage.data_files import FileList
-from train_core.storage.journal import read_good_segments
+from train_core.storage.journal import Entry, read_good_segments
 from train_core.storage.lease import Lease
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.pins import pinned
@@ -56,6 +65,7 @@ class DriverStages:
     def __init__(self, job: str = "") -> None:
         self._job = job
         self.mirror: Mirror | None = None
+        self._timeline = Timeline(psutil.Process().create_time())
         self._lease: Lease | None = None
         self._alive = ExitStack()
         self._supervisor: Supervisor | None = None
@@ -66,6 +76,7 @@ class DriverStages:
         from train_core.engine.preflight import check, effective
 
         self.request = DriverRequest.model_validate(request)
+        self._timeline.began_at = self.request.began_at or self._timeline.began_at
         self.folder = RunFolder(self.request.storage, self.request.run)
         if self.request.scores_only:
             return self._prepare_scoring()
@@ -155,6 +166,7 @@ class DriverStages:
         from train_core.engine.driver.pool_launcher import is_fixed
 
         start_ray(config)
+        self._timeline.mark(RAY_UP)
         if is_fixed(config) and not self._pool:
             decided = with_gpus(config)
             if fits_here(decided):
@@ -195,6 +207,7 @@ class DriverStages:
             results = evaluate(self._scoring_pool(), *what)  # type: ignore[arg-type]  # checked by the evaluator
         if self.mirror:
             self.mirror.log_evaluations(results)
+        self._timeline.mark(EVALUATED)
         return [result.model_dump() for result in results]
 
     def infer(self, checkpoint: dict[str, Any], source: str) -> dict[str, Any]:
@@ -223,7 +236,11 @@ class DriverStages:
         """End the workers, draw the curves, complete the mirror and write report.json."""
         self._check_lease()
         self._close_pool()
-        self._draw_curves()
+        entries = self._entries()
+        self._draw_curves(entries)
+        self._timeline.mark_steps(entries)
+        if self._pool and self._pool.ready_at:
+            self._timeline.mark(WORKERS_READY, self._pool.ready_at)
         measured = [EvaluationResult.model_validate(one) for one in evaluations]
         chosen = CheckpointSummary.model_validate(best)
         test = [e for e in measured if e.split == "test" and e.checkpoint.name == chosen.name]
@@ -235,6 +252,7 @@ class DriverStages:
             self.mirror.log_predictions(predicted)
             self.mirror.log_outcome(chosen, test_metrics, self.config)
             self.mirror.flush()
+        self._timeline.mark(PUBLISHED)
         report = Report(
             run=self.folder.name,
             uri=self.folder.store.uri(REPORT_JSON),
@@ -246,6 +264,7 @@ class DriverStages:
             predictions=predicted,
             tracking=self.mirror.tracking() if self.mirror else Tracking(),
             seconds=seconds,
+            timeline=self._timeline.seconds(),
         )
         self._check_lease()
         self.folder.store.write(REPORT_JSON, (report.model_dump_json(indent=1) + "\n").encode())
@@ -254,11 +273,13 @@ class DriverStages:
             delete_orphans_of_the_dead(self.folder, self._lease.attempt)
         return report.model_dump()
 
-    def _draw_curves(self) -> None:
+    def _entries(self) -> list[Entry]:
+        newest = max(self.folder.checkpoints(), key=lambda c: c.name)
+        return list(read_good_segments(self.folder.store, newest.manifest.journal))
+
+    def _draw_curves(self, entries: list[Entry]) -> None:
         from train_core.engine.figures import curves, png
 
-        newest = max(self.folder.checkpoints(), key=lambda c: c.name)
-        entries = read_good_segments(self.folder.store, newest.manifest.journal)
         self._check_lease()
         self.folder.store.write(CURVES_PNG, png(curves(entries)))
 

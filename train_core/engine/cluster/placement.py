@@ -13,6 +13,8 @@ class Location:
     node: str
     gpus: tuple[str, ...] = ()
     """The ids of its GPUs, in their order; of a part of one, that one's."""
+    ready_at: float = 0
+    """When it had imported all, in seconds since 1970."""
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,8 @@ class WorkerPool:
         self._workers: _Workers | None = None
         self._store: RendezvousStore | None = None
         self._one_at_a_time = threading.Lock()
+        self.ready_at = 0.0
+        """When the last of the first workers had started, in seconds since 1970; 0: not yet."""
 
     @property
     def has_workers(self) -> bool:
@@ -182,6 +184,7 @@ class WorkerPool:
         for number, actor in enumerate(actors):
             calls.add(f"worker {number}", actor, actor.locate.remote())
         locations = calls.wait_for_all("", check)
+        self.ready_at = self.ready_at or max(one.ready_at for one in locations.values())
         return [(actors[index], rank) for index, rank in assign_ranks(list(locations.values()))]
 
     def _host(self) -> str:

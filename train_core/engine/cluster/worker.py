@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,13 +25,14 @@ class TrainWorker:
         """Import the modules `preload`, which takes seconds, before they are needed."""
         for module in preload:
             importlib.import_module(module)
+        self._ready_at = time.time()
 
     @ray.method(concurrency_group=CONTROL)
     def locate(self) -> Location:
         """Where Ray has placed this worker."""
         context = ray.get_runtime_context()
         gpus = context.get_accelerator_ids().get("GPU", [])
-        return Location(context.get_node_id(), tuple(map(str, gpus)))
+        return Location(context.get_node_id(), tuple(map(str, gpus)), self._ready_at)
 
     @ray.method(concurrency_group=CONTROL)
     def answer(self) -> None:

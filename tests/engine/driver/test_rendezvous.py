@@ -1,0 +1,109 @@
+"""The store in which ranks find each other: in the driver, and for nobody else's eyes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from train_core import TrainConfig
+from train_core.driver import Driver, DriverRequest
+from train_core.engine.distributed.rendezvous import LOOPBACK
+from train_core.storage.run_folder import RunFolder
+
+pytestmark = pytest.mark.timeout(180)
+FROZEN_S = 30
+
+
+def begin(tmp_path: Path, workload: str, **config: object) -> tuple[Driver, RunFolder]:
+    asked = TrainConfig(
+        workload=f"tests.engine.tiny:{workload}",
+        settings={"scratch": str(tmp_path)},
+        batch_size=32,
+        num_workers=2,
+        cpus_per_worker=0.5,
+        **config,  # type: ignore[arg-type]  # checked by pydantic
+    )
+    request = DriverRequest(storage=str(tmp_path), run="run", config=asked)
+    return Driver(request), RunFolder(str(tmp_path), "run")
+
+
+def step_of(folder: RunFolder) -> int:
+    return int((folder.live() or {}).get("step", 0))
+
+
+def wait_until(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 90
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def training_processes(driver: Driver) -> list[psutil.Process]:
+    """The driver and its workers."""
+    own = psutil.Process(driver._process.pid)
+    return [own, *(one for one in own.children(recursive=True) if "TrainWorker" in title(one))]
+
+
+def title(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline()[:1])
+    return ""
+
+
+def listening(driver: Driver) -> set[tuple[str, int]]:
+    """The addresses at which they listen."""
+    return {
+        (connection.laddr.ip, connection.laddr.port)
+        for process in training_processes(driver)
+        for connection in process.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+def test_what_is_opened_for_a_training_on_this_machine_is_on_the_loopback_only(
+    tmp_path: Path,
+) -> None:
+    driver, folder = begin(tmp_path, "Waiting")
+    with driver:
+        driver.prepared()
+        # The workers have started, and know no training yet: so far it is Ray that listens.
+        wait_until(lambda: len(training_processes(driver)) == 3)
+        of_ray = listening(driver)
+        trained = threading.Thread(target=driver.train)
+        trained.start()
+        wait_until(lambda: step_of(folder) >= 1)
+        opened = listening(driver) - of_ray
+        (tmp_path / "go-on").touch()
+        trained.join()
+    assert len(opened) >= 3, "the store, and a socket of gloo in each rank"
+    assert {host for host, _ in opened} == {LOOPBACK}
+
+
+@pytest.mark.slow
+def test_a_driver_that_stands_still_for_half_a_minute_costs_no_step(tmp_path: Path) -> None:
+    driver, folder = begin(
+        tmp_path, "Unhurried", max_steps=FROZEN_S + 25, epochs=99, checkpoint_every_steps=5
+    )
+    with driver:
+        trained = threading.Thread(target=driver.train)
+        trained.start()
+        wait_until(lambda: step_of(folder) >= 2)
+        os.kill(driver._process.pid, signal.SIGSTOP)
+        before, begun = step_of(folder), time.monotonic()
+        # This is the promise: half a minute.
+        time.sleep(FROZEN_S)
+        done, took_s = step_of(folder) - before, time.monotonic() - begun
+        os.kill(driver._process.pid, signal.SIGCONT)
+        trained.join()
+    # A step of this workload takes a second, and is shown in the next one.
+    assert done >= took_s - 4
+    assert max(one.manifest.step for one in folder.checkpoints()) == FROZEN_S + 25
+    assert {one.name.attempt for one in folder.checkpoints()} == {1}
