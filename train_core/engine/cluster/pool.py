@@ -9,24 +9,17 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from train_core.config import LOCAL, TrainConfig
-from train_core.engine.cluster.failures import (
-    SilentWorkerError,
-    first_cause,
-    is_death,
-    raised_by,
-)
+from train_core.engine.cluster.calls import Actor, Calls
 from train_core.engine.cluster.placement import Rank, assign_ranks
 from train_core.engine.cluster.resources import resources_of_worker
 from train_core.engine.cluster.worker import CONTROL, WORK, TrainWorker
@@ -35,14 +28,8 @@ from train_core.errors import ResourceError
 
 PRELOAD = ("train_core.engine.training.rank", "train_core.engine.evaluator")
 """What every worker imports as it starts: torch, and what trains and evaluates."""
-Actor = Any
-"""A handle on a `TrainWorker`: Ray's own annotation does not know its methods."""
-_POLL_S = 1.0
-_PING_EVERY_S = 5.0
 _LEAST_SILENCE_S = 30.0
 """A worker that loads libraries on a busy machine does not answer for a while."""
-_SETTLE_S = 1.0
-"""How long a death may be told after the broken connections that follow from it."""
 _SMALLER_TRAINING = (
     "begin another run, with init_from, more accumulation_steps and a smaller batch_size"
 )
@@ -137,7 +124,7 @@ class WorkerPool:
             ranks = self._located(check)
             self._store = self._store or RendezvousStore(self._host())
             store = self._store
-            calls = _Calls(self._silent_after_s)
+            calls = Calls(self._silent_after_s)
             for actor, rank in ranks:
                 own = store.membership(group, rank.rank, rank.world_size, rank.device)
                 name = f"rank {rank.rank}"
@@ -163,7 +150,7 @@ class WorkerPool:
         queue = deque(enumerate(arguments))
         results: dict[int, Any] = {}
         numbers: dict[str, int] = {}
-        calls = _Calls(self._silent_after_s)
+        calls = Calls(self._silent_after_s)
         while queue or calls.running:
             while queue and free:
                 number, given = queue.popleft()
@@ -180,7 +167,7 @@ class WorkerPool:
         """The workers in the order of ranks, as soon as all of them have started."""
         assert self._workers is not None
         actors = self._workers.actors
-        calls = _Calls(silent_after_s=0)
+        calls = Calls(silent_after_s=0)
         for number, actor in enumerate(actors):
             calls.add(f"worker {number}", actor, actor.locate.remote())
         locations = calls.wait_for_all("", check)
@@ -197,74 +184,3 @@ class WorkerPool:
         """After how many seconds without an answer a worker counts as dead; 0: never."""
         timeout_s = self._config.hang_timeout_s
         return max(timeout_s, _LEAST_SILENCE_S) if timeout_s else 0
-
-
-class _Calls:
-    """Calls that run on workers, each by the name that a failure gives the worker."""
-
-    def __init__(self, silent_after_s: float) -> None:
-        self.running: dict[str, tuple[Actor, ray.ObjectRef[Any]]] = {}
-        self._order: list[str] = []
-        self._silent_after_s = silent_after_s
-        self._pings: dict[str, tuple[ray.ObjectRef[Any], float]] = {}
-        self._pinged_at = time.monotonic()
-
-    def add(self, worker: str, actor: Actor, result: ray.ObjectRef[Any]) -> None:
-        """Wait for this one, too."""
-        self.running[worker] = actor, result
-        self._order.append(worker)
-
-    def wait_for_all(self, remedy: str, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """What all return, in the order in which they were added. Raises the first cause."""
-        results: dict[str, Any] = {}
-        while self.running:
-            check()
-            results |= {worker: result for worker, _, result in self.wait(remedy)}
-        return {worker: results[worker] for worker in self._order}
-
-    def wait(self, remedy: str) -> list[tuple[str, Actor, Any]]:
-        """Those that have returned, after a second at most. Raises the first cause of a failure."""
-        ended, failures = self._ended(_POLL_S)
-        if not failures:
-            return ended
-        # A broken connection is felt in microseconds, a death is told by Ray a little later.
-        deadline = time.monotonic() + _SETTLE_S
-        while self.running and not any(map(is_death, failures.values())):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                break
-            failures |= self._ended(left_s)[1]
-        ordered = [worker for worker in self._order if worker in failures]
-        raise first_cause({worker: failures[worker] for worker in ordered}, remedy)
-
-    def _ended(self, timeout_s: float) -> tuple[list[tuple[str, Actor, Any]], dict[str, Exception]]:
-        """What has returned, and what has failed."""
-        names = {ref: worker for worker, (_, ref) in self.running.items()}
-        try:
-            done, _ = ray.wait(list(names), num_returns=1, timeout=timeout_s)
-        except RayError as error:
-            raise ConnectionError(f"Ray ended: {type(error).__name__}: {error}") from error
-        returned, failures = [], self._silent()
-        for ref in done:
-            worker = names[ref]
-            actor, _ = self.running.pop(worker)
-            try:
-                returned.append((worker, actor, ray.get(ref)))
-            except Exception as error:  # noqa: BLE001 (what the function raised, or Ray)
-                failures[worker] = raised_by(error)
-        return returned, failures
-
-    def _silent(self) -> dict[str, Exception]:
-        """The workers that have not answered for too long."""
-        now = time.monotonic()
-        if not self._silent_after_s or now - self._pinged_at < _PING_EVERY_S:
-            return {}
-        self._pinged_at = now
-        failures: dict[str, Exception] = {}
-        for worker, (actor, _) in self.running.items():
-            ping, since = self._pings.get(worker, (None, now))
-            if ping is None or ray.wait([ping], timeout=0)[0]:
-                self._pings[worker] = actor.answer.remote(), now
-            elif now - since > self._silent_after_s:
-                failures[worker] = SilentWorkerError(f"no answer for {now - since:.0f} s")
-        return failures
