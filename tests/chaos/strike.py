@@ -132,6 +132,7 @@ def _strike(
     log, left = first.log, remaining(first.belongings)
     if code != 0:
         again = True
+        ended_with = f"the first command ended with {code}: {log[-800:]}"
         with started(house.command(run, told), house.home, environment) as second:
             code = second.end()
             log = second.log
@@ -140,6 +141,8 @@ def _strike(
     if not code:
         found = outcome(house, run)
         differences = [name for name in reference if found[name] != reference[name]]
+    if again and fault.must_heal:
+        differences.append(ended_with)
     shown = shown_in_prefect(house.home, run)
     # On a cluster another flow may have attached to the job: a dead one is not told from it.
     if shown[-1:] != ["COMPLETED"] or ("RUNNING" in shown and not house.ray_address):

@@ -91,7 +91,7 @@ class Checkpointer:
         self._recorder = recorder
         self._group = group
         self._snapshot = Snapshot(config.shards, group)
-        self._posts = Posts(group, attempt)
+        self._posts = Posts(group)
         self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(1, "checkpointer")
         self._writing: _Save | None = None

@@ -18,14 +18,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from queue import SimpleQueue
 from typing import IO, Any, NoReturn
 
 import psutil
 
 from train_core.config import LOCAL, TrainConfig
-from train_core.engine.cluster.runtime import dead_ray
+from train_core.engine.cluster.runtime import dead_ray, load_ray
 from train_core.engine.driver_stages import DriverStages
 from train_core.engine.job_stages import JobStages
 from train_core.engine.logs import set_up_logging
@@ -96,7 +95,7 @@ class Server:
         self._start_ray = partial(self._started_ray, config)
         if config.ray_address == LOCAL:
             # Ray's processes start while this one imports torch and checks the request: Ray first.
-            import_module("ray")
+            load_ray(config)
             self._ray = self._main_thread.submit(self._start_ray)
         else:
             self._driver = JobStages()

@@ -1,7 +1,7 @@
 """What the ranks' writers tell rank 0's, behind the back of the training.
 
-Over a connection of its own to the group's store: a background thread takes part in no
-collective, which could meet one of the training's.
+By a store of rank 0's own: a background thread takes part in no collective, which could meet one
+of the training's; and a driver that stands still keeps no checkpoint from being committed.
 """
 
 from __future__ import annotations
@@ -9,30 +9,31 @@ from __future__ import annotations
 import json
 import threading
 import time
-from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # the stub lacks it
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # the stub lacks it
 
+from train_core.engine.distributed.rendezvous import RendezvousStore, own_address
 from train_core.engine.group import Group
 from train_core.errors import StorageError
 
 _POLL_S = 0.02
-_TIMEOUT = timedelta(minutes=5)
-"""For an answer of the store: a driver that stands still for a while costs no checkpoint."""
 
 
 class Posts:
-    """Messages of one attempt, by the save that they are about: all ranks count alike."""
+    """Messages of one attempt, by the save that they are about: all ranks count alike.
 
-    def __init__(self, group: Group, attempt: int) -> None:
+    All ranks have to make theirs at the same time.
+    """
+
+    def __init__(self, group: Group) -> None:
         self._group = group
-        self._store: PrefixStore | None = None
+        self._store: TCPStore | None = None
+        self._served: RendezvousStore | None = None
         if group.world_size > 1:
-            own = _get_default_store().clone()  # type: ignore[attr-defined]  # the stub lacks it
-            own.set_timeout(_TIMEOUT)
-            self._store = PrefixStore(f"evertrain/checkpoints/{attempt}", own)
+            self._served = RendezvousStore(own_address()) if group.is_first else None
+            address = group.from_first(self._served.address if self._served else ("", 0))
+            self._store = TCPStore(*address, is_master=False)
 
     def send(self, save: int, message: dict[str, Any]) -> None:
         """Tell rank 0 how this rank's part of a checkpoint went."""

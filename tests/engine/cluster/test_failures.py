@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from ray.exceptions import ActorDiedError, OutOfMemoryError
+from ray.exceptions import OutOfMemoryError, RayActorError
 
 from train_core.engine.cluster.failures import SilentWorkerError, first_cause
 from train_core.errors import ResourceError, UserCodeError
 
 BROKEN = ConnectionError("rank 0: RuntimeError: gloo/transport/tcp: Connection closed by peer")
 BUG = UserCodeError("train", "rank 1: KeyError: 'x'")
-DEATH = ActorDiedError()
+DEATH = RayActorError(error_msg="The actor died.\n\tpid: 7\nWorker exit type: SYSTEM_ERROR")
+DIED = "rank 1 died: RayActorError: The actor died. Worker exit type: SYSTEM_ERROR"
 MEMORY = OutOfMemoryError("1 worker(s) were killed\nand forty lines more")
 SILENCE = SilentWorkerError("no answer for 31 s")
 
@@ -19,7 +20,11 @@ SILENCE = SilentWorkerError("no answer for 31 s")
     ("failures", "kind", "text"),
     [
         ({"rank 0": BROKEN, "rank 1": BUG}, UserCodeError, "rank 1: KeyError"),
-        ({"rank 0": BROKEN, "rank 1": DEATH}, ConnectionError, "rank 1 died: ActorDiedError"),
+        (
+            {"rank 0": BROKEN, "rank 1": DEATH},
+            ConnectionError,
+            DIED,
+        ),
         # A survivor's error may be of any kind, also one that looks like a bug.
         ({"rank 0": BUG, "rank 1": DEATH}, ConnectionError, "rank 1 died"),
         ({"rank 0": BUG, "rank 1": MEMORY}, ResourceError, "rank 1 was ended by Ray's memory"),

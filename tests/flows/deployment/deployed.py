@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -70,7 +69,7 @@ def wait_until_healthy(url: str) -> None:
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=5):
                 return
-        except urllib.error.URLError:
+        except OSError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)

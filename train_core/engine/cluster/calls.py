@@ -20,8 +20,8 @@ Actor = Any
 """A handle on a `TrainWorker`: Ray's own annotation does not know its methods."""
 _POLL_S = 1.0
 _PING_EVERY_S = 5.0
-_SETTLE_S = 1.0
-"""How long a death may be told after the broken connections that follow from it."""
+_SETTLE_S = 10.0
+"""How long a worker that lives may take to answer, on a busy machine."""
 
 
 class Calls:
@@ -52,15 +52,23 @@ class Calls:
         ended, failures = self._ended(_POLL_S)
         if not failures:
             return ended
-        # A broken connection is felt in microseconds, a death is told by Ray a little later.
-        deadline = time.monotonic() + _SETTLE_S
-        while self.running and not any(map(is_death, failures.values())):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                break
-            failures |= self._ended(left_s)[1]
+        if not any(map(is_death, failures.values())):
+            failures |= self._deaths()
         ordered = [worker for worker in self._order if worker in failures]
         raise first_cause({worker: failures[worker] for worker in ordered}, remedy)
+
+    def _deaths(self) -> dict[str, Exception]:
+        """One of the others that is dead: a survivor fails before Ray tells of the death."""
+        pings = {actor.answer.remote(): worker for worker, (actor, _) in self.running.items()}
+        deadline, waiting = time.monotonic() + _SETTLE_S, list(pings)
+        while waiting and (left_s := deadline - time.monotonic()) > 0:
+            done, waiting = ray.wait(waiting, num_returns=1, timeout=left_s)
+            for ping in done:
+                try:
+                    ray.get(ping)
+                except RayError as error:
+                    return {pings[ping]: error}
+        return {}
 
     def _ended(self, timeout_s: float) -> tuple[list[tuple[str, Actor, Any]], dict[str, Exception]]:
         """What has returned, and what has failed."""

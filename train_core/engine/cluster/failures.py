@@ -48,5 +48,8 @@ def _as_ours(worker: str, error: Exception, remedy: str) -> Exception:
             f"Take fewer workers on a node, fewer data_workers or larger nodes; or {remedy}"
         )
     if is_death(error):
-        return ConnectionError(f"{worker} died: {type(error).__name__}: {error}")
+        # The last line has the reason: how the process ended, or what its start raised.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        said = " ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
+        return ConnectionError(f"{worker} died: {type(error).__name__}: {said}")
     return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from importlib import import_module
 
 from train_core.config import LOCAL, TrainConfig
 from train_core.driver import available_cpus
@@ -23,11 +24,17 @@ _LOCAL_ENVIRONMENT = {
 _OBJECT_STORE_BYTES = 256 * 2**20
 
 
-def start_ray(config: TrainConfig) -> None:
-    """Start Ray for this process, or connect to the cluster whose job this process is."""
+def load_ray(config: TrainConfig) -> None:
+    """Import Ray, with what it reads from the environment as it is imported and later."""
     environment = _ENVIRONMENT | (_LOCAL_ENVIRONMENT if config.ray_address == LOCAL else {})
     for name, value in environment.items():
         os.environ.setdefault(name, value)
+    import_module("ray")
+
+
+def start_ray(config: TrainConfig) -> None:
+    """Start Ray for this process, or connect to the cluster whose job this process is."""
+    load_ray(config)
     import ray
 
     if ray.is_initialized():

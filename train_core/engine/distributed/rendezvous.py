@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # the stub lacks them
+from torch.distributed.distributed_c10d import _get_default_store
 
 LOOPBACK = "127.0.0.1"
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -43,10 +45,10 @@ class RendezvousStore:
     def __init__(self, host: str) -> None:
         listening = socket.socket()
         listening.bind((host, 0))
-        self.host, self.port = listening.getsockname()
+        self.address = str(listening.getsockname()[0]), int(listening.getsockname()[1])
         self._store = TCPStore(
-            self.host,
-            self.port,
+            self.address[0],
+            self.address[1],
             is_master=True,
             wait_for_workers=False,
             # torch closes it.
@@ -55,7 +57,18 @@ class RendezvousStore:
 
     def membership(self, group: str, rank: int, world_size: int, device: int) -> Membership:
         """What a process needs to become that rank of the group."""
-        return Membership(self.host, self.port, group, rank, world_size, device)
+        return Membership(*self.address, group, rank, world_size, device)
+
+
+def own_address() -> str:
+    """The address at which other ranks reach this one: that by which it reached their store."""
+    store: Any = _get_default_store()
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    # Nothing is sent: the system only chooses the address that it would be sent from.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.connect((store.host, store.port))
+        return str(asking.getsockname()[0])
 
 
 @contextmanager
