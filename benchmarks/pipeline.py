@@ -35,6 +35,11 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 WARM_UP = 5
 GLOBAL_BATCH = 128
+MNIST_FILES = (
+    *("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    *("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+)
+MNIST_AT = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 Result = dict[str, float]
 
 
@@ -219,15 +224,34 @@ def table(measured: dict[str, list[float]]) -> Iterator[str]:
         )
 
 
+def missing_files(folder: str) -> list[str]:
+    """Which of MNIST's files are not in the folder, neither as they are nor compressed."""
+    return [
+        name
+        for name in MNIST_FILES
+        if not folder or not any(Path(folder, f"{name}{end}").exists() for end in ("", ".gz"))
+    ]
+
+
 def main() -> None:
     """Measure, print the table and the line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    data = os.environ.get("EVERTRAIN_DATA", "../shared/data")
-    parser.add_argument("--data", default=f"{data}/mnist", help="folder of MNIST's IDX files")
+    data = os.environ.get("EVERTRAIN_DATA")
+    parser.add_argument(
+        "--data",
+        default=f"{data}/mnist" if data else "",
+        help="folder of MNIST's IDX files; by default mnist/ in EVERTRAIN_DATA",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each contender")
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps of a speed run")
     parser.add_argument("--only", choices=["speed", "overhead", "accuracy"], help="one part")
     asked = parser.parse_args()
+    if asked.only != "overhead" and (missing := missing_files(asked.data)):
+        parser.error(
+            f"speed and accuracy are measured on MNIST: {', '.join(missing)} (or .gz) not found "
+            f"in {asked.data or 'a folder, as none was named'}. The four files (11 MB) are at "
+            f"{MNIST_AT}; say --data FOLDER, or measure --only overhead"
+        )
     scratch = Path(tempfile.mkdtemp(prefix="evertrain-bench-"))
     bench = Bench(scratch, str(Path(asked.data).resolve()), asked.steps)
     try:
