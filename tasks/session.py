@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Stages = Callable[["Session"], Any]
 
 REMEMBERED_LINES = 2000
+_STARTED_FOR_IT_S = 60
 STOPPING = "stopping: a last checkpoint is stored; once more ends at once"
 
 
@@ -62,7 +63,9 @@ class Session:
         self._is_prepared = self._has_failed = False
 
     def _new_driver(self) -> Driver:
-        began_at = psutil.Process().create_time()
+        now, began_at = time.time(), psutil.Process().create_time()
+        # A process that has lived for long, as a notebook, was not started for this run.
+        began_at = began_at if now - began_at < _STARTED_FOR_IT_S else now
         return Driver(self.request.model_copy(update={"began_at": began_at}), self._hear)
 
     def prepared(self) -> Prepared:

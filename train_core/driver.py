@@ -256,7 +256,7 @@ class Driver:
     def _read_log(self, output: IO[str]) -> None:
         with output:
             for line in output:
-                if self.on_log and _NOISE not in line:
+                if self.on_log:
                     self.on_log(line.rstrip("\n"))
 
     def _ended(self) -> str:
@@ -286,10 +286,6 @@ def warning_in(line: str) -> str | None:
     marked = _OF_A_WORKER.match(line)
     text = line[marked.end() :] if marked else line
     return text.removeprefix(WARNING) if text.startswith(WARNING) else None
-
-
-# Without Ray's dashboard this actor says each second that it cannot ask it.
-_NOISE = "(PlacementGroupCleaner"
 
 
 def _dump(results: list[Any]) -> list[dict[str, Any]]:

@@ -205,7 +205,8 @@ def users_code(stage: str, where: str) -> Iterator[None]:
         yield
     except EvertrainError:
         raise
-    except Exception as error:
+    # A workload's own sys.exit() would end the worker.
+    except (Exception, SystemExit) as error:
         # Ray hands on an exception without its traceback.
         summary = f"{where}: {type(error).__name__}: {error}"
         raise UserCodeError(stage, summary, tracebacks.format_exc()) from error

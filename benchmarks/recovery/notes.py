@@ -62,7 +62,7 @@ class Notes:
         begun = len(self.steps())
         wait_until(lambda: len(self.steps()) > begun + 5)
         time.sleep(drawn.uniform(1, 4))
-        old = {self.rank(number)["pid"] for number in range(NUM_RANKS)}
+        old = {step.pid for rank in range(NUM_RANKS) for step in self.steps(rank)}
         at = time.time()
         os.kill(self.rank(drawn.randrange(NUM_RANKS))["pid"], signal.SIGKILL)
         wait_until(lambda: all(self._first_of_another(rank, old) for rank in range(NUM_RANKS)))

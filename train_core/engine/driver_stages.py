@@ -235,7 +235,8 @@ class DriverStages:
     ) -> dict[str, Any]:
         """End the workers, draw the curves, complete the mirror and write report.json."""
         self._check_lease()
-        self._close_pool()
+        if self._pool:
+            self._pool.close()
         entries = self._entries()
         self._draw_curves(entries)
         self._timeline.mark_steps(entries)
@@ -292,7 +293,8 @@ class DriverStages:
             if self._supervisor:
                 self._supervisor.stop()
         finally:
-            self._close_pool()
+            if self._pool:
+                self._pool.end()
             if self.mirror:
                 # What becomes of a run that a newer attempt has, that one says.
                 is_replaced = self._supervisor and self._supervisor.is_replaced()
@@ -335,13 +337,9 @@ class DriverStages:
         """The workers of the training, or as many as there is room for."""
         from train_core.engine.cluster.elastic import with_room
 
-        if self._pool and self._pool.has_workers:
+        if self._pool and self._pool.has_workers_for(self.config):
             return self._pool
         return self._started_pool(with_room(self.config))
-
-    def _close_pool(self) -> None:
-        if self._pool:
-            self._pool.close()
 
     def _check_lease(self) -> None:
         """Raise FencedError if a newer attempt has the run, and StoppedError if it shall end.

@@ -1,4 +1,4 @@
-"""Evaluation: checkpoints measured on a split, in parallel Ray tasks, a shard each.
+"""Evaluation: checkpoints measured on a split, shard by shard, by the workers of a pool.
 
 It measures with the code, the batches and the order of the training's own validation, so the
 same checkpoint on the same split gives the same bits.

@@ -1,4 +1,4 @@
-"""What the ranks' writers tell rank 0's, behind the back of the training.
+"""What the ranks' writers tell rank 0's, outside of the training's collectives.
 
 By a store of rank 0's own: a background thread takes part in no collective, which could meet one
 of the training's; and a driver that stands still keeps no checkpoint from being committed.

@@ -1,4 +1,4 @@
-"""Batch inference: rows scored by a checkpoint in parallel Ray tasks, stored as Parquet.
+"""Batch inference: rows scored by a checkpoint on the workers of a pool, stored as Parquet.
 
 The rows are cut into batches of `eval_batch_size` and those into `num_shards` parts, so that
 neither the number of workers nor who computes what changes a bit of the predictions.

@@ -1,4 +1,4 @@
-"""Waiting for calls that run on workers: for what they return, or the cause of a failure."""
+"""Waits for calls on workers: returns their results, or raises the cause of a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Actor = Any
 """A handle on a `TrainWorker`: Ray's own annotation does not know its methods."""
 _POLL_S = 1.0
 _PING_EVERY_S = 5.0
-_SETTLE_S = 10.0
+_SETTLE_S = 1.0
+_ANSWER_S = 10.0
 """How long a worker that lives may take to answer, on a busy machine."""
 
 
@@ -49,18 +50,30 @@ class Calls:
 
     def wait(self, remedy: str) -> list[tuple[str, Actor, Any]]:
         """Those that have returned, after a second at most. Raises the first cause of a failure."""
-        ended, failures = self._ended(_POLL_S)
-        if not failures:
-            return ended
-        if not any(map(is_death, failures.values())):
-            failures |= self._deaths()
+        try:
+            ended, failures = self._ended(_POLL_S)
+            if not failures:
+                return ended
+            failures |= self._other_failures(failures)
+        except RayError as error:
+            raise ConnectionError(f"Ray ended: {type(error).__name__}: {error}") from error
         ordered = [worker for worker in self._order if worker in failures]
         raise first_cause({worker: failures[worker] for worker in ordered}, remedy)
+
+    def _other_failures(self, failures: dict[str, Exception]) -> dict[str, Exception]:
+        """What fails at the same time: the first to be told is often a consequence."""
+        found: dict[str, Exception] = {}
+        deadline = time.monotonic() + _SETTLE_S
+        while self.running and (left_s := deadline - time.monotonic()) > 0:
+            if any(map(is_death, (failures | found).values())):
+                return found
+            found |= self._ended(left_s)[1]
+        return found | self._deaths()
 
     def _deaths(self) -> dict[str, Exception]:
         """One of the others that is dead: a survivor fails before Ray tells of the death."""
         pings = {actor.answer.remote(): worker for worker, (actor, _) in self.running.items()}
-        deadline, waiting = time.monotonic() + _SETTLE_S, list(pings)
+        deadline, waiting = time.monotonic() + _ANSWER_S, list(pings)
         while waiting and (left_s := deadline - time.monotonic()) > 0:
             done, waiting = ray.wait(waiting, num_returns=1, timeout=left_s)
             for ping in done:
@@ -73,10 +86,7 @@ class Calls:
     def _ended(self, timeout_s: float) -> tuple[list[tuple[str, Actor, Any]], dict[str, Exception]]:
         """What has returned, and what has failed."""
         names = {ref: worker for worker, (_, ref) in self.running.items()}
-        try:
-            done, _ = ray.wait(list(names), num_returns=1, timeout=timeout_s)
-        except RayError as error:
-            raise ConnectionError(f"Ray ended: {type(error).__name__}: {error}") from error
+        done, _ = ray.wait(list(names), num_returns=1, timeout=timeout_s)
         returned, failures = [], self._silent()
         for ref in done:
             worker = names[ref]
@@ -92,6 +102,9 @@ class Calls:
         now = time.monotonic()
         if not self._silent_after_s or now - self._pinged_at < _PING_EVERY_S:
             return {}
+        if now - self._pinged_at > _PING_EVERY_S + _ANSWER_S:
+            # This process stood still itself: what was answered meanwhile is not read yet.
+            self._pings.clear()
         self._pinged_at = now
         failures: dict[str, Exception] = {}
         for worker, (actor, _) in self.running.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
 from train_core.errors import EvertrainError, ResourceError
 
@@ -22,7 +22,9 @@ def raised_by(error: Exception) -> Exception:
 
 def is_death(error: Exception) -> bool:
     """Whether the worker's process ended, or answers no more."""
-    return isinstance(error, (OutOfMemoryError, RayActorError, SilentWorkerError))
+    # A RayTaskError is what the function raised; all others tell of a worker, a node or Ray.
+    is_rays = isinstance(error, RayError) and not isinstance(error, RayTaskError)
+    return is_rays or isinstance(error, SilentWorkerError)
 
 
 def first_cause(failures: Mapping[str, Exception], remedy: str) -> Exception:
@@ -33,11 +35,16 @@ def first_cause(failures: Mapping[str, Exception], remedy: str) -> Exception:
     broke; of two alike the first one counts. `remedy` says what to do where the memory was too
     small.
     """
-    for kind in (OutOfMemoryError, RayActorError, SilentWorkerError, EvertrainError, Exception):
-        for worker, error in failures.items():
-            if isinstance(error, kind):
-                return _as_ours(worker, error, remedy)
-    raise AssertionError(failures)
+    worker = min(failures, key=lambda one: _distance_from_cause(failures[one]))
+    return _as_ours(worker, failures[worker], remedy)
+
+
+def _distance_from_cause(error: Exception) -> int:
+    if isinstance(error, OutOfMemoryError):
+        return 0
+    if is_death(error):
+        return 1
+    return 2 if isinstance(error, EvertrainError) else 3
 
 
 def _as_ours(worker: str, error: Exception, remedy: str) -> Exception:

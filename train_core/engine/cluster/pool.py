@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -24,10 +26,11 @@ from train_core.engine.cluster.placement import Rank, assign_ranks
 from train_core.engine.cluster.resources import resources_of_worker
 from train_core.engine.cluster.worker import CONTROL, WORK, TrainWorker
 from train_core.engine.distributed.rendezvous import LOOPBACK, Membership, RendezvousStore
-from train_core.errors import ResourceError
 
 PRELOAD = ("train_core.engine.training.rank", "train_core.engine.evaluator")
 """What every worker imports as it starts: torch, and what trains and evaluates."""
+_START_WITHIN_S = 300.0
+"""Workers whose place is gone, or that hang as they start, are given up then."""
 _LEAST_SILENCE_S = 30.0
 """A worker that loads libraries on a busy machine does not answer for a while."""
 _SMALLER_TRAINING = (
@@ -54,19 +57,23 @@ class WorkerPool:
         self._workers: _Workers | None = None
         self._store: RendezvousStore | None = None
         self._one_at_a_time = threading.Lock()
+        self._changing = threading.Lock()
+        self._has_ended = False
         self.ready_at = 0.0
         """When the last of the first workers had started, in seconds since 1970; 0: not yet."""
 
-    @property
-    def has_workers(self) -> bool:
-        """Whether there are workers, or some are starting."""
-        return self._workers is not None
+    def has_workers_for(self, config: TrainConfig) -> bool:
+        """Whether there are workers, or some are starting, with these resources each."""
+        workers = self._workers
+        return workers is not None and workers.wanted[1] == resources_of_worker(config)
 
     def start(self, config: TrainConfig) -> None:
         """Have as many workers as the configuration says; they start in the background.
 
         Those that are there stay if they are what is asked for.
         """
+        if self._has_ended:
+            raise ConnectionError("the driver ends: it starts no workers")
         self._config = config
         wanted = config.num_workers, resources_of_worker(config), config.placement_strategy
         if self._workers and self._workers.wanted == wanted:
@@ -92,11 +99,20 @@ class WorkerPool:
     def replace(self) -> None:
         """Have new processes in place of all workers, at once."""
         self.close()
-        self.start(self._config)
+        try:
+            self.start(self._config)
+        except (ConnectionError, RayError) as error:
+            _log.debug("no workers are started: %s", error)
+
+    def end(self) -> None:
+        """End the workers, and never start any again."""
+        self._has_ended = True
+        self.close()
 
     def close(self) -> None:
         """End the workers by SIGKILL and give back what they reserved."""
-        workers, self._workers = self._workers, None
+        with self._changing:
+            workers, self._workers = self._workers, None
         if workers is None:
             return
         try:
@@ -132,21 +148,32 @@ class WorkerPool:
                 calls.add(name, actor, actor.run.remote(function, arguments(own)))
             calls.wait_for_all(_SMALLER_TRAINING)
 
-    def map(self, function: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+    def map(
+        self,
+        function: str,
+        arguments: Sequence[Sequence[Any]],
+        *,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[Any]:
         """What `module:name` returns for each of the arguments, which queue for the workers.
 
-        Raises what `run_ranks` does.
+        `check` and errors are those of `run_ranks`; after an error the pool has no workers.
         """
         with self._one_at_a_time:
             try:
-                return self._map(function, arguments)
-            except (ConnectionError, ResourceError):
-                # For whoever tries again.
-                self.replace()
+                return self._map(function, arguments, check)
+            except BaseException:
+                # What still runs would go on beside another try.
+                self.close()
                 raise
 
-    def _map(self, function: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        free = [actor for actor, _ in self._located(lambda: None)]
+    def _map(
+        self,
+        function: str,
+        arguments: Sequence[Sequence[Any]],
+        check: Callable[[], None],
+    ) -> list[Any]:
+        free = [actor for actor, _ in self._located(check)]
         queue = deque(enumerate(arguments))
         results: dict[int, Any] = {}
         numbers: dict[str, int] = {}
@@ -165,12 +192,20 @@ class WorkerPool:
 
     def _located(self, check: Callable[[], None]) -> list[tuple[Actor, Rank]]:
         """The workers in the order of ranks, as soon as all of them have started."""
-        assert self._workers is not None
-        actors = self._workers.actors
+        workers = self._workers
+        if workers is None:
+            raise ConnectionError("the workers were ended before they had started")
+        actors, deadline = workers.actors, time.monotonic() + _START_WITHIN_S
         calls = Calls(silent_after_s=0)
         for number, actor in enumerate(actors):
             calls.add(f"worker {number}", actor, actor.locate.remote())
-        locations = calls.wait_for_all("", check)
+
+        def check_start() -> None:
+            check()
+            if time.monotonic() > deadline:
+                raise ConnectionError(f"the workers have not started in {_START_WITHIN_S:g} s")
+
+        locations = calls.wait_for_all("", check_start)
         self.ready_at = self.ready_at or max(one.ready_at for one in locations.values())
         return [(actors[index], rank) for index, rank in assign_ranks(list(locations.values()))]
 

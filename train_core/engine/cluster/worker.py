@@ -32,7 +32,8 @@ class TrainWorker:
         """Where Ray has placed this worker."""
         context = ray.get_runtime_context()
         gpus = context.get_accelerator_ids().get("GPU", [])
-        return Location(context.get_node_id(), tuple(map(str, gpus)), self._ready_at)
+        in_order = sorted(map(str, gpus), key=lambda gpu: (len(gpu), gpu))
+        return Location(context.get_node_id(), tuple(in_order), self._ready_at)
 
     @ray.method(concurrency_group=CONTROL)
     def answer(self) -> None:

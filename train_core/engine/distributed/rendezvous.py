@@ -78,8 +78,9 @@ def process_group(own: Membership, *, uses_gpu: bool) -> Iterator[None]:
     A group that broke is not torn down: its process is about to end.
     """
     if own.host == LOOPBACK:
-        # Without it gloo listens on the address of the machine's name.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
+        # Without it they listen on the address of the machine's name.
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", _loopback_interface())
     if uses_gpu:
         torch.cuda.set_device(own.device)
     store = TCPStore(own.host, own.port, is_master=False, timeout=CONNECT_TIMEOUT)

@@ -36,6 +36,9 @@ class PoolLauncher:
         except ConnectionError as error:
             if is_fixed(attempt.config):
                 self._pool.replace()
+            else:
+                # How many there is room for is seen once these are gone.
+                self._pool.close()
             return Outcome(error, is_lost=True)
         except Exception as error:  # noqa: BLE001 (the supervisor raises it)
             # Ranks that wait for the one that failed would wait for half an hour.

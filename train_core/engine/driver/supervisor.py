@@ -82,6 +82,8 @@ class Supervisor:
             self._is_idle.set()
 
     def _train(self, config: TrainConfig, launcher: Launcher) -> Checkpoint:
+        if self._is_stopping.is_set():
+            raise self._stopped()
         newest = self.newest()
         restarts, is_done = 0, is_finished(newest, config)
         while not is_done:
@@ -105,10 +107,13 @@ class Supervisor:
         return newest
 
     def stop(self) -> None:
-        """Let a training that runs save and end; what it does not do in its `grace_s` is left."""
+        """Begin no training, and let one that runs save and end.
+
+        What it does not do in its `grace_s` is left undone.
+        """
+        self._is_stopping.set()
         if self._is_idle.is_set():
             return
-        self._is_stopping.set()
         # An end that was asked for is not kept waiting by a storage that is away.
         store = self._folder.store.with_patience(HASTE)
         try:

@@ -14,10 +14,10 @@ _STEP = "train/loss"
 
 
 class Timeline:
-    """Events and their moments, of this driver only: one before it has its own."""
+    """The timestamps of this driver's events."""
 
     def __init__(self, began_at: float) -> None:
-        self.began_at = began_at
+        self.began_at = self._since = began_at
         self._moments: dict[str, float] = {}
 
     def mark(self, event: str, at: float | None = None) -> None:
@@ -27,9 +27,7 @@ class Timeline:
     def mark_steps(self, entries: Sequence[Entry]) -> None:
         """Note the first and the last step since the beginning, if there was one."""
         steps = [
-            entry.time
-            for entry in entries
-            if _STEP in entry.metrics and entry.time >= self.began_at
+            entry.time for entry in entries if _STEP in entry.metrics and entry.time >= self._since
         ]
         if steps:
             self.mark(FIRST_STEP, min(steps))

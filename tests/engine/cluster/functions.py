@@ -1,0 +1,34 @@
+"""What workers of a pool are asked to run in tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from train_core.engine.distributed.rendezvous import Membership
+from train_core.errors import UserCodeError
+
+
+def double(number: int) -> tuple[int, int]:
+    """The number twice, and by which process."""
+    time.sleep(0.05)
+    return 2 * number, os.getpid()
+
+
+def die_once(number: int, mark: str) -> int:
+    """Kills its process at the number 1, the first time."""
+    if number == 1 and not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def fail_after_the_others(own: Membership) -> Any:
+    """Rank 0 tells of a broken connection at once, rank 1 of its bug a little later."""
+    if own.rank == 0:
+        raise ConnectionError("rank 0: gloo: closed by peer")
+    time.sleep(0.3)
+    raise UserCodeError("train", "rank 1: KeyError: 'x'")
