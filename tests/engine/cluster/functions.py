@@ -20,9 +20,18 @@ def double(number: int) -> tuple[int, int]:
 
 def die_once(number: int, mark: str) -> int:
     """Kills its process at the number 1, the first time."""
+    return _signalled_once(number, mark, signal.SIGKILL)
+
+
+def stop_once(number: int, mark: str) -> int:
+    """Stops its process at the number 1, the first time: nobody wakes it up."""
+    return _signalled_once(number, mark, signal.SIGSTOP)
+
+
+def _signalled_once(number: int, mark: str, sent: signal.Signals) -> int:
     if number == 1 and not Path(mark).exists():
         Path(mark).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), sent)
     return number
 
 

@@ -62,8 +62,22 @@ def test_a_worker_that_dies_fails_the_stage_and_the_next_try_has_new_ones(
 def test_a_bug_that_is_told_after_its_consequence_is_the_cause(pool: WorkerPool) -> None:
     pool.start(CONFIG)
     with pytest.raises(UserCodeError, match="KeyError"):
-        pool.run_ranks("g", f"{HERE}:fail_after_the_others", lambda own: (own,))
+        pool.run_ranks("g", f"{HERE}:fail_after_the_others", lambda own: (own,), check=int)
     pool.close()
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_while_it_scores_is_noticed_and_replaced(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    # Half a minute is the least time that a silent worker is given.
+    impatient = CONFIG.model_copy(update={"hang_timeout_s": 5})
+    pool.start(impatient)
+    shards = [(number, str(tmp_path / "stopped")) for number in range(3)]
+    with pytest.raises(ConnectionError, match=r"\(shard 1\) died: SilentWorkerError"):
+        pool.map(f"{HERE}:stop_once", shards)
+    pool.start(impatient)
+    assert pool.map(f"{HERE}:stop_once", shards) == [0, 1, 2]
 
 
 def test_one_that_has_ended_starts_no_worker() -> None:

@@ -45,10 +45,9 @@ def own_ray() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.fixture(params=["pool"])
-def launcher(request: pytest.FixtureRequest) -> Iterator[Launcher]:
-    """Each implementation of the protocol."""
-    assert request.param == "pool"
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    """The implementation of the protocol that is tested; another one becomes a parameter here."""
     pool = WorkerPool(TrainConfig(ray_address=LOCAL))
     yield PoolLauncher(pool)
     pool.close()

@@ -128,7 +128,7 @@ class WorkerPool:
         function: str,
         arguments: Callable[[Membership], Sequence[Any]],
         *,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], None],
     ) -> None:
         """Run `module:name` on all workers, as the ranks of a process group of that name.
 
@@ -148,32 +148,21 @@ class WorkerPool:
                 calls.add(name, actor, actor.run.remote(function, arguments(own)))
             calls.wait_for_all(_SMALLER_TRAINING)
 
-    def map(
-        self,
-        function: str,
-        arguments: Sequence[Sequence[Any]],
-        *,
-        check: Callable[[], None] = lambda: None,
-    ) -> list[Any]:
+    def map(self, function: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """What `module:name` returns for each of the arguments, which queue for the workers.
 
-        `check` and errors are those of `run_ranks`; after an error the pool has no workers.
+        Raises what `run_ranks` does; after an error the pool has no workers.
         """
         with self._one_at_a_time:
             try:
-                return self._map(function, arguments, check)
+                return self._map(function, arguments)
             except BaseException:
                 # What still runs would go on beside another try.
                 self.close()
                 raise
 
-    def _map(
-        self,
-        function: str,
-        arguments: Sequence[Sequence[Any]],
-        check: Callable[[], None],
-    ) -> list[Any]:
-        free = [actor for actor, _ in self._located(check)]
+    def _map(self, function: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        free = [actor for actor, _ in self._located()]
         queue = deque(enumerate(arguments))
         results: dict[int, Any] = {}
         numbers: dict[str, int] = {}
@@ -190,7 +179,7 @@ class WorkerPool:
                 free.append(actor)
         return [results[number] for number in range(len(arguments))]
 
-    def _located(self, check: Callable[[], None]) -> list[tuple[Actor, Rank]]:
+    def _located(self, check: Callable[[], None] = lambda: None) -> list[tuple[Actor, Rank]]:
         """The workers in the order of ranks, as soon as all of them have started."""
         workers = self._workers
         if workers is None:

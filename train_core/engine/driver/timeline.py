@@ -17,7 +17,9 @@ class Timeline:
     """The timestamps of this driver's events."""
 
     def __init__(self, began_at: float) -> None:
-        self.began_at = self._since = began_at
+        self.began_at = began_at
+        # The journal has the steps of drivers before this one, too.
+        self._since = began_at
         self._moments: dict[str, float] = {}
 
     def mark(self, event: str, at: float | None = None) -> None:
