@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -83,16 +84,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--random", type=int, default=40, help="moments beside the scheduled ones")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
-    parser.add_argument("--only", default="", help="faults whose text has this")
+    parser.add_argument("--only", default="", help="a regular expression of the faults")
     parser.add_argument("--jobs", type=int, default=2, help="pipelines at a time")
     parser.add_argument("--s3", action="store_true", help="run folders on a real S3 server")
     asked = parser.parse_args()
+
+    def is_asked_for(one: Fault | Outage) -> bool:
+        return re.search(asked.only, f"{one} {one.stage}") is not None
+
     home = Path(tempfile.mkdtemp(prefix="chaos-"))
     every: list[Fault | Outage] = [*SCHEDULED, *OUTAGES]
     if not has_object_store():
         sys.stdout.write(f"no S3 server here, nobody strikes {S3}\n")
         every = [one for one in every if one.victim != S3]
-    scheduled = [one for one in every if asked.only in f"{one} {one.stage}"]
+    scheduled = [one for one in every if is_asked_for(one)]
     has_s3 = any(isinstance(one, Outage) and one.victim == S3 for one in scheduled)
     with ExitStack() as used:
         ours = used.enter_context(house(home, is_on_s3=asked.s3, has_s3=has_s3))
@@ -102,7 +107,7 @@ def main() -> None:
         began = time.monotonic()
         reference, took_s = reference_of(ours, pool, asked.jobs)
         drawn = at_random(random.Random(asked.seed), asked.random, took_s)
-        faults = [*scheduled, *(one for one in drawn if asked.only in f"{one} {one.stage}")]
+        faults = [*scheduled, *(one for one in drawn if is_asked_for(one))]
         striking = {
             pool.submit(struck, ours, fault, f"struck-{number}", reference): number
             for number, fault in enumerate(faults)

@@ -23,8 +23,8 @@ class Way(Enum):
 
     KILLED = "SIGKILL"
     FROZEN = "SIGSTOP"
-    ANSWERS_500 = "500 from"
-    ANSWERS_401 = "401 from"
+    ANSWERS_500 = "500"
+    ANSWERS_401 = "401"
     SILENT = "silence"
 
 
