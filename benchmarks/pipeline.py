@@ -3,7 +3,8 @@
 Speed: samples/s in the loop of ResNet-18 on MNIST, two workers of one core each, in rounds in
 which every contender runs once. Overhead: wall-clock seconds of the whole four-step flow on a
 trivial training, as a cold process and with Prefect, MLflow and Ray already running, against
-the cold process of stock `TorchTrainer.fit()`. Every run is a process of its own.
+the cold process of stock `TorchTrainer.fit()`; beside them the seconds of `import torch`, which say
+how fast the machine is. Every run is a process of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +36,8 @@ from train_core.storage.run_folder import RunFolder
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 WARM_UP = 5
+POLL_S = 0.1
+FIRST_EVALUATED = "end of training to first evaluated batch, s"
 GLOBAL_BATCH = 128
 MNIST_FILES = (
     *("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -54,13 +58,18 @@ class Bench:
 
     def speed_round(self) -> None:
         """Each contender once: samples/s."""
-        for peer in ("stock", "stock-tuned", "torchrun", "one-batch"):
+        for peer in ("stock", "stock-tuned", "stock-model", "torchrun", "one-batch"):
             self.add(peer, self.peer(peer, self.steps)["samples_per_s"])
         self.add("evertrain", self.evertrain(self.steps)["samples_per_s"])
 
     def cold_round(self) -> None:
-        """Stock Ray Train and the flow once, where nothing runs: seconds."""
+        """Stock Ray Train, at its defaults and polling often, and the flow once: seconds."""
+        self.add("import torch, s", timed(lambda: run([sys.executable, "-c", "import torch"])))
         self.add("stock cold, s", timed(self.run_stock_trivial))
+        often = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": str(POLL_S)}
+        self.add(
+            f"stock cold, polls each {POLL_S} s, s", timed(partial(self.run_stock_trivial, often))
+        )
         self.add("flow cold, s", timed(lambda: self.run_flow(cold_environment(self.fresh()))))
 
     def warm_round(self, environment: dict[str, str], ray_address: str) -> None:
@@ -118,20 +127,30 @@ class Bench:
             "accuracy": report["test_metrics"]["accuracy"],
         }
 
-    def run_stock_trivial(self) -> None:
+    def run_stock_trivial(self, environment: dict[str, str] | None = None) -> None:
         """Stock Ray Train on the trivial training."""
-        run([sys.executable, str(ROOT / "benchmarks/stock_trivial.py"), str(self.fresh())])
+        program = str(ROOT / "benchmarks/stock_trivial.py")
+        run([sys.executable, program, str(self.fresh())], environment)
 
     def run_flow(self, environment: dict[str, str], *more: str) -> None:
-        """The whole flow on the trivial training."""
+        """The whole flow on the trivial training; how soon its evaluation begins."""
+        storage, notes = self.fresh(), self.fresh()
         run(
             [
-                *(str(BIN / "evertrain"), "retrain", f"--storage={self.fresh()}"),
+                *(str(BIN / "evertrain"), "retrain", f"--storage={storage}", "--run=trivial"),
+                f"--settings={json.dumps({'notes': str(notes)})}",
                 *("--workload=benchmarks.trivial:Trivial", "--epochs=5", "--batch-size=100"),
                 *("--num-workers=2", "--monitor=validation/loss", "--monitor-order=min", *more),
             ],
             environment,
         )
+        committed = (
+            datetime.fromisoformat(checkpoint.manifest.created_at).timestamp()
+            for checkpoint in RunFolder(str(storage), "trivial").checkpoints()
+        )
+        trained_at = max(committed)
+        batches = [float(line) for note in notes.iterdir() for line in note.read_text().split()]
+        self.add(FIRST_EVALUATED, min(at for at in batches if at > trained_at) - trained_at)
 
     def fresh(self) -> Path:
         """An empty folder."""
@@ -143,7 +162,7 @@ class Bench:
     def add(self, name: str, value: float) -> None:
         """Note one measurement."""
         self.measured[name].append(value)
-        print(f"  {name:14} {value:10.2f}", flush=True)
+        print(f"  {name:44} {value:10.2f}", flush=True)
 
 
 def cold_environment(folder: Path) -> dict[str, str]:
@@ -202,6 +221,7 @@ def ratios(measured: dict[str, list[float]]) -> dict[str, float]:
         found |= {
             "train_vs_stock_ray": ours / median["stock"],
             "train_vs_stock_ray_tuned": ours / median["stock-tuned"],
+            "train_vs_stock_ray_same_model": ours / median["stock-model"],
             "train_vs_torchrun": ours / median["torchrun"],
             "train_vs_compute_bound": ours / median["one-batch"],
         }
@@ -210,16 +230,17 @@ def ratios(measured: dict[str, list[float]]) -> dict[str, float]:
         found |= {
             "overhead_cold": median["flow cold, s"] / stock,
             "overhead_warm": median["flow warm, s"] / stock,
+            "evaluate_start_s": median[FIRST_EVALUATED],
         }
     return {name: round(value, 3) for name, value in found.items()}
 
 
 def table(measured: dict[str, list[float]]) -> Iterator[str]:
     """One line a contender: n, median, spread."""
-    yield f"{'contender':16} {'n':>3} {'median':>10} {'min':>10} {'max':>10}"
+    yield f"{'contender':44} {'n':>3} {'median':>10} {'min':>10} {'max':>10}"
     for name, values in measured.items():
         yield (
-            f"{name:16} {len(values):3} {statistics.median(values):10.2f} "
+            f"{name:44} {len(values):3} {statistics.median(values):10.2f} "
             f"{min(values):10.2f} {max(values):10.2f}"
         )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +20,17 @@ from train_core.workload import Split
 NUM_SAMPLES = 100
 
 
-class Trivial(Workload[Settings]):
+class TrivialSettings(Settings):
+    """Where each process notes when it began a batch; empty: nowhere."""
+
+    notes: str = ""
+
+
+class Trivial(Workload[TrivialSettings]):
     """100 samples of 4 numbers, one step an epoch."""
 
+    Settings = TrivialSettings
+    settings: TrivialSettings
     target_columns = ("y",)
 
     def model(self) -> nn.Module:
@@ -44,6 +55,13 @@ class Trivial(Workload[Settings]):
         if "y" in columns:
             batch["targets"] = torch.from_numpy(columns["y"])
         return batch
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """Note the time, and compute."""
+        if self.settings.notes:
+            with Path(self.settings.notes, str(os.getpid())).open("a") as notes:
+                notes.write(f"{time.time()}\n")
+        return super().forward(model, batch)
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         """The mean squared error."""

@@ -45,6 +45,7 @@ WARNED = "from SIGKILL to the driver's warning, s"
 LOST = "work done again, s"
 STOCK = "stock Ray Train, from SIGKILL until all ranks have done a new step, s"
 STOCK_LOST = "stock Ray Train, work done again, s"
+IMPORTED = "import torch in a process of its own, s"
 WELL = "MLflow answers at once, steps/s"
 SLOW = "MLflow takes ten seconds for an answer, steps/s"
 ABSENT = "nobody listens where MLflow should be, steps/s"
@@ -93,6 +94,13 @@ class Training:
     def _train(self) -> None:
         with suppress(StoppedError):
             self.driver.train()
+
+
+def import_torch(report: Report) -> None:
+    """How fast the machine is: a recovery is mostly imports."""
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    report.add(IMPORTED, time.perf_counter() - begin)
 
 
 def kill_ours(folder: Path, report: Report, drawn: random.Random, kills: int) -> None:
@@ -220,7 +228,9 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="bench-") as scratch,
         mlflow_server(Path(scratch)) as server,
     ):
+        import_torch(report)
         kill_ours(Path(scratch, "ours"), report, drawn, asked.kills)
+        import_torch(report)
         kill_stock(Path(scratch, "stock"), report, drawn, asked.stock_kills)
         for number in range(asked.mirror_rounds):
             mirror(Path(scratch, f"mirrored-{number}"), server, report, number)
