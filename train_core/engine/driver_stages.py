@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from train_core.engine.cluster.pool import WorkerPool
     from train_core.engine.preflight import Checked
 
+PRELOAD = ("train_core.engine.training.rank", "train_core.engine.evaluator")
+"""What the workers import as they start: torch, and what trains and evaluates."""
 NODES_WITHIN_S = 60.0
 """How long a cluster that was started again is given, for a run that was there before."""
 
@@ -184,7 +186,7 @@ class DriverStages:
         supervisor, held = self._supervisor, self._lease
         assert supervisor
         assert held
-        self._pool = self._pool or WorkerPool(self.config)
+        self._pool = self._pool or WorkerPool(self.config, PRELOAD)
         newest = supervisor.train(self.config, PoolLauncher(self._pool))
         # A process that died after its last commit has not done it.
         delete_superseded(self.folder, self.config, held.attempt)
@@ -329,7 +331,7 @@ class DriverStages:
     def _started_pool(self, config: TrainConfig) -> WorkerPool:
         from train_core.engine.cluster.pool import WorkerPool
 
-        self._pool = self._pool or WorkerPool(config)
+        self._pool = self._pool or WorkerPool(config, PRELOAD)
         self._pool.start(config)
         return self._pool
 

@@ -27,8 +27,6 @@ from train_core.engine.cluster.resources import resources_of_worker
 from train_core.engine.cluster.worker import CONTROL, WORK, TrainWorker
 from train_core.engine.distributed.rendezvous import LOOPBACK, Membership, RendezvousStore
 
-PRELOAD = ("train_core.engine.training.rank", "train_core.engine.evaluator")
-"""What every worker imports as it starts: torch, and what trains and evaluates."""
 _START_WITHIN_S = 300.0
 """Workers whose place is gone, or that hang as they start, are given up then."""
 _LEAST_SILENCE_S = 30.0
@@ -50,10 +48,15 @@ class _Workers:
 
 
 class WorkerPool:
-    """The workers of one driver. Its methods may be called from any thread."""
+    """The workers of one driver. Its methods may be called from any thread.
 
-    def __init__(self, config: TrainConfig) -> None:
+    `preload` are the modules that every worker imports as it starts, before it is asked for
+    anything.
+    """
+
+    def __init__(self, config: TrainConfig, preload: Sequence[str] = ()) -> None:
         self._config = config
+        self._preload = tuple(preload)
         self._workers: _Workers | None = None
         self._store: RendezvousStore | None = None
         self._one_at_a_time = threading.Lock()
@@ -91,7 +94,7 @@ class WorkerPool:
         actors = [
             worker.options(
                 scheduling_strategy=PlacementGroupSchedulingStrategy(places, index)
-            ).remote(PRELOAD)
+            ).remote(self._preload)
             for index in range(config.num_workers)
         ]
         self._workers = _Workers(wanted, places, actors)
