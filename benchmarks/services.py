@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from flows.databases import begin_prefect, begin_tracking
+
 BIN = Path(sys.executable).parent
 ANSWERS_WITHIN_S = 180
 """Beside other work on two cores a server needs more than a minute to begin."""
@@ -59,6 +61,7 @@ def prefect_server(folder: Path, port: int = 0) -> Iterator[str]:
     port = port or free_port()
     url = f"http://127.0.0.1:{port}/api"
     home = {"PREFECT_HOME": str(folder / "prefect-server"), "PREFECT_SERVER_ANALYTICS_ENABLED": "0"}
+    begin_prefect(home)
     command = [str(BIN / "prefect"), "server", "start", "--port", str(port)]
     with server(command, f"{url}/health", folder / "prefect.log", **home):
         yield url
@@ -69,9 +72,11 @@ def mlflow_server(folder: Path, port: int = 0) -> Iterator[str]:
     """The address of an MLflow server on SQLite; port 0 takes a free one."""
     port = port or free_port()
     url = f"http://127.0.0.1:{port}"
+    database = f"sqlite:///{folder}/mlflow-server.db"
+    begin_tracking(database)
     command = [
         *(str(BIN / "mlflow"), "server", "--port", str(port), "--workers", "1"),
-        *("--backend-store-uri", f"sqlite:///{folder}/mlflow-server.db"),
+        *("--backend-store-uri", database),
         *("--artifacts-destination", str(folder / "mlflow-artifacts")),
     ]
     with server(command, f"{url}/health", folder / "mlflow.log"):

@@ -18,6 +18,8 @@ from typing import NoReturn
 
 import psutil
 
+from flows.databases import begin_prefect
+
 _LOOK_EVERY_S = 0.2
 SEND_WITHIN_S = 15.0
 """How long Prefect's threads have at the end to send what they know."""
@@ -41,6 +43,8 @@ def configure(*, verbose: bool) -> None:
     }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+    if "PREFECT_API_URL" not in os.environ:
+        begin_prefect()
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.parameters import absolute, default_storage, make_tracking_folder, tracking_uri_of
+from flows.databases import begin_tracking
+from flows.parameters import absolute, default_storage, tracking_uri_of
 from tasks.mirror import mirror as mirror_task
 from train_core.errors import ConfigError
 from train_core.results import Tracking
@@ -30,5 +31,5 @@ def mirror(run: str, storage: str = "", tracking_uri: str = "") -> Tracking:
     if not folder.exists():
         raise ConfigError(f"there is no run {run!r} in {folder.storage}")
     tracking_uri = tracking_uri_of(folder, tracking_uri or None)
-    make_tracking_folder(tracking_uri)
+    begin_tracking(tracking_uri)
     return mirror_task(folder.storage, run, tracking_uri)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from flows.databases import SQLITE
 from train_core.config import TrainConfig
 from train_core.driver import DriverRequest
 from train_core.errors import RunBusyError, StorageError
@@ -21,7 +21,6 @@ from train_core.storage.patience import HASTE
 from train_core.storage.run_folder import RunFolder
 
 HOME = ".evertrain"
-SQLITE = "sqlite:///"
 
 
 def default_storage() -> str:
@@ -66,12 +65,6 @@ def refuse_driven(folder: RunFolder) -> None:
         return
     if holder is not None and holder.is_local:
         raise RunBusyError(folder.name, str(holder))
-
-
-def make_tracking_folder(tracking_uri: str) -> None:
-    """Create the folder of a SQLite tracking database, which MLflow does not do."""
-    if tracking_uri.startswith(SQLITE):
-        Path(tracking_uri.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
 
 
 class RetrainParameters(TrainConfig):

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import psutil
 
 from flows import embedded
+from flows.databases import begin_tracking
 from flows.parameters import (
     HOME,
     RetrainParameters,
-    make_tracking_folder,
     new_run_name,
     refuse_driven,
 )
@@ -46,7 +46,7 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
         # Before anything is started; on a cluster it is attached to.
         refuse_driven(RunFolder(parameters.storage, parameters.run))
     embedded.configure(verbose=verbose)
-    make_tracking_folder(parameters.tracked_at())
+    begin_tracking(parameters.tracked_at())
     if sys.stderr.isatty():
         # The libraries load for seconds before the flow's first line.
         sys.stderr.write(f"preparing run {parameters.run}\n")

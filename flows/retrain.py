@@ -8,10 +8,11 @@ from prefect import State, flow, runtime
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Completed
 
+from flows.databases import begin_tracking
 from flows.deaths import announce_schedule, refuse_endless
 from flows.driving import Start, as_tasks, connected, drive
 from flows.left_running import left_running, put_right
-from flows.parameters import RetrainParameters, make_tracking_folder
+from flows.parameters import RetrainParameters
 from tasks.artifacts import show_job
 from tasks.evaluate import evaluate
 from tasks.infer import infer
@@ -52,7 +53,7 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     """
     named_after = "" if parameters.run else str(runtime.flow_run.id)
     parameters = parameters.named(run_name())
-    make_tracking_folder(parameters.tracked_at())
+    begin_tracking(parameters.tracked_at())
     request = parameters.request(named_after)
     # Before there is a driver, which would take the run.
     announce_schedule()

@@ -7,7 +7,8 @@ from pydantic_settings import CliPositionalArg
 
 from flows.commands.output import print_mapping
 from flows.commands.runs import InStorage, existing
-from flows.parameters import absolute, make_tracking_folder, tracking_uri_of
+from flows.databases import begin_tracking
+from flows.parameters import absolute, tracking_uri_of
 from train_core.errands import mirror_run
 
 
@@ -26,6 +27,6 @@ class MirrorCommand(InStorage):
         """Mirror the run, and print where MLflow shows it."""
         folder = existing(absolute(self.storage), self.run)
         tracking_uri = tracking_uri_of(folder, self.tracking_uri)
-        make_tracking_folder(tracking_uri)
+        begin_tracking(tracking_uri)
         found = mirror_run(folder, tracking_uri)
         print_mapping(found.model_dump(), as_json=self.as_json)

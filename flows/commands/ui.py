@@ -12,7 +12,8 @@ from contextlib import suppress
 from pydantic import BaseModel, Field
 
 from flows.commands.output import say
-from flows.parameters import default_tracking_uri, make_tracking_folder
+from flows.databases import begin_prefect, begin_tracking
+from flows.parameters import default_tracking_uri
 from train_core.errors import ConfigError, StageError
 
 _LOOK_EVERY_S = 0.2
@@ -45,9 +46,10 @@ class UiCommand(BaseModel):
                 _refuse_taken(port, flag)
         try:
             if not self.tracking_uri.startswith("http"):
-                make_tracking_folder(self.tracking_uri)
+                begin_tracking(self.tracking_uri)
                 processes.append(_start("mlflow", *self._mlflow()))
             if "PREFECT_API_URL" not in os.environ:
+                begin_prefect()
                 # Its pages look for their data at the port that the environment names.
                 port = {"PREFECT_SERVER_API_PORT": str(self.prefect_port)}
                 processes.append(_start("prefect", "server", "start", **port))
