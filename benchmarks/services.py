@@ -79,7 +79,10 @@ def mlflow_server(folder: Path, port: int = 0) -> Iterator[str]:
         *("--backend-store-uri", database),
         *("--artifacts-destination", str(folder / "mlflow-artifacts")),
     ]
-    with server(command, f"{url}/health", folder / "mlflow.log"):
+    # A dozen processes for jobs that nobody submits.
+    with server(
+        command, f"{url}/health", folder / "mlflow.log", MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false"
+    ):
         yield url
 
 

@@ -98,6 +98,8 @@ def _start(module: str, *arguments: str, **environment: str) -> subprocess.Popen
     """A server that says only what goes wrong."""
     quiet = {
         "MLFLOW_LOGGING_LEVEL": "WARNING",
+        # A dozen processes for jobs that nobody submits.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PYTHONWARNINGS": "ignore",
     }

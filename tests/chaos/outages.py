@@ -50,7 +50,8 @@ OUTAGES = [
     *(Outage(EMBEDDED, stage, Way.FROZEN, AWAY_S) for stage in ("mid-epoch", SELECTION)),
     *(Outage(ELSEWHERE, stage, way) for way in Way for stage in _OF_PREFECT),
     *(Outage(ELSEWHERE, stage, way, AWAY_S) for way in Way for stage in ("mid-epoch", SELECTION)),
-    Outage(ELSEWHERE, "before the first task", away_s=AWAY_S),
+    # The stages begin without it, and would have ended after AWAY_S.
+    Outage(ELSEWHERE, "before the first task", away_s=BRIEFLY_S),
     # Back before the command gives up, which a server that has to start might not be.
     Outage(ELSEWHERE, "report", Way.ANSWERS_500, BRIEFLY_S),
     *(Outage(MLFLOW, stage, away_s=BRIEFLY_S) for stage in _ALL),

@@ -33,8 +33,6 @@ ROOT = Path(__file__).parents[2]
 _ENVIRONMENT = {
     # As clusters do it by default; nodes that join a head are not asked whether they do.
     "RAY_AUTH_MODE": "token",
-    # All of them have one name, which gloo would look up.
-    "GLOO_SOCKET_IFNAME": "eth0",
     # A node that is cut off is missed after 5 s, not after half a minute.
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",

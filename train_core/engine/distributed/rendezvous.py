@@ -65,10 +65,7 @@ def own_address() -> str:
     store: Any = _get_default_store()
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    # Nothing is sent: the system only chooses the address that it would be sent from.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.connect((store.host, store.port))
-        return str(asking.getsockname()[0])
+    return _address_towards(store.host)
 
 
 @contextmanager
@@ -77,10 +74,11 @@ def process_group(own: Membership, *, uses_gpu: bool) -> Iterator[None]:
 
     A group that broke is not torn down: its process is about to end.
     """
+    # By itself gloo listens on the address of the machine's name, which may be the loopback's.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_towards(own.host))
     if own.host == LOOPBACK:
-        # Without it they listen on the address of the machine's name.
-        for library in ("GLOO", "NCCL"):
-            os.environ.setdefault(f"{library}_SOCKET_IFNAME", _loopback_interface())
+        # In a cluster nccl finds its fastest network.
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", _interface_towards(own.host))
     if uses_gpu:
         torch.cuda.set_device(own.device)
     store = TCPStore(own.host, own.port, is_master=False, timeout=CONNECT_TIMEOUT)
@@ -95,9 +93,19 @@ def process_group(own: Membership, *, uses_gpu: bool) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _loopback_interface() -> str:
+def _interface_towards(host: str) -> str:
+    """The network interface by which this machine reaches the host."""
+    address = _address_towards(host)
     return next(
         str(name)
         for name, addresses in psutil.net_if_addrs().items()
-        if any(one.address == LOOPBACK for one in addresses)
+        if any(one.address == address for one in addresses)
     )
+
+
+def _address_towards(host: str) -> str:
+    """The address of this machine by which it reaches the host."""
+    # Nothing is sent: the system only chooses the address that it would be sent from.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.connect((host, 1))
+        return str(asking.getsockname()[0])
