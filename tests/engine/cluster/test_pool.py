@@ -47,6 +47,12 @@ def test_workers_stay_for_the_next_stage(pool: WorkerPool) -> None:
     assert pids[0] == pids[1]
 
 
+def test_an_exit_of_the_users_is_his_bug_and_no_death(pool: WorkerPool) -> None:
+    pool.start(CONFIG)
+    with pytest.raises(UserCodeError, match=r"shard 0: SystemExit: enough"):
+        pool.map(f"{HERE}:quit_measuring", [(0,)])
+
+
 def test_a_worker_that_dies_fails_the_stage_and_the_next_try_has_new_ones(
     pool: WorkerPool, tmp_path: Path
 ) -> None:

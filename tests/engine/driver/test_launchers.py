@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,16 +94,59 @@ def test_all_ranks_train_to_the_end(
     assert digest_of_training(folder) == undisturbed
 
 
-def test_a_death_is_lost_and_the_next_attempt_goes_on(
+def test_of_a_range_as_many_ranks_train_as_there_is_room_for(
+    launcher: Launcher, tmp_path: Path, undisturbed: str
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    cpus = ray.cluster_resources()["CPU"]
+    asked = attempt(folder, num_workers=4, min_workers=1, cpus_per_worker=cpus / 2)
+    began: list[int] = []
+
+    def count() -> None:
+        began.append(len(ranks()))
+
+    outcome = launcher.run(replace(asked, check_stop=count))
+    assert (outcome.error, outcome.is_lost) == (None, False)
+    assert max(began) == 2
+    assert digest_of_training(folder) == undisturbed
+
+
+def test_a_death_is_lost_leaves_nobody_and_the_next_attempt_goes_on(
     launcher: Launcher, tmp_path: Path, undisturbed: str
 ) -> None:
     folder = RunFolder(str(tmp_path), "run")
     mortal = {"workload": "tests.engine.tiny:Mortal", "settings": {"scratch": str(tmp_path)}}
-    outcome = launcher.run(attempt(folder, **mortal))
+    seen: set[psutil.Process] = set()
+
+    def look() -> None:
+        seen.update(ranks())
+
+    outcome = launcher.run(attempt(folder, 1, look, **mortal))
     assert outcome.is_lost
     assert isinstance(outcome.error, ConnectionError)
     assert "rank 1 died" in str(outcome.error)
+    assert len(seen) == 2
+    _, alive = psutil.wait_procs(seen, timeout=10)
+    assert not alive
     assert not launcher.run(attempt(folder, 2, **mortal)).error
+    assert digest_of_training(folder) == undisturbed
+
+
+def test_a_rank_that_dies_before_the_training_begins_is_lost(
+    launcher: Launcher, tmp_path: Path, undisturbed: str
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    killed: list[psutil.Process] = []
+
+    def kill_one() -> None:
+        if not killed and len(found := ranks()) == 2:
+            killed.append(found[0])
+            found[0].kill()
+
+    outcome = launcher.run(attempt(folder, 1, kill_one))
+    assert killed
+    assert outcome.is_lost
+    assert not launcher.run(attempt(folder, 2)).error
     assert digest_of_training(folder) == undisturbed
 
 
