@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 from torch import nn
 
 from tests.workloads.plain import measure, train_plainly
@@ -41,6 +45,30 @@ def test_the_splits_are_disjoint_complete_and_stratified(workload: Workload[Any]
         assert np.abs(shares - 0.1).max() < 0.01
     images = np.concatenate([split.columns["image"] for split in splits])
     assert len(np.unique(images.reshape(1797, -1), axis=0)) == 1797
+
+
+def test_the_splits_are_those_of_scikit_learn(workload: Workload[Any]) -> None:
+    digits = load_digits()
+    rest, test = train_test_split(
+        np.arange(1797), test_size=0.2, stratify=digits.target, random_state=0
+    )
+    train, validation = train_test_split(
+        rest, test_size=0.125, stratify=digits.target[rest], random_state=0
+    )
+    for split, chosen in zip(SPLITS, (train, validation, test), strict=True):
+        columns = workload.dataset(split).columns
+        assert np.array_equal(columns["image"], digits.images[chosen])
+        assert np.array_equal(columns["label"], digits.target[chosen])
+
+
+def test_it_does_not_import_scikit_learn() -> None:
+    code = f"""
+import sys
+from train_core.workload import load_workload
+load_workload({NAME!r}, {{}}).dataset("train")
+assert "sklearn" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_splits_are_the_same_everywhere(workload: Workload[Any]) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import nn
 
 from train_core.policy.randomness import SampleRandom
 from train_core.workload import ArrayDataset, Split
 from train_core.workloads.images import ImageClassifier, ImageSettings
+
+ORDER = Path(__file__).with_name("digits_order.npy")
+"""The digits in the order of the splits: stratified by scikit-learn's `train_test_split`."""
+NUM_TRAIN, NUM_VALIDATION = 1257, 180
 
 
 class DigitsSettings(ImageSettings):
@@ -90,15 +94,15 @@ def _convolution(in_channels: int, out_channels: int) -> tuple[nn.Module, ...]:
 
 @cache
 def _splits() -> dict[Split, ArrayDataset]:
-    digits = load_digits()
-    images, labels = digits.images.astype(np.uint8), digits.target.astype(np.int64)
-    rest, test = train_test_split(
-        np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0
-    )
-    train, validation = train_test_split(
-        rest, test_size=0.125, stratify=labels[rest], random_state=0
-    )
-    chosen: dict[Split, npt.NDArray[np.int64]] = {
+    # Only the file is read: every process would spend a second on importing scikit-learn.
+    package = find_spec("sklearn")
+    assert package
+    assert package.submodule_search_locations
+    file = Path(package.submodule_search_locations[0], "datasets/data/digits.csv.gz")
+    table = np.loadtxt(file, dtype=np.uint8, delimiter=",")
+    images, labels = table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
+    train, validation, test = np.split(np.load(ORDER), [NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION])
+    chosen: dict[Split, npt.NDArray[np.uint16]] = {
         "train": train,
         "validation": validation,
         "test": test,
