@@ -22,7 +22,6 @@ import psutil
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from train_core.engine.group import Group
 from train_core.engine.rows import Pieces, read_rows, rows_here
@@ -109,6 +108,8 @@ class Assembly:
         return pieces
 
     def _distributed(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        from torch.distributed.tensor import DTensor, Shard
+
         assert self._mesh is not None
         whole = torch.empty(shape, device="meta")
         return DTensor.from_local(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from train_core.engine.checkpoint_files import Assembly
 from train_core.engine.group import Group
+from train_core.engine.rows import is_distributed
 from train_core.errors import ConfigError, WorkloadError
 from train_core.policy.layout import MODEL, OPTIMIZER
 from train_core.policy.steps import StepPlan
@@ -77,11 +78,7 @@ def load_whole(model: nn.Module, whole: nn.Module) -> None:
 
 def assembly(model: nn.Module, group: Group) -> Assembly:
     """What puts a checkpoint's files together for a sharded model: this rank's rows of them."""
-    from torch.distributed.tensor import DTensor
-
-    weights = {
-        name: value for name, value in model.state_dict().items() if isinstance(value, DTensor)
-    }
+    weights = {name: value for name, value in model.state_dict().items() if is_distributed(value)}
 
     def is_cut(path: str, shape: torch.Size) -> bool:
         part, *names = path.split("/")
@@ -122,9 +119,7 @@ def gathered(model: nn.Module) -> Iterator[None]:
 
 def whole_tensor(tensor: Tensor) -> Tensor:
     """The value of a DTensor on every rank; called by all of them."""
-    from torch.distributed.tensor import DTensor
-
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_distributed(tensor) else tensor
 
 
 class ShardedReducer:

@@ -7,18 +7,28 @@ tensor the first row and the whole tensor's shape.
 from __future__ import annotations
 
 import json
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
 
 from train_core.engine.group import Group
 from train_core.errors import CheckpointError, WorkloadError
 from train_core.policy.sharding import rows_of_rank
 from train_core.storage.tensor_file import MAX_SIZE
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 ROWS = "rows"
+
+
+def is_distributed(tensor: Any) -> TypeGuard[DTensor]:
+    """Whether it is a tensor of which each rank has a part."""
+    # torch loads them by itself where there are some; the driver would wait for it for a second.
+    loaded = sys.modules.get("torch.distributed.tensor")
+    return loaded is not None and isinstance(tensor, loaded.DTensor)
 
 
 def rows_here(num_rows: int, group: Group) -> range:
@@ -28,7 +38,9 @@ def rows_here(num_rows: int, group: Group) -> range:
 
 def check_rows(path: str, tensor: Tensor) -> None:
     """Raise WorkloadError if a distributed tensor is not cut into rows over all ranks."""
-    assert isinstance(tensor, DTensor)
+    from torch.distributed.tensor import Shard
+
+    assert is_distributed(tensor)
     if tensor.device_mesh.ndim != 1 or list(tensor.placements) != [Shard(0)]:
         raise WorkloadError(
             f"the state's tensor {path} is distributed as {tensor.placements}: only tensors that "

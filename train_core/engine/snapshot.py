@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from train_core.engine.group import Group
-from train_core.engine.rows import ROWS, check_rows, rows_here
+from train_core.engine.rows import ROWS, check_rows, is_distributed, rows_here
 from train_core.engine.state import pack
 from train_core.errors import WorkloadError
 from train_core.policy.layout import (
@@ -127,7 +126,7 @@ class Snapshot:
         self._sizes = {path: tensor.nbytes for path, tensor in local.items()}
         infos = [TensorInfo(path, size, path in frozen) for path, size in self._sizes.items()]
         group = self._group
-        in_rows = {path for path, tensor in tensors.items() if isinstance(tensor, DTensor)}
+        in_rows = {path for path, tensor in tensors.items() if is_distributed(tensor)}
         if in_rows and group.world_size > 1:
             for path in in_rows:
                 check_rows(path, tensors[path])
@@ -154,7 +153,7 @@ class Snapshot:
         rows = {}
         for path in planned.paths:
             tensor = tensors[path]
-            if isinstance(tensor, DTensor) and self._group.world_size > 1:
+            if is_distributed(tensor) and self._group.world_size > 1:
                 start = rows_here(tensor.shape[0], self._group).start
                 rows[path.removeprefix(f"{part}/")] = [start, *tensor.shape]
         if rows:
@@ -214,7 +213,7 @@ def _has_nan(tensor: Tensor) -> bool:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_distributed(tensor) else tensor
 
 
 def _format_name(path: str, dtype: torch.dtype) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
+from train_core.engine.rows import is_distributed
 from train_core.errors import CheckpointError, EvertrainError, WorkloadError
 
 _TENSOR, _TUPLE, _ITEMS = "$tensor", "$tuple", "$items"
@@ -131,7 +131,9 @@ def _own_state(parameter: Tensor, value: Tensor) -> Tensor:
     """A parameter's state in memory of its own: what was loaded lies in that of a whole file."""
     if value.shape != parameter.shape:
         return value.clone()
-    if isinstance(parameter, DTensor) and not isinstance(value, DTensor):
+    if is_distributed(parameter) and not is_distributed(value):
+        from torch.distributed.tensor import distribute_tensor
+
         return distribute_tensor(value, parameter.device_mesh, parameter.placements)
     # Kernels walk a parameter and its state side by side: they need the same strides.
     return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
