@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import httpx
 from prefect.client.orchestration import get_client
+from prefect.context import SettingsContext, get_settings_context
 from prefect.exceptions import PrefectHTTPStatusError
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -51,7 +52,10 @@ class ServerConnection:
         self._pending: dict[str, Callable[[SyncPrefectClient], object]] = {}
         self._is_closed = threading.Event()
         # In the caller's context, which has Prefect's settings, the server's address among them.
-        context = contextvars.copy_context()
+        context, settings = contextvars.copy_context(), get_settings_context()
+        self._profile = settings.profile
+        # Made once: Prefect reads all of them anew to change one.
+        self._settings = settings.settings.copy_with_update({PREFECT_CLIENT_MAX_RETRIES: 0})
         self._thread = threading.Thread(
             target=context.run, args=(self._watch,), name="prefect server", daemon=True
         )
@@ -131,7 +135,7 @@ class ServerConnection:
 
     @contextmanager
     def _requesting(self) -> Iterator[SyncPrefectClient]:
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+        with SettingsContext(profile=self._profile, settings=self._settings):
             with self._lock:
                 if self._client is None:
                     # Settings of its own, so that it is not the patient client of a running flow.

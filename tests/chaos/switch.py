@@ -42,7 +42,7 @@ class Switch:
 
     def turn(self, mode: Mode) -> None:
         """Switch over; connections that are open end, if they are not just to fall silent."""
-        self._loop.call_soon_threadsafe(self._turn, mode)
+        asyncio.run_coroutine_threadsafe(self._turn(mode), self._loop).result()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -57,11 +57,13 @@ class Switch:
         self._thread.join()
         self._loop.close()
 
-    def _turn(self, mode: Mode) -> None:
+    async def _turn(self, mode: Mode) -> None:
         self._mode = mode
-        if mode is not Mode.SILENT:
-            for one in self._open:
-                one.transport.abort()
+        ending = set() if mode is Mode.SILENT else set(self._open)
+        for one in ending:
+            one.transport.abort()
+        # Whoever asks next finds no connection that is about to end.
+        await asyncio.gather(*(one.wait_closed() for one in ending), return_exceptions=True)
 
     async def _end(self) -> None:
         self._listening.close()
