@@ -185,7 +185,7 @@ def begin(session: Session, flow: FlowThread | None, stages: Stages) -> None:
     while not session.wait_until_begun(_POLL_INTERVAL_S):
         is_lost = session.server is None or session.server.is_lost
         if flow is None or not flow.is_alive() or is_lost:
-            session.begin(stages)
+            session.begin(stages, without_flow=True)
 
 
 def await_prefect(session: Session, flow: threading.Thread) -> bool:

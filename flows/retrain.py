@@ -13,7 +13,7 @@ from flows.deaths import announce_schedule, refuse_endless
 from flows.driving import Start, as_tasks, connected, drive
 from flows.left_running import left_running, put_right
 from flows.parameters import RetrainParameters
-from tasks.artifacts import show_job
+from tasks.artifacts import show_job, show_report
 from tasks.evaluate import evaluate
 from tasks.infer import infer
 from tasks.prepare import prepare
@@ -64,6 +64,9 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
             session.log_to(run_logger())
             try:
                 report = drive(session, partial(stages, parameters, as_tasks))
+                if session.began_without_flow:
+                    # The server was lost before the flow came to its stages, and is back now.
+                    show_report(report, session)
             except UnchangedError as error:
                 return Completed(message=str(error))
     except (KeyboardInterrupt, TerminationSignal, StoppedError) as error:

@@ -49,6 +49,8 @@ class Session:
         """Wall-clock seconds of each stage; a stage that was retried counts all its tries."""
         self.server: ServerConnection | None = None
         """The connection to Prefect's server, where there is one."""
+        self.began_without_flow = False
+        """Whether the stages run outside of the flow run, and can show nothing as its artifacts."""
         self._outcome: Future[Any] = Future()
         self._has_begun = threading.Event()
         self._is_ending = False
@@ -83,16 +85,17 @@ class Session:
         self.seconds.setdefault("prepare", time.monotonic() - self._begin)
         return found
 
-    def begin(self, stages: Stages) -> None:
+    def begin(self, stages: Stages, *, without_flow: bool = False) -> None:
         """Run the stages in a thread of their own, in the caller's context.
 
-        A second call changes nothing: the stages run once. Raises StoppedError if the session was
-        closed before they began.
+        `without_flow`: that is not the context of the flow. A second call changes nothing: the
+        stages run once. Raises StoppedError if the session was closed before they began.
         """
         with self._lock:
             if self._has_begun.is_set():
                 return
             self._refuse_ending()
+            self.began_without_flow = without_flow
             self._has_begun.set()
         context = contextvars.copy_context()
         thread = threading.Thread(
