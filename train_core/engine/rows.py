@@ -26,9 +26,9 @@ ROWS = "rows"
 
 def is_distributed(tensor: Any) -> TypeGuard[DTensor]:
     """Whether it is a tensor of which each rank has a part."""
-    # torch loads them by itself where there are some; the driver would wait for it for a second.
-    loaded = sys.modules.get("torch.distributed.tensor")
-    return loaded is not None and isinstance(tensor, loaded.DTensor)
+    # Whoever made a DTensor has imported the module; here it would cost the driver a second.
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    return isinstance(tensor, kind)
 
 
 def rows_here(num_rows: int, group: Group) -> range:

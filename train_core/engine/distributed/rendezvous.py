@@ -74,11 +74,12 @@ def process_group(own: Membership, *, uses_gpu: bool) -> Iterator[None]:
 
     A group that broke is not torn down: its process is about to end.
     """
-    # By itself gloo listens on the address of the machine's name, which may be the loopback's.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_towards(own.host))
-    if own.host == LOOPBACK:
-        # In a cluster nccl finds its fastest network.
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", _interface_towards(own.host))
+    # By itself gloo listens on the address of the machine's name, which may be the loopback's; in a
+    # cluster nccl finds the fastest network.
+    libraries = ("GLOO", "NCCL") if own.host == LOOPBACK else ("GLOO",)
+    for name in (f"{library}_SOCKET_IFNAME" for library in libraries):
+        if name not in os.environ and (interface := _interface_towards(own.host)):
+            os.environ[name] = interface
     if uses_gpu:
         torch.cuda.set_device(own.device)
     store = TCPStore(own.host, own.port, is_master=False, timeout=CONNECT_TIMEOUT)
@@ -93,14 +94,15 @@ def process_group(own: Membership, *, uses_gpu: bool) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _interface_towards(host: str) -> str:
-    """The network interface by which this machine reaches the host."""
+def _interface_towards(host: str) -> str | None:
+    """The network interface by which this machine reaches the host, if it can be told."""
     address = _address_towards(host)
-    return next(
+    found = (
         str(name)
         for name, addresses in psutil.net_if_addrs().items()
         if any(one.address == address for one in addresses)
     )
+    return next(found, None)
 
 
 def _address_towards(host: str) -> str:
