@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -14,4 +15,6 @@ def test_nothing_imports_ray_before_its_settings_are_in_the_environment() -> Non
         "load_ray(TrainConfig())\n"
         "from ray._private.ray_constants import RAY_DEDUP_LOGS; assert not RAY_DEDUP_LOGS"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    # Without what a Ray of this process has set.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    subprocess.run([sys.executable, "-c", code], check=True, env=clean)

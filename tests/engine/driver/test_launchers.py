@@ -52,6 +52,9 @@ def launcher() -> Iterator[Launcher]:
     pool = WorkerPool(TrainConfig(ray_address=LOCAL))
     yield PoolLauncher(pool)
     pool.close()
+    # The next test looks for its own.
+    _, alive = psutil.wait_procs(ranks(), timeout=10)
+    assert not alive
 
 
 def attempt(
