@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from flows.databases import begin_prefect, begin_tracking
+from flows.databases import create_prefect_database, create_tracking_database
 
 BIN = Path(sys.executable).parent
 ANSWERS_WITHIN_S = 180
@@ -61,7 +61,7 @@ def prefect_server(folder: Path, port: int = 0) -> Iterator[str]:
     port = port or free_port()
     url = f"http://127.0.0.1:{port}/api"
     home = {"PREFECT_HOME": str(folder / "prefect-server"), "PREFECT_SERVER_ANALYTICS_ENABLED": "0"}
-    begin_prefect(home)
+    create_prefect_database(home)
     command = [str(BIN / "prefect"), "server", "start", "--port", str(port)]
     with server(command, f"{url}/health", folder / "prefect.log", **home):
         yield url
@@ -73,13 +73,13 @@ def mlflow_server(folder: Path, port: int = 0) -> Iterator[str]:
     port = port or free_port()
     url = f"http://127.0.0.1:{port}"
     database = f"sqlite:///{folder}/mlflow-server.db"
-    begin_tracking(database)
+    create_tracking_database(database)
     command = [
         *(str(BIN / "mlflow"), "server", "--port", str(port), "--workers", "1"),
         *("--backend-store-uri", database),
         *("--artifacts-destination", str(folder / "mlflow-artifacts")),
     ]
-    # A dozen processes for jobs that nobody submits.
+    # It would start a dozen processes that wait for jobs; nobody submits one.
     with server(
         command, f"{url}/health", folder / "mlflow.log", MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false"
     ):
