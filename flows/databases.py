@@ -22,14 +22,11 @@ PREFECT, MLFLOW = "prefect", "mlflow"
 SQLITE = "sqlite:///"
 _COMMANDS = {
     PREFECT: ("server", "database", "upgrade", "--yes"),
-    # Whatever looks into a database builds it.
+    # Every command of MLflow's builds the database that it looks into.
     MLFLOW: ("experiments", "search"),
 }
-_QUIET = {
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "DO_NOT_TRACK": "1",
-}
+# SQLite would apply what a deleted database has left here to the copy.
+_LEFT_BY_ANOTHER = ("-wal", "-journal")
 
 
 def empty_database(library: str) -> Path:
@@ -37,62 +34,85 @@ def empty_database(library: str) -> Path:
     return Path(sys.prefix, "share/evertrain", f"{library}-{version(library)}.db")
 
 
-def begin_tracking(tracking_uri: str) -> None:
-    """Have the folder of a SQLite tracking database, which MLflow does not create, and the file."""
+def create_tracking_database(tracking_uri: str) -> None:
+    """Create a SQLite tracking database that does not exist, and its folder.
+
+    MLflow creates the file, if it has to, and never the folder.
+    """
     if tracking_uri.startswith(SQLITE):
         path = Path(tracking_uri.removeprefix(SQLITE))
         path.parent.mkdir(parents=True, exist_ok=True)
-        if "?" not in path.name:
-            _begin(MLFLOW, path)
+        if path.name and "?" not in path.name:
+            _create(MLFLOW, path)
 
 
-def begin_prefect(environment: Mapping[str, str] = os.environ) -> None:
-    """Have the database of a Prefect server that is started with this environment.
+def create_prefect_database(environment: Mapping[str, str] = os.environ) -> None:
+    """Create the database of a Prefect server that is started with this environment.
 
     A server whose settings name another database never opens the file.
     """
-    _begin(PREFECT, Path(environment.get("PREFECT_HOME", "~/.prefect"), "prefect.db").expanduser())
-
-
-def _begin(library: str, path: Path) -> None:
-    """Put an empty database there, unless there is a file already."""
-    copy = path.with_name(f".{path.name}-{os.getpid()}")
-    # What cannot be copied is built by the library itself.
+    home = Path(environment.get("PREFECT_HOME", "~/.prefect")).expanduser()
     with suppress(OSError):
-        if path.exists():
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            shutil.copyfile(empty_database(library), copy)
-            # Refused if another process was quicker.
-            os.link(copy, path)
-        finally:
-            copy.unlink(missing_ok=True)
+        # Prefect lets nobody else look into its home.
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _create(PREFECT, home / "prefect.db")
+
+
+def _create(library: str, path: Path) -> None:
+    """Put an empty database there, unless there is something already."""
+    if any(path.with_name(path.name + end).exists() for end in ("", *_LEFT_BY_ANOTHER)):
+        return
+    # What cannot be copied is built by the library itself.
+    with suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent) as beside:
+        copy = shutil.copyfile(empty_database(library), Path(beside, path.name))
+        # Refused if another process was quicker.
+        os.link(copy, path)
 
 
 def main() -> None:
     """Have both libraries build an empty database, and keep the files."""
-    with tempfile.TemporaryDirectory() as folder:
-        built = {library: Path(folder, f"{library}.db") for library in _COMMANDS}
-        environment = _QUIET | {
-            "PREFECT_HOME": folder,
-            "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{built[PREFECT]}",
-            "MLFLOW_TRACKING_URI": f"{SQLITE}{built[MLFLOW]}",
-        }
-        for library, command in _COMMANDS.items():
-            subprocess.run(
-                [sys.executable, "-m", library, *command],
-                env=os.environ | environment,
-                check=True,
-                stdout=subprocess.DEVNULL,
-            )
-        with closing(sqlite3.connect(built[MLFLOW])) as database, database:
-            # The default experiment has the path of the current directory; a new one is made.
-            database.execute("DELETE FROM experiments")
-        for library, path in built.items():
+    for library, command in _COMMANDS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            built = Path(folder, f"{library}.db")
+            try:
+                _build(built, library, *command)
+            except subprocess.CalledProcessError as error:
+                # Everything works without it.
+                sys.stderr.write(f"warning: {library} has built no empty database: {error}\n")
+                continue
             kept = empty_database(library)
             kept.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, kept)
+            with tempfile.TemporaryDirectory(dir=kept.parent) as beside:
+                copy = shutil.copyfile(built, Path(beside, kept.name))
+                copy.replace(kept)
+
+
+def _build(path: Path, library: str, *command: str) -> None:
+    """Run a command of the library's in an environment that names this database only."""
+    others = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PREFECT_", "MLFLOW_"))
+    }
+    environment = {
+        "PREFECT_HOME": str(path.parent),
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{path}",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "MLFLOW_TRACKING_URI": f"{SQLITE}{path}",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+    }
+    subprocess.run(
+        [sys.executable, "-m", library, *command],
+        cwd=path.parent,
+        env=others | environment,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    if library == MLFLOW:
+        with closing(sqlite3.connect(path)) as database, database:
+            # The default experiment has the path of the current directory; a new one is made.
+            database.execute("DELETE FROM experiments")
 
 
 if __name__ == "__main__":

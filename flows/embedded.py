@@ -1,7 +1,7 @@
 """Prefect inside the command line: a temporary server, started while Ray starts.
 
 Set before Prefect is imported, and only where the user has set nothing else; a worker that runs
-a deployment does not come here. `python -m flows.embedded FD` is the server's process.
+a deployment does not come here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from flows.databases import begin_prefect
+from flows.databases import create_prefect_database
 
 _UP_WITHIN_S = 120.0
 _ENDS_WITHIN_S = 5.0
+_POLL_INTERVAL_S = 0.1
+_SERVE = """
+import socket
+import sys
+
+import uvicorn
+from prefect.server.api.server import create_app
+
+config = uvicorn.Config(create_app(ephemeral=True, final=True), log_level="error", lifespan="on")
+uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
+"""
+_SERVER_SETTINGS = {
+    # No flow of ours uses block types, and registering them takes a second. A server of this home
+    # that comes later must not believe that they are registered.
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
+}
 SEND_WITHIN_S = 10.0
 """How long Prefect's threads have at the end to send what they know."""
 _GIVE_UP_WITHIN_S = 0.5
@@ -37,13 +54,15 @@ def configure(*, verbose: bool) -> None:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+        # One that Prefect starts itself has 20 s, which beside other work are not enough.
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
         # The terminal belongs to the progress display; Prefect's API keeps the log.
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO" if verbose else "CRITICAL",
     }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     if "PREFECT_API_URL" not in os.environ:
-        begin_prefect()
+        create_prefect_database()
 
 
 @contextmanager
@@ -84,54 +103,62 @@ def _start_prefect(is_wanted: threading.Event) -> None:
         from prefect.context import refresh_global_settings_context
         from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
 
-        # Prefect would start one, too, for which it loads all of the server into this process.
+        # Prefect can start a server itself, but it imports the whole server into this process.
         may_start = PREFECT_SERVER_EPHEMERAL_ENABLED.value() and not PREFECT_API_URL.value()
-        started = _start_server() if may_start else None
-        import flows.retrain  # noqa: F401 (late: the driver starts first; the server meanwhile)
-
-        if started and _has_come_up(*started, is_wanted):
-            os.environ[PREFECT_API_URL.name] = started[1]
+        server = _Server() if may_start else None
+        if server:
+            os.environ[PREFECT_API_URL.name] = server.api_url
+            # Its pages are those that `evertrain ui` shows.
+            os.environ.setdefault("PREFECT_UI_URL", "http://127.0.0.1:4200")
             refresh_global_settings_context()
+        # Late, as the driver starts first, and beside the server's own start.
+        import flows.retrain  # noqa: F401 (the command runs it)
+
+        if server:
+            server.wait_until_up(is_wanted)
 
 
-def _start_server() -> tuple[subprocess.Popen[bytes], str]:
-    """A server of Prefect's that ends with this process, and the address of its API."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port, listens_at = listening.getsockname()[1], listening.fileno()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.embedded", str(listens_at)],
-            pass_fds=(listens_at,),
-            # What they are for is not used here, and they take a second.
-            env=os.environ | {"PREFECT_API_BLOCKS_REGISTER_ON_START": "false"},
-            # Ctrl-C ends this process in order, and the server after it.
-            start_new_session=True,
-        )
-    _end_with_us(process.pid)
-    atexit.register(_end, process)
-    return process, f"http://127.0.0.1:{port}/api"
+class _Server:
+    """A server of Prefect's in a process of its own, which ends with this one."""
 
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port, listens_at = listening.getsockname()[1], listening.fileno()
+            self._process = subprocess.Popen(
+                # -P: of what lies in the current directory nothing is imported.
+                [sys.executable, "-P", "-c", _SERVE, str(listens_at)],
+                pass_fds=(listens_at,),
+                env=os.environ | _SERVER_SETTINGS,
+                # Ctrl-C ends this process in order, and the server after it.
+                start_new_session=True,
+            )
+        self.api_url = f"http://127.0.0.1:{port}/api"
+        _end_with_us(self._process.pid)
+        atexit.register(self._end)
 
-def _has_come_up(server: subprocess.Popen[bytes], url: str, is_wanted: threading.Event) -> bool:
-    """Wait until the server answers, as long as it lives and is wanted; whether it does."""
-    import httpx
+    def wait_until_up(self, is_wanted: threading.Event) -> None:
+        """Wait until the server answers, as long as it lives; one that is not wanted is ended."""
+        import httpx
 
-    deadline = time.monotonic() + _UP_WITHIN_S
-    while is_wanted.is_set() and server.poll() is None and time.monotonic() < deadline:
-        # The socket listens already: a request waits for the server to begin.
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health", timeout=1, trust_env=False).is_success:
-                return True
-    return False
+        deadline = time.monotonic() + _UP_WITHIN_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            if not is_wanted.is_set():
+                self._process.kill()
+                return
+            # The socket listens already: a request waits for the server to begin.
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{self.api_url}/health", timeout=1, trust_env=False).is_success:
+                    return
+            time.sleep(_POLL_INTERVAL_S)
 
-
-def _end(server: subprocess.Popen[bytes]) -> None:
-    """Let the server store what it has, and end it."""
-    server.terminate()
-    try:
-        server.wait(_ENDS_WITHIN_S)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
+    def _end(self) -> None:
+        """Let the server store what it has, and end it."""
+        self._process.terminate()
+        try:
+            self._process.wait(_ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 def _end_with_us(pid: int) -> None:
@@ -142,17 +169,3 @@ def _end_with_us(pid: int) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-
-
-def main() -> None:
-    """Serve Prefect's API, until SIGTERM, on the listening socket with the number given."""
-    import uvicorn
-    from prefect.server.api.server import create_app
-
-    app = create_app(ephemeral=True, final=True)
-    config = uvicorn.Config(app, log_level="error", lifespan="on")
-    uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
-
-
-if __name__ == "__main__":
-    main()

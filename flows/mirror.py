@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.databases import begin_tracking
+from flows.databases import create_tracking_database
 from flows.parameters import absolute, default_storage, tracking_uri_of
 from tasks.mirror import mirror as mirror_task
 from train_core.errors import ConfigError
@@ -31,5 +31,5 @@ def mirror(run: str, storage: str = "", tracking_uri: str = "") -> Tracking:
     if not folder.exists():
         raise ConfigError(f"there is no run {run!r} in {folder.storage}")
     tracking_uri = tracking_uri_of(folder, tracking_uri or None)
-    begin_tracking(tracking_uri)
+    create_tracking_database(tracking_uri)
     return mirror_task(folder.storage, run, tracking_uri)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from flows import embedded
-from flows.databases import begin_tracking
+from flows.databases import create_tracking_database
 from flows.parameters import (
     HOME,
     RetrainParameters,
@@ -46,7 +46,7 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
         # Before anything is started; on a cluster it is attached to.
         refuse_driven(RunFolder(parameters.storage, parameters.run))
     embedded.configure(verbose=verbose)
-    begin_tracking(parameters.tracked_at())
+    create_tracking_database(parameters.tracked_at())
     if sys.stderr.isatty():
         # The libraries load for seconds before the flow's first line.
         sys.stderr.write(f"preparing run {parameters.run}\n")

@@ -8,7 +8,7 @@ from prefect import State, flow, runtime
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Completed
 
-from flows.databases import begin_tracking
+from flows.databases import create_tracking_database
 from flows.deaths import announce_schedule, refuse_endless
 from flows.driving import Start, as_tasks, connected, drive
 from flows.left_running import left_running, put_right
@@ -53,7 +53,7 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     """
     named_after = "" if parameters.run else str(runtime.flow_run.id)
     parameters = parameters.named(run_name())
-    begin_tracking(parameters.tracked_at())
+    create_tracking_database(parameters.tracked_at())
     request = parameters.request(named_after)
     # Before there is a driver, which would take the run.
     announce_schedule()

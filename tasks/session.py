@@ -88,8 +88,8 @@ class Session:
     def begin(self, stages: Stages, *, without_flow: bool = False) -> None:
         """Run the stages in a thread of their own, in the caller's context.
 
-        `without_flow`: that is not the context of the flow. A second call changes nothing: the
-        stages run once. Raises StoppedError if the session was closed before they began.
+        `without_flow`: the caller is not in the flow run's context. A second call changes nothing:
+        the stages run once. Raises StoppedError if the session was closed before they began.
         """
         with self._lock:
             if self._has_begun.is_set():

@@ -7,7 +7,7 @@ from pydantic_settings import CliPositionalArg
 
 from flows.commands.output import print_mapping
 from flows.commands.runs import InStorage, existing
-from flows.databases import begin_tracking
+from flows.databases import create_tracking_database
 from flows.parameters import absolute, tracking_uri_of
 from train_core.errands import mirror_run
 
@@ -27,6 +27,6 @@ class MirrorCommand(InStorage):
         """Mirror the run, and print where MLflow shows it."""
         folder = existing(absolute(self.storage), self.run)
         tracking_uri = tracking_uri_of(folder, self.tracking_uri)
-        begin_tracking(tracking_uri)
+        create_tracking_database(tracking_uri)
         found = mirror_run(folder, tracking_uri)
         print_mapping(found.model_dump(), as_json=self.as_json)

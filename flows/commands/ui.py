@@ -12,7 +12,7 @@ from contextlib import suppress
 from pydantic import BaseModel, Field
 
 from flows.commands.output import say
-from flows.databases import begin_prefect, begin_tracking
+from flows.databases import create_prefect_database, create_tracking_database
 from flows.parameters import default_tracking_uri
 from train_core.errors import ConfigError, StageError
 
@@ -46,10 +46,10 @@ class UiCommand(BaseModel):
                 _refuse_taken(port, flag)
         try:
             if not self.tracking_uri.startswith("http"):
-                begin_tracking(self.tracking_uri)
+                create_tracking_database(self.tracking_uri)
                 processes.append(_start("mlflow", *self._mlflow()))
             if "PREFECT_API_URL" not in os.environ:
-                begin_prefect()
+                create_prefect_database()
                 # Its pages look for their data at the port that the environment names.
                 port = {"PREFECT_SERVER_API_PORT": str(self.prefect_port)}
                 processes.append(_start("prefect", "server", "start", **port))
@@ -98,15 +98,14 @@ def _start(module: str, *arguments: str, **environment: str) -> subprocess.Popen
     """A server that says only what goes wrong."""
     quiet = {
         "MLFLOW_LOGGING_LEVEL": "WARNING",
-        # A dozen processes for jobs that nobody submits.
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PYTHONWARNINGS": "ignore",
     }
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stdout=subprocess.DEVNULL,
-        env={**os.environ, **quiet, **environment},
+        # MLflow would start a dozen processes that wait for jobs; evertrain submits none.
+        env={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ, **quiet, **environment},
     )
 
 

@@ -68,7 +68,7 @@ class EmbeddedPrefect(Victim):
     def fail(self, way: Way, flow_pid: int) -> None:
         """Kill or freeze it."""
         children = psutil.Process(flow_pid).children()
-        found = [one for one in children if _is(one, "flows.embedded")]
+        found = [one for one in children if _is(one, "prefect.server")]
         assert found, "there is no server of Prefect's to strike"
         for one in found:
             one.send_signal(_SIGNALS[way])

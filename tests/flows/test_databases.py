@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
+import stat
 import subprocess
 import sys
 from contextlib import closing
@@ -14,10 +14,11 @@ import pytest
 from flows.databases import (
     MLFLOW,
     PREFECT,
-    begin_prefect,
-    begin_tracking,
+    create_prefect_database,
+    create_tracking_database,
     empty_database,
 )
+from tests.flows.conftest import isolated
 
 DEFAULT_EXPERIMENT = "SELECT name, artifact_location FROM experiments"
 # The order of a table's constraints is by chance.
@@ -39,14 +40,10 @@ def made_at_installation() -> None:
 
 def build(folder: Path, *command: str) -> None:
     """Have the library look into its database, which builds or upgrades it."""
-    environment = {
-        "PREFECT_HOME": str(folder),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
-    }
     folder.mkdir(exist_ok=True)
-    subprocess.run(
-        [sys.executable, "-m", *command], cwd=folder, env=os.environ | environment, check=True
-    )
+    environment = isolated(folder) | {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
+    home = {"PREFECT_HOME": str(folder)}
+    subprocess.run([sys.executable, "-m", *command], cwd=folder, env=environment | home, check=True)
 
 
 def read(path: Path, query: str) -> list[tuple[str, ...]]:
@@ -62,34 +59,46 @@ def schema_of(path: Path) -> list[list[tuple[str, ...]]]:
 
 def test_prefect_takes_the_copy_for_a_database_of_its_own(tmp_path: Path) -> None:
     copied, migrated = tmp_path / "copied", tmp_path / "migrated"
-    begin_prefect({"PREFECT_HOME": str(copied)})
-    assert (copied / "prefect.db").exists()
+    create_prefect_database({"PREFECT_HOME": str(copied)})
+    found = schema_of(copied / "prefect.db")
     for home in (copied, migrated):
         build(home, *OF_PREFECT)
-    assert schema_of(copied / "prefect.db") == schema_of(migrated / "prefect.db")
+    assert found == schema_of(copied / "prefect.db") == schema_of(migrated / "prefect.db")
+    assert stat.S_IMODE(copied.stat().st_mode) == 0o700
 
 
 def test_mlflow_takes_the_copy_for_a_database_of_its_own(tmp_path: Path) -> None:
     copied, migrated = tmp_path / "copied", tmp_path / "migrated"
-    begin_tracking(f"sqlite:///{copied}/mlflow.db")
-    assert (copied / "mlflow.db").exists()
+    create_tracking_database(f"sqlite:///{copied}/mlflow.db")
+    found = schema_of(copied / "mlflow.db")
     for folder in (copied, migrated):
         build(folder, *OF_MLFLOW)
         # Nothing remembers where the empty one was made.
         assert read(folder / "mlflow.db", DEFAULT_EXPERIMENT) == [("Default", f"{folder}/mlruns/0")]
-    assert schema_of(copied / "mlflow.db") == schema_of(migrated / "mlflow.db")
+    assert found == schema_of(copied / "mlflow.db") == schema_of(migrated / "mlflow.db")
 
 
 def test_a_database_that_is_there_stays(tmp_path: Path) -> None:
     for name in ("prefect.db", "mlflow.db"):
         (tmp_path / name).write_text("somebody's")
-    begin_prefect({"PREFECT_HOME": str(tmp_path)})
-    begin_tracking(f"sqlite:///{tmp_path}/mlflow.db")
+    create_prefect_database({"PREFECT_HOME": str(tmp_path)})
+    create_tracking_database(f"sqlite:///{tmp_path}/mlflow.db")
     assert {path.name for path in tmp_path.iterdir()} == {"prefect.db", "mlflow.db"}
     assert {path.read_text() for path in tmp_path.iterdir()} == {"somebody's"}
 
 
-@pytest.mark.parametrize("uri", ["sqlite:///{}/a/mlflow.db?timeout=9", "http://127.0.0.1:5000"])
+@pytest.mark.parametrize("left", ["prefect.db-wal", "prefect.db-journal"])
+def test_what_a_deleted_database_has_left_is_not_applied_to_a_copy(
+    tmp_path: Path, left: str
+) -> None:
+    (tmp_path / left).touch()
+    create_prefect_database({"PREFECT_HOME": str(tmp_path)})
+    assert [path.name for path in tmp_path.iterdir()] == [left]
+
+
+@pytest.mark.parametrize(
+    "uri", ["sqlite:///{}/a/mlflow.db?timeout=9", "http://127.0.0.1:5000", "sqlite:///"]
+)
 def test_other_addresses_get_no_file(tmp_path: Path, uri: str) -> None:
-    begin_tracking(uri.format(tmp_path))
+    create_tracking_database(uri.format(tmp_path))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
