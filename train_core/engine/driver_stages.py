@@ -38,7 +38,7 @@ from train_core.results import (
 from train_core.storage import lease
 from train_core.storage.asked import Asked
 from train_core.storage.data_files import FileList
-from train_core.storage.journal import Entry, read_good_segments
+from train_core.storage.journal import read_good_segments
 from train_core.storage.lease import Lease
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.pins import pinned
@@ -239,9 +239,10 @@ class DriverStages:
         self._check_lease()
         if self._pool:
             self._pool.close()
-        entries = self._entries()
-        self._draw_curves(entries)
-        self._timeline.mark_steps(entries)
+        newest = max(self.folder.checkpoints(), key=lambda c: c.name)
+        self._draw_curves(newest)
+        entries = read_good_segments(self.folder.store, newest.manifest.journal)
+        self._timeline.mark_steps(list(entries))
         if self._pool and self._pool.ready_at:
             self._timeline.mark(WORKERS_READY, self._pool.ready_at)
         measured = [EvaluationResult.model_validate(one) for one in evaluations]
@@ -276,15 +277,11 @@ class DriverStages:
             delete_orphans_of_the_dead(self.folder, self._lease.attempt)
         return report.model_dump()
 
-    def _entries(self) -> list[Entry]:
-        newest = max(self.folder.checkpoints(), key=lambda c: c.name)
-        return list(read_good_segments(self.folder.store, newest.manifest.journal))
-
-    def _draw_curves(self, entries: list[Entry]) -> None:
-        from train_core.engine.figures import curves, png
+    def _draw_curves(self, newest: Checkpoint) -> None:
+        from train_core.engine.figures import curves_until
 
         self._check_lease()
-        self.folder.store.write(CURVES_PNG, png(curves(entries)))
+        self.folder.store.write(CURVES_PNG, curves_until(newest, self.folder.store))
 
     def close(self, status: EndStatus) -> None:
         """End the mirror and free the run; Ray ends with the process.

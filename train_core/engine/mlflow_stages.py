@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from train_core.engine import figures
 from train_core.engine.mlflow_runs import MlflowRuns, seconds
@@ -12,7 +14,7 @@ from train_core.results import CheckpointSummary, EvaluationResult, PredictionsR
 from train_core.storage.files import read_file
 from train_core.storage.journal import read_good_segments
 from train_core.storage.manifest import EvaluationManifest, PredictionsManifest, read_manifest
-from train_core.storage.names import CONFUSION_MATRIX_JSON, SegmentName
+from train_core.storage.names import CONFUSION_MATRIX_JSON, CURVES_PNG, SegmentName
 from train_core.storage.store import Store
 from train_core.workload import workload_class
 
@@ -37,8 +39,10 @@ def show_training(runs: MlflowRuns) -> bool:
         runs.set_tags("train", {"evertrain.quarantined": ", ".join(sorted(quarantined))})
         runs.client.log_dict(runs.run_id("train"), quarantined, "quarantined.json")
     if is_finished and runs.status("train") != "FINISHED":
-        figure = figures.curves(read_good_segments(store, newest.journal))
-        runs.client.log_figure(runs.run_id("train"), figure, "curves.png")
+        with tempfile.TemporaryDirectory() as folder:
+            picture = Path(folder, CURVES_PNG)
+            picture.write_bytes(figures.curves_until(checkpoints[-1], store))
+            runs.client.log_artifact(runs.run_id("train"), str(picture))
         runs.set_status("train", "FINISHED")
     return is_finished
 
