@@ -97,6 +97,7 @@ class DriverStages:
         if record is not None:
             self._create_run(record, checked.files)
         self._begin_run()
+        self._start_on_cluster()
         if mirror is not None:
             mirror.start()
             self.mirror = mirror
@@ -315,6 +316,13 @@ class DriverStages:
             self.start_ray(self.config)
             needed = {"num_workers": fewest, "min_workers": None} if fewest else {}
             check_resources(self.config.model_copy(update=needed), patience_s)
+
+    def _start_on_cluster(self) -> None:
+        """Have the workers of a cluster start, if there is room for all, while others prepare."""
+        from train_core.engine.cluster.elastic import room
+
+        if self.config.ray_address != LOCAL and room(self.config) >= self.config.num_workers:
+            self._started_pool(self.config)
 
     def _take_run(self) -> int:
         """Take the run's lease, and keep its heart beating until this is closed: the attempt."""

@@ -43,8 +43,8 @@ LINGER_S = 60.0
 CUT_OFF_S = 600.0
 """How long a job tries to tell how it ended, when nothing else is left and the storage is away."""
 STAGES = ("train", "evaluate", "infer", "publish")
-_FIRST_PAUSE_S, _PAUSE_S = 0.1, 1.0
 _FIRST_CALL_WITHIN_S = 20.0
+_PAUSE_S = 1.0
 _TAKEN_WITHIN_S = 10.0
 _ENDS_WITHIN_S = 2.0
 _LAST_BEAT_S = 2.0
@@ -101,6 +101,8 @@ class JobServer:
         self._unsent: dict[str, Answer] = {}
         self._unsent_since = math.inf
         self._pool = ThreadPoolExecutor(4, "stage")
+        self._is_done = threading.Event()
+        """Set when a stage has ended, whose answer is to be written."""
 
     def serve(self, first: str) -> bool:
         """Work until the end, beginning with the call of that name; whether the end was a good one.
@@ -118,13 +120,15 @@ class JobServer:
             heart.join(_LAST_BEAT_S)
 
     def _serve(self) -> bool:
-        idle_since, pause_s = time.monotonic(), _FIRST_PAUSE_S
+        idle_since = spoken_at = time.monotonic()
         while True:
+            self._is_done.clear()
             found = self._new_calls()
             for name, call in found:
                 self._take(name, call)
             end = self._closed()
-            self._send()
+            if self._send() or found:
+                spoken_at = time.monotonic()
             if end is not None:
                 return end
             if self._is_cut_off():
@@ -137,8 +141,7 @@ class JobServer:
                 _log.warning("nobody has called for %g s: the job ends", LINGER_S)
                 self._done("close", {"status": "FAILED"})
                 return False
-            pause_s = _FIRST_PAUSE_S if found else min(2 * pause_s, _PAUSE_S)
-            time.sleep(pause_s)
+            self._is_done.wait(calling.pause_s(time.monotonic() - spoken_at))
 
     def _wait_for(self, first: str) -> None:
         deadline = time.monotonic() + _FIRST_CALL_WITHIN_S
@@ -190,6 +193,7 @@ class JobServer:
             work = json.dumps([call.stage, call.arguments], sort_keys=True)
             if work not in self._works:
                 future = self._pool.submit(self._done, call.stage, call.arguments)
+                future.add_done_callback(lambda _: self._is_done.set())
                 self._works[work] = Work(future)
             # Who asks for what is under way waits for that.
             self._works[work].names.append(name)
@@ -295,8 +299,9 @@ class JobServer:
         except Exception as error:  # noqa: BLE001 (raised where it was asked for)
             return _answer(error=describe(stage, error))
 
-    def _send(self) -> None:
-        """Write the answers that there are; what cannot be written now is kept."""
+    def _send(self) -> bool:
+        """Write the answers that there are; what cannot be written now is kept. Whether one was."""
+        was_sent = False
         for work in [work for work, one in self._works.items() if one.future.done()]:
             done = self._works.pop(work)
             self._unsent |= dict.fromkeys(done.names, done.future.result())
@@ -304,7 +309,7 @@ class JobServer:
             for name in list(self._unsent):
                 self._calls.answer(name, self._unsent[name])
                 del self._unsent[name]
-                self._unsent_since = math.inf
+                self._unsent_since, was_sent = math.inf, True
         except StorageError as error:
             # The log is where they can be read meanwhile.
             kept = "; ".join(
@@ -313,6 +318,7 @@ class JobServer:
             )
             _log.warning("answers cannot be written, and are tried again: %s (%s)", error, kept)
             self._unsent_since = min(self._unsent_since, time.monotonic())
+        return was_sent
 
     def _is_cut_off(self) -> bool:
         """Whether all is done, and the storage, by which alone it can be told, is away for long."""

@@ -37,11 +37,11 @@ from train_core.storage.digests import digest_of
 from train_core.storage.names import JobName
 from train_core.storage.run_folder import RunFolder
 
-_FIRST_PAUSE_S, _PAUSE_S = 0.1, 1.0
 _LOOK_EVERY_S = 3.0
 _SILENT_S = 60.0
 """A job counts as dead when Ray does not say how it is, and its heart stands still for so long."""
-_LAST_LINES_S = 3.0
+_LAST_LINES_S = 1.5
+"""How long the end of a job's log is waited for: Ray reads it once a second."""
 _log = logging.getLogger("train_core.driver")
 
 
@@ -243,8 +243,8 @@ class JobStages:
         return answer.result
 
     def _answer(self, asking: Calls, stage: str, name: str) -> Answer:
-        job, pause_s, looked_at = asking.job, _FIRST_PAUSE_S, time.monotonic()
-        alive_at, pulse, has_ended = time.monotonic(), 0, False
+        job, pulse, has_ended = asking.job, 0, False
+        asked_at = looked_at = alive_at = time.monotonic()
         while True:
             try:
                 if answer := asking.answer_to(name):
@@ -265,8 +265,7 @@ class JobStages:
                 _log.warning("whether %s is done is not known: %s", stage, error)
                 # Nobody hears its heart, but Ray may know.
                 has_ended, alive_at = bool(self._jobs.has_ended(job)), time.monotonic()
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_S)
+            time.sleep(calls.pause_s(time.monotonic() - asked_at))
 
     def _leave(self, attached: Attachment) -> None:
         if self._attached is attached:

@@ -26,6 +26,7 @@ from train_core.storage.store import Store
 
 BEAT_EVERY_S = 5.0
 STANDSTILL_S = 12.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 THE_JOB = "job"
 
 _log = logging.getLogger("train_core.driver")
@@ -55,6 +56,14 @@ class Beat(BaseModel):
     """What a caller, or the job, tells of itself."""
 
     counter: int
+
+
+def pause_s(waited_s: float) -> float:
+    """How long to wait before the other side's object is looked for again.
+
+    A tenth of what was waited already, so that it is found about so much later than it came.
+    """
+    return min(max(waited_s / 10, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
 
 
 def jobs(store: Store) -> list[str]:

@@ -29,6 +29,7 @@ from train_core.engine.distributed.rendezvous import LOOPBACK, Membership, Rende
 
 _START_WITHIN_S = 300.0
 """Workers whose place is gone, or that hang as they start, are given up then."""
+_PLACED_WITHIN_S = 1.0
 _LEAST_SILENCE_S = 30.0
 """A worker that loads libraries on a busy machine does not answer for a while."""
 _SMALLER_TRAINING = (
@@ -70,6 +71,13 @@ class WorkerPool:
         workers = self._workers
         return workers is not None and workers.wanted[1] == resources_of_worker(config)
 
+    def has_placed(self, config: TrainConfig) -> bool:
+        """Whether as many workers as the configuration says have what they reserve."""
+        workers = self._workers
+        if workers is None or workers.wanted != _wanted(config):
+            return False
+        return workers.places.wait(_PLACED_WITHIN_S)
+
     def start(self, config: TrainConfig) -> None:
         """Have as many workers as the configuration says; they start in the background.
 
@@ -78,7 +86,7 @@ class WorkerPool:
         if self._has_ended:
             raise ConnectionError("the driver ends: it starts no workers")
         self._config = config
-        wanted = config.num_workers, resources_of_worker(config), config.placement_strategy
+        wanted = _wanted(config)
         if self._workers and self._workers.wanted == wanted:
             return
         self.close()
@@ -211,3 +219,7 @@ class WorkerPool:
         """After how many seconds without an answer a worker counts as dead; 0: never."""
         timeout_s = self._config.hang_timeout_s
         return max(timeout_s, _LEAST_SILENCE_S) if timeout_s else 0
+
+
+def _wanted(config: TrainConfig) -> tuple[int, dict[str, float], str]:
+    return config.num_workers, resources_of_worker(config), config.placement_strategy

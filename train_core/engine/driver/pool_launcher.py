@@ -47,11 +47,13 @@ class PoolLauncher:
         return Outcome()
 
     def _train_where_there_is_room(self, attempt: Attempt) -> None:
-        # What the pool itself reserves is room, too.
-        self._pool.close()
-        workers = number_of_workers(
-            attempt.config, partial(room, attempt.config), attempt.check_stop
-        )
+        workers = attempt.config.num_workers
+        if not self._pool.has_placed(attempt.config):
+            # What the pool itself reserves is room, too.
+            self._pool.close()
+            workers = number_of_workers(
+                attempt.config, partial(room, attempt.config), attempt.check_stop
+            )
         config = attempt.config.model_copy(update={"num_workers": workers})
         self._pool.start(config)
         watch = ClusterWatch(attempt.folder.store, attempt.number, attempt.config, workers)
