@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from train_core.errors import CheckpointError
-from train_core.storage.calls import Answer, Call, Calls, caller_of, jobs
+from train_core.storage.calls import Answer, Call, Calls, caller_of, jobs, pause_s
 from train_core.storage.store import Store
 
 JOB = "run-a0001-0a1b2c3d"
@@ -100,3 +102,9 @@ def test_a_call_can_be_taken_back(store: Store) -> None:
     caller.take_back(name)
     assert job.asked() == []
     assert job.read(name) is None
+
+
+@given(waited_s=st.floats(0, 1e6))
+def test_an_answer_is_found_a_tenth_later_than_it_came_or_a_second(waited_s: float) -> None:
+    assert 0.1 <= pause_s(waited_s) <= 1
+    assert pause_s(waited_s) <= max(0.1, waited_s / 10)
