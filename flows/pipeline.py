@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from flows import embedded
 from flows.databases import create_tracking_database
 from flows.parameters import (
@@ -101,7 +99,7 @@ def _run_flow(
             session.listen(partial(_show_warning, console))
         report = _outcome(session, flow, partial(stages, parameters, as_functions))
     if verbose:
-        ended_s = time.time() - psutil.Process().create_time()
+        ended_s = time.time() - session.began_at
         console.print(f"the flow has ended {ended_s:.1f} s after the start", highlight=False)
     print_summary(report, folder.store.uri(REPORT_JSON), console)
 

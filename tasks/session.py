@@ -61,14 +61,16 @@ class Session:
         self._lines: deque[str] = deque(maxlen=REMEMBERED_LINES)
         self._listeners: list[Callable[[str], None]] = []
         self._begin = time.monotonic()
+        now, began_at = time.time(), psutil.Process().create_time()
+        # A process that has lived for long, as a notebook, was not started for this run.
+        self.began_at = began_at if now - began_at < _STARTED_FOR_IT_S else now
+        """When the process began that was started for the run, in seconds since 1970."""
         self._driver = self._new_driver()
         self._is_prepared = self._has_failed = False
 
     def _new_driver(self) -> Driver:
-        now, began_at = time.time(), psutil.Process().create_time()
-        # A process that has lived for long, as a notebook, was not started for this run.
-        began_at = began_at if now - began_at < _STARTED_FOR_IT_S else now
-        return Driver(self.request.model_copy(update={"began_at": began_at}), self._hear)
+        request = self.request.model_copy(update={"began_at": self.began_at})
+        return Driver(request, self._hear)
 
     def prepared(self) -> Prepared:
         """The outcome of the driver's checks; of another driver's once that of the last is told.
