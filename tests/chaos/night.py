@@ -153,6 +153,8 @@ class Night:
             self._wait(partial(self._has_fired, number), f"firing {number} did not come")
             self.say(f"firing {number}")
             if number in strikes:
+                # It has not listed its files yet: so it has something to train on.
+                self.deliver()
                 strikes[number]()
             if number < self._num_firings:
                 # While a run trains, or another one prepares: it comes when it comes.
