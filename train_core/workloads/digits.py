@@ -16,7 +16,7 @@ from train_core.policy.randomness import SampleRandom
 from train_core.workload import ArrayDataset, Split
 from train_core.workloads.images import ImageClassifier, ImageSettings
 
-ORDER = Path(__file__).with_name("digits_order.npy")
+ORDER = Path(__file__).with_name("digits_order.txt")
 """The digits in the order of the splits: stratified by scikit-learn's `train_test_split`."""
 NUM_TRAIN, NUM_VALIDATION = 1257, 180
 
@@ -101,8 +101,9 @@ def _splits() -> dict[Split, ArrayDataset]:
     file = Path(package.submodule_search_locations[0], "datasets/data/digits.csv.gz")
     table = np.loadtxt(file, dtype=np.uint8, delimiter=",")
     images, labels = table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
-    train, validation, test = np.split(np.load(ORDER), [NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION])
-    chosen: dict[Split, npt.NDArray[np.uint16]] = {
+    order = np.array(ORDER.read_text().split(), np.int64)
+    train, validation, test = np.split(order, [NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION])
+    chosen: dict[Split, npt.NDArray[np.int64]] = {
         "train": train,
         "validation": validation,
         "test": test,
