@@ -24,7 +24,6 @@ with embedded.warming_up() as warming:
     sys.exit(2)
 """
 RUNS = """
-import os
 import sys
 from flows import embedded
 

@@ -137,7 +137,7 @@ def test_a_rank_that_dies_before_the_training_begins_is_lost(
     killed: list[psutil.Process] = []
 
     def kill_one() -> None:
-        if not killed and len(found := ranks()) == 2:
+        if not killed and (found := ranks()):
             killed.append(found[0])
             found[0].kill()
 
