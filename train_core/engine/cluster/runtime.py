@@ -19,6 +19,8 @@ _ENVIRONMENT = {
 _LOCAL_ENVIRONMENT = {
     # Nobody starts the head of a local Ray again; Ray would wait for a minute.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+    # Every 5 s it would look at all processes, for a dashboard that does not run.
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",
 }
 # Nothing is put there but a task's results; its memory is reserved at the start, 1 s for 7 GB.
 _OBJECT_STORE_BYTES = 256 * 2**20
