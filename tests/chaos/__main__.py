@@ -36,7 +36,7 @@ from tests.flows.conftest import isolated
 
 
 @contextmanager
-def house(home: Path, *, is_on_s3: bool, has_s3: bool) -> Iterator[House]:
+def house(home: Path, num_workers: int, *, is_on_s3: bool, has_s3: bool) -> Iterator[House]:
     with ExitStack() as used:
         storage, store = str(home / ".evertrain/runs"), home / "object-store"
         if is_on_s3 or has_s3:
@@ -45,7 +45,7 @@ def house(home: Path, *, is_on_s3: bool, has_s3: bool) -> Iterator[House]:
         # One server for all: a command that starts its own takes ten seconds longer.
         api = used.enter_context(prefect_server(home))
         environment = isolated(home) | {"PREFECT_API_URL": api}
-        yield House(home, environment, storage, object_store=store)
+        yield House(home, environment, storage, num_workers=num_workers, object_store=store)
 
 
 def struck(ours: House, fault: Fault | Outage, run: str, reference: dict[str, Any]) -> Recovery:
@@ -86,6 +86,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
     parser.add_argument("--only", default="", help="a regular expression of the faults")
     parser.add_argument("--jobs", type=int, default=2, help="pipelines at a time")
+    parser.add_argument("--workers", type=int, default=2, help="that train, two or more")
     parser.add_argument("--s3", action="store_true", help="run folders on a real S3 server")
     asked = parser.parse_args()
 
@@ -100,7 +101,7 @@ def main() -> None:
     scheduled = [one for one in every if is_asked_for(one)]
     has_s3 = any(isinstance(one, Outage) and one.victim == S3 for one in scheduled)
     with ExitStack() as used:
-        ours = used.enter_context(house(home, is_on_s3=asked.s3, has_s3=has_s3))
+        ours = used.enter_context(house(home, asked.workers, is_on_s3=asked.s3, has_s3=has_s3))
         pool = used.enter_context(ThreadPoolExecutor(asked.jobs))
         # Ctrl-C reaches the pipelines, too, and nothing more begins.
         used.callback(pool.shutdown, wait=False, cancel_futures=True)

@@ -38,7 +38,7 @@ GRACE_S = 30.0
 # 1257 samples make 20 steps an epoch; checkpoints at 7, 14, 20, 21, 28, 35, 40, …
 PARAMETERS = (
     *("retrain", "--workload", "tests.chaos.held:HeldDigits", "--epochs", "3"),
-    *("--batch-size", "64", "--num-shards", "4", "--num-workers", "2"),
+    *("--batch-size", "64", "--num-shards", "4"),
     # Each rank has two batches of validation, and is held in the first.
     *("--eval-batch-size", "45"),
     *("--checkpoint-every-steps", "7", "--gpus-per-worker", "0"),
@@ -56,6 +56,8 @@ class House:
     ray_address: str = ""
     """Of the cluster that trains, if it is not a Ray of each pipeline's own."""
     hang_timeout_s: float = 10.0
+    num_workers: int = 2
+    """They share two cores."""
     object_store: Path | None = None
     """The files of the S3 server of `tests/object-store.sh`, if there is one."""
 
@@ -76,6 +78,8 @@ class House:
         """The command, whose ranks find what they are told in their environment."""
         more = ["--run", run, "--storage", self.storage]
         more += ["--hang-timeout-s", f"{self.hang_timeout_s:g}"]
+        more += ["--num-workers", f"{self.num_workers}"]
+        more += ["--cpus-per-worker", f"{20 // self.num_workers / 10:g}"]
         if self.ray_address:
             runtime_env = json.dumps({"env_vars": told or {}})
             more += ["--ray-address", self.ray_address, "--runtime-env", runtime_env]

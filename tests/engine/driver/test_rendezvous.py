@@ -19,7 +19,8 @@ from train_core.engine.distributed.rendezvous import LOOPBACK
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(180)
-FROZEN_S = 30
+FROZEN_S, HANG_TIMEOUT_S = 45, 30
+"""The driver stands still for longer than a silent worker is waited for."""
 
 
 def begin(tmp_path: Path, workload: str, **config: object) -> tuple[Driver, RunFolder]:
@@ -88,9 +89,14 @@ def test_what_is_opened_for_a_training_on_this_machine_is_on_the_loopback_only(
 
 
 @pytest.mark.slow
-def test_a_driver_that_stands_still_for_half_a_minute_costs_no_step(tmp_path: Path) -> None:
+def test_a_driver_that_stands_still_costs_no_step(tmp_path: Path) -> None:
     driver, folder = begin(
-        tmp_path, "Unhurried", max_steps=FROZEN_S + 25, epochs=99, checkpoint_every_steps=5
+        tmp_path,
+        "Unhurried",
+        max_steps=FROZEN_S + 25,
+        epochs=99,
+        checkpoint_every_steps=5,
+        hang_timeout_s=HANG_TIMEOUT_S,
     )
     with driver:
         trained = threading.Thread(target=driver.train)
@@ -98,7 +104,7 @@ def test_a_driver_that_stands_still_for_half_a_minute_costs_no_step(tmp_path: Pa
         wait_until(lambda: step_of(folder) >= 2)
         os.kill(driver._process.pid, signal.SIGSTOP)
         before, begun = step_of(folder), time.monotonic()
-        # This is the promise: half a minute.
+        # This is the promise, and no wait for something.
         time.sleep(FROZEN_S)
         done, took_s = step_of(folder) - before, time.monotonic() - begun
         os.kill(driver._process.pid, signal.SIGCONT)
