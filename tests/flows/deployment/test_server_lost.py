@@ -115,8 +115,8 @@ def test_a_refused_login_ends_prefects_worker_and_the_next_worker_goes_on(
             go_on.touch()
             wait_for(lambda: worker.poll() is not None, tmp_path)
             wait_for(lambda: not flow.is_running(), tmp_path)
-        server.mend()
-        with site.worker():
-            wait_for(lambda: state(api, "refused") == "COMPLETED", tmp_path, MISSED_S + 150)
+            server.mend()
+            with site.worker():
+                wait_for(lambda: state(api, "refused") == "COMPLETED", tmp_path, MISSED_S + 150)
     assert lease.newest_attempt(folder.store) == 2
     assert digest_of_training(folder) == undisturbed
