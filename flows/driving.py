@@ -8,7 +8,9 @@ fails again for minutes: it is waited for as long as its server answers, and els
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -41,6 +43,9 @@ SLOW_END_S = 60.0
 ENDS_WITHIN_S = 10.0
 """How long the stages have to end when the driver was closed."""
 _POLL_INTERVAL_S = 0.2
+_CANCEL_POLL_INTERVAL_S = 5.0
+CANCEL_WITHIN_S = 20.0
+"""How long Prefect's worker has to end a flow run that is being cancelled."""
 
 NOT_TOLD = (
     "Prefect does not know that run {run!r} has ended: its server does not answer. The next "
@@ -89,7 +94,8 @@ def drive(session: Session, stages: Stages) -> Any:
     SIGTERM that the training outlives (`job_outlives_flow`) raises TerminationSignal.
     """
     try:
-        return _outcome_of(session, stages)
+        with _noticing_cancellation(session):
+            return _outcome_of(session, stages)
     except (KeyboardInterrupt, TerminationSignal) as error:
         if isinstance(error, TerminationSignal) and job_outlives_flow(session):
             session.leave()
@@ -111,6 +117,43 @@ def _outcome_of(session: Session, stages: Stages) -> Any:
             # Thrown in by Prefect where it could not renew this run's place among those that the
             # deployment may have at once. The run goes on, whoever else begins.
             continue
+
+
+@contextmanager
+def _noticing_cancellation(session: Session) -> Iterator[None]:
+    """Send this process SIGTERM where its flow run is cancelled and Prefect's worker does not.
+
+    A worker that could not ask its server three times, 10 s apart, never cancels that run again.
+    """
+    if not deployment_of_flow_run():
+        yield
+        return
+    has_ended = threading.Event()
+
+    def watch() -> None:
+        noticed_at = math.inf
+        while not has_ended.wait(_CANCEL_POLL_INTERVAL_S):
+            now = time.monotonic()
+            noticed_at = min(noticed_at, now) if _is_cancelled(session, own) else math.inf
+            if now - noticed_at > CANCEL_WITHIN_S:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    own = UUID(str(runtime.flow_run.id))
+    threading.Thread(target=watch, name="cancellation", daemon=True).start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+
+
+def _is_cancelled(session: Session, flow_run: UUID) -> bool:
+    """Whether Prefect's server says so; not if it does not answer."""
+    if session.server is None:
+        return False
+    found = session.server.ask(lambda client: client.read_flow_run(flow_run))
+    state = found.state if found else None
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
 
 
 def job_outlives_flow(session: Session) -> bool:

@@ -38,16 +38,16 @@ class TerminalProgress:
         self._view.close()
 
     def _tick(self) -> None:
-        stage = self._session.stage
-        self._view.show(stage, self._reader.read() if stage == "train" else None)
+        stages = list(self._session.stages)
+        self._view.show(stages, self._reader.read() if stages[-1] == "train" else None)
 
 
 class _Lines:
-    """A line when the stage changes, and one every PLAIN_EVERY_S while training."""
+    """A line for each stage that begins, and one every PLAIN_EVERY_S while training."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._stage = ""
+        self._num_shown = 0
         self._last_s = 0.0
 
     def open(self) -> None:
@@ -56,10 +56,11 @@ class _Lines:
     def close(self) -> None:
         pass
 
-    def show(self, stage: str, live: Live | None) -> None:
-        if stage != self._stage:
-            self._stage = stage
+    def show(self, stages: list[str], live: Live | None) -> None:
+        # A stage may be over before it is looked at.
+        for stage in stages[self._num_shown :]:
             self._console.print(stage, highlight=False)
+        self._num_shown = len(stages)
         if live and time.monotonic() - self._last_s >= PLAIN_EVERY_S:
             self._last_s = time.monotonic()
             self._console.print(f"  {live}", highlight=False, soft_wrap=True)
@@ -86,7 +87,8 @@ class _Bar:
     def close(self) -> None:
         self._progress.stop()
 
-    def show(self, stage: str, live: Live | None) -> None:
+    def show(self, stages: list[str], live: Live | None) -> None:
+        stage = stages[-1]
         if live:
             self._progress.update(
                 self._task, description=stage, total=100, completed=live.percent, live=str(live)

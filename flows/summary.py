@@ -51,6 +51,6 @@ def _facts(report: Report) -> str:
         "training": f"{report.train.samples_per_s:,.0f} samples/s, {report.train.step} steps",
         "predictions": f"{report.predictions.uri} ({report.predictions.num_rows} rows)",
         "MLflow": report.tracking.url,
-        "see": "`evertrain ui` (or `make ui`) opens MLflow's and Prefect's pages",
+        "see": "`evertrain ui`, in this folder, opens MLflow's and Prefect's pages",
     }
     return "\n".join(f"{name:<12} {value}" for name, value in facts.items() if value)

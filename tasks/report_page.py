@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -12,8 +14,10 @@ from train_core.errors import StorageError
 from train_core.results import Report
 from train_core.storage.finished_runs import finished_runs
 from train_core.storage.names import CURVES_PNG, REPORT_JSON
-from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_folder import RunFolder, RunRecord
 
+Datasets = Mapping[str, Mapping[str, Any]]
+"""What is recorded of each split: its samples, and its digest if it has one."""
 DIGEST_CHARS = 12
 SPLITS = ("validation", "test")
 BESIDE = (" before", " difference")
@@ -21,11 +25,14 @@ BESIDE = (" before", " difference")
 
 def report_markdown(report: Report, folder: RunFolder) -> str:
     """The outcome in Markdown: links, figures, those of the run before, and curves."""
-    before, record = previous_report(folder), folder.record()
+    record = folder.record()
+    found = previous(folder, record)
+    before = found[0] if found else None
     lines = [
         f"# {report.run}",
         f"Best checkpoint: `{report.best.name}` (step {report.best.step})",
         metrics_table(report, before),
+        *([compared_with(*found, record.datasets)] if found else []),
         table(
             ["split", "samples", "data digest"],
             [
@@ -55,14 +62,13 @@ def report_markdown(report: Report, folder: RunFolder) -> str:
     return "\n\n".join(lines)
 
 
-def previous_report(folder: RunFolder) -> Report | None:
-    """The outcome of the workload's last finished run in that storage that began before this."""
-    record = folder.record()
+def previous(folder: RunFolder, record: RunRecord) -> tuple[Report, Datasets] | None:
+    """The report and the data of the workload's last finished run that began before this one."""
     # One that cannot be read, or that another version of evertrain wrote, is left out.
     with suppress(StorageError):
         for run in finished_runs(folder.storage, record.config.workload, before=record.created_at):
             with suppress(ValidationError):
-                return Report.model_validate(run.report)
+                return Report.model_validate(run.report), run.record.datasets
     return None
 
 
@@ -81,8 +87,21 @@ def metrics_table(report: Report, before: Report | None) -> str:
             if before:
                 row += [number(was), difference(value, was)]
         rows.append(row)
-    shown = table(heading, rows)
-    return f"{shown}\n\nBefore: run `{before.run}`" if before else shown
+    return table(heading, rows)
+
+
+def compared_with(before: Report, then: Datasets, now: Datasets) -> str:
+    """The name of the run before, and which of the splits that it measured were others."""
+    others = [
+        f"{split} had {then[split].get('samples', '?')} samples"
+        for split in SPLITS
+        if split in now and split in then and now[split].get("digest") != then[split].get("digest")
+    ]
+    told = f"Before: run `{before.run}`"
+    if not others:
+        return told
+    data = ", ".join(others)
+    return f"{told}, on other data ({data}): not all of a difference is the model's"
 
 
 def difference(value: float | None, was: float | None) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import httpx
 from prefect.client.orchestration import get_client
 from prefect.context import SettingsContext, get_settings_context
-from prefect.exceptions import PrefectHTTPStatusError
+from prefect.exceptions import CancelledRun, PrefectHTTPStatusError
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
 
 if TYPE_CHECKING:
@@ -213,9 +213,11 @@ def quiet_prefects_services() -> None:
         _add_filter(name, _is_urgent)
     # asyncio tells of the observer's task, too.
     _add_filter("asyncio", _is_no_observer)
-    # A run that could not renew its place among those that its deployment may have at once goes on.
     for name in ("prefect.flow_runs", "prefect.task_runs"):
+        # A run that could not renew its place among those that its deployment may have at once goes
+        # on.
         _add_filter(name, _is_no_renewal)
+        _add_filter(name, _is_no_traceback_of_a_cancel)
 
 
 def _add_filter(logger: str, keeps: Callable[[logging.LogRecord], bool]) -> None:
@@ -234,6 +236,13 @@ def _is_no_observer(record: logging.LogRecord) -> bool:
 
 def _is_no_renewal(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("Concurrency lease renewal failed")
+
+
+def _is_no_traceback_of_a_cancel(record: logging.LogRecord) -> bool:
+    """A wanted end is no error: Prefect's engine tells it as one, and then with its stack."""
+    if record.getMessage().startswith("Finished in state Cancelled"):
+        record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+    return not (record.exc_info and isinstance(record.exc_info[1], CancelledRun))
 
 
 def _one_line(error: Exception) -> str:

@@ -43,7 +43,8 @@ class Session:
 
     def __init__(self, request: DriverRequest) -> None:
         self.request = request
-        self.stage = "prepare"
+        self.stages = ["prepare"]
+        """The stages that have begun, in their order."""
         """The stage that runs now."""
         self.seconds: dict[str, float] = {}
         """Wall-clock seconds of each stage; a stage that was retried counts all its tries."""
@@ -133,7 +134,7 @@ class Session:
 
         Raises StoppedError if the session is closed meanwhile, which ends the stage.
         """
-        self.stage = stage
+        self.stages.append(stage)
         begin = time.monotonic()
         try:
             self._refuse_ending()
@@ -188,7 +189,7 @@ class Session:
         """
         self._end()
         if status == "KILLED":
-            self.stage = STOPPING
+            self.stages.append(STOPPING)
         try:
             with self._close_lock:
                 self._driver.close(status)

@@ -53,6 +53,19 @@ step()
     passes(STEP + compiled)
 
 
+def test_a_look_through_all_modules_does_not_load_the_compiler() -> None:
+    """torch looks for the file of a function so, while it imports what shards a model."""
+    look = """
+import inspect
+made = eval("lambda: None", {"__name__": "nowhere"})
+inspect.getmodule(made.__code__)
+assert "torch._dynamo.config" not in sys.modules
+import torch.distributed.tensor
+step()
+"""
+    passes(STEP + look)
+
+
 def test_a_training_on_several_ranks_can_begin_after_it() -> None:
     group = """
 import os, torch.distributed as dist

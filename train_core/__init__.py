@@ -13,7 +13,18 @@ if TYPE_CHECKING:
     from train_core.datasets.files import DataFile
     from train_core.errors import DataError
     from train_core.fitting import fit
-    from train_core.workload import ArrayDataset, Batch, Columns, Settings, Workload
+    from train_core.policy.randomness import SampleRandom
+    from train_core.workload import (
+        ArrayDataset,
+        Batch,
+        Columns,
+        Dataset,
+        Settings,
+        ShardStream,
+        Split,
+        Stream,
+        Workload,
+    )
 
 _HOMES = {
     "ArrayDataset": "train_core.workload",
@@ -21,7 +32,12 @@ _HOMES = {
     "Columns": "train_core.workload",
     "DataError": "train_core.errors",
     "DataFile": "train_core.datasets.files",
+    "Dataset": "train_core.workload",
+    "SampleRandom": "train_core.policy.randomness",
     "Settings": "train_core.workload",
+    "ShardStream": "train_core.workload",
+    "Split": "train_core.workload",
+    "Stream": "train_core.workload",
     "TrainConfig": "train_core.config",
     "Workload": "train_core.workload",
     "fit": "train_core.fitting",
@@ -33,7 +49,12 @@ __all__ = [
     "Columns",
     "DataError",
     "DataFile",
+    "Dataset",
+    "SampleRandom",
     "Settings",
+    "ShardStream",
+    "Split",
+    "Stream",
     "TrainConfig",
     "Workload",
     "fit",

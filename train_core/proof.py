@@ -182,6 +182,7 @@ def _train(phase: Phase, task: StandaloneTask, folder: Path, on_step: OnStep | N
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
                 *("--nproc-per-node", str(task.config.num_workers)),
+                *("--log-dir", str(folder)),
                 *("-m", "train_core.engine.standalone", str(told)),
             ],
             stdin=subprocess.DEVNULL,

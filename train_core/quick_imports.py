@@ -44,6 +44,10 @@ class _Deferred(ModuleType):
         vars(self).update(until_then)
 
     def __getattr__(self, name: str) -> Any:
+        # Whoever looks through all modules, as `inspect` does for their files, needs none of it; an
+        # import of a module below it does.
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(f"module {self.__name__!r} has no {name!r} before it is loaded")
         spec = vars(self)["__spec__"]
         self.__class__ = ModuleType  # type: ignore[assignment]  # it becomes the module
         self.__file__, self.__loader__ = spec.origin, spec.loader
@@ -77,7 +81,7 @@ def _disable_later(function: Callable[..., Any], *args: Any, **kwargs: Any) -> C
     def call(*given: Any, **named: Any) -> Any:
         nonlocal disabled
         compiler = sys.modules[_DYNAMO]
-        if disabled is None and not isinstance(compiler, _Deferred):
+        if disabled is None and compiler.disable is not _disable_later:
             disabled = compiler.disable(function, *args, **kwargs)
         return (disabled or function)(*given, **named)
 

@@ -18,9 +18,7 @@ from torch.nn import functional
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
-from train_core import ArrayDataset, Batch, Columns, Settings, Workload
-from train_core.policy.randomness import SampleRandom
-from train_core.workload import Split
+from train_core import ArrayDataset, Batch, Columns, SampleRandom, Settings, Split, Workload
 
 MEASUREMENTS = tuple(map(str, load_breast_cancer().feature_names))
 

@@ -15,8 +15,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from tumours import MEASUREMENTS, Tumours, TumourSettings
 
-from train_core import ArrayDataset, Columns, DataFile
-from train_core.workload import SPLITS, Dataset, Split
+from train_core import ArrayDataset, Columns, DataFile, Dataset, Split
+from train_core.workload import SPLITS
 
 
 class TumoursInParquetSettings(TumourSettings):

@@ -246,7 +246,7 @@ def row(folder: RunFolder) -> Row:
     train = record.datasets.get("train", {})
     return {
         "run": folder.name,
-        "created": record.created_at[:16],
+        "created": f"{record.created_at[:16]}Z",
         "workload": record.config.workload.rpartition(":")[2],
         "step": checkpoints[-1].name.step if checkpoints else 0,
         "best": best_value(checkpoints, record.config),

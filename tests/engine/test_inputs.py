@@ -85,6 +85,18 @@ def test_a_missing_column_is_told_with_its_file_and_what_is_there(storage_url: s
     assert (type(again), str(again)) == (DataError, str(raised.value))
 
 
+def test_a_folder_is_all_data_below_it(storage_url: str) -> None:
+    store = Store(storage_url)
+    for name in ("b.parquet", "2026/a.parquet", "2026/11/a.parquet"):
+        store.write(name, patients(1))
+    for name in ("_delta/a.parquet", ".tmp-a.parquet", "2026/_a.parquet"):
+        store.write(name, patients(7))
+    found = opened(storage_url, asks())
+    ids, columns = read_input(found, asks(), range(3))
+    assert ids == ["2026/11/a.parquet#0", "2026/a.parquet#0", "b.parquet#0"]
+    assert len(columns["age"]) == found.num_rows == 3
+
+
 def test_the_workers_tell_the_file_of_several_that_lacks_it(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.write("a.parquet", patients(3))

@@ -34,11 +34,12 @@ def report(run: str, validation: float | None, test: float) -> Report:
     )
 
 
-def finish(storage: Path, outcome: Report, hours: int) -> RunFolder:
+def finish(storage: Path, outcome: Report, hours: int, measured_on: str = "") -> RunFolder:
     folder = RunFolder(str(storage), outcome.run)
     made = record(outcome.run, workload="clinic:Clinic")
     datasets = {
-        "train": {"samples": 150 + hours, "digest": "0123456789abcdef"},
+        "train": {"samples": 150 + hours, "digest": f"0123456789abcdef{hours}"},
+        "validation": {"samples": 40 + hours, "digest": measured_on or None},
         "test": {"samples": 40, "digest": None},
     }
     created_at = (BEGAN + timedelta(hours=hours)).isoformat()
@@ -64,6 +65,17 @@ def test_the_page_shows_both_splits_and_last_nights_figures_beside_them(tmp_path
     assert "| train | 198 | 0123456789ab |" in page
     assert "| test | 40 | - |" in page
     assert "data:image/png;base64," in page
+
+
+def test_figures_that_were_measured_on_other_data_are_told(tmp_path: Path) -> None:
+    finish(tmp_path, report("last-night", 0.75, 0.5), 24, "few")
+    tonight = report("tonight", 0.8, 0.5)
+    page = report_markdown(tonight, finish(tmp_path, tonight, 48, "more"))
+    assert "run `last-night`, on other data (validation had 64 samples): not all of" in page
+    again = report("again", 0.8, 0.5)
+    page = report_markdown(again, finish(tmp_path, again, 72, "more"))
+    assert "run `tonight`" in page
+    assert "on other data" not in page
 
 
 def test_a_first_night_has_nothing_beside_it(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from train_core.storage.ranges import RangeReader
 from train_core.storage.store import Store
 
 
-def test_a_listing_has_the_sizes_of_the_objects_and_no_folders(storage_url: str) -> None:
+def test_a_listing_has_the_sizes_of_all_objects_and_no_folders(storage_url: str) -> None:
     store = Store(storage_url)
     store.write("b", b"12345")
     store.write("a", b"")
     store.write("below/c", b"123")
-    assert store.sizes() == {"a": 0, "b": 5}
-    assert list(store.sizes()) == ["a", "b"]
+    assert store.sizes() == {"a": 0, "b": 5, "below/c": 3}
+    assert list(store.sizes()) == ["a", "b", "below/c"]
     assert store.sizes("below") == {"c": 3}
     assert store.sizes("nowhere") == {}
     assert Store(store.uri("b")).sizes() == {}

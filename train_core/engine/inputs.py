@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
+from train_core.datasets.files import is_data
 from train_core.engine.data.formats import (
     ID,
     IMAGE_SUFFIXES,
@@ -194,9 +195,9 @@ def _check_columns(
 
 
 def _folder_of(source: str) -> tuple[Store, dict[str, int]]:
-    """The folder and the sizes of the files in it; for a single file, its folder and its own."""
+    """The folder and the sizes of the files in it and in its folders; or of a single file."""
     store = Store(source)
-    sizes = store.sizes()
+    sizes = {name: size for name, size in store.sizes().items() if is_data(name)}
     base = posixpath.basename(store.url)
     if sizes and list(sizes) != [base]:
         return store, sizes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import metadata
@@ -40,6 +41,9 @@ from train_core.results import CheckpointSummary
 from train_core.storage.names import MODEL_FILE
 from train_core.storage.pins import MLFLOW_MODEL, pin
 from train_core.storage.run_folder import Checkpoint, RunFolder
+
+# What is predicted is a class: no value of it is missing.
+warnings.filterwarnings("ignore", "Hint: Inferred schema contains integer column")
 
 _CHECKPOINT = "evertrain.checkpoint"
 _DIGEST = "evertrain.checkpoint_digest"

@@ -284,29 +284,20 @@ class Store:
         return {name.removeprefix(root).lstrip("/"): one for name, one in found.items()}
 
     def sizes(self, key: str = "") -> dict[str, int]:
-        """The sizes of the objects directly below `key`, by their names, sorted."""
+        """The sizes of the objects below `key`, also in its folders, by their names from there."""
         folder = self.path(key).rstrip("/") or "/"
-
-        def once(ask: _Ask) -> list[dict[str, Any]]:
-            try:
-                return list(ask("ls", folder, detail=True))
-            except (FileNotFoundError, NotADirectoryError) as error:
-                if not _is_there(ask, folder):
-                    return []
-                # A disk is asked for each file, and one was renamed or deleted in that moment.
-                raise UnfinishedError("what is in it changes") from error
-
+        found = self._run("list", key, lambda ask: dict(ask("find", folder, detail=True)))
         # As in `names`: what marks the folder is no object in it.
-        found = {
-            posixpath.basename(one["name"]): one["size"]
-            for one in self._run("list", key, once)
-            if one["type"] != "directory" and one["name"].rstrip("/") != folder
+        sizes = {
+            path.removeprefix(folder).lstrip("/"): one["size"]
+            for path, one in found.items()
+            if one["type"] != "directory" and path.rstrip("/") != folder
         }
         return {
             # A server of plain HTTP may list no sizes.
             name: self.size_bytes(f"{key}/{name}".lstrip("/")) if size is None else int(size)
-            for name, size in sorted(found.items())
-            if not name.startswith(local_disk.TEMPORARY)
+            for name, size in sorted(sizes.items())
+            if not posixpath.basename(name).startswith(local_disk.TEMPORARY)
         }
 
     def delete(self, key: str) -> None:

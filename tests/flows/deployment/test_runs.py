@@ -216,6 +216,10 @@ def test_a_run_that_is_cancelled_saves_and_goes_on_later(
         # It was wanted, so nothing of it is an error.
         assert "Crash detected" not in log_of(api, "cancelled")
         assert "Traceback" not in log_of(api, "cancelled")
+        printed = (home / "worker.log").read_text()
+        assert "Finished in state Cancelled" in printed
+        assert not [line for line in printed.splitlines() if "ERROR" in line and "Cancel" in line]
+        assert "CancelledRun" not in printed
         # Prefect says so twice; the second time, a retry before it would be undone.
         wait_for(lambda: "successfully" in message(api, "cancelled"), home)
         prefect("flow-run", "retry", flow_run["id"])

@@ -18,9 +18,11 @@ from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import (
     Site,
     flow_of,
+    flow_runs,
     found,
     hasty_automations,
     held,
+    log_of,
     state,
     wait_for,
 )
@@ -77,6 +79,25 @@ def test_one_that_is_back_in_time_shows_the_run_as_undisturbed(
         wait_for(lambda: state(api, run) == "COMPLETED", home)
     assert {"table", "markdown"} <= {one["type"] for one in found(api, "artifacts", run)}
     assert is_like(folder, undisturbed)
+
+
+def test_a_run_is_cancelled_whose_prefect_worker_does_not_do_it(
+    site: Site, api: str, home: Path
+) -> None:
+    """A worker that missed its server for too long cancels none of its runs any more."""
+    with held(site.prefect, home, "late") as (folder, go_on):
+        (worker,) = (one for one in flow_of(folder).parents() if "worker" in one.cmdline())
+        worker.suspend()
+        try:
+            (flow_run,) = flow_runs(api, "late")
+            site.prefect("flow-run", "cancel", flow_run["id"])
+            wait_for(lambda: "asked to stop: " in log_of(api, "late"), home)
+            go_on.touch()
+            wait_for(lambda: state(api, "late") == "CANCELLED", home)
+        finally:
+            worker.resume()
+    assert folder.checkpoints()[-1].manifest.stopped_by == "request"
+    assert lease.holder_of(folder.store) is None
 
 
 def test_one_that_stays_away_does_not_keep_the_flow_and_shows_it_later(

@@ -31,6 +31,8 @@ def load_ray(config: TrainConfig) -> None:
     environment = _ENVIRONMENT | (_LOCAL_ENVIRONMENT if config.ray_address == LOCAL else {})
     for name, value in environment.items():
         os.environ.setdefault(name, value)
+    # It says at each start that Ray's own processes ask each other for a token: nothing to do.
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     import_module("ray")
 
 
