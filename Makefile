@@ -46,11 +46,12 @@ soak: $(STAMP) ## Retrain again and again for an hour with faults by chance, and
 night: $(STAMP) ## Six firings of a schedule on data that grows; the server and the worker are killed once
 	$(BIN)/python -m tests.chaos.night
 
-check: $(STAMP) ## Check format, lint, types and the walls between the layers
+check: $(STAMP) ## Check format, lint, types, the walls between the layers, and that promises have tests
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.promises --check
 
 format: $(STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format

@@ -50,6 +50,7 @@ def reference(house_on: Callable[[str], House]) -> dict[str, Any]:
     return undisturbed(house_on("local"))
 
 
+@pytest.mark.promise("exact-pipeline")
 @pytest.mark.parametrize(("storage", "fault"), FEW)
 def test_a_pipeline_that_is_struck_ends_as_if_it_was_not(
     house_on: Callable[[str], House],
@@ -62,6 +63,7 @@ def test_a_pipeline_that_is_struck_ends_as_if_it_was_not(
     assert recovery.faults == []
 
 
+@pytest.mark.promise("prefect-away", "prefect-stays-away")
 def test_a_pipeline_whose_prefect_server_is_killed_while_it_trains_ends_in_time(
     house_on: Callable[[str], House], reference: dict[str, Any]
 ) -> None:

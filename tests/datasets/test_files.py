@@ -74,6 +74,7 @@ def test_a_glob_begins_with_the_first_part_that_has_a_wildcard(parts: list[str])
             assert folder == url
 
 
+@pytest.mark.promise("sources")
 def test_files_folders_and_globs_are_listed_on_any_storage(storage_url: str) -> None:
     write(storage_url, "a.csv", "b.txt", "_SUCCESS", ".tmp-1", "deep/c.csv", "deep/_x/d.csv")
     assert names(storage_url) == ["a.csv", "b.txt", "deep/c.csv"]

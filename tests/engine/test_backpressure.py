@@ -90,6 +90,7 @@ def saved(folder: RunFolder) -> list[int]:
     return [one.manifest.step for one in folder.checkpoints()]
 
 
+@pytest.mark.promise("cheap-checkpoints")
 def test_skip_leaves_out_what_comes_too_early_and_counts_it(storage_url: str) -> None:
     folder, config = prepared(storage_url, SlowStore, checkpoint_backpressure="skip")
     entries = trained(folder, config, WatchedTrainer)
@@ -106,6 +107,7 @@ def test_skip_never_leaves_out_the_last_one(storage_url: str) -> None:
     assert saved(folder) == [1, 3]
 
 
+@pytest.mark.promise("backpressure")
 def test_skip_never_leaves_out_a_validated_one(storage_url: str) -> None:
     folder, config = prepared(
         storage_url, SlowStore, checkpoint_backpressure="skip", epochs=3, checkpoint_every_steps=4
@@ -116,6 +118,7 @@ def test_skip_never_leaves_out_a_validated_one(storage_url: str) -> None:
     assert [one.manifest.validated for one in folder.checkpoints()] == [False, True, True, True]
 
 
+@pytest.mark.promise("backpressure")
 def test_wait_saves_all_and_counts_how_often_and_how_long(storage_url: str) -> None:
     folder, config = prepared(storage_url, SlowStore, checkpoint_backpressure="wait")
     entries = trained(folder, config, WatchedTrainer)
@@ -140,6 +143,7 @@ class OneThatLooks(Trainer):
             self.heard.append(self.progress.step)
 
 
+@pytest.mark.promise("storage-outage")
 def test_a_failed_save_is_told_at_the_next_step_with_its_cause(
     storage_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -213,6 +217,7 @@ def of_ranks(tmp_path: Path, how: str, slow: int) -> tuple[list[list[int]], list
     return [one["saved"] for one in said], [e for e in journal if "train/loss" in e.metrics]
 
 
+@pytest.mark.promise("backpressure")
 @pytest.mark.parametrize("slow", [0, 1])
 def test_all_ranks_skip_what_one_of_them_is_too_slow_for(slow: int, tmp_path: Path) -> None:
     of_each, journal = of_ranks(tmp_path, "skip", slow)

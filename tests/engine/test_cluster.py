@@ -27,6 +27,7 @@ def prepare(storage: Path, **config: Any) -> RunFolder:
     return RunFolder(str(storage), "run")
 
 
+@pytest.mark.promise("cluster-capacity")
 @pytest.mark.parametrize(
     ("config", "told"),
     [
@@ -43,6 +44,7 @@ def test_what_the_cluster_can_never_give_is_refused_before_there_is_a_run(
     assert not RunFolder(str(tmp_path), "run").exists()
 
 
+@pytest.mark.promise("gpus")
 @pytest.mark.parametrize(("workers", "gpus"), [(1, 1), (2, 0)])
 def test_a_new_run_uses_the_gpus_if_every_worker_can_have_one(
     ray_address: str, tmp_path: Path, workers: int, gpus: float

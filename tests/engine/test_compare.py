@@ -103,6 +103,7 @@ def test_numbers_and_metrics_are_compared_beside_tensors() -> None:
     assert [(one.name, one.a, one.b) for one in found.metrics] == [("train/loss", 0.5, 0.25)]
 
 
+@pytest.mark.promise("verify-resume")
 def test_two_runs_first_differ_where_they_parted(tmp_path: Path) -> None:
     storage = str(tmp_path)
     asked = {

@@ -68,6 +68,7 @@ def check_whole(folder: RunFolder) -> list[int]:
     return [one.name.step for one in checkpoints]
 
 
+@pytest.mark.promise("killed-save")
 @pytest.mark.timeout(400)
 def test_a_training_that_is_killed_anywhere_goes_on_from_the_old_state_or_the_new(
     in_memory: Path, reference: str
@@ -126,6 +127,7 @@ def faulty(storage: str, run_name: str, notes: Path) -> tuple[RunFolder, FaultyS
     return folder, store
 
 
+@pytest.mark.promise("storage-outage")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("done", [False, True], ids=["refused", "lost answer"])
 def test_a_training_survives_any_operation_that_fails(
@@ -179,6 +181,7 @@ def test_a_training_survives_any_look_that_fails(
         assert digest_of_training(folder) == reference
 
 
+@pytest.mark.promise("finalists")
 @pytest.mark.parametrize("done", [False, True], ids=["refused", "lost answers"])
 def test_no_candidate_is_lost_to_operations_that_fail(tmp_path: Path, done: bool) -> None:
     """Each checkpoint with a validation is stored in the end, as it was."""
@@ -198,6 +201,7 @@ def test_no_candidate_is_lost_to_operations_that_fail(tmp_path: Path, done: bool
         assert candidates(f"{number}", number)[0] == expected
 
 
+@pytest.mark.promise("unsaved-limit")
 @pytest.mark.parametrize("number", range(2, 12))
 def test_a_training_that_can_save_no_more_says_so_and_goes_on_later(
     storage_url: str, tmp_path: Path, reference: str, number: int

@@ -77,6 +77,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     assert not before.added(within_s=0)
 
 
+@pytest.mark.promise("plain-files")
 def test_new_data_of_every_kind_gets_the_same_predictions(trained: Trained, tmp_path: Path) -> None:
     (tmp_path / "parquet").mkdir()
     for part, images in enumerate(np.array_split(IMAGES, 3)):
@@ -110,6 +111,7 @@ def test_data_that_a_worker_refuses_is_an_error_of_one_line(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.promise("input-refused")
 def test_rows_of_another_shape_are_told_by_file(trained: Trained, tmp_path: Path) -> None:
     for row, size in enumerate((8, 28)):
         Image.fromarray(np.zeros((size, size), np.uint8)).save(tmp_path / f"{row}.png")
@@ -117,6 +119,7 @@ def test_rows_of_another_shape_are_told_by_file(trained: Trained, tmp_path: Path
         trained.driver.infer(trained.best, str(tmp_path))
 
 
+@pytest.mark.promise("input-refused")
 def test_data_without_a_column_is_refused_before_anything_is_started(
     trained: Trained, tmp_path: Path
 ) -> None:
@@ -129,6 +132,7 @@ def test_data_without_a_column_is_refused_before_anything_is_started(
         driver.prepared()
 
 
+@pytest.mark.promise("predictions-input")
 def test_predictions_say_what_they_were_made_of(trained: Trained, tmp_path: Path) -> None:
     Image.fromarray(IMAGES[0]).save(tmp_path / "a.png")
     result = trained.driver.infer(trained.best, str(tmp_path))
@@ -142,6 +146,7 @@ def test_predictions_say_what_they_were_made_of(trained: Trained, tmp_path: Path
     assert (of_split.source, of_split.input_digest) == ("validation", recorded["digest"])
 
 
+@pytest.mark.promise("batch-beside-training")
 def test_predictions_are_made_once_unless_a_file_of_them_is_gone(trained: Trained) -> None:
     first = trained.driver.infer(trained.best, "validation")
     assert trained.driver.infer(trained.best, "validation") == first
@@ -149,6 +154,7 @@ def test_predictions_are_made_once_unless_a_file_of_them_is_gone(trained: Traine
     assert trained.driver.infer(trained.best, "validation").uri != first.uri
 
 
+@pytest.mark.promise("same-prepare")
 def test_evaluation_measures_what_the_training_measured(trained: Trained) -> None:
     (found,) = trained.driver.evaluate([trained.best], "validation")
     validated = {
@@ -161,6 +167,7 @@ def test_evaluation_measures_what_the_training_measured(trained: Trained) -> Non
     assert trained.driver.evaluate([trained.best], "validation") == [found]
 
 
+@pytest.mark.promise("batch-beside-training")
 def test_scoring_needs_nobody_to_have_the_run(trained: Trained) -> None:
     scoring = trained.driver.request.model_copy(
         update={"scores_only": True, "pipeline": {"infer_input": "test"}}

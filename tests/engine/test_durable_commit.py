@@ -19,6 +19,7 @@ CONFIG = {
 }
 
 
+@pytest.mark.promise("commit-last")
 def test_all_of_a_checkpoint_is_kept_before_its_manifest_and_the_manifest_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

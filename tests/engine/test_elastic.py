@@ -59,6 +59,7 @@ def rooms(*found: int) -> Callable[[], int]:
     return lambda: next(numbers)
 
 
+@pytest.mark.promise("elastic")
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("found", "workers"), [((9,), 4), ((0, 1, 4), 4), ((3,), 3), ((1, 3), 3)])
 def test_it_begins_with_what_there_is_room_for(found: tuple[int, ...], workers: int) -> None:

@@ -178,6 +178,7 @@ def spelled(place: Place) -> str:
     return "/".join(map(str, place))
 
 
+@pytest.mark.promise("all-state")
 @pytest.mark.parametrize(("kind", "part"), CASES)
 def test_without_any_entry_the_run_is_refused_or_ends_otherwise(
     interrupted: Callable[[str], Interrupted], kind: str, part: str
@@ -196,6 +197,7 @@ def test_without_any_entry_the_run_is_refused_or_ends_otherwise(
     assert unnoticed == tried & REMOVED_UNNOTICED.keys() - noticed
 
 
+@pytest.mark.promise("all-state")
 @pytest.mark.parametrize(("kind", "part"), CASES)
 def test_with_an_older_value_of_any_entry_the_run_ends_otherwise(
     interrupted: Callable[[str], Interrupted], kind: str, part: str

@@ -220,6 +220,7 @@ ROWS = [pytest.param(*row, id=spelled(row)) for row in SOME] + [
 ]
 
 
+@pytest.mark.promise("exact-training", "streams")
 @pytest.mark.parametrize(("name", "kills", "workers"), ROWS)
 def test_killed_run_ends_as_if_undisturbed(
     undisturbed: Callable[[str], str], name: str, kills: list[Killed], workers: int, tmp_path: Path

@@ -59,6 +59,7 @@ def learning_rates(folder: RunFolder) -> dict[int, float]:
     return {step: metrics[named] for step, metrics in journal_of(folder) if named in metrics}
 
 
+@pytest.mark.promise("extend-and-fork")
 @pytest.mark.parametrize(
     ("point", "step", "newest"),
     [("in_step", 5, 5), ("in_step", 7, 6), ("before_manifest", 10, 8)],
@@ -77,6 +78,7 @@ def test_an_extension_that_is_killed_ends_as_one_that_nobody_touched(
     assert folder.record().config.epochs == 1
 
 
+@pytest.mark.promise("schedule-span")
 def test_the_schedule_spans_what_was_asked_at_first_and_then_holds_its_last_rate(
     undisturbed: tuple[RunFolder, str],
 ) -> None:
@@ -88,6 +90,7 @@ def test_the_schedule_spans_what_was_asked_at_first_and_then_holds_its_last_rate
     assert {rates[step] for step in range(6, 16)} == {rates[5]}
 
 
+@pytest.mark.promise("extend-and-fork")
 @pytest.mark.parametrize("at", [4, 8], ids=["within the schedule", "in the extension"])
 def test_a_fork_that_is_killed_ends_as_its_origin(
     undisturbed: tuple[RunFolder, str], at: int, tmp_path: Path

@@ -72,6 +72,7 @@ def first_state(origin: Origin, **config: Any) -> tuple[torch.nn.Module, torch.o
     return model, optimizer
 
 
+@pytest.mark.promise("init-from")
 def test_every_way_to_name_the_weights(source: RunFolder, tmp_path: Path) -> None:
     storage = str(tmp_path)
     last, first = newest(source), source.checkpoints()[0]
@@ -144,6 +145,7 @@ def change(weights: dict[str, torch.Tensor]) -> None:
 FAULTS = ["0.bias is missing", "4.weight is (5, 16), here (3, 16)", "head.weight is unexpected"]
 
 
+@pytest.mark.promise("init-from")
 @pytest.mark.parametrize(
     ("allowed", "listed"),
     [
@@ -190,6 +192,7 @@ def test_another_kind_of_optimizer_is_refused(source: RunFolder, tmp_path: Path)
         )
 
 
+@pytest.mark.promise("init-from-exact")
 @pytest.mark.parametrize("kill_at", [0, 3])
 def test_a_run_that_is_killed_before_its_first_checkpoint_begins_with_the_same_weights(
     kill_at: int, source: RunFolder, tmp_path: Path
@@ -228,6 +231,7 @@ def test_weights_of_a_file_and_of_its_checkpoint_begin_the_same_run(
     assert journal_of(fresh)[0] != journal_of(folder)[0]
 
 
+@pytest.mark.promise("init-from-exact")
 def test_weights_that_are_gone_or_changed_refuse_the_continuation(
     source: RunFolder, tmp_path: Path
 ) -> None:
@@ -304,6 +308,7 @@ def test_what_makes_no_sense_together(asked: dict[str, Any], told: str) -> None:
         TrainConfig(**asked)
 
 
+@pytest.mark.promise("export")
 def test_the_exported_file_is_what_others_read(source: RunFolder, tmp_path: Path) -> None:
     """Of `evertrain export`: the same tensors, and the frame that some readers ask for."""
     target = str(tmp_path / "out")

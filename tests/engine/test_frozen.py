@@ -40,6 +40,7 @@ def sent(folder: RunFolder) -> int:
     return folder.store.num_bytes
 
 
+@pytest.mark.promise("frozen-weights")
 def test_frozen_weights_are_sent_once_and_are_in_every_checkpoint(folder: RunFolder) -> None:
     run(folder, epochs=1, **CONFIG)
     first = sent(folder)
@@ -58,6 +59,7 @@ def test_frozen_weights_are_sent_once_and_are_in_every_checkpoint(folder: RunFol
         assert folder.faults(checkpoint) == []
 
 
+@pytest.mark.promise("frozen-weights")
 def test_a_checkpoint_outlives_the_one_that_its_frozen_weights_came_from(
     folder: RunFolder,
 ) -> None:
@@ -67,6 +69,7 @@ def test_a_checkpoint_outlives_the_one_that_its_frozen_weights_came_from(
     assert len(folder.checkpoints()) < 3
 
 
+@pytest.mark.promise("readable")
 def test_the_index_says_which_file_has_which_tensor(folder: RunFolder) -> None:
     run(folder, epochs=1, **CONFIG)
     (only,) = folder.checkpoints()

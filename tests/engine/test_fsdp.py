@@ -52,6 +52,7 @@ def ddp(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.promise("fsdp")
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_it_trains_as_ddp_does(ddp: dict[str, Any], workers: int, tmp_path: Path) -> None:
     for rank in run(tmp_path, workers):
@@ -95,6 +96,7 @@ def test_the_same_number_of_workers_ends_with_the_same_bits(tmp_path: Path) -> N
     assert run(tmp_path / "once", 3) == run(tmp_path / "again", 3)
 
 
+@pytest.mark.promise("fsdp")
 def test_every_rank_keeps_a_slice_only(ddp: dict[str, Any], tmp_path: Path) -> None:
     # Linear(8, 16), BatchNorm and Linear(16, 3): weights, their average and two moments of AdamW;
     # beside them BatchNorm's buffers and the counted steps of AdamW's 5 tensors, on every rank.
@@ -129,6 +131,7 @@ def test_not_a_number_ends_every_rank_at_its_step(tmp_path: Path) -> None:
     assert all("NotFiniteError" in rank["error"] and "step 4" in rank["error"] for rank in found)
 
 
+@pytest.mark.promise("fsdp-limits")
 def test_what_fsdp_cannot_do_is_refused() -> None:
     for name in ("compile", "channels_last"):
         assert TrainConfig(strategy="ddp", **{name: True})

@@ -34,6 +34,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, An
     return RunFolder(storage, "run"), train(storage, "run", attempt=1, workers=3, config=CONFIG)
 
 
+@pytest.mark.promise("fsdp")
 def test_resumed_on_as_many_workers_it_ends_with_the_same_bits(
     undisturbed: tuple[RunFolder, Any], storage_url: str, tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_new_run_begins_with_anothers_weights_and_optimizer(
         torch.testing.assert_close(found[2][path], tensor)
 
 
+@pytest.mark.promise("export")
 def test_each_rank_writes_its_rows_and_they_make_whole_tensors(
     undisturbed: tuple[RunFolder, Any],
 ) -> None:

@@ -91,6 +91,7 @@ def task_in(tmp_path: Path, config: dict[str, Any]) -> dict[str, Any]:
     return {"storage": storage, "home": storage, "run": "run", "attempt": 1, "config": config}
 
 
+@pytest.mark.promise("worker-hangs")
 @pytest.mark.parametrize("main", [hanging_in_step, hanging_in_validation])
 def test_a_rank_that_hangs_is_ended_and_its_stack_is_told(main: Any, tmp_path: Path) -> None:
     undisturbed = train(str(tmp_path), "undisturbed", attempt=1, workers=1, config=CONFIG)
@@ -109,6 +110,7 @@ def test_a_rank_that_hangs_is_ended_and_its_stack_is_told(main: Any, tmp_path: P
     assert again["digest"] == undisturbed["digest"]
 
 
+@pytest.mark.promise("worker-frozen")
 def test_a_rank_that_is_stopped_from_outside_is_noticed_by_the_others(tmp_path: Path) -> None:
     task = task_in(tmp_path, HANGS)
     with ranks(task, 2, {"point": "stop_before_step", "step": STEP, "rank": 1}) as both:
@@ -119,6 +121,7 @@ def test_a_rank_that_is_stopped_from_outside_is_noticed_by_the_others(tmp_path: 
     assert "Timeout (0:00:02" in log
 
 
+@pytest.mark.promise("worker-frozen")
 @pytest.mark.parametrize("main", [slow_in_validation, slow_storage])
 def test_what_is_only_slow_is_no_hang(main: Any, tmp_path: Path) -> None:
     slow = HANGS | {"eval_batch_size": 4, "checkpoint_backpressure": "wait", "max_steps": 6}

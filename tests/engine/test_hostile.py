@@ -266,6 +266,7 @@ def test_the_bombs_of_these_tests_go_off(tmp_path: Path) -> None:
         assert (tmp_path / file).exists()
 
 
+@pytest.mark.promise("no-pickle")
 @pytest.mark.parametrize(("template", "file"), on_both(EVERY_FILE), indirect=["template"])
 def test_a_pickle_in_the_place_of_a_file_is_never_loaded(
     folder: RunFolder, reference: str, file: str, tmp_path: Path
@@ -282,6 +283,7 @@ def test_a_pickle_in_the_place_of_a_file_is_never_loaded(
         assert f"{folder.url}/{file}" in said or f"{file}:" in said
 
 
+@pytest.mark.promise("no-pickle")
 @pytest.mark.parametrize(
     ("template", "file"), on_both([*NEWEST_FILES[1:], *JOURNAL_FILES]), indirect=["template"]
 )
@@ -303,6 +305,7 @@ def test_a_pickle_that_a_manifest_vouches_for_is_never_loaded(
         assert (NEWEST.rpartition("/")[2] in folder.quarantined()) == was_read
 
 
+@pytest.mark.promise("untrusted-files")
 @pytest.mark.parametrize("place", [*EVERY_FILE, *FOLDERS])
 def test_a_link_out_of_the_run_folder_is_not_followed(
     folder: RunFolder, place: str, tmp_path: Path
@@ -337,6 +340,7 @@ def to_damage(template: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> 
 TO_DAMAGE = [*NEWEST_FILES, *JOURNAL_FILES]
 
 
+@pytest.mark.promise("verified")
 @pytest.mark.parametrize("file", TO_DAMAGE)
 @given(drawn=st.data())
 def test_no_damage_to_a_checkpoint_goes_unnoticed(

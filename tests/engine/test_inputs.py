@@ -71,6 +71,7 @@ def opened(url: str, workload: Workload[Any]) -> Input:
     return open_input(url, workload, with_digests=True)
 
 
+@pytest.mark.promise("input-refused")
 def test_a_missing_column_is_told_with_its_file_and_what_is_there(storage_url: str) -> None:
     store = Store(storage_url)
     store.write("a.parquet", patients(5))
@@ -150,6 +151,7 @@ def test_another_key_error_is_the_workloads_own(tmp_path: Path) -> None:
     assert not isinstance(raised.value, DataError)
 
 
+@pytest.mark.promise("predictions-input")
 def test_an_input_is_named_by_its_files_names_sizes_and_contents(storage_url: str) -> None:
     store = Store(storage_url)
     store.write("a.parquet", patients(3))
@@ -165,6 +167,7 @@ def test_an_input_is_named_by_its_files_names_sizes_and_contents(storage_url: st
     assert changed.digest != found.digest
 
 
+@pytest.mark.promise("input-replaced")
 @pytest.mark.parametrize("what", ["other content", "more rows", "nothing"])
 def test_a_file_that_was_replaced_after_it_was_opened_is_not_read(
     what: str, storage_url: str
@@ -181,6 +184,7 @@ def test_a_file_that_was_replaced_after_it_was_opened_is_not_read(
         read_input(found, asks(), range(2))
 
 
+@pytest.mark.promise("input-replaced")
 def test_files_that_arrive_later_are_no_part_of_it(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.write("b.parquet", patients(3))
@@ -209,6 +213,7 @@ def test_a_packed_file_is_read_once_where_it_is_there_twice(tmp_path: Path) -> N
     np.testing.assert_array_equal(columns["image"], np.concatenate([images, images]))
 
 
+@pytest.mark.promise("input-refused")
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [

@@ -111,6 +111,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "BEAT_EVERY_S", 0.2)
 
 
+@pytest.mark.promise("last-caller")
 @pytest.mark.usefixtures("quick")
 def test_a_caller_that_comes_while_another_one_closes_keeps_the_job(folder: RunFolder) -> None:
     with two_callers(folder) as (served, leaving, dying):
@@ -171,6 +172,7 @@ def test_a_job_that_sees_another_place_than_its_caller_says_so(
         serving(folder, JUNK, pool).result()
 
 
+@pytest.mark.promise("last-caller")
 def test_a_job_that_nobody_calls_any_more_ends(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +183,7 @@ def test_a_job_that_nobody_calls_any_more_ends(
         assert serving(folder, name, pool).result() is False
 
 
+@pytest.mark.promise("cluster-capacity")
 def test_a_cluster_that_was_there_before_is_waited_for(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +253,7 @@ class AwayStore(Store):
             time.sleep(0.05)
 
 
+@pytest.mark.promise("last-caller")
 @pytest.mark.parametrize("keeps_waiting", [False, True])
 def test_a_storage_that_is_away_makes_no_caller_count_as_gone(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, keeps_waiting: bool

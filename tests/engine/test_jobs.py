@@ -121,6 +121,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest_of_training(folder)
 
 
+@pytest.mark.promise("job-outlives-caller")
 def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
     asked: Asked, undisturbed: str
 ) -> None:
@@ -331,6 +332,7 @@ def _kill_a_batch_inference_and_score_again(ray_address: str, tmp_path: Path) ->
     assert find_orphans(RunFolder(trains.storage, "run"), 99) == []
 
 
+@pytest.mark.promise("cluster-code")
 def test_a_users_module_and_environment_reach_the_workers(ray_address: str, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code/mine.py").write_text(MINE)
@@ -355,6 +357,7 @@ class Mine(Tiny):
 """
 
 
+@pytest.mark.promise("cluster-addresses")
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

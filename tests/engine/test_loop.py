@@ -115,6 +115,7 @@ def test_accumulation_changes_no_sample_and_no_weight(folder: RunFolder) -> None
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.promise("not-a-number")
 def test_not_a_number_stops_with_its_step_and_keeps_the_last_good_checkpoint(
     folder: RunFolder,
 ) -> None:
@@ -158,6 +159,7 @@ def test_more_epochs_go_on_from_the_last_step(folder: RunFolder) -> None:
     assert (progress.step, progress.epoch) == (10, 2)
 
 
+@pytest.mark.promise("extend-and-fork")
 def test_a_run_that_is_extended_ends_as_one_that_was_asked_for_more(folder: RunFolder) -> None:
     # A schedule spans what was asked at first: more epochs keep its last rate.
     settings = {"one_cycle": False}
@@ -168,6 +170,7 @@ def test_a_run_that_is_extended_ends_as_one_that_was_asked_for_more(folder: RunF
     assert digest_of_training(folder) == digest_of_training(at_once)
 
 
+@pytest.mark.promise("retention")
 def test_retention_keeps_newest_and_best(folder: RunFolder) -> None:
     run(folder, epochs=6, keep_last=1, keep_best=2, monitor="validation/loss", monitor_order="min")
     losses = {
@@ -179,6 +182,7 @@ def test_retention_keeps_newest_and_best(folder: RunFolder) -> None:
     assert {c.manifest.step for c in folder.checkpoints()} == {30, *best}
 
 
+@pytest.mark.promise("damaged-checkpoint")
 def test_damaged_checkpoint_is_quarantined_and_an_older_one_is_used(
     folder: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,6 +211,7 @@ def test_empty_dataset_is_refused(folder: RunFolder) -> None:
         run(folder, settings={"num_validation": 0})
 
 
+@pytest.mark.promise("not-a-number")
 def test_weights_that_are_no_numbers_are_never_committed(folder: RunFolder) -> None:
     with pytest.raises(NotFiniteError, match="a weight of the model"):
         run(folder, workload="tests.engine.tiny:Poisoned", checkpoint_every_steps=1)

@@ -51,6 +51,7 @@ def test_a_pickler_is_found(source: str, found: str) -> None:
     assert found in picklers_in(source)
 
 
+@pytest.mark.promise("no-pickle")
 def test_nothing_of_evertrain_reads_or_writes_pickles() -> None:
     files = [
         file for room in ("flows", "tasks", "train_core") for file in (ROOT / room).rglob("*.py")

@@ -82,6 +82,7 @@ def evaluate(folder: RunFolder, config: TrainConfig, split: Any) -> int:
     return measure_one_shard(folder.url, config, name, split, 0, 0)[0]
 
 
+@pytest.mark.promise("sources")
 def test_what_arrives_before_and_while_it_trains_is_neither_trained_nor_tested_on(
     data: str, tmp_path: Path
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_run_is_continued_on_a_folder_that_only_grew(local: str, tmp_path: Pat
     }
 
 
+@pytest.mark.promise("record")
 def test_the_record_says_every_file_with_size_and_digest(data: str, tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     prepare(folder, data)
@@ -141,6 +143,7 @@ def test_what_is_recorded_names_the_same_content_wherever_it_lies(
     assert digests[0] == digests[1] != one.record().sources["test"].digest
 
 
+@pytest.mark.promise("changed-data")
 @pytest.mark.parametrize("workload", [NAMED, "tests.engine.growing:Opened"])
 def test_a_file_that_was_replaced_ends_every_process_with_what_was_and_what_is(
     data: str, tmp_path: Path, workload: str
@@ -194,6 +197,7 @@ def test_a_file_changed_under_its_old_time_is_found_where_it_is_read(
         Trainer(folder, config, 1, Group.current())
 
 
+@pytest.mark.promise("changed-data")
 @pytest.mark.parametrize(
     ("workload", "said"),
     [(LISTING, "samples was 150, is 180"), ("tests.engine.growing:Counting", "samples was 150")],

@@ -65,6 +65,7 @@ def test_an_unchanged_run_is_continued_in_silence(
     assert caplog.messages == []
 
 
+@pytest.mark.promise("surroundings")
 def test_other_surroundings_are_warned_about_or_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,6 +78,7 @@ def test_other_surroundings_are_warned_about_or_refused(
         continued(tmp_path, strict=True)
 
 
+@pytest.mark.promise("fsdp-limits")
 def test_fsdp_on_another_number_of_workers_is_warned_about_or_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -105,6 +107,7 @@ def test_another_number_of_samples_is_refused(tmp_path: Path) -> None:
         continued(tmp_path)
 
 
+@pytest.mark.promise("changed-data")
 def test_other_data_is_refused(tmp_path: Path) -> None:
     """The record would be false: what is asked for makes no difference."""
     begin(tmp_path, datasets={"test": {"samples": 40, "digest": "0" * 64}})
@@ -112,6 +115,7 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
         continued(tmp_path)
 
 
+@pytest.mark.promise("record")
 def test_settings_are_recorded_with_their_defaults(tmp_path: Path) -> None:
     begin(tmp_path, {"settings": {"dropout": 0.1}})
     recorded = RunFolder(str(tmp_path), "run").record().config.settings
@@ -168,6 +172,7 @@ def test_settings_without_their_logins_are_not_given_to_the_workload(tmp_path: P
         continued(tmp_path, settings=recorded)
 
 
+@pytest.mark.promise("secrets")
 def test_no_login_of_what_is_scored_or_begun_with_is_recorded(tmp_path: Path) -> None:
     place = "memory://me:s3cret@host"
     rows = io.BytesIO()
@@ -225,6 +230,7 @@ def test_all_that_may_change_may_change_at_once(tmp_path: Path) -> None:
     check_continuation(folder, changed)
 
 
+@pytest.mark.promise("no-silent-change")
 def test_what_may_not_change_is_refused_with_the_difference(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     folder.create(record(seed=1, batch_size=64))

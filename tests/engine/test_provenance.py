@@ -57,6 +57,7 @@ def test_without_git_all_else_is_told(module: Path, monkeypatch: pytest.MonkeyPa
     assert "commit" not in found
 
 
+@pytest.mark.promise("record")
 def test_run_json_has_it(tmp_path: Path) -> None:
     config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, gpus_per_worker=0)
     request = DriverRequest(storage=str(tmp_path), run="run", config=config)

@@ -31,6 +31,7 @@ def part_of_ray(driver: Driver, title: str) -> psutil.Process:
     raise AssertionError(f"no {title} runs")
 
 
+@pytest.mark.promise("ray-dies")
 @pytest.mark.parametrize("title", ["raylet", pytest.param("gcs_server", marks=pytest.mark.slow)])
 def test_a_driver_whose_ray_dies_ends_so_that_the_next_try_has_a_new_one(
     title: str, tmp_path: Path

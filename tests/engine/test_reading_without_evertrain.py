@@ -67,6 +67,7 @@ def lines_of_the_page(folder: Path) -> str:
     return code.replace(named, str(folder))
 
 
+@pytest.mark.promise("plain-files", "readable")
 @pytest.mark.parametrize(
     ("change", "num_files"),
     [
@@ -107,6 +108,7 @@ def test_the_lines_of_the_page_read_all_of_a_checkpoint(
     assert [entry["step"] for entry in found["journal"]] == [1, 2, 3, 4, 5, 5]
 
 
+@pytest.mark.promise("readable")
 def test_the_index_says_which_of_the_optimizers_files_has_which_tensor(tmp_path: Path) -> None:
     train(str(tmp_path), "run", attempt=1, workers=2, config=CONFIG | {"epochs": 1})
     folder = RunFolder(str(tmp_path), "run")

@@ -71,6 +71,7 @@ def check_resume(
     assert counted == {7: 1}
 
 
+@pytest.mark.promise("damaged-checkpoint")
 @pytest.mark.parametrize("damage", [bit_flipped, cut, gone, a_folder])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_all_ranks_go_on_from_the_newest_good_checkpoint(
@@ -116,6 +117,7 @@ def without_a_tensor(folder: RunFolder, checkpoint: Checkpoint) -> None:
     folder.store.write(f"{checkpoint.key}/{MANIFEST_JSON}", manifest.to_json())
 
 
+@pytest.mark.promise("damaged-checkpoint")
 def test_if_none_is_good_the_error_says_what_is_wrong_with_each(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     every = {"checkpoint_every_steps": 1, "checkpoint_backpressure": "wait", "keep_last": 9}

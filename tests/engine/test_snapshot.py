@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load
 
@@ -29,6 +30,7 @@ def weight(snapshot: Snapshot) -> torch.Tensor:
     return load(data)["weight"]
 
 
+@pytest.mark.promise("cheap-checkpoints")
 def test_the_next_snapshot_is_taken_into_the_same_memory() -> None:
     snapshot = Snapshot(1, Group.current())
     first = state(value=1)

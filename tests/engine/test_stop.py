@@ -44,6 +44,7 @@ def main(*arguments: Any) -> None:
     rank.main(*arguments)
 
 
+@pytest.mark.promise("out-of-turn", "stop-everywhere")
 @pytest.mark.parametrize(("workers", "after"), [(1, 2), (2, 1), (3, 4)])
 def test_all_ranks_stop_after_the_same_step_and_go_on_from_there(
     workers: int, after: int, tmp_path: Path
@@ -111,6 +112,7 @@ CASES = {
 }
 
 
+@pytest.mark.promise("stop-everywhere")
 @pytest.mark.parametrize(
     ("case", "workers", "after", "epoch"),
     [

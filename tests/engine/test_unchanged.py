@@ -62,6 +62,7 @@ def storage_of(folder: RunFolder) -> Path:
     return Path(folder.storage)
 
 
+@pytest.mark.promise("skip-unchanged")
 @pytest.mark.parametrize(
     "config",
     [
@@ -80,6 +81,7 @@ def test_what_decides_nothing_may_change_and_no_run_is_begun(
     assert [path.name for path in storage_of(last).iterdir()] == ["last"]
 
 
+@pytest.mark.promise("skip-unchanged")
 @pytest.mark.parametrize(
     ("config", "told"),
     [

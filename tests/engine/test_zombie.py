@@ -21,6 +21,7 @@ def everything(folder: RunFolder) -> dict[str, bytes]:
     return {name: data for name, data in found.items() if not any(o in name for o in others)}
 
 
+@pytest.mark.promise("fencing")
 @pytest.mark.parametrize(
     ("point", "step", "workers"),
     [

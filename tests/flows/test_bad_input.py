@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 IMAGES = "t10k-images-idx3-ubyte"
 
 
+@pytest.mark.promise("one-line-refusal", "settings")
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -86,6 +86,7 @@ def images(folder: Path, column: str) -> str:
     return str(folder)
 
 
+@pytest.mark.promise("batch-shown")
 def test_the_newest_run_scores_new_data_and_its_address_is_everywhere(place: Place) -> None:
     source = images(place.folder / "night", "image")
     workload = "tests.flows.held:HeldDigits"

@@ -40,6 +40,7 @@ def evertrain(*arguments: str) -> int:
         return int(ended.code or 0)
 
 
+@pytest.mark.promise("diff")
 def test_the_same_bits_are_the_same(storage: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert evertrain("diff", "a", "same", "--storage", storage) == 0
     (*_, newest) = RunFolder(storage, "a").checkpoints()
@@ -48,6 +49,7 @@ def test_the_same_bits_are_the_same(storage: str, capsys: pytest.CaptureFixture[
     assert f"identical: {count} tensors" in capsys.readouterr().out
 
 
+@pytest.mark.promise("diff")
 def test_what_differs_is_listed_with_code_1(
     storage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +151,7 @@ def test_runs_that_were_asked_for_other_numbers_differ(
     }
 
 
+@pytest.mark.promise("diff")
 def test_surroundings_and_what_may_change_in_a_run_are_told_and_do_not_count(
     storage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,6 +218,7 @@ def test_altered_bytes_cannot_be_compared(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.promise("export")
 def test_export_prints_what_it_wrote_and_overwrites_only_if_told(
     storage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,6 +261,7 @@ def test_the_verdict_tells_the_story(capsys: pytest.CaptureFixture[str]) -> None
     assert shown.startswith("identical  mine:Model: 2 workers, killed after step 5, resumed by 1")
 
 
+@pytest.mark.promise("verify-resume")
 def test_the_verdict_names_the_first_difference(capsys: pytest.CaptureFixture[str]) -> None:
     difference = TensorDifference(
         name="model/0.weight", kind="values", a=0.5, b=0.25, index=[1, 0],

@@ -24,6 +24,7 @@ def parse(*arguments: str) -> RetrainCommand:
     return parsed.retrain
 
 
+@pytest.mark.promise("parameters")
 def test_help_lists_every_parameter_with_its_description(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -37,6 +38,7 @@ def test_help_lists_every_parameter_with_its_description(
         assert field.description.split(".")[0].split(";")[0][:30] in shown
 
 
+@pytest.mark.promise("parameters")
 def test_a_file_gives_parameters_and_flags_override_them(tmp_path: Path) -> None:
     file = tmp_path / "nightly.yaml"
     file.write_text("epochs: 5\nsettings: {width: 8, dropout: 0.5}\ncheckpoint_every_steps: 10\n")
@@ -50,6 +52,7 @@ def test_a_file_gives_parameters_and_flags_override_them(tmp_path: Path) -> None
     assert parsed.strict
 
 
+@pytest.mark.promise("parameters")
 def test_a_json_file_is_as_good(tmp_path: Path) -> None:
     file = tmp_path / "nightly.json"
     file.write_text(json.dumps({"epochs": 5, "precision": "bf16"}))
@@ -57,6 +60,7 @@ def test_a_json_file_is_as_good(tmp_path: Path) -> None:
     assert (parsed.epochs, parsed.precision) == (5, "bf16")
 
 
+@pytest.mark.promise("one-line-refusal")
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -203,6 +207,7 @@ def test_a_number_is_short_and_a_small_one_is_not_shown_as_nothing(
     assert number(value) == shown
 
 
+@pytest.mark.promise("environment")
 def test_a_storage_without_runs_says_where_it_looked_and_which_variable_names_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +230,7 @@ def test_an_empty_storage_lists_no_runs(tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out) == []
 
 
+@pytest.mark.promise("settings")
 def test_workloads_are_listed_with_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["workloads", "--json"]) == 0
     shipped = [row["workload"] for row in json.loads(capsys.readouterr().out)]

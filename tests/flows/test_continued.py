@@ -53,6 +53,7 @@ def asked(folder: RunFolder) -> RetrainParameters:
     return RetrainParameters.of_run(folder)
 
 
+@pytest.mark.promise("resume-as-asked")
 def test_a_run_goes_on_with_what_it_was_asked_last(folder: RunFolder, begin: Begin) -> None:
     assert begin(*BEGUN) == 0
     # Alone, neither would fit to the defaults.
@@ -84,6 +85,7 @@ def test_a_number_of_workers_replaces_both(
     assert (asked(folder).min_workers, asked(folder).num_workers) == workers
 
 
+@pytest.mark.promise("secrets")
 def test_secrets_are_not_recorded_and_code_is_found_from_anywhere(
     folder: RunFolder, begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +97,7 @@ def test_secrets_are_not_recorded_and_code_is_found_from_anywhere(
     assert asked(folder).runtime_env == {"working_dir": str(tmp_path / "code")}
 
 
+@pytest.mark.promise("no-silent-change")
 def test_what_may_not_change_is_refused_and_not_noted(
     folder: RunFolder, begin: Begin, capsys: pytest.CaptureFixture[str]
 ) -> None:

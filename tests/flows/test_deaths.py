@@ -33,6 +33,7 @@ def history(*ends: State) -> list[State]:
 DEATHS = [Crashed()] * MAX_DEATHS
 
 
+@pytest.mark.promise("crash-loop")
 @pytest.mark.parametrize(
     ("ends", "newest", "expected"),
     [

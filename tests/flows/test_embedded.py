@@ -69,6 +69,7 @@ def test_a_command_that_is_refused_does_not_leave_in_the_middle_of_an_import(
     assert (done.returncode, done.stdout) == (2, "False\n")
 
 
+@pytest.mark.promise("temporary-server")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_server_ends_with_the_command(tmp_path: Path, number: signal.Signals) -> None:
     with subprocess.Popen(
@@ -95,6 +96,7 @@ def test_the_server_ends_with_the_command(tmp_path: Path, number: signal.Signals
     assert not (home / "memo_store.toml").exists()
 
 
+@pytest.mark.promise("environment")
 def test_where_a_profile_names_a_server_none_is_started(tmp_path: Path) -> None:
     home = tmp_path / "prefect"
     home.mkdir()

@@ -49,6 +49,7 @@ def state_of(storage: Path, run: str, *, by: str = "next", **asked: Any) -> Stat
     return found.type if found else None
 
 
+@pytest.mark.promise("prefect-put-right")
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("deployed", [False, True])
 def test_a_run_that_was_given_free_tells_how_it_ended(
@@ -100,6 +101,7 @@ def test_who_goes_on_with_a_run_looks_at_the_attempt_before_its_own(tmp_path: Pa
     second.release()
 
 
+@pytest.mark.promise("prefect-put-right")
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [

@@ -35,6 +35,7 @@ def test_what_an_earlier_attempt_left_is_not_told(tmp_path: Path) -> None:
     assert reader.read() is None
 
 
+@pytest.mark.promise("runs-list")
 def test_the_status_of_a_run_that_is_driven_tells_where_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

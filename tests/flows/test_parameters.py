@@ -58,12 +58,14 @@ def test_a_name_that_was_given_stays() -> None:
     assert RetrainParameters().named("other").run == "other"
 
 
+@pytest.mark.promise("run-names")
 def test_new_names_are_usable_and_differ() -> None:
     names = {check_run_name(new_run_name("package.module:MyModel")) for _ in range(20)}
     assert len(names) == 20
     assert all(re.fullmatch(r"mymodel-\d{8}-\d{6}-[0-9a-f]{6}", name) for name in names)
 
 
+@pytest.mark.promise("environment")
 def test_the_environments_mlflow_is_used_and_is_no_parameter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -74,6 +76,7 @@ def test_the_environments_mlflow_is_used_and_is_no_parameter(
     assert RetrainParameters(run="r", tracking_uri="").request().tracking_uri == ""
 
 
+@pytest.mark.promise("secrets")
 def test_an_address_with_a_password_is_refused() -> None:
     with pytest.raises(ValidationError, match="set MLFLOW_TRACKING_URI"):
         RetrainParameters(tracking_uri="http://me:secret@host")

@@ -20,6 +20,7 @@ from train_core.storage.run_folder import RunFolder
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.promise("whole-pipeline")
 def test_the_last_line_is_the_reports_address(undisturbed: str, home: Path) -> None:
     last = undisturbed.splitlines()[-1]
     assert last == f"report: {home}/.evertrain/runs/undisturbed/report.json"
@@ -34,6 +35,7 @@ def test_the_last_line_is_the_reports_address(undisturbed: str, home: Path) -> N
     )
 
 
+@pytest.mark.promise("whole-pipeline")
 def test_the_summary_tells_what_came_out(undisturbed: str, home: Path) -> None:
     report = RunFolder(str(home / ".evertrain/runs"), "undisturbed").report()
     assert report is not None
@@ -129,6 +131,7 @@ def test_a_stopped_run_says_so(stopped: str, evertrain: Evertrain, home: Path) -
     }
 
 
+@pytest.mark.promise("runs-delete")
 def test_a_deleted_run_is_gone_from_mlflow_too(
     stopped: str, undisturbed: str, evertrain: Evertrain, home: Path
 ) -> None:

@@ -59,6 +59,7 @@ def files(folder: RunFolder) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in Path(folder.url).rglob("*")}
 
 
+@pytest.mark.promise("prune")
 def test_a_dry_run_tells_what_would_go_and_why_the_others_stay_and_writes_nothing(
     folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_dry_run_tells_what_would_go_and_why_the_others_stay_and_writes_nothin
     assert "goes" in shown
 
 
+@pytest.mark.promise("prune")
 def test_pruning_deletes_what_the_dry_run_told_and_frees_the_run(
     folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,6 +148,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.promise("prune")
 def test_a_run_that_is_driven_is_refused_and_a_dry_run_of_it_is_not(
     folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,6 +211,7 @@ def test_pins_of_other_machines_count_until_they_are_known_to_be_over(folder: Ru
     assert folder.store.exists(here)
 
 
+@pytest.mark.promise("release-models")
 def test_where_mlflow_cannot_be_asked_nothing_is_deleted(
     folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:

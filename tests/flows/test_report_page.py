@@ -49,6 +49,7 @@ def finish(storage: Path, outcome: Report, hours: int, measured_on: str = "") ->
     return folder
 
 
+@pytest.mark.promise("report-page")
 def test_the_page_shows_both_splits_and_last_nights_figures_beside_them(tmp_path: Path) -> None:
     finish(tmp_path, report("first", 0.1, 0.1), 0)
     finish(tmp_path, report("last-night", 0.75, 0.5), 24)

@@ -93,27 +93,32 @@ REPORT = Report(
 )
 
 
+@pytest.mark.promise("json-results")
 @pytest.mark.parametrize("result", [TRAINED, PREDICTIONS, REPORT, evaluated(1, None)])
 def test_results_survive_prefects_json_serializer(result: Result) -> None:
     serializer: JSONSerializer[Result] = JSONSerializer()
     assert serializer.loads(serializer.dumps(result)) == result
 
 
+@pytest.mark.promise("json-results")
 @pytest.mark.parametrize("one", [*TASKS, retrain, batch_inference])
 def test_nothing_is_ever_stored_by_pickle(one: Task | Flow) -> None:
     assert one.result_serializer == "json"
 
 
+@pytest.mark.promise("json-results")
 @pytest.mark.parametrize("one", TASKS)
 def test_tasks_keep_no_results_that_could_be_taken_for_the_truth(one: Task) -> None:
     assert one.persist_result is False
 
 
+@pytest.mark.promise("who-tries-again")
 @pytest.mark.parametrize("error", [StageError("train", "died"), StorageError("503")])
 def test_failures_of_the_infrastructure_are_tried_again(error: Exception) -> None:
     assert is_transient(error)
 
 
+@pytest.mark.promise("who-tries-again")
 @pytest.mark.parametrize(
     "error",
     [
@@ -164,6 +169,7 @@ def rank(evaluations: list[EvaluationResult], order: str) -> Selection:
     return select.fn(evaluations, "validation/accuracy", order)
 
 
+@pytest.mark.promise("best-checkpoint")
 def test_the_best_checkpoint_is_the_one_that_the_evaluation_found_best() -> None:
     found = rank([evaluated(1, 0.2), evaluated(2, 0.9), evaluated(3, 0.4)], "max")
     assert [one.step for one in found.ranking] == [2, 3, 1]

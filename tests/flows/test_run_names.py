@@ -47,6 +47,7 @@ def name_of(flow_run: FlowRun, **parameters: object) -> str:
         return run_name()
 
 
+@pytest.mark.promise("flow-run-names")
 @pytest.mark.parametrize("flow_run", [FIRST, *AGAIN])
 def test_a_flow_runs_run_has_one_name_also_when_it_is_run_again_and_the_api_is_away(
     flow_run: FlowRun,

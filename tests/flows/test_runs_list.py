@@ -29,6 +29,7 @@ def trained(storage: str, name: str) -> RunFolder:
     return folder
 
 
+@pytest.mark.promise("runs-list")
 def test_a_run_is_listed_with_what_the_test_split_said_and_its_data(
     storage_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -39,6 +40,7 @@ def test_a_run_is_listed_with_what_the_test_split_said_and_its_data(
     assert (row["samples"], row["data"], row["state"]) == (150, "abcdef01", "finished")
 
 
+@pytest.mark.promise("runs-list")
 def test_a_run_that_cannot_be_read_is_listed_as_such_and_hides_no_other(
     storage_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,6 +66,7 @@ def shown(key: str) -> list[object]:
         return [one.data for one in client.read_artifacts(limit=200) if one.key == key]
 
 
+@pytest.mark.promise("prefect-away")
 @pytest.mark.parametrize("mode", AWAY)
 def test_a_lost_server_is_told_once_and_gets_what_it_missed(switch: Switch, mode: Mode) -> None:
     told, key = Told(), f"during-{mode.name.lower().replace('_', '-')}"

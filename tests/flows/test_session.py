@@ -19,6 +19,7 @@ def test_a_task_outside_of_its_flow_starts_no_driver(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.promise("driver-dies")
 def test_a_dead_driver_is_replaced_for_the_next_try(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -60,6 +60,7 @@ def log_of(home: Path, run: str) -> str:
     return (home / f".evertrain/logs/{run}.log").read_text()
 
 
+@pytest.mark.promise("stop")
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )

@@ -51,6 +51,7 @@ def proof_folder(tmp_path: Path) -> Path:
     return found
 
 
+@pytest.mark.promise("verify-resume")
 def test_a_workload_that_resumes_exactly_ends_with_code_0_and_leaves_nothing(
     prove: Prove, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_each_is_shown_once_and_the_newest_first_of_all(run: RunBuilder, trackin
     assert infer(tracking_uri).info.status == "FINISHED"
 
 
+@pytest.mark.promise("mirror")
 def test_what_mlflow_missed_is_shown_by_who_mirrors_the_run(
     run: RunBuilder, tracking_uri: str
 ) -> None:

@@ -19,6 +19,7 @@ from train_core.storage.run_folder import RunFolder
 from train_core.workload import load_workload
 
 
+@pytest.mark.promise("mirror")
 def test_what_was_missed_is_sent_and_what_is_there_is_not(
     run: RunBuilder, tracking_uri: str
 ) -> None:

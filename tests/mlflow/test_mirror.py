@@ -62,6 +62,7 @@ def expected(steps: range) -> Counter[tuple[str, int]]:
     )
 
 
+@pytest.mark.promise("mlflow-once")
 def test_every_committed_metric_is_there_once_with_the_journals_time(
     run: RunBuilder, tracking_uri: str
 ) -> None:
@@ -79,6 +80,7 @@ def test_every_committed_metric_is_there_once_with_the_journals_time(
     }
 
 
+@pytest.mark.promise("mlflow-once")
 def test_a_metric_that_was_not_finite_is_shown_as_nan(run: RunBuilder, tracking_uri: str) -> None:
     run.commit(range(1, 5), finished=True)
     mirror_once(run, tracking_uri)
@@ -110,6 +112,7 @@ def test_a_lost_position_adds_nothing(run: RunBuilder, tracking_uri: str) -> Non
     assert points(tracking_uri) == expected(range(1, 50))
 
 
+@pytest.mark.promise("mlflow-same-runs")
 def test_a_restart_goes_on_in_the_same_mlflow_runs(run: RunBuilder, tracking_uri: str) -> None:
     run.commit(range(1, 30))
     before = mirror_once(run, tracking_uri, "KILLED").tracking()
@@ -122,6 +125,7 @@ def test_a_restart_goes_on_in_the_same_mlflow_runs(run: RunBuilder, tracking_uri
     assert {s.info.status for s in stages(tracking_uri).values()} == {"FINISHED"}
 
 
+@pytest.mark.promise("mlflow-once")
 def test_steps_that_are_trained_again_are_not_shown_twice(
     run: RunBuilder, tracking_uri: str
 ) -> None:
@@ -257,6 +261,7 @@ def test_an_entry_larger_than_a_request_is_shown_whole(run: RunBuilder, tracking
     assert len(points(tracking_uri)) == 2501 + 3
 
 
+@pytest.mark.promise("mlflow-view")
 def test_the_parent_says_what_was_asked(run: RunBuilder, tracking_uri: str) -> None:
     run.commit(range(1, 3), finished=True)
     tracking = mirror_once(run, tracking_uri).tracking()
@@ -302,6 +307,7 @@ def test_the_datasets_say_where_they_come_from(
     assert json.loads(found.source).items() >= expected[1].items()
 
 
+@pytest.mark.promise("mlflow-view")
 def test_stages_show_their_figures_and_files(run: RunBuilder, tracking_uri: str) -> None:
     best = run.commit(range(1, 20), finished=True)
     mirror = Mirror(run.folder, tracking_uri, "tests")
@@ -324,6 +330,7 @@ def test_stages_show_their_figures_and_files(run: RunBuilder, tracking_uri: str)
     assert found["infer"].data.metrics == {"num_rows": 7}
 
 
+@pytest.mark.promise("mlflow-same-runs")
 def test_a_new_run_at_an_old_address_is_another_mlflow_run(
     tmp_path: Path, run: RunBuilder, tracking_uri: str
 ) -> None:
@@ -337,6 +344,7 @@ def test_a_new_run_at_an_old_address_is_another_mlflow_run(
     assert mirror_once(again, tracking_uri).tracking().run_id != before
 
 
+@pytest.mark.promise("mlflow-view")
 def test_artifacts_lie_beside_the_database_and_nothing_elsewhere(
     run: RunBuilder, tracking_uri: str, tmp_path: Path
 ) -> None:

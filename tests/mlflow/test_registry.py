@@ -69,6 +69,7 @@ def load(uri: str, model_uri: str) -> mlflow.pyfunc.PyFuncModel:
         mlflow.set_tracking_uri(None)
 
 
+@pytest.mark.promise("model", "same-prepare")
 def test_the_best_model_loads_and_predicts_what_the_model_predicts(
     run: RunBuilder, tracking_uri: str
 ) -> None:
@@ -104,6 +105,7 @@ def test_the_example_is_read_with_the_login_that_no_record_has(
     assert "ftp://***@host/x" in served.read_text()
 
 
+@pytest.mark.promise("model")
 def test_the_served_model_takes_json(run: RunBuilder, tracking_uri: str) -> None:
     best, _ = commit_digits(run)
     served = load(tracking_uri, log_best(run, tracking_uri, best))
@@ -142,6 +144,7 @@ def test_the_parent_run_has_the_headline_metrics(run: RunBuilder, tracking_uri: 
     assert [output.step for output in parent.outputs.model_outputs] == [11]
 
 
+@pytest.mark.promise("model")
 def test_logging_the_model_again_makes_no_second_one(run: RunBuilder, tracking_uri: str) -> None:
     best, _ = commit_digits(run)
     assert log_best(run, tracking_uri, best) == log_best(run, tracking_uri, best)
@@ -162,6 +165,7 @@ def test_altered_weights_are_not_logged(
     assert "digest" in caplog.text
 
 
+@pytest.mark.promise("model-pinned")
 def test_a_checkpoint_is_pinned_lastingly_before_its_model_is_there(
     run: RunBuilder, tracking_uri: str
 ) -> None:
@@ -199,6 +203,7 @@ def register(uri: str, model_uri: str) -> None:
         mlflow.set_tracking_uri(None)
 
 
+@pytest.mark.promise("release-models")
 def test_only_models_without_a_registered_version_are_let_go(
     run: RunBuilder, tracking_uri: str
 ) -> None:
@@ -277,6 +282,7 @@ print(model.predict(pd.DataFrame(rows))["prediction"].tolist())
 """
 
 
+@pytest.mark.promise("model-code")
 def test_a_users_module_travels_with_the_model_and_nothing_is_pickled(
     tmp_path: Path, tracking_uri: str
 ) -> None:
@@ -321,6 +327,7 @@ def registered(uri: str, model_uri: str) -> MlflowClient:
     return client
 
 
+@pytest.mark.promise("init-from")
 def test_a_registered_model_says_of_which_checkpoint_it_is(
     run: RunBuilder, tracking_uri: str
 ) -> None:

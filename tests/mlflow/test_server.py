@@ -25,6 +25,7 @@ def check(run: RunBuilder, uri: str, experiment: str = "tests") -> None:
         mirror.close("FAILED")
 
 
+@pytest.mark.promise("mlflow-checked")
 @pytest.mark.parametrize("path", ["401", "403", "404", "200"])
 def test_a_server_that_refuses_is_an_error(run: RunBuilder, answering: str, path: str) -> None:
     begin = time.monotonic()
@@ -52,6 +53,7 @@ def test_a_deleted_experiment_is_an_error(run: RunBuilder, tracking_uri: str) ->
         check(run, tracking_uri, "old")
 
 
+@pytest.mark.promise("secrets")
 @pytest.mark.parametrize("path", ["401", "503"])
 def test_nothing_that_is_said_shows_a_password(
     run: RunBuilder, answering: str, path: str, caplog: pytest.LogCaptureFixture
@@ -67,6 +69,7 @@ def test_nothing_that_is_said_shows_a_password(
     assert "secret" not in caplog.text + str(mirror._refusal)
 
 
+@pytest.mark.promise("mlflow-checked")
 @pytest.mark.parametrize("path", ["429", "500", "503"])
 def test_a_server_that_is_merely_down_is_no_error(
     run: RunBuilder, answering: str, path: str
@@ -81,6 +84,7 @@ def test_a_check_creates_nothing(run: RunBuilder, tracking_uri: str, tmp_path: P
     assert not (tmp_path / "new" / "mlflow.db").exists()
 
 
+@pytest.mark.promise("mlflow-outage")
 def test_what_a_down_server_missed_is_mirrored_when_it_is_up(
     run: RunBuilder, server: MlflowServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -108,6 +112,7 @@ def test_what_a_down_server_missed_is_mirrored_when_it_is_up(
     assert all(record.levelno == logging.WARNING for record in fails)
 
 
+@pytest.mark.promise("mlflow-outage")
 def test_a_dead_server_delays_the_end_by_seconds(run: RunBuilder, server: MlflowServer) -> None:
     mirror = Mirror(run.folder, server.uri, "tests")
     mirror.start()

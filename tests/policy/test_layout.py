@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,6 +66,7 @@ def test_the_names_are_those_of_published_models() -> None:
     ]
 
 
+@pytest.mark.promise("cheap-checkpoints")
 @given(st.integers(1, 100), st.integers(2, 8))
 def test_adam_is_shared_evenly(num_tensors: int, shards: int) -> None:
     """With weights of one size, no shard writes more than the model or a fair share and one."""

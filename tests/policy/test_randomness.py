@@ -22,6 +22,7 @@ def draws(seed: int = 1, epoch: int = 0, num_samples: int = 20_000) -> np.ndarra
     return SampleRandom(seed, epoch, np.arange(num_samples)).uniform(4)
 
 
+@pytest.mark.promise("sample-randomness")
 @given(SEEDS, st.lists(st.integers(0, 2**40), min_size=1, max_size=30), st.data())
 def test_a_sample_draws_the_same_whatever_batch_it_is_in(
     seed: int, indices: list[int], data: st.DataObject

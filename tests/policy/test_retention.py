@@ -161,6 +161,7 @@ RULES = st.builds(
 )
 
 
+@pytest.mark.promise("retention")
 @given(VALUES, RULES, st.sets(st.integers(0, 19)))
 def test_nothing_that_a_rule_keeps_goes_and_all_else_does(
     values: list[float | None], asked_rules: RetentionRules, protected: set[int]
@@ -190,6 +191,7 @@ def test_nothing_that_a_rule_keeps_goes_and_all_else_does(
         assert (one in kept) == expected
 
 
+@pytest.mark.promise("retention")
 @given(VALUES, RULES, st.data())
 def test_whoever_is_interrupted_keeps_what_an_undisturbed_run_keeps(
     values: list[float | None], asked_rules: RetentionRules, data: st.DataObject
@@ -220,6 +222,7 @@ def test_applying_the_rules_again_deletes_nothing_more(
     assert survivors(once, asked_rules) == once
 
 
+@pytest.mark.promise("finalists")
 @given(VALUES, RULES, st.data())
 def test_what_a_storage_was_too_slow_for_changes_no_finalist(
     values: list[float | None], asked_rules: RetentionRules, data: st.DataObject
@@ -255,6 +258,7 @@ def survivors(asked: list[Candidate], asked_rules: RetentionRules) -> list[Candi
 VALUES = st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=2, max_size=8)
 
 
+@pytest.mark.promise("out-of-turn")
 @given(VALUES, st.integers(1, 3), st.integers(1, 3), st.integers(0, 3), st.data())
 def test_one_out_of_turn_takes_nobodys_place(
     values: list[float | None], last: int, best: int, every: int, data: st.DataObject

@@ -18,6 +18,7 @@ def candidates(*values: float | None) -> list[Candidate]:
     ]
 
 
+@pytest.mark.promise("best-checkpoint")
 @pytest.mark.parametrize(
     ("values", "order", "expected"),
     [

@@ -102,6 +102,7 @@ def test_every_right_child_knows_its_sibling_and_parent(num_shards: int) -> None
         assert parent.children() == (left, right)
 
 
+@pytest.mark.promise("exact-training")
 @given(sharings(), st.integers(0, 2**32))
 def test_any_number_of_ranks_sums_to_the_bits_of_one(sharing: tuple[int, int], seed: int) -> None:
     num_shards, world_size = sharing

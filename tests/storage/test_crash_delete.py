@@ -101,6 +101,7 @@ def check_whole(folder: RunFolder, must_stay: set[int]) -> None:
     assert folder.quarantined() == {}
 
 
+@pytest.mark.promise("killed-delete")
 def test_a_delete_that_is_killed_leaves_the_checkpoint_whole_or_not_there(tmp_path: Path) -> None:
     *killed, through = killed_at_every_change(tmp_path, "delete")
     assert steps(through) == [1, 3, 4]
@@ -121,6 +122,7 @@ def test_a_delete_that_is_killed_leaves_the_checkpoint_whole_or_not_there(tmp_pa
     assert torn >= len(FILES)
 
 
+@pytest.mark.promise("killed-delete")
 def test_a_prune_that_is_killed_keeps_what_stays_and_the_next_one_ends_it(tmp_path: Path) -> None:
     *killed, through = killed_at_every_change(tmp_path, "prune")
     assert steps(through) == [1, 4]

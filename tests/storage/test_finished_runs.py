@@ -34,6 +34,7 @@ def listed(storage: str, **asked: str) -> list[str]:
     return [found.name for found in finished_runs(storage, OURS, **asked)]
 
 
+@pytest.mark.promise("batch-latest")
 def test_the_newest_created_comes_first_and_what_is_no_finished_run_is_left_out(
     storage_url: str,
 ) -> None:
@@ -68,6 +69,7 @@ def test_a_run_that_cannot_be_read_is_told_and_hides_no_other(
         assert f"run '{name}' cannot be read" in caplog.text
 
 
+@pytest.mark.promise("batch-latest")
 def test_where_there_is_none_it_is_said_what_there_is(storage_url: str) -> None:
     with pytest.raises(ConfigError, match=r"no finished run in .*Of runs .* there are none$") as no:
         newest_finished(storage_url)

@@ -68,6 +68,7 @@ def test_a_missing_segment_is_refused(store: Store) -> None:
         list(read_segments(store, [segment]))
 
 
+@pytest.mark.promise("damaged-journal")
 def test_what_is_left_of_a_damaged_journal_is_shown(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,6 +78,7 @@ def test_what_is_left_of_a_damaged_journal_is_shown(
     assert f"some metrics are not shown: {store.uri(f'journal/{journal[0].name}')}" in caplog.text
 
 
+@pytest.mark.promise("small-manifest")
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=60))
 def test_a_journal_of_any_length_has_few_segments(commits: list[int]) -> None:
     with TemporaryDirectory() as folder:

@@ -115,6 +115,7 @@ def test_the_first_attempt_is_number_one_and_free_runs_have_no_holder(folder: Ru
     assert lease.holder_of(folder.store) is None
 
 
+@pytest.mark.promise("one-driver")
 def test_a_second_driver_is_refused_within_seconds_and_told_who_drives(folder: RunFolder) -> None:
     with driver_of(folder) as driver:
         assert said_by(driver) == "1"
@@ -125,6 +126,7 @@ def test_a_second_driver_is_refused_within_seconds_and_told_who_drives(folder: R
     assert lease.newest_attempt(folder.store) == 1
 
 
+@pytest.mark.promise("one-driver")
 def test_a_killed_driver_is_followed_at_once(folder: RunFolder) -> None:
     with driver_of(folder) as driver:
         assert said_by(driver) == "1"
@@ -203,6 +205,7 @@ def test_a_holder_elsewhere_whose_heart_beats_is_left_alone(local_folder: RunFol
         beating.join()
 
 
+@pytest.mark.promise("one-driver")
 @pytest.mark.parametrize("beats", [0, 5])
 def test_a_holder_elsewhere_is_followed_once_its_heart_stood_still(
     local_folder: RunFolder, beats: int
@@ -240,6 +243,7 @@ def test_a_replaced_attempt_cannot_delete(folder: RunFolder) -> None:
     assert [found.name for found in folder.checkpoints()] == [name]
 
 
+@pytest.mark.promise("fencing")
 def test_a_commit_that_slips_in_after_the_seal_does_not_count(folder: RunFolder) -> None:
     folder.begin_attempt().release()
     before = commit(folder, step=5, attempt=1)

@@ -50,6 +50,7 @@ def test_a_missing_manifest_is_not_found(store: Store) -> None:
         read_manifest(store, CheckpointManifest)
 
 
+@pytest.mark.promise("untrusted-files")
 @pytest.mark.parametrize(
     "name",
     [
@@ -144,6 +145,7 @@ def test_an_oversized_manifest_is_refused_before_it_is_read(store: Store, tmp_pa
         read_manifest(store, CheckpointManifest)
 
 
+@pytest.mark.promise("newer-format")
 def test_a_newer_format_is_not_taken_for_damage(store: Store) -> None:
     store.write("manifest.json", altered(format=2, added_later=1))
     with pytest.raises(ConfigError, match="has format 2, this evertrain reads up to 1"):

@@ -130,6 +130,7 @@ NIGHT = datetime(2026, 11, 23, 3, 0, 0, 999, UTC)
 FLOW_RUN = "06a1e52e-6f1e-7d63-8000-9a2c4d01a206"
 
 
+@pytest.mark.promise("run-names")
 @pytest.mark.parametrize(
     ("workload", "scheduled", "name"),
     [

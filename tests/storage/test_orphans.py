@@ -53,6 +53,7 @@ def keys(folder: RunFolder) -> list[str]:
     ]
 
 
+@pytest.mark.promise("leftovers")
 def test_what_no_commit_counts_is_deleted_by_the_next_attempt(any_folder: RunFolder) -> None:
     committed = left_by_a_dead_attempt(any_folder)
     held = any_folder.begin_attempt()
@@ -121,6 +122,7 @@ def test_an_empty_folder_of_a_dead_attempt_goes(folder: RunFolder) -> None:
     assert folder.store.names("checkpoints") == ["notes"]
 
 
+@pytest.mark.promise("leftovers")
 def test_quarantined_checkpoints_and_their_segments_stay(folder: RunFolder) -> None:
     left_by_a_dead_attempt(folder)
     segment = FileEntry.of(UNCOVERED, b"{}\n")
@@ -147,6 +149,7 @@ def test_beside_a_manifest_that_cannot_be_read_every_segment_stays(folder: RunFo
     assert not folder.store.exists("checkpoints/step-00000003-a0001")
 
 
+@pytest.mark.promise("leftovers")
 def test_a_late_commit_is_left_for_prune_with_its_segment(any_folder: RunFolder) -> None:
     left_by_a_dead_attempt(any_folder)
     any_folder.begin_attempt().release()

@@ -35,6 +35,7 @@ def failing(times: int, error: Exception) -> tuple[Callable[[float], str], list[
     return operation, given
 
 
+@pytest.mark.promise("retries")
 def test_an_operation_that_fails_twice_is_done_at_the_third_attempt() -> None:
     operation, given = failing(2, ConnectionResetError("gone"))
     assert retried(operation, "cannot do it", budget_s=10) == "done"
@@ -86,6 +87,7 @@ def test_a_pause_draws_nothing_from_the_numbers_that_a_training_was_seeded_with(
     assert random.getstate() == before
 
 
+@pytest.mark.promise("retries")
 def test_what_does_not_pass_by_itself_is_raised_at_once() -> None:
     operation, given = failing(9, PermissionError("no"))
     with pytest.raises(PermissionError, match=r"^no$"):
@@ -93,6 +95,7 @@ def test_what_does_not_pass_by_itself_is_raised_at_once() -> None:
     assert len(given) == 1
 
 
+@pytest.mark.promise("retries")
 def test_when_the_budget_is_spent_the_cause_and_the_time_are_named() -> None:
     operation, given = failing(99, ConnectionResetError("gone"))
     begin = time.monotonic()

@@ -65,6 +65,7 @@ def three(folder: RunFolder) -> list[CheckpointName]:
     return [commit(folder, step, attempt=1) for step in (1, 2, 3)]
 
 
+@pytest.mark.promise("pinned-is-kept")
 def test_what_is_read_stays_and_goes_when_it_was_read(any_folder: RunFolder) -> None:
     first, _, _ = three(any_folder)
     with pins.pinned(any_folder.store, [first], "infer"):
@@ -141,6 +142,7 @@ def test_the_pin_of_an_attempt_ends_when_a_newer_one_has_the_run(folder: RunFold
     assert kept(folder) == [3]
 
 
+@pytest.mark.promise("pinned-is-kept")
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"mine", b'{"why": 1}'])
 def test_what_cannot_be_read_as_a_pin_keeps_the_checkpoint(
     folder: RunFolder, content: bytes
@@ -378,6 +380,7 @@ class ForgetsPins(Store):
         return super().names(key)
 
 
+@pytest.mark.promise("pinned-is-kept")
 def test_where_pins_cannot_be_listed_nothing_is_deleted(
     folder: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:

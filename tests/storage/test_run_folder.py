@@ -47,6 +47,7 @@ def test_a_damaged_record_is_named(folder: RunFolder) -> None:
         folder.record()
 
 
+@pytest.mark.promise("flow-run-names")
 def test_a_run_is_not_continued_by_another_flow_run_that_gets_its_name(folder: RunFolder) -> None:
     folder.create(record().model_copy(update={"flow_run": "one"}))
     folder.check_name("one")
@@ -64,6 +65,7 @@ def test_a_run_that_somebody_named_is_not_continued_by_a_flow_run_that_gets_its_
         folder.check_name("one")
 
 
+@pytest.mark.promise("commit-last")
 def test_a_checkpoint_without_its_manifest_does_not_exist(folder: RunFolder) -> None:
     name = save(folder, step=1, attempt=1)
     assert folder.checkpoints() == []
@@ -86,6 +88,7 @@ def test_a_committed_checkpoint_has_its_manifest(folder: RunFolder) -> None:
     assert found.key == "checkpoints/step-00000003-a0001"
 
 
+@pytest.mark.promise("commit-last")
 def test_a_checkpoint_is_committed_once(folder: RunFolder) -> None:
     name = commit(folder, step=3, attempt=1)
     with pytest.raises(FileExistsError):
@@ -161,6 +164,7 @@ def test_a_run_without_outcome_has_none(folder: RunFolder) -> None:
     assert folder.report() == {"run": "run"}
 
 
+@pytest.mark.promise("verified")
 def test_every_byte_of_a_checkpoint_and_its_journal_is_verified(folder: RunFolder) -> None:
     name = commit(folder, 1, 1)
     segment = "journal/steps-00000001-00000001-a0001.jsonl"
@@ -199,6 +203,7 @@ def test_a_fork_takes_and_deletes_nothing_that_lies_there(folder: RunFolder) -> 
     assert names(folder.fork(folder.checkpoint(first), "other")) == [first]
 
 
+@pytest.mark.promise("resume-as-asked")
 def test_what_was_asked_last_counts_and_a_fork_is_asked_for_the_same(folder: RunFolder) -> None:
     folder.create(record(epochs=1))
     begun = folder.asked()

@@ -81,6 +81,7 @@ def test_an_object_is_created_once(store: Store) -> None:
     assert store.read("folder/object") == b"first"
 
 
+@pytest.mark.promise("created-once")
 def test_one_that_asks_again_for_its_own_object_has_it(store: Store) -> None:
     store.create("object", b"mine")
     store.create("object", b"mine")
@@ -125,6 +126,7 @@ def test_of_sixteen_threads_that_create_one_object_one_wins(store: Store) -> Non
     assert seen.result() <= {winner}  # never half, never another
 
 
+@pytest.mark.promise("created-once")
 def test_of_sixteen_racers_in_four_processes_one_wins(store: Store) -> None:
     processes = [
         subprocess.Popen(

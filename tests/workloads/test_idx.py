@@ -69,6 +69,7 @@ def test_every_truncation_of_a_gzip_file_is_noticed(tmp_path: Path) -> None:
         assert str(file) in one_line(error)
 
 
+@pytest.mark.promise("mnist-files")
 def test_every_altered_byte_of_a_gzip_file_is_noticed_or_harmless(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(DATA))
     file = tmp_path / f"{NAME}.gz"
@@ -113,6 +114,7 @@ def test_a_huge_claim_in_the_header_allocates_nothing() -> None:
         parse_idx(b"\0\0\x08\3" + b"\xff" * 12, "some/file")
 
 
+@pytest.mark.promise("mnist-files")
 @pytest.mark.parametrize("packed", [True, False])
 def test_plain_and_packed_files_are_read_from_any_storage(storage_url: str, packed: bool) -> None:
     name, data = (f"{NAME}.gz", gzip.compress(DATA)) if packed else (NAME, DATA)

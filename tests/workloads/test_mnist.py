@@ -100,6 +100,7 @@ def test_it_starts_from_published_weights(local: str) -> None:
     assert torch.equal(model.layer3[0].conv1.weight, published.layer3[0].conv1.weight)
 
 
+@pytest.mark.promise("mnist-files")
 @pytest.mark.parametrize(
     ("replaced", "message"),
     [

@@ -77,6 +77,7 @@ def test_published_weights_load_as_they_are(weights: str, published: ResNet18) -
     assert all(torch.equal(state[name], t) for name, t in published.state_dict().items())
 
 
+@pytest.mark.promise("published-weights")
 def test_a_grey_image_gives_what_it_gave_in_three_equal_channels(
     weights: str, published: ResNet18
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_grey_image_gives_what_it_gave_in_three_equal_channels(
     )
 
 
+@pytest.mark.promise("published-weights")
 def test_a_last_layer_of_other_classes_keeps_its_initial_values(
     weights: str, published: ResNet18
 ) -> None:
@@ -106,6 +108,7 @@ def test_files_without_batch_counters_load(published: ResNet18, storage_url: str
     assert model.bn1.num_batches_tracked == 0
 
 
+@pytest.mark.promise("published-weights")
 def test_every_other_difference_is_listed_and_changes_nothing(
     published: ResNet18, tmp_path: Path
 ) -> None:

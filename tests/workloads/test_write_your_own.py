@@ -40,10 +40,12 @@ def final_accuracy(workload: Workload[Any]) -> float:
     return measure(workload, model, "test")["accuracy"]
 
 
+@pytest.mark.promise("page-code")
 def test_the_readers_workload_learns(one_thread: None) -> None:
     assert final_accuracy(load("tumours:Tumours", {"hidden": 64})) >= 0.95
 
 
+@pytest.mark.promise("same-prepare")
 def test_inference_needs_no_labels_and_gives_what_evaluation_gave(one_thread: None) -> None:
     workload = load("tumours:Tumours", {})
     model = train_plainly(workload, epochs=1, batch_size=32).eval()
@@ -58,6 +60,7 @@ def test_inference_needs_no_labels_and_gives_what_evaluation_gave(one_thread: No
     assert found["probabilities"].shape == (50, len(workload.class_names))
 
 
+@pytest.mark.promise("sample-randomness")
 def test_augmentation_is_the_samples_own() -> None:
     workload = load("tumours:Tumours", {})
     train, indices = workload.dataset("train"), np.array([7, 300, 41])
@@ -69,11 +72,13 @@ def test_augmentation_is_the_samples_own() -> None:
     torch.testing.assert_close(together, plain, rtol=0.021, atol=0)
 
 
+@pytest.mark.promise("settings")
 def test_settings_out_of_range_are_refused_by_name() -> None:
     with pytest.raises(WorkloadError, match=r"hidden: .*greater than or equal to 1, got 0"):
         load("tumours:Tumours", {"hidden": 0})
 
 
+@pytest.mark.promise("mapped-data")
 def test_data_larger_than_memory_give_the_same_bits(one_thread: None, tmp_path: Path) -> None:
     in_memory = load("tumours:Tumours", {})
     for split in SPLITS:
@@ -116,6 +121,7 @@ def test_a_patient_stays_in_his_split_when_files_come(tmp_path: Path) -> None:
     assert all(before[split] < after[split] for split in SPLITS)
 
 
+@pytest.mark.promise("own-state")
 def test_the_moving_average_is_what_is_validated_and_kept_with_the_model(one_thread: None) -> None:
     workload = load("tumours_extended:AveragedTumours", {})
     model = train_plainly(workload, epochs=20, batch_size=32).eval()
@@ -128,6 +134,7 @@ def test_the_moving_average_is_what_is_validated_and_kept_with_the_model(one_thr
     assert torch.equal(restored.eval()(inputs), model(inputs))
 
 
+@pytest.mark.promise("own-state")
 def test_the_anchor_is_restored_by_the_workloads_own_state(one_thread: None) -> None:
     workload = load("tumours_extended:AnchoredTumours", {})
     model = train_plainly(workload, epochs=1, batch_size=32)
@@ -157,6 +164,7 @@ def assert_same_bits(one: torch.nn.Module, other: torch.nn.Module) -> None:
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
+@pytest.mark.promise("page-code")
 def test_every_piece_of_python_on_the_page_is_in_the_files_that_are_tested() -> None:
     sources = [squeezed(file.read_text()) for file in EXAMPLES.glob("*.py")]
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -96,6 +96,7 @@ def test_all_ranks_train_to_the_end(
     assert digest_of_training(folder) == undisturbed
 
 
+@pytest.mark.promise("elastic")
 def test_of_a_range_as_many_ranks_train_as_there_is_room_for(
     launcher: Launcher, tmp_path: Path, undisturbed: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,6 +110,7 @@ def test_of_a_range_as_many_ranks_train_as_there_is_room_for(
     assert digest_of_training(folder) == undisturbed
 
 
+@pytest.mark.promise("worker-dies")
 def test_a_death_is_lost_leaves_nobody_and_the_next_attempt_goes_on(
     launcher: Launcher, tmp_path: Path, undisturbed: str
 ) -> None:
@@ -148,6 +150,7 @@ def test_a_rank_that_dies_before_the_training_begins_is_lost(
     assert digest_of_training(folder) == undisturbed
 
 
+@pytest.mark.promise("users-bug")
 def test_a_users_bug_comes_with_its_traceback_and_leaves_no_rank_waiting(
     launcher: Launcher, tmp_path: Path
 ) -> None:

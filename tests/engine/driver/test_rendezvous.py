@@ -69,6 +69,7 @@ def listening(driver: Driver) -> set[tuple[str, int]]:
     }
 
 
+@pytest.mark.promise("loopback")
 def test_what_is_opened_for_a_training_on_this_machine_is_on_the_loopback_only(
     tmp_path: Path,
 ) -> None:

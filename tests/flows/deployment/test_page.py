@@ -20,6 +20,7 @@ STEPS = {page: steps_of((ROOT / page).read_text()) for page in PAGES}
 A_SHELLS = ("cd ", "cp ", "mkdir ", "export ")
 
 
+@pytest.mark.promise("page-commands")
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_the_page_parses(page: str) -> None:
     assert STEPS[page]
@@ -48,6 +49,7 @@ def test_every_command_that_the_text_mentions_is_one_that_is_run(page: str) -> N
         assert any(step.startswith(begin) for step in run), f"no block has: {command}"
 
 
+@pytest.mark.promise("page-commands")
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("page", PAGES)
