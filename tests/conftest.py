@@ -19,6 +19,13 @@ from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests.leaks import Belongings
+from tests.reporting import (
+    pytest_addoption,
+    pytest_runtest_makereport,
+    pytest_sessionfinish,
+)
+
+__all__ = ["pytest_addoption", "pytest_runtest_makereport", "pytest_sessionfinish"]
 
 SCRIPT = Path(__file__).parent / "object-store.sh"
 BUCKET = "evertrain-tests"
