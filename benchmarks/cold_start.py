@@ -26,13 +26,14 @@ from train_core.results import Report
 EVERY_S = 0.1
 COMMAND = "the command"
 KINDS = {
+    # The raylet's command line has the worker's: it comes first.
+    "raylet/raylet": "Ray's head and raylet",
     "engine.driver_process": "the driver",
     "prefect.server": "Prefect's server",
     "TrainWorker": "the two workers",
     "ray::IDLE": "the two workers",
     "default_worker": "the two workers",
     "gcs_server": "Ray's head and raylet",
-    "raylet/raylet": "Ray's head and raylet",
     "autoscaler": "Ray's monitor",
     "log_monitor": "Ray's log monitor",
     "dashboard/dashboard.py": "Ray's dashboard, which shows nothing",

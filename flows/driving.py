@@ -16,11 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
 from prefect import State, Task, runtime
-from prefect.exceptions import CancelledRun, TerminationSignal
+from prefect.exceptions import CancelledRun, ObjectNotFound, TerminationSignal
 
 from flows.embedded import SEND_WITHIN_S
 from tasks.flow_run import deployment_of_flow_run
@@ -30,6 +31,9 @@ from tasks.session import Session, Stages, stopped
 from train_core.config import LOCAL
 from train_core.driver import DriverRequest
 from train_core.errors import StoppedError
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 Start = Callable[..., Callable[[], Any]]
 """Starts a task with its arguments, and gives what waits for its result."""
@@ -128,31 +132,40 @@ def _noticing_cancellation(session: Session) -> Iterator[None]:
     if not deployment_of_flow_run():
         yield
         return
-    has_ended = threading.Event()
+    has_ended, signalling = threading.Event(), threading.Lock()
+    own = UUID(str(runtime.flow_run.id))
 
     def watch() -> None:
         noticed_at = math.inf
         while not has_ended.wait(_CANCEL_POLL_INTERVAL_S):
-            now = time.monotonic()
-            noticed_at = min(noticed_at, now) if _is_cancelled(session, own) else math.inf
-            if now - noticed_at > CANCEL_WITHIN_S:
-                os.kill(os.getpid(), signal.SIGTERM)
+            # None where the server does not answer: it is as it was.
+            is_cancelled = (
+                session.server.ask(partial(_is_cancelled, own)) if session.server else None
+            )
+            if is_cancelled is not None:
+                noticed_at = min(noticed_at, time.monotonic()) if is_cancelled else math.inf
+            if time.monotonic() - noticed_at > CANCEL_WITHIN_S:
+                # A second signal, once the run ends, would cut its saving short.
+                with signalling:
+                    if not has_ended.is_set():
+                        os.kill(os.getpid(), signal.SIGTERM)
                 return
 
-    own = UUID(str(runtime.flow_run.id))
     threading.Thread(target=watch, name="cancellation", daemon=True).start()
     try:
         yield
     finally:
         has_ended.set()
+        with signalling:
+            pass
 
 
-def _is_cancelled(session: Session, flow_run: UUID) -> bool:
-    """Whether Prefect's server says so; not if it does not answer."""
-    if session.server is None:
+def _is_cancelled(flow_run: UUID, client: SyncPrefectClient) -> bool:
+    """Whether Prefect's server says so; one that was deleted there is not."""
+    try:
+        state = client.read_flow_run(flow_run).state
+    except ObjectNotFound:
         return False
-    found = session.server.ask(lambda client: client.read_flow_run(flow_run))
-    state = found.state if found else None
     return state is not None and (state.is_cancelling() or state.is_cancelled())
 
 
@@ -164,14 +177,12 @@ def job_outlives_flow(session: Session) -> bool:
     if session.request.config.ray_address == LOCAL or not deployment_of_flow_run():
         return False
     own, server = UUID(str(runtime.flow_run.id)), session.server
-    found = None
+    is_cancelled = None
     if server and server.check_patiently():
-        found = server.ask(lambda client: client.read_flow_run(own))
-    if found is None:
+        is_cancelled = server.ask(partial(_is_cancelled, own))
+    if is_cancelled is None:
         session.tell("whether the run was cancelled is not known: its job is left alone")
-        return True
-    state = found.state
-    return state is None or not (state.is_cancelling() or state.is_cancelled())
+    return not is_cancelled
 
 
 @contextmanager

@@ -95,13 +95,19 @@ def compared_with(before: Report, then: Datasets, now: Datasets) -> str:
     others = [
         f"{split} had {then[split].get('samples', '?')} samples"
         for split in SPLITS
-        if split in now and split in then and now[split].get("digest") != then[split].get("digest")
+        if split in now and split in then and _are_others(then[split], now[split])
     ]
     told = f"Before: run `{before.run}`"
     if not others:
         return told
     data = ", ".join(others)
     return f"{told}, on other data ({data}): not all of a difference is the model's"
+
+
+def _are_others(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a split is known to be another: by its samples, or by both digests."""
+    digests = {one["digest"] for one in (then, now) if one.get("digest")}
+    return then.get("samples") != now.get("samples") or len(digests) > 1
 
 
 def difference(value: float | None, was: float | None) -> str:

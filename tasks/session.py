@@ -45,7 +45,6 @@ class Session:
         self.request = request
         self.stages = ["prepare"]
         """The stages that have begun, in their order."""
-        """The stage that runs now."""
         self.seconds: dict[str, float] = {}
         """Wall-clock seconds of each stage; a stage that was retried counts all its tries."""
         self.server: ServerConnection | None = None
@@ -188,7 +187,7 @@ class Session:
         Who closes second waits until it is closed.
         """
         self._end()
-        if status == "KILLED":
+        if status == "KILLED" and self.stages[-1] != STOPPING:
             self.stages.append(STOPPING)
         try:
             with self._close_lock:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from train_core.fitting import fit
     from train_core.policy.randomness import SampleRandom
     from train_core.workload import (
+        SPLITS,
         ArrayDataset,
         Batch,
         Columns,
@@ -33,6 +34,7 @@ _HOMES = {
     "DataError": "train_core.errors",
     "DataFile": "train_core.datasets.files",
     "Dataset": "train_core.workload",
+    "SPLITS": "train_core.workload",
     "SampleRandom": "train_core.policy.randomness",
     "Settings": "train_core.workload",
     "ShardStream": "train_core.workload",
@@ -44,6 +46,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "SPLITS",
     "ArrayDataset",
     "Batch",
     "Columns",

@@ -212,7 +212,7 @@ def users_code(stage: str, where: str) -> Iterator[None]:
         raise UserCodeError(stage, summary, tracebacks.format_exc()) from error
 
 
-def describe(stage: str, error: Exception) -> dict[str, Any]:
+def describe(stage: str, error: BaseException) -> dict[str, Any]:
     """What another process needs to raise the error as what it is: JSON."""
     # Ray wraps what a task raised.
     cause = getattr(error, "cause", None)

@@ -15,8 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from tumours import MEASUREMENTS, Tumours, TumourSettings
 
-from train_core import ArrayDataset, Columns, DataFile, Dataset, Split
-from train_core.workload import SPLITS
+from train_core import SPLITS, ArrayDataset, Columns, DataFile, Dataset, Split
 
 
 class TumoursInParquetSettings(TumourSettings):

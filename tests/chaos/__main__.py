@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
     parser.add_argument("--only", default="", help="a regular expression of the faults")
     parser.add_argument("--jobs", type=int, default=2, help="pipelines at a time")
-    parser.add_argument("--workers", type=int, default=2, help="that train, two or more")
+    parser.add_argument("--workers", type=int, default=2, choices=(2, 3, 4), help="that train")
     parser.add_argument("--s3", action="store_true", help="run folders on a real S3 server")
     asked = parser.parse_args()
 

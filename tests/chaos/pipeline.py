@@ -39,8 +39,6 @@ GRACE_S = 30.0
 PARAMETERS = (
     *("retrain", "--workload", "tests.chaos.held:HeldDigits", "--epochs", "3"),
     *("--batch-size", "64", "--num-shards", "4"),
-    # Each rank has two batches of validation, and is held in the first.
-    *("--eval-batch-size", "45"),
     *("--checkpoint-every-steps", "7", "--gpus-per-worker", "0"),
     *("--checkpoint-backpressure", "wait"),
 )
@@ -80,6 +78,8 @@ class House:
         more += ["--hang-timeout-s", f"{self.hang_timeout_s:g}"]
         more += ["--num-workers", f"{self.num_workers}"]
         more += ["--cpus-per-worker", f"{20 // self.num_workers / 10:g}"]
+        # Each rank has two batches of validation, and is held in the first.
+        more += ["--eval-batch-size", f"{90 // self.num_workers}"]
         if self.ray_address:
             runtime_env = json.dumps({"env_vars": told or {}})
             more += ["--ray-address", self.ray_address, "--runtime-env", runtime_env]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train_core.datasets.files import PinnedFiles, is_data, split_glob
+from train_core.datasets.files import PinnedFiles, is_data, split_glob, state_of
 from train_core.errors import DataError
 from train_core.storage.data_files import FileList, FileRecord, SourceFiles
 from train_core.storage.digests import digest_of
@@ -87,6 +87,15 @@ def test_files_folders_and_globs_are_listed_on_any_storage(storage_url: str) -> 
     assert names(f"{storage_url}/*/c.???") == ["deep/c.csv"]
     with pytest.raises(DataError, match=r"nothing is at .*/none: give the URL"):
         names(f"{storage_url}/none")
+
+
+def test_a_folder_is_in_another_state_when_data_came_anywhere_below_it(storage_url: str) -> None:
+    write(storage_url, "a.csv", "deep/c.csv")
+    before = state_of(storage_url)
+    write(storage_url, "deep/_SUCCESS", ".tmp-1")
+    assert before == state_of(storage_url) != ""
+    write(storage_url, "deep/er/d.csv")
+    assert state_of(storage_url) != before
 
 
 def test_sources_say_their_files_addresses_and_contents(storage_url: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # The first optimizer loads it: once in the server, not in each rank.
 import torch.distributed as dist
 
 from tests.engine.digests import digest_of_training

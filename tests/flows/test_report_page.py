@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks.artifacts import artifact_key, checkpoint_rows
-from tasks.report_page import difference, metrics_table, report_markdown
+from tasks.report_page import compared_with, difference, metrics_table, report_markdown
 from tests.flows.test_results import PREDICTIONS, REPORT, checkpoint, evaluated
 from tests.storage.samples import record
 from train_core.results import Report
@@ -39,7 +40,7 @@ def finish(storage: Path, outcome: Report, hours: int, measured_on: str = "") ->
     made = record(outcome.run, workload="clinic:Clinic")
     datasets = {
         "train": {"samples": 150 + hours, "digest": f"0123456789abcdef{hours}"},
-        "validation": {"samples": 40 + hours, "digest": measured_on or None},
+        "validation": {"samples": 40, "digest": measured_on or None},
         "test": {"samples": 40, "digest": None},
     }
     created_at = (BEGAN + timedelta(hours=hours)).isoformat()
@@ -72,11 +73,28 @@ def test_figures_that_were_measured_on_other_data_are_told(tmp_path: Path) -> No
     finish(tmp_path, report("last-night", 0.75, 0.5), 24, "few")
     tonight = report("tonight", 0.8, 0.5)
     page = report_markdown(tonight, finish(tmp_path, tonight, 48, "more"))
-    assert "run `last-night`, on other data (validation had 64 samples): not all of" in page
+    assert "run `last-night`, on other data (validation had 40 samples): not all of" in page
     again = report("again", 0.8, 0.5)
     page = report_markdown(again, finish(tmp_path, again, 72, "more"))
     assert "run `tonight`" in page
     assert "on other data" not in page
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "are_others"),
+    [
+        ({"samples": 40}, {"samples": 64}, True),
+        ({"samples": 40}, {"samples": 40}, False),
+        ({"samples": 40}, {"samples": 40, "digest": "a"}, False),
+        ({"samples": 40, "digest": "b"}, {"samples": 40, "digest": "a"}, True),
+        ({"samples": 40, "digest": "a"}, {"samples": 40, "digest": "a"}, False),
+    ],
+)
+def test_data_are_others_by_their_samples_or_by_both_digests(
+    then: dict[str, Any], now: dict[str, Any], are_others: bool
+) -> None:
+    told = compared_with(report("a", 0.5, 0.5), {"test": then}, {"test": now})
+    assert ("on other data" in told) == are_others
 
 
 def test_a_first_night_has_nothing_beside_it(tmp_path: Path) -> None:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import io
 import os
+import socket
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
+from train_core.errors import StorageError
+from train_core.storage.patience import Patience
 from train_core.storage.ranges import RangeReader
 from train_core.storage.store import Store
 
@@ -21,6 +29,36 @@ def test_a_listing_has_the_sizes_of_all_objects_and_no_folders(storage_url: str)
     assert store.sizes("below") == {"c": 3}
     assert store.sizes("nowhere") == {}
     assert Store(store.uri("b")).sizes() == {}
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    """The address of a plain HTTP server of a folder with two files, one in a folder of its own."""
+    (tmp_path / "below").mkdir()
+    (tmp_path / "a").write_bytes(b"12")
+    (tmp_path / "below/c").write_bytes(b"123")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_web_servers_files_are_listed_with_their_sizes(web: str) -> None:
+    assert Store(web).sizes() == {"a": 2, "below/c": 3}
+    assert Store(f"{web}/below").sizes() == {"c": 3}
+    assert Store(f"{web}/a").sizes() == {}
+    assert Store(web).size_bytes("a") == 2
+
+
+def test_a_server_that_is_away_is_no_empty_folder() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(StorageError):
+            Store(url, Patience(budget_s=1)).sizes()
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 10), (3, 7), (9, 10), (4, 4)])

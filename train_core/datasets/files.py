@@ -256,11 +256,11 @@ def _data_files(source: SourceFiles) -> tuple[DataFile, ...]:
 
 
 def state_of(url: str) -> str:
-    """What tells one state of the file at `url`, or of those directly in that folder, from another.
+    """What tells one state of the file at `url`, or of the data below that folder, from another.
 
     Nothing is read. Empty where the storage tells no versions.
     """
-    found = _look(Store(url), "", max_depth=1)
+    found = {name: told for name, told in _look(Store(url), "").items() if is_data(name)}
     if not all(version for _, version, _ in found.values()):
         return ""
     digest = new_digest()

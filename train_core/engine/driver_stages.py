@@ -321,8 +321,13 @@ class DriverStages:
         """Have the workers of a cluster start, if there is room for all, while others prepare."""
         from train_core.engine.cluster.elastic import room
 
-        if self.config.ray_address != LOCAL and room(self.config) >= self.config.num_workers:
-            self._started_pool(self.config)
+        if self.config.ray_address == LOCAL:
+            return
+        try:
+            if room(self.config) >= self.config.num_workers:
+                self._started_pool(self.config)
+        except Exception as error:  # noqa: BLE001 (whatever Ray raises while its head is away)
+            _log.debug("the workers are started with the training: %s", error)
 
     def _take_run(self) -> int:
         """Take the run's lease, and keep its heart beating until this is closed: the attempt."""

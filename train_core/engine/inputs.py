@@ -154,7 +154,9 @@ def read_input(
 def _open_files(source: str, workload: Workload[Any]) -> Input:
     store, sizes = _folder_of(source)
     if not sizes:
-        raise DataError(f"input {hide_logins(source)!r}: nothing is there")
+        raise DataError(
+            f"input {hide_logins(source)!r}: nothing is there, but for names that begin with . or _"
+        )
     for kind, matches in KINDS.items():
         if names := [name for name in sizes if matches(name.lower())]:
             return _open_kind(kind, store, _once_each(names), sizes, workload)
@@ -198,12 +200,13 @@ def _folder_of(source: str) -> tuple[Store, dict[str, int]]:
     """The folder and the sizes of the files in it and in its folders; or of a single file."""
     store = Store(source)
     sizes = {name: size for name, size in store.sizes().items() if is_data(name)}
-    base = posixpath.basename(store.url)
-    if sizes and list(sizes) != [base]:
+    base, parent = posixpath.basename(store.url), Store(posixpath.dirname(store.url))
+    if sizes or not parent.exists(base):
         return store, sizes
-    parent = Store(posixpath.dirname(store.url))
-    beside = parent.sizes()
-    return (parent, {base: beside[base]}) if base in beside else (store, sizes)
+    try:
+        return parent, {base: parent.size_bytes(base)}
+    except IsADirectoryError:
+        return store, sizes
 
 
 def _locate(found: Input, samples: range) -> list[tuple[InputFile, range]]:

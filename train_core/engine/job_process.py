@@ -232,7 +232,8 @@ class JobServer:
                 self._refuse_another(self._request, asked)
                 return _answer(result=self._prepared | {"resumed": True})
             self._prepared = self._driver.prepare(asked.model_dump(mode="json"))
-        except Exception as error:  # noqa: BLE001 (raised where it was asked for)
+        # A workload's own sys.exit() would end the job without a word.
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (raised where it was asked for)
             return _answer(error=describe("prepare", error))
         self._request = asked
         if not self._prepared["unchanged_since"]:
@@ -296,7 +297,7 @@ class JobServer:
     def _done(self, stage: str, arguments: dict[str, Any]) -> Answer:
         try:
             return _answer(result=getattr(self._driver, stage)(**arguments))
-        except Exception as error:  # noqa: BLE001 (raised where it was asked for)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (raised where it was asked for)
             return _answer(error=describe(stage, error))
 
     def _send(self) -> bool:
@@ -345,7 +346,7 @@ def main() -> None:
         calls.clear(server.last, _TAKEN_WITHIN_S)
     except ConfigError as error:
         _log.error("%s", error)
-    except Exception:  # noqa: BLE001 (whatever it is, nobody else will say it)
+    except BaseException:  # noqa: BLE001 (whatever it is, nobody else will say it)
         _log.exception("the job ends")
     finally:
         logging.shutdown()

@@ -20,7 +20,7 @@ import safetensors.torch
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
-from mlflow.models import Model, infer_signature
+from mlflow.models import Model, ModelSignature, infer_signature
 
 from train_core.config import TrainConfig
 from train_core.engine import serving
@@ -41,9 +41,6 @@ from train_core.results import CheckpointSummary
 from train_core.storage.names import MODEL_FILE
 from train_core.storage.pins import MLFLOW_MODEL, pin
 from train_core.storage.run_folder import Checkpoint, RunFolder
-
-# What is predicted is a class: no value of it is missing.
-warnings.filterwarnings("ignore", "Hint: Inferred schema contains integer column")
 
 _CHECKPOINT = "evertrain.checkpoint"
 _DIGEST = "evertrain.checkpoint_digest"
@@ -227,12 +224,20 @@ def _save(
             model_id=model.model_id,
             run_id=run_id,
         ),
-        signature=infer_signature(example, served.predict(example)),
+        signature=_signature(example, served.predict(example)),
         input_example=example,
         pip_requirements=_requirements(served.workload),
     )
     runs.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, checkpoint.manifest.step)])
     runs.client.log_model_artifacts(model.model_id, str(folder / "model"))
+
+
+def _signature(example: Any, predicted: Any) -> ModelSignature:
+    inputs = infer_signature(example).inputs
+    with warnings.catch_warnings():
+        # A predicted class is an integer, and none is ever missing.
+        warnings.filterwarnings("ignore", "Hint: Inferred schema contains integer column")
+        return ModelSignature(inputs, infer_signature(example, predicted).outputs)
 
 
 def _example(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]] | pd.DataFrame:

@@ -21,7 +21,6 @@ from train_core.engine.reducer import Reducer
 from train_core.engine.state import TrainingState, load_optimizer_state, optimizer_state
 from train_core.policy.randomness import INIT, UPDATE, derive_seed
 from train_core.policy.sharding import shards_of_rank
-from train_core.quick_imports import defer_dynamo
 from train_core.storage.run_folder import Origin
 from train_core.workload import Workload
 
@@ -49,8 +48,6 @@ class TrainedModel:
             # A kernel for each shape: one for any shape would be made of the shapes met so far,
             # which are others after a resume, and so would be its bits.
             self.forward_model = cast("nn.Module", torch.compile(self.model, dynamic=False))
-        else:
-            defer_dynamo()
         self.optimizer = workload.optimizer(self.model)
         self.schedule = workload.schedule(self.optimizer, schedule_steps)
         self.reducer = (

@@ -61,7 +61,7 @@ class Beat(BaseModel):
 def pause_s(waited_s: float) -> float:
     """How long to wait before the other side's object is looked for again.
 
-    A tenth of what was waited already, so that it is found about so much later than it came.
+    A tenth of what was waited already: it is found a tenth of the time late, and a second at most.
     """
     return min(max(waited_s / 10, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
 

@@ -286,19 +286,39 @@ class Store:
     def sizes(self, key: str = "") -> dict[str, int]:
         """The sizes of the objects below `key`, also in its folders, by their names from there."""
         folder = self.path(key).rstrip("/") or "/"
-        found = self._run("list", key, lambda ask: dict(ask("find", folder, detail=True)))
-        # As in `names`: what marks the folder is no object in it.
-        sizes = {
-            path.removeprefix(folder).lstrip("/"): one["size"]
-            for path, one in found.items()
-            if one["type"] != "directory" and path.rstrip("/") != folder
-        }
+
+        def once(ask: _Ask) -> dict[str, int | None]:
+            try:
+                return {
+                    one["name"].rstrip("/").removeprefix(folder).lstrip("/"): one["size"]
+                    for one in self._below(ask, folder)
+                }
+            except (FileNotFoundError, NotADirectoryError) as error:
+                if not _is_there(ask, folder):
+                    return {}
+                # A disk is asked for each file, and one was renamed or deleted in that moment.
+                raise UnfinishedError("what is in it changes") from error
+
+        found = self._run("list", key, once)
         return {
             # A server of plain HTTP may list no sizes.
             name: self.size_bytes(f"{key}/{name}".lstrip("/")) if size is None else int(size)
-            for name, size in sorted(sizes.items())
-            if not posixpath.basename(name).startswith(local_disk.TEMPORARY)
+            for name, size in sorted(found.items())
+            # As in `names`: what marks the folder is no object in it.
+            if name and not posixpath.basename(name).startswith(local_disk.TEMPORARY)
         }
+
+    def _below(self, ask: _Ask, folder: str) -> Iterator[dict[str, Any]]:
+        """What the filesystem tells of each object below the folder, which may be itself."""
+        if self.protocol in S3:
+            yield from ask("find", folder, detail=True).values()
+            return
+        # fsspec's own `find` leaves out the folders that it cannot list.
+        for one in ask("ls", folder, detail=True):
+            if one["type"] != "directory":
+                yield one
+            elif one["name"].rstrip("/") != folder:
+                yield from self._below(ask, one["name"].rstrip("/"))
 
     def delete(self, key: str) -> None:
         """Delete the object, or the folder with all that is in it; fine if it is gone.

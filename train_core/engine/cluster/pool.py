@@ -67,9 +67,11 @@ class WorkerPool:
         """When the last of the first workers had started, in seconds since 1970; 0: not yet."""
 
     def has_workers_for(self, config: TrainConfig) -> bool:
-        """Whether there are workers, or some are starting, with these resources each."""
+        """Whether there are workers, or some are starting, that have these resources each."""
         workers = self._workers
-        return workers is not None and workers.wanted[1] == resources_of_worker(config)
+        if workers is None or workers.wanted[1] != resources_of_worker(config):
+            return False
+        return workers.places.wait(_PLACED_WITHIN_S)
 
     def has_placed(self, config: TrainConfig) -> bool:
         """Whether as many workers as the configuration says have what they reserve."""
@@ -83,14 +85,22 @@ class WorkerPool:
 
         Those that are there stay if they are what is asked for.
         """
-        if self._has_ended:
-            raise ConnectionError("the driver ends: it starts no workers")
         self._config = config
         wanted = _wanted(config)
         if self._workers and self._workers.wanted == wanted:
             return
         self.close()
-        places = placement_group([wanted[1]] * config.num_workers, config.placement_strategy)
+        with self._changing:
+            if self._has_ended:
+                raise ConnectionError("the driver ends: it starts no workers")
+            places = placement_group([wanted[1]] * config.num_workers, config.placement_strategy)
+            try:
+                self._workers = _Workers(wanted, places, self._new_actors(config, places))
+            except BaseException:
+                remove_placement_group(places)
+                raise
+
+    def _new_actors(self, config: TrainConfig, places: PlacementGroup) -> list[Actor]:
         # Ray's annotations do not know the last of them.
         options: dict[str, Any] = {
             "num_cpus": config.cpus_per_worker,
@@ -99,13 +109,12 @@ class WorkerPool:
             "concurrency_groups": {WORK: 1, CONTROL: 1},
         }
         worker: Any = ray.remote(**options)(TrainWorker)
-        actors = [
+        return [
             worker.options(
                 scheduling_strategy=PlacementGroupSchedulingStrategy(places, index)
             ).remote(self._preload)
             for index in range(config.num_workers)
         ]
-        self._workers = _Workers(wanted, places, actors)
 
     def replace(self) -> None:
         """Have new processes in place of all workers, at once."""

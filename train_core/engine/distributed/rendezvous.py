@@ -96,7 +96,11 @@ def process_group(own: Membership, *, uses_gpu: bool) -> Iterator[None]:
 
 def _interface_towards(host: str) -> str | None:
     """The network interface by which this machine reaches the host, if it can be told."""
-    address = _address_towards(host)
+    try:
+        address = _address_towards(host)
+    except OSError:
+        # There is no way to the host: the store says so when it is connected.
+        return None
     found = (
         str(name)
         for name, addresses in psutil.net_if_addrs().items()

@@ -8,6 +8,7 @@ from functools import partial
 from train_core.config import LOCAL, TrainConfig
 from train_core.engine.cluster.elastic import ClusterWatch, number_of_workers, room
 from train_core.engine.cluster.pool import WorkerPool
+from train_core.engine.cluster.resources import drained_under_workers
 from train_core.engine.distributed.rendezvous import Membership
 from train_core.engine.driver.supervisor import Attempt, Outcome
 
@@ -48,8 +49,8 @@ class PoolLauncher:
 
     def _train_where_there_is_room(self, attempt: Attempt) -> None:
         workers = attempt.config.num_workers
-        if not self._pool.has_placed(attempt.config):
-            # What the pool itself reserves is room, too.
+        if drained_under_workers() or not self._pool.has_placed(attempt.config):
+            # What the pool itself reserves is room, too, but for a node that goes.
             self._pool.close()
             workers = number_of_workers(
                 attempt.config, partial(room, attempt.config), attempt.check_stop
