@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo ui test test-s3 test-slow exact chaos soak night check format bench-pipeline \
+.PHONY: help venv demo ui test test-s3 test-slow exact chaos soak night mutants check format bench-pipeline \
 	bench-checkpoint bench-recovery clean
 
 help: ## Show the targets
@@ -45,6 +45,9 @@ soak: $(STAMP) ## Retrain again and again for an hour with faults by chance, and
 
 night: $(STAMP) ## Six firings of a schedule on data that grows; the server and the worker are killed once
 	$(BIN)/python -m tests.chaos.night
+
+mutants: $(STAMP) ## Put twenty faults into the code, one by one, and see which test notices: hours
+	$(BIN)/python -m tests.mutants
 
 check: $(STAMP) ## Check format, lint, types, the walls between the layers, and that promises have tests
 	$(BIN)/ruff format --check
