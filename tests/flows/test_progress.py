@@ -5,7 +5,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from flows.progress import _Bar
+from flows.progress import _Bar, _Lines
 from tasks.live import Live
 
 LIVE = Live(stage="train", attempt=1, step=6, total_steps=10, epoch=0, epochs=1, loss=0.5, time=1.0)
@@ -29,8 +29,8 @@ def test_the_bar_says_where_the_pipeline_is(
 ) -> None:
     console = Console(file=StringIO(), force_terminal=True, width=120)
     bar = _Bar(console)
-    for reading in readings:
-        bar.show(*reading)
+    for stage, live in readings:
+        bar.show([stage], live)
     # Its last frame is drawn when it is closed.
     bar.open()
     bar.close()
@@ -38,3 +38,16 @@ def test_the_bar_says_where_the_pipeline_is(
     text = console.file.getvalue()
     assert shown in text
     assert not_shown not in text
+
+
+def test_lines_tell_each_stage_once_also_one_that_was_over_before_it_was_looked_at() -> None:
+    console = Console(file=StringIO(), width=120)
+    lines = _Lines(console)
+    lines.open()
+    lines.show(["prepare"], None)
+    lines.show(["prepare", "train"], LIVE)
+    lines.show(["prepare", "train", "evaluate validation", "infer"], None)
+    lines.show(["prepare", "train", "evaluate validation", "infer"], None)
+    assert isinstance(console.file, StringIO)
+    shown = console.file.getvalue().splitlines()
+    assert shown == ["prepare", "train", "evaluate validation", "infer"]
