@@ -127,7 +127,7 @@ def _outcome_of(session: Session, stages: Stages) -> Any:
 def _noticing_cancellation(session: Session) -> Iterator[None]:
     """Send this process SIGTERM where its flow run is cancelled and Prefect's worker does not.
 
-    A worker that could not ask its server three times, 10 s apart, never cancels that run again.
+    A worker whose polls of its server have failed for too long never cancels that run again.
     """
     if not deployment_of_flow_run():
         yield
@@ -156,6 +156,7 @@ def _noticing_cancellation(session: Session) -> Iterator[None]:
         yield
     finally:
         has_ended.set()
+        # A signal that is on its way arrives here, and not while the run is saved.
         with signalling:
             pass
 

@@ -7,13 +7,12 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from io import BytesIO
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from tests.leaks import Belongings
 from tests.mlflow.run_builder import RunBuilder
+from tests.web import served
 from train_core.engine.figures import curves
 from train_core.storage.journal import Entry
 from train_core.storage.run_folder import RunFolder
@@ -153,9 +153,5 @@ def answering() -> Iterator[str]:
         def log_request(self, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
-        thread = threading.Thread(target=web.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{web.server_port}"
-        web.shutdown()
-        thread.join()
+    with served(Handler) as url:
+        yield url

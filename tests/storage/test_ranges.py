@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
+from tests.web import served
 from train_core.errors import StorageError
 from train_core.storage.patience import Patience
 from train_core.storage.ranges import RangeReader
@@ -38,12 +38,8 @@ def web(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "a").write_bytes(b"12")
     (tmp_path / "below/c").write_bytes(b"123")
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with served(handler) as url:
+        yield url
 
 
 def test_a_web_servers_files_are_listed_with_their_sizes(web: str) -> None:
