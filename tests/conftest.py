@@ -15,17 +15,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 import s3fs
-from xdist.remote import Producer
-from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests.leaks import Belongings
-from tests.reporting import (
-    pytest_addoption,
-    pytest_runtest_makereport,
-    pytest_sessionfinish,
-)
 
-__all__ = ["pytest_addoption", "pytest_runtest_makereport", "pytest_sessionfinish"]
+pytest_plugins = ["tests.order", "tests.reporting"]
 
 SCRIPT = Path(__file__).parent / "object-store.sh"
 BUCKET = "evertrain-tests"
@@ -33,27 +26,6 @@ BUCKET = "evertrain-tests"
 hypothesis.settings.register_profile("shared", deadline=None)
 hypothesis.settings.load_profile("shared")
 STORAGES = ["local", pytest.param("s3", marks=pytest.mark.s3)]
-
-
-class PartsSideBySide(LoadScopeScheduling):
-    """Three processes run the tests side by side: whole pipelines; what waits for a server or for
-    Ray most of the time; and the rest.
-    """
-
-    _WAITING = (
-        *("storage/", "mlflow/", "engine/test_crash_save"),
-        *("engine/test_cluster", "engine/test_driver", "engine/test_jobs"),
-    )
-
-    def _split_scope(self, nodeid: str) -> str:
-        name = nodeid.removeprefix("tests/")
-        if name.startswith(self._WAITING):
-            return "waiting"
-        return "pipelines" if name.startswith(("flows/", "chaos/")) else "rest"
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> PartsSideBySide:
-    return PartsSideBySide(config, log)
 
 
 def pytest_configure() -> None:

@@ -50,6 +50,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "read, and by `evertrain verify`, which names what is damaged.",
         "damaged-checkpoint": "A checkpoint that fails to verify is quarantined, and all workers "
         "go on from the newest good one; if none is good, the error lists what is wrong with each.",
+        "goes-on-without-journal": "A journal segment that is damaged does not keep a run from "
+        "going on.",
         "damaged-journal": "What is shown of a run leaves out the metrics of a damaged journal "
         "segment, with a warning.",
         "newer-format": "A manifest of a newer format is refused with an error that says so, and "
@@ -71,6 +73,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "one safetensors file.",
         "verify-resume": "`verify-resume` kills and resumes a training of your workload and says "
         "`identical`, or names the first metric and the first tensor that differ.",
+        "verify-code": "`verify` reads every stored byte, and ends with code 2 if one is bad.",
+        "dry-run": "`--dry-run` takes one step through every stage.",
         "best-checkpoint": "The best checkpoint is the one whose monitored metric is best; of "
         "equal ones the later, and one that is not a number comes last.",
         "retention": "A checkpoint stays if a rule keeps it and goes otherwise; of an interrupted "
@@ -102,6 +106,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "whoever asks for the run again attaches to it.",
         "last-caller": "The last of several callers ends the job, and one that nobody calls any "
         "more ends by itself; nobody counts as gone because the storage is away.",
+        "cluster-other-wish": "Who wants something else of a run that a job trains is refused, "
+        "with the job.",
         "cluster-code": "A workload's module and environment variables reach the workers by Ray's "
         "`runtime_env`.",
         "cluster-addresses": "A database file of the asking machine is refused where the runs are "
@@ -133,6 +139,8 @@ PROMISES: dict[str, dict[str, str]] = {
     "docs/operations.md": {
         "worker-dies": "When a worker dies no other one waits for it, and the next attempt goes on "
         "from the newest checkpoint to the same end; one that evaluates or infers is replaced.",
+        "three-restarts": "When three restarts in a row brought no new checkpoint, the run fails, "
+        "with the last cause; a new checkpoint makes the count begin anew.",
         "ray-dies": "A driver whose own Ray dies says so and ends, so that the next try has a new "
         "one.",
         "driver-dies": "A driver process that dies is replaced for the next try.",

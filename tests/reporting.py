@@ -12,6 +12,9 @@ import pytest
 
 LOG = "log"
 """The property of a report that names a log."""
+CPU = "cpu"
+"""Of a report, which says so of the teardown: the test's seconds of processors."""
+_CPU_BEFORE = pytest.StashKey[float]()
 _MOST_LOGS = 3
 _TAIL_LINES = 15
 _PHASES = ("setup", "call", "teardown")
@@ -22,12 +25,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--phases", action="store_true", help="show each file's seconds by phase")
 
 
+def _cpu_s() -> float:
+    """Seconds of processors of this process, and of those that it started and waited for."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Look at the clock of the processors."""
+    item.stash[_CPU_BEFORE] = _cpu_s()
+    return (yield)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add the ends of the logs that a failed test's processes wrote last."""
     report = yield
+    if report.when == "teardown":
+        report.user_properties.append((CPU, _cpu_s() - item.stash[_CPU_BEFORE]))
     if report.failed:
         given: dict[str, object] = getattr(item, "funcargs", {})
         for log in newest_logs(value for value in given.values() if isinstance(value, Path)):
@@ -74,13 +91,18 @@ def told_of_failures(failed: Iterable[pytest.TestReport]) -> list[str]:
 
 
 def seconds_by_phase(reports: Iterable[pytest.TestReport]) -> list[str]:
-    """A line for each file with the seconds of each phase, the slowest file first."""
-    spent: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(_PHASES, 0.0))
+    """A line for each file with the seconds of each phase, the slowest file first.
+
+    And those of processors: the less they are beside the others, the more the file waits.
+    """
+    spent: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys((*_PHASES, CPU), 0.0))
     for report in reports:
-        spent[report.location[0]][report.when or "call"] += report.duration
-    ordered = sorted(spent.items(), key=lambda one: sum(one[1].values()), reverse=True)
+        of_file = spent[report.location[0]]
+        of_file[report.when or "call"] += report.duration
+        of_file[CPU] += sum(seconds for name, seconds in report.user_properties if name == CPU)
+    total = {file: sum(of_file[phase] for phase in _PHASES) for file, of_file in spent.items()}
     return [
-        f"{sum(phases.values()):7.1f} s  {file}  "
-        + "  ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
-        for file, phases in ordered
+        f"{total[file]:7.1f} s  {file}  "
+        + "  ".join(f"{name} {seconds:.1f}" for name, seconds in spent[file].items())
+        for file in sorted(spent, key=lambda one: -total[one])
     ]

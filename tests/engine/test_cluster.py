@@ -32,8 +32,14 @@ def prepare(storage: Path, **config: Any) -> RunFolder:
     ("config", "told"),
     [
         ({"num_workers": 3, "gpus_per_worker": 0}, "1 node\\(s\\) with 2 CPU, enough for 2"),
-        ({"num_workers": 2, "gpus_per_worker": 1}, "with 2 CPU, 1 GPU, enough for 1"),
-        ({"num_workers": 2, "placement_strategy": "STRICT_SPREAD"}, "enough for 1"),
+        pytest.param(
+            *({"num_workers": 2, "gpus_per_worker": 1}, "with 2 CPU, 1 GPU, enough for 1"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *({"num_workers": 2, "placement_strategy": "STRICT_SPREAD"}, "enough for 1"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_the_cluster_can_never_give_is_refused_before_there_is_a_run(

@@ -28,7 +28,8 @@ from train_core.storage.store import Store
 ROOT = Path(__file__).parents[2]
 # No checkpoint; the first; the second beside it; the second alone.
 STATES = [[], [1], [1, 2], [2]]
-SLOW_ON_S3 = ["local", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])]
+SLOW = pytest.mark.slow
+SLOW_ON_S3 = ["local", pytest.param("s3", marks=[pytest.mark.s3, SLOW])]
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +156,7 @@ def test_a_training_survives_any_operation_that_fails(
         assert digest_of_training(folder) == reference
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("storage_url", SLOW_ON_S3, indirect=True)
 def test_a_training_survives_any_look_that_fails(
@@ -202,7 +204,10 @@ def test_no_candidate_is_lost_to_operations_that_fail(tmp_path: Path, done: bool
 
 
 @pytest.mark.promise("unsaved-limit")
-@pytest.mark.parametrize("number", range(2, 12))
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(number, marks=() if number in (2, 7, 11) else SLOW) for number in range(2, 12)],
+)
 def test_a_training_that_can_save_no_more_says_so_and_goes_on_later(
     storage_url: str, tmp_path: Path, reference: str, number: int
 ) -> None:

@@ -218,6 +218,7 @@ def test_warnings_are_told_from_other_lines(line: str, expected: str | None) -> 
     assert warning_in(line) == expected
 
 
+@pytest.mark.slow
 def test_users_bug_comes_with_the_traceback_of_its_rank(tmp_path: Path) -> None:
     config = TrainConfig(
         workload="tests.engine.tiny:Buggy", batch_size=32, num_workers=2, cpus_per_worker=0.5

@@ -74,7 +74,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(change, id=name, marks=SLOW if name in ("momentum", "data-workers") else ())
+        pytest.param(change, id=name, marks=() if name in ("no-blocks", "stream") else SLOW)
         for name, change in CHANGES.items()
     ],
 )

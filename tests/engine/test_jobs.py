@@ -121,13 +121,20 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest_of_training(folder)
 
 
-@pytest.mark.promise("job-outlives-caller")
+@pytest.mark.promise("job-outlives-caller", "cluster-other-wish")
 def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
     asked: Asked, undisturbed: str
 ) -> None:
     with asked.training() as driver:
         job = asked.job()
         assert job.startswith("run-a0001-")
+        # Who wants something else of the run meanwhile is refused.
+        config = asked.request.config.model_copy(update={"epochs": 3})
+        with (
+            Driver(asked.request.model_copy(update={"config": config})) as second,
+            pytest.raises(RunBusyError, match=f"{job}.* another epochs"),
+        ):
+            second.prepared()
         driver.leave()
     assert process_of(job).is_running()
     again = RetrainParameters.of_run(asked.folder, tracking_uri="").request()
@@ -155,19 +162,6 @@ def test_a_job_that_dies_is_followed_by_another(asked: Asked, undisturbed: str) 
         assert driver.train().step == 10
         assert asked.job().startswith("run-a0002-")
     assert digest_of_training(asked.folder) == undisturbed
-
-
-@pytest.mark.slow
-def test_who_wants_something_else_of_the_run_is_refused(asked: Asked) -> None:
-    with asked.training():
-        config = asked.request.config.model_copy(update={"epochs": 3})
-        other = asked.request.model_copy(update={"config": config})
-        with (
-            Driver(other) as second,
-            pytest.raises(RunBusyError, match=f"{asked.job()}.* another epochs"),
-        ):
-            second.prepared()
-        asked.go_on.touch()
 
 
 @pytest.mark.slow

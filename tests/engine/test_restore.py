@@ -17,7 +17,7 @@ from tests.engine.processes import train
 from tests.engine.test_exact import CONFIG
 from train_core.errors import CheckpointError
 from train_core.storage.journal import read_segments
-from train_core.storage.manifest import FileEntry
+from train_core.storage.manifest import CheckpointManifest, FileEntry
 from train_core.storage.names import MANIFEST_JSON, MODEL_FILE, STATE_JSON
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.store import Store
@@ -144,3 +144,25 @@ def test_if_none_is_good_the_error_says_what_is_wrong_with_each(tmp_path: Path) 
         for (step, fault), one in zip(faults.items(), said, strict=True):
             assert f"step-{step:08d}-a0001" in one
             assert fault in one
+
+
+@pytest.mark.promise("goes-on-without-journal")
+def test_a_damaged_journal_does_not_keep_a_run_from_going_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, folder = (RunFolder(str(tmp_path), name) for name in ("whole", "damaged"))
+    run(whole, epochs=2)
+    run(folder, epochs=2, max_steps=7)
+    (segment, *_) = folder.checkpoints()[-1].manifest.journal
+    bit_flipped(folder.store, f"journal/{segment.name}")
+    run(folder, attempt=2, epochs=2)
+    assert f"{segment.name} has a digest that is not the committed one" in caplog.text
+    # What is kept of the log has the error, and the error has the file.
+    caplog.clear()
+    ended, expected = (one.checkpoints()[-1].manifest for one in (folder, whole))
+    assert ended.step == expected.step == 10
+
+    def weights(manifest: CheckpointManifest) -> str:
+        return next(file.digest for file in manifest.files if file.name == MODEL_FILE)
+
+    assert weights(ended) == weights(expected)

@@ -3,10 +3,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from benchmarks.services import prefect_server
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,6 +19,8 @@ RETRAIN = (
     *("retrain", "--workload", "tests.flows.held:HeldDigits", "--epochs", "3"),
     *("--batch-size", "64", "--num-shards", "4", "--checkpoint-every-steps", "7"),
     *("--gpus-per-worker", "0", "--checkpoint-backpressure", "wait"),
+    # As tests/chaos/pipeline.py has it: what it strikes is compared with the undisturbed run.
+    *("--eval-batch-size", "45"),
 )
 
 
@@ -27,8 +31,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def environment(home: Path) -> dict[str, str]:
-    return isolated(home)
+def prefect_api(home: Path) -> Iterator[str]:
+    """The address of a Prefect server for all commands: one that starts its own takes seconds more.
+
+    The server that a command starts is tested in test_embedded.py and test_struck.py.
+    """
+    with prefect_server(home) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def environment(home: Path, prefect_api: str) -> dict[str, str]:
+    return isolated(home) | {"PREFECT_API_URL": prefect_api}
 
 
 def isolated(home: Path) -> dict[str, str]:

@@ -23,12 +23,17 @@ IMAGES = "t10k-images-idx3-ubyte"
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--workload", "nowhere:Model"], "workload 'nowhere:Model' cannot be imported"),
         (["--settings", '{"depth": 3}'], "depth: Extra inputs are not permitted, got 3"),
-        (["--monitor", "validation/beauty"], "'validation/beauty' is not measured"),
         (["--num-workers", "64"], "64 workers"),
-        (["--infer-input", "/nowhere.parquet"], "/nowhere.parquet"),
-        (["--storage", "/proc/none"], "/proc/none"),
+        *(
+            pytest.param(arguments, told, marks=pytest.mark.slow)
+            for arguments, told in (
+                (["--workload", "nowhere:Model"], "workload 'nowhere:Model' cannot be imported"),
+                (["--monitor", "validation/beauty"], "'validation/beauty' is not measured"),
+                (["--infer-input", "/nowhere.parquet"], "/nowhere.parquet"),
+                (["--storage", "/proc/none"], "/proc/none"),
+            )
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_run(
@@ -57,6 +62,7 @@ def empty(file: Path) -> None:
     labels.write_bytes(format_idx(np.zeros(0, np.uint8)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
@@ -82,6 +88,7 @@ def test_bad_data_is_named(
     assert not (home / ".evertrain/runs/refused").exists()
 
 
+@pytest.mark.slow
 def test_what_may_not_change_is_shown_with_both_values(
     undisturbed: str, evertrain: Evertrain
 ) -> None:

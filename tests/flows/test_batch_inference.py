@@ -55,6 +55,7 @@ class Place:
         shutil.copy(home / ".evertrain/mlflow.db", folder / "mlflow.db")
         # What is found in it is of this test.
         self._environment["PREFECT_HOME"] = str(folder / "prefect")
+        del self._environment["PREFECT_API_URL"]
 
     def infer(self, *parameters: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
         """What each flow run gave or was refused for, and the log."""
@@ -120,6 +121,7 @@ def original_url(place: Place) -> str:
     return os.path.dirname(report["uri"])
 
 
+@pytest.mark.slow
 def test_what_cannot_be_done_is_refused_with_what_there_is(place: Place) -> None:
     source = images(place.folder / "night", "picture")
     found, log = place.infer(

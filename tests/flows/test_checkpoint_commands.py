@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ def test_what_differs_is_listed_with_code_1(
         assert part in shown
 
 
+@pytest.mark.slow
 def test_json_says_the_same(storage: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert evertrain("diff", "a", f"{storage}/other", "--storage", storage, "--json") == 1
     found = json.loads(capsys.readouterr().out)
@@ -86,6 +88,7 @@ def compared(
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_runs_of_other_data_differ_though_their_bits_are_the_same(
     storage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +121,7 @@ def with_files(storage: str, name: str, folder: str, **digests: str) -> None:
     run.store.write(RUN_JSON, record.model_dump_json().encode())
 
 
+@pytest.mark.slow
 def test_the_files_that_one_run_was_trained_on_and_the_other_not_are_named(
     storage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,6 +141,7 @@ def test_the_files_that_one_run_was_trained_on_and_the_other_not_are_named(
     }
 
 
+@pytest.mark.slow
 def test_runs_that_were_asked_for_other_numbers_differ(
     storage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +168,7 @@ def test_surroundings_and_what_may_change_in_a_run_are_told_and_do_not_count(
     assert [one["name"] for one in found["surroundings"]] == ["fingerprint.torch"]
 
 
+@pytest.mark.slow
 def test_of_runs_the_best_checkpoints_are_compared_and_the_newest_too(
     storage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,6 +209,7 @@ def test_bad_input_is_one_line_with_code_2(
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_altered_bytes_cannot_be_compared(
     storage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,6 +223,24 @@ def test_altered_bytes_cannot_be_compared(
         assert evertrain(*command, "--storage", storage) == 2
         assert "digest" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.promise("verify-code")
+def test_verify_ends_with_code_2_if_a_byte_is_bad(
+    storage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(Path(storage, "a"), tmp_path / "a")
+    assert evertrain("verify", "a", "--storage", str(tmp_path)) == 0
+    newest = RunFolder(str(tmp_path), "a").checkpoints()[-1]
+    file = Path(tmp_path, "a", newest.key, MODEL_FILE)
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    capsys.readouterr()
+    assert evertrain("verify", "a", "--storage", str(tmp_path)) == 2
+    shown = capsys.readouterr()
+    assert f"{MODEL_FILE}" in shown.out
+    assert "1 of 3 checkpoints" in shown.err
 
 
 @pytest.mark.promise("export")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from flows.cli import Evertrain, _configuration, main
 from flows.commands.retrain import RetrainCommand
+from flows.commands.workloads import WorkloadsCommand
 from flows.parameters import RetrainParameters
 from tasks.metrics import number
 from tests.flows.conftest import isolated
@@ -89,6 +91,16 @@ def test_bad_input_is_one_line_that_names_it(
     assert told in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_any_command_with_130(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(number)
+    monkeypatch.setattr(WorkloadsCommand, "cli_cmd", lambda _: signal.raise_signal(number))
+    assert main(["workloads"]) == 130
+    assert signal.getsignal(number) is before
 
 
 @pytest.mark.parametrize("flag", ["--mlflow-port", "--prefect-port"])

@@ -57,6 +57,7 @@ def schema_of(path: Path) -> list[list[tuple[str, ...]]]:
     return found
 
 
+@pytest.mark.slow
 def test_prefect_takes_the_copy_for_a_database_of_its_own(tmp_path: Path) -> None:
     copied, migrated = tmp_path / "copied", tmp_path / "migrated"
     create_prefect_database({"PREFECT_HOME": str(copied)})
@@ -67,6 +68,7 @@ def test_prefect_takes_the_copy_for_a_database_of_its_own(tmp_path: Path) -> Non
     assert stat.S_IMODE(copied.stat().st_mode) == 0o700
 
 
+@pytest.mark.slow
 def test_mlflow_takes_the_copy_for_a_database_of_its_own(tmp_path: Path) -> None:
     copied, migrated = tmp_path / "copied", tmp_path / "migrated"
     create_tracking_database(f"sqlite:///{copied}/mlflow.db")

@@ -57,12 +57,12 @@ PREFECT_API_URL = "http://127.0.0.1:9/api"
 
 
 def test_a_command_that_is_refused_does_not_leave_in_the_middle_of_an_import(
-    environment: dict[str, str],
+    tmp_path: Path,
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", REFUSED],
         check=False,
-        env=environment,
+        env=isolated(tmp_path),
         capture_output=True,
         text=True,
     )

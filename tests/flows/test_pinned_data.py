@@ -19,6 +19,7 @@ from train_core.storage.run_folder import RunFolder
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("sources")
 def test_files_that_come_after_prepare_change_neither_the_numbers_nor_the_record(
     evertrain: Evertrain, home: Path, tmp_path: Path

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.engine.digests import digest_of_training
 from tests.flows.conftest import Evertrain
-from tests.flows.mlflow_side import runs_in_mlflow, shown_in_mlflow
 from train_core.results import Report
 from train_core.storage.run_folder import RunFolder
 
@@ -81,7 +76,7 @@ def test_a_fork_is_resumed_and_extended(undisturbed: str, evertrain: Evertrain, 
     assert folders[1].checkpoints()[-1].manifest.step == 80
 
 
-@pytest.mark.slow
+@pytest.mark.promise("dry-run")
 def test_a_dry_run_takes_one_step_through_every_stage(evertrain: Evertrain, home: Path) -> None:
     done = evertrain("retrain", "--run", "dry", "--dry-run")
     assert done.returncode == 0, done.stderr
@@ -89,54 +84,3 @@ def test_a_dry_run_takes_one_step_through_every_stage(evertrain: Evertrain, home
     assert report.train.step == 1
     assert {one.split for one in report.evaluations} == {"validation", "test"}
     assert 0 < report.predictions.num_rows < 360
-
-
-@pytest.fixture(scope="module")
-def stopped(evertrain: Evertrain, home: Path, environment: dict[str, str]) -> str:
-    """The run `stopped`, which a Ctrl-C ended and then, continued, a SIGTERM."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", "retrain", "--run", "stopped", "--epochs", "500"],
-            cwd=home,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
-            first = process.stdout.readline()
-            assert any(line.startswith("  step ") for line in process.stdout)
-            started = psutil.Process(process.pid).children(recursive=True)
-            process.send_signal(number)
-            _, error = process.communicate()
-        assert process.returncode == 130, error
-        _, left = psutil.wait_procs(started, timeout=10)
-        assert not [one for one in left if one.status() != psutil.STATUS_ZOMBIE]
-    return first
-
-
-def test_a_stopped_run_is_continued(stopped: str, home: Path) -> None:
-    assert stopped.startswith("continuing run stopped")
-    newest = RunFolder(str(home / ".evertrain/runs"), "stopped").checkpoints()[-1]
-    assert newest.name.attempt == 2
-
-
-def test_a_stopped_run_says_so(stopped: str, evertrain: Evertrain, home: Path) -> None:
-    status = json.loads(evertrain("runs", "status", "stopped", "--json").stdout)
-    assert status["state"] == "interrupted"
-    shown = shown_in_mlflow(home, f"{home}/.evertrain/runs/stopped")
-    assert {stage: run["status"] for stage, run in shown.items()} == {
-        "pipeline": "KILLED",
-        "train": "KILLED",
-    }
-
-
-@pytest.mark.promise("runs-delete")
-def test_a_deleted_run_is_gone_from_mlflow_too(
-    stopped: str, undisturbed: str, evertrain: Evertrain, home: Path
-) -> None:
-    done = evertrain("runs", "delete", "stopped", "--yes")
-    assert done.returncode == 0, done.stderr
-    assert not (home / ".evertrain/runs/stopped").exists()
-    assert runs_in_mlflow(home, f"{home}/.evertrain/runs/stopped") == []
-    assert runs_in_mlflow(home, f"{home}/.evertrain/runs/undisturbed")

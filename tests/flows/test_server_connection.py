@@ -15,7 +15,7 @@ from benchmarks.services import prefect_server
 from tasks.server_connection import BACK, LOST, REQUEST_TIMEOUT_S, ServerConnection
 from tests.chaos.switch import Mode, Switch
 
-AWAY = [Mode.ANSWERS_500, Mode.ANSWERS_401, Mode.SILENT]
+AWAY = [pytest.param(Mode.ANSWERS_500, marks=pytest.mark.slow), Mode.ANSWERS_401, Mode.SILENT]
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -17,8 +19,9 @@ import pytest
 from tests.chaos.pipeline import House, outcome
 from tests.flows.conftest import RETRAIN, Evertrain
 from tests.flows.held import HOLD_AFTER_STEP, HOLD_UNTIL
-from tests.flows.mlflow_side import shown_in_mlflow
+from tests.flows.mlflow_side import runs_in_mlflow, shown_in_mlflow
 from tests.flows.prefect_side import shown_in_prefect
+from train_core.storage.manifest import CheckpointManifest
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(300)
@@ -60,17 +63,25 @@ def log_of(home: Path, run: str) -> str:
     return (home / f".evertrain/logs/{run}.log").read_text()
 
 
-@pytest.mark.promise("stop")
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+@dataclass(frozen=True)
+class Stopped:
+    """What became of a pipeline that was held, and told to stop by a signal."""
+
+    run: str
+    folder: RunFolder
+    code: int
+    said: str
+    last: CheckpointManifest
+    """Of the newest checkpoint, before the run went on."""
+    left: list[psutil.Process]
+    """Processes that it had started and that did not end with it."""
+
+
+@pytest.fixture(
+    scope="module", params=[signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-def test_a_signal_gets_a_last_checkpoint_and_an_orderly_end(
-    number: signal.Signals,
-    undisturbed: str,
-    evertrain: Evertrain,
-    environment: dict[str, str],
-    home: Path,
-) -> None:
+def stopped(request: pytest.FixtureRequest, environment: dict[str, str], home: Path) -> Stopped:
+    number: signal.Signals = request.param
     run = f"stopped-{number.name}"
     with held(run, home, environment) as (process, folder, go_on):
         started = psutil.Process(process.pid).children(recursive=True)
@@ -78,27 +89,58 @@ def test_a_signal_gets_a_last_checkpoint_and_an_orderly_end(
         wait_for(lambda: "asked to stop: " in log_of(home, run), process)
         go_on.touch()
         _, said = process.communicate(timeout=60)
-    last = folder.checkpoints()[-1].manifest
-    assert HELD_AFTER < last.step < 60
-    assert last.stopped_by == "request"
-    assert process.returncode == 130
-    assert f"is saved up to step {last.step}. `evertrain runs resume {run}` goes on" in said
     _, alive = psutil.wait_procs(started, timeout=10)
-    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
-    shown = shown_in_mlflow(home, folder.url)
+    left = [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+    last = folder.checkpoints()[-1].manifest
+    return Stopped(run, folder, process.returncode, said, last, left)
+
+
+@pytest.mark.promise("stop")
+def test_a_signal_gets_a_last_checkpoint_and_an_orderly_end(
+    stopped: Stopped, evertrain: Evertrain, home: Path
+) -> None:
+    assert HELD_AFTER < stopped.last.step < 60
+    assert stopped.last.stopped_by == "request"
+    assert stopped.code == 130
+    goes_on = f"is saved up to step {stopped.last.step}. `evertrain runs resume {stopped.run}`"
+    assert f"{goes_on} goes on" in stopped.said
+    assert not stopped.left
+    shown = shown_in_mlflow(home, stopped.folder.url)
     assert {name: stage["status"] for name, stage in shown.items()} == {
         "pipeline": "KILLED",
         "train": "KILLED",
     }
-    assert shown_in_prefect(home, run) == ["CANCELLED"]
+    assert shown_in_prefect(home, stopped.run) == ["CANCELLED"]
+    status = json.loads(evertrain("runs", "status", stopped.run, "--json").stdout)
+    assert status["state"] == "interrupted"
 
-    done = evertrain("runs", "resume", run)
 
+@pytest.mark.promise("stop")
+def test_a_run_that_was_stopped_goes_on_to_the_same_end(
+    stopped: Stopped,
+    undisturbed: str,
+    evertrain: Evertrain,
+    environment: dict[str, str],
+    home: Path,
+) -> None:
+    done = evertrain("runs", "resume", stopped.run)
     assert done.returncode == 0, done.stderr
-    house = House(home, environment, folder.storage)
-    assert outcome(house, run) == outcome(house, "undisturbed")
-    newest = folder.checkpoints()[-1]
+    assert done.stdout.startswith(f"continuing run {stopped.run}")
+    house = House(home, environment, stopped.folder.storage)
+    assert outcome(house, stopped.run) == outcome(house, "undisturbed")
+    newest = stopped.folder.checkpoints()[-1]
     assert (newest.manifest.step, newest.name.attempt) == (60, 2)
+
+
+@pytest.mark.promise("runs-delete")
+def test_a_deleted_run_is_gone_from_mlflow_too(
+    stopped: Stopped, undisturbed: str, evertrain: Evertrain, home: Path
+) -> None:
+    done = evertrain("runs", "delete", stopped.run, "--yes")
+    assert done.returncode == 0, done.stderr
+    assert not Path(stopped.folder.url).exists()
+    assert runs_in_mlflow(home, stopped.folder.url) == []
+    assert runs_in_mlflow(home, f"{home}/.evertrain/runs/undisturbed")
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from train_core.storage.run_folder import RunFolder
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("skip-unchanged")
 def test_a_second_night_without_anything_new_ends_in_seconds_and_leaves_nothing(
     undisturbed: str, evertrain: Evertrain, home: Path, tmp_path: Path

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.flows.conftest import isolated
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(240)
@@ -22,7 +23,7 @@ Prove = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def prove(environment: dict[str, str], tmp_path: Path) -> Prove:
+def prove(tmp_path: Path) -> Prove:
     """Runs the command in an empty folder, with an empty one for temporary files."""
     for name in ("here", "temporary"):
         (tmp_path / name).mkdir()
@@ -32,7 +33,7 @@ def prove(environment: dict[str, str], tmp_path: Path) -> Prove:
         return subprocess.run(
             [sys.executable, "-m", "flows.cli", "verify-resume", *workload, *ASKED, *arguments],
             cwd=tmp_path / "here",
-            env=environment | {"TMPDIR": str(tmp_path / "temporary")},
+            env=isolated(tmp_path) | {"TMPDIR": str(tmp_path / "temporary")},
             capture_output=True,
             text=True,
             check=False,

@@ -423,6 +423,7 @@ client_of(sys.argv[1]).search_experiments()
 """
 
 
+@pytest.mark.slow
 def test_of_several_first_runs_at_once_each_finds_a_whole_database(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     command = [sys.executable, "-c", FIRST, uri]

@@ -127,6 +127,7 @@ def test_a_dead_server_delays_the_end_by_seconds(run: RunBuilder, server: Mlflow
     assert points(server.uri) == expected(range(1, 10))
 
 
+@pytest.mark.slow
 def test_a_server_keeps_the_model_and_the_page_of_the_run(
     run: RunBuilder, server: MlflowServer
 ) -> None:

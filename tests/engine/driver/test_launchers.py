@@ -86,6 +86,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest_of_training(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3, 4])
 def test_all_ranks_train_to_the_end(
     workers: int, launcher: Launcher, tmp_path: Path, undisturbed: str
@@ -132,6 +133,7 @@ def test_a_death_is_lost_leaves_nobody_and_the_next_attempt_goes_on(
     assert digest_of_training(folder) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_before_the_training_begins_is_lost(
     launcher: Launcher, tmp_path: Path, undisturbed: str
 ) -> None:
@@ -167,6 +169,7 @@ def test_a_users_bug_comes_with_its_traceback_and_leaves_no_rank_waiting(
     assert not launcher.run(attempt(RunFolder(str(tmp_path), "next"))).error
 
 
+@pytest.mark.slow
 def test_an_exit_of_the_users_is_his_bug(launcher: Launcher, tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     outcome = launcher.run(attempt(folder, workload="tests.engine.tiny:Quitting"))

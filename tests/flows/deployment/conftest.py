@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine import alone
 from tests.engine.digests import digest_of_training
+from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import HELD, Prefect, Server, Site
 from train_core import TrainConfig
 from train_core.storage.run_folder import RunFolder
@@ -17,6 +18,12 @@ from train_core.storage.run_folder import RunFolder
 @pytest.fixture(autouse=True)
 def no_leaks() -> None:
     """A server that was restarted is another process; it ends with its fixture."""
+
+
+@pytest.fixture(scope="session")
+def environment(home: Path) -> dict[str, str]:
+    """Without a server: each place of a deployment names its own."""
+    return isolated(home)
 
 
 @pytest.fixture(scope="session")

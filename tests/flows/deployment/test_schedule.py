@@ -88,6 +88,7 @@ def test_a_schedule_schedules_runs_and_stays_on_when_it_is_deployed_again(
     assert errors_in(home / "server.log") == []
 
 
+@pytest.mark.slow
 @pytest.mark.promise("schedule")
 def test_a_schedule_of_an_earlier_prefect_yaml_stays_as_it_was_switched(
     site: Site, file: Path
