@@ -1,9 +1,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+QUICK := not slow and not s3
+FAST := tests/policy tests/storage tests/datasets \
+	$(patsubst %,tests/engine/test_%.py,compare figures loop rows snapshot state)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo ui test test-s3 test-slow exact chaos soak night mutants check format bench-pipeline \
+.PHONY: help venv demo ui test test-fast test-all exact chaos soak night mutants check format bench-pipeline \
 	bench-checkpoint bench-recovery clean
 
 help: ## Show the targets
@@ -25,14 +28,14 @@ demo: $(STAMP) ## Retrain on handwritten digits; run it again and it goes on whe
 ui: $(STAMP) ## Show runs in the browser: Prefect and MLflow
 	$(BIN)/evertrain ui
 
-test: $(STAMP) ## Run all tests but the slow ones
-	$(BIN)/pytest -m 'not slow' -n 3 --durations=20
+test: $(STAMP) ## Run at least one test of every promise: minutes
+	$(BIN)/pytest -m '$(QUICK)' -n 3 --phases
 
-test-s3: $(STAMP) ## Run the tests that need a real S3 server
-	$(BIN)/pytest -m s3
+test-fast: $(STAMP) ## Run those of policy, storage, formats and the loop: less than a minute
+	$(BIN)/pytest -m '$(QUICK)' -n 2 $(FAST)
 
-test-slow: $(STAMP) ## Run the tests that take minutes
-	$(BIN)/pytest -m slow
+test-all: $(STAMP) ## Run all tests, those that need an S3 server and the slow ones too
+	$(BIN)/pytest -n 3 --phases
 
 exact: $(STAMP) ## Kill trainings at every point, on 1 to 8 workers: the full table of exactness
 	$(BIN)/pytest tests/engine/test_exact.py tests/engine/test_entries.py --verbose --durations=12

@@ -199,6 +199,10 @@ def started(command: list[str], home: Path, environment: dict[str, str]) -> Iter
 
 def unfinished(folder: RunFolder) -> list[str]:
     """What lies in the run folder and no manifest counts, and who seems to read or call there."""
+    # A job on a cluster ends a moment after who called it.
+    deadline = time.monotonic() + GRACE_S
+    while calls.jobs(folder.store) and time.monotonic() < deadline:
+        time.sleep(0.1)
     keys = [orphan.key for orphan in find_orphans(folder, newest_attempt(folder.store) + 1)]
     # The model's is meant to stay.
     keys += [str(pin) for pin in valid_pins(folder.store) if MLFLOW_MODEL not in pin.key]
