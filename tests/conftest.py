@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -31,6 +32,12 @@ STORAGES = ["local", pytest.param("s3", marks=pytest.mark.s3)]
 def pytest_configure() -> None:
     """Hear SIGINT: jobs in the background ignore it, and so would the programs of the tests."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: the look for leaks, which collects garbage, need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

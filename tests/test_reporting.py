@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import reporting
+from tests.marks import slow
 
 FAILING = """
 def test_fails(tmp_path):
@@ -23,7 +24,7 @@ def test_passes(tmp_path):
 """
 
 
-@pytest.mark.parametrize("processes", ["0", "1"])
+@pytest.mark.parametrize("processes", [slow("0"), "1"])
 def test_the_last_lines_name_the_test_its_log_and_the_command(
     processes: str, tmp_path: Path
 ) -> None:

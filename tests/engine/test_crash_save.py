@@ -18,6 +18,7 @@ import pytest
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from tests.engine.killed_save import CONFIG, drive, tell_nothing
+from tests.marks import SLOW, slow
 from tests.storage.faulty_store import LOOK, LOOKS, FaultyStore
 from train_core.engine import checkpointer, recorder
 from train_core.errors import StorageError, UnsavedError
@@ -28,7 +29,6 @@ from train_core.storage.store import Store
 ROOT = Path(__file__).parents[2]
 # No checkpoint; the first; the second beside it; the second alone.
 STATES = [[], [1], [1, 2], [2]]
-SLOW = pytest.mark.slow
 SLOW_ON_S3 = ["local", pytest.param("s3", marks=[pytest.mark.s3, SLOW])]
 
 
@@ -130,7 +130,7 @@ def faulty(storage: str, run_name: str, notes: Path) -> tuple[RunFolder, FaultyS
 
 @pytest.mark.promise("storage-outage")
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("done", [False, True], ids=["refused", "lost answer"])
+@pytest.mark.parametrize("done", [False, slow(True)], ids=["refused", "lost answer"])
 def test_a_training_survives_any_operation_that_fails(
     storage_url: str,
     tmp_path: Path,
@@ -184,7 +184,7 @@ def test_a_training_survives_any_look_that_fails(
 
 
 @pytest.mark.promise("finalists")
-@pytest.mark.parametrize("done", [False, True], ids=["refused", "lost answers"])
+@pytest.mark.parametrize("done", [False, slow(True)], ids=["refused", "lost answers"])
 def test_no_candidate_is_lost_to_operations_that_fail(tmp_path: Path, done: bool) -> None:
     """Each checkpoint with a validation is stored in the end, as it was."""
 
@@ -205,8 +205,7 @@ def test_no_candidate_is_lost_to_operations_that_fail(tmp_path: Path, done: bool
 
 @pytest.mark.promise("unsaved-limit")
 @pytest.mark.parametrize(
-    "number",
-    [pytest.param(number, marks=() if number in (2, 7, 11) else SLOW) for number in range(2, 12)],
+    "number", [number if number in (2, 11) else slow(number) for number in range(2, 12)]
 )
 def test_a_training_that_can_save_no_more_says_so_and_goes_on_later(
     storage_url: str, tmp_path: Path, reference: str, number: int

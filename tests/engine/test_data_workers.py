@@ -8,6 +8,8 @@ import sys
 import psutil
 import pytest
 
+from tests.marks import slow
+
 RANK = """
 import os
 import sys
@@ -15,6 +17,7 @@ import time
 
 import torch
 from torch.utils.data import Dataset
+from tests.marks import slow
 from train_core.engine.batches import load_ahead
 
 rank = os.getpid()
@@ -38,7 +41,7 @@ input()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
-@pytest.mark.parametrize("they_are", ["starting", "fetching"])
+@pytest.mark.parametrize("they_are", [slow("starting"), "fetching"])
 def test_they_end_at_once_with_a_rank_that_is_killed(they_are: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", RANK, they_are], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -24,6 +24,7 @@ from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from tests.engine.processes import train
 from tests.engine.test_exact import EVERYTHING, STOPS_EARLY, TABLE
+from tests.marks import slow
 from train_core.policy.layout import part_of
 from train_core.storage.manifest import FileEntry
 from train_core.storage.names import MANIFEST_JSON, STATE_JSON
@@ -33,7 +34,6 @@ from train_core.storage.run_folder import RunFolder
 # of the third, one bad validation is remembered.
 STOPS = {"epochs": 4, "early_stopping_patience": 2, "data_workers": 0}
 ONE_CHECKPOINT = {"checkpoint_every_steps": 99, "checkpoint_every_epochs": 0}
-SLOW = pytest.mark.slow
 KINDS = {
     kind: config | STOPS | ONE_CHECKPOINT
     for kind, config in zip(("adamw", "momentum-stream"), EVERYTHING.values(), strict=True)
@@ -44,7 +44,7 @@ CASES = [
     *(("adamw", part) for part in ("model", "optimizer", "schedule", "workload", "progress")),
     *(("momentum-stream", part) for part in ("optimizer", "streams")),
     # Its tensors are others', in rows; what is no tensor is as it is without it.
-    *(pytest.param("fsdp", part, marks=SLOW) for part in ("model", "optimizer", "workload")),
+    *(slow("fsdp", part) for part in ("model", "optimizer", "workload")),
 ]
 
 GROUP = "optimizer/param_groups/0"
@@ -225,9 +225,7 @@ def test_with_an_older_value_of_any_entry_the_run_ends_otherwise(
     assert unnoticed == tried & OLDER_UNNOTICED.keys()
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=SLOW if kind == "fsdp" else ()) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", [slow(kind) if kind == "fsdp" else kind for kind in KINDS])
 def test_without_any_tensor_or_file_the_run_is_refused(
     interrupted: Callable[[str], Interrupted], kind: str
 ) -> None:

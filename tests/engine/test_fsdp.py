@@ -12,8 +12,9 @@ from torch import nn
 from tests.engine import fsdp_rank
 from tests.engine.fsdp_rank import Smooth
 from tests.engine.processes import train
-from tests.engine.test_exact import CONFIG, SLOW
+from tests.engine.test_exact import CONFIG
 from tests.engine.tiny import TinySettings
+from tests.marks import SLOW, slow
 from train_core.config import TrainConfig
 
 
@@ -53,7 +54,7 @@ def ddp(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.promise("fsdp")
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [slow(1), 2, slow(3)])
 def test_it_trains_as_ddp_does(ddp: dict[str, Any], workers: int, tmp_path: Path) -> None:
     for rank in run(tmp_path, workers):
         assert_equal_to_rounding(rank, ddp)
@@ -107,7 +108,7 @@ def test_every_rank_keeps_a_slice_only(ddp: dict[str, Any], tmp_path: Path) -> N
     assert halves == [4 * (weights + 17) // 2, 4 * (weights - 17) // 2]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [slow(1), 2])
 @pytest.mark.parametrize("workload", ["Smooth", "Averaging"])
 def test_the_state_is_called_by_the_names_of_torch_distributed_checkpoint(
     workload: str, workers: int, tmp_path: Path

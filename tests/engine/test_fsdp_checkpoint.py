@@ -45,6 +45,7 @@ def test_resumed_on_as_many_workers_it_ends_with_the_same_bits(
     assert found == undisturbed[1] | {"resumed_from": 4}
 
 
+@pytest.mark.slow
 def test_resumed_on_other_numbers_of_workers_it_ends_the_same_to_rounding(
     undisturbed: tuple[RunFolder, Any], tmp_path: Path
 ) -> None:
@@ -72,6 +73,7 @@ def test_training_goes_on_after_validations_of_different_lengths(tmp_path: Path)
     assert train(str(tmp_path), "run", attempt=1, workers=2, config=config, timeout_s=60)
 
 
+@pytest.mark.slow
 def test_a_new_run_begins_with_anothers_weights_and_optimizer(
     undisturbed: tuple[RunFolder, Any], tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from tests.engine import rank
 from tests.engine.processes import files, ranks, train
 from tests.engine.rank import MortalTrainer
 from tests.engine.test_exact import CONFIG
+from tests.marks import slow
 from train_core.policy.steps import MicroBatch
 from train_core.storage.store import Store
 
@@ -122,9 +123,7 @@ def test_a_rank_that_is_stopped_from_outside_is_noticed_by_the_others(tmp_path: 
 
 
 @pytest.mark.promise("worker-frozen")
-@pytest.mark.parametrize(
-    "main", [slow_in_validation, pytest.param(slow_storage, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("main", [slow_in_validation, slow(slow_storage)])
 def test_what_is_only_slow_is_no_hang(main: Any, tmp_path: Path) -> None:
     slow = HANGS | {"eval_batch_size": 4, "checkpoint_backpressure": "wait", "max_steps": 6}
     ended = train(str(tmp_path), "run", attempt=1, workers=2, config=slow, main=main)

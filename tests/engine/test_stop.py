@@ -16,6 +16,7 @@ from tests.engine.processes import train
 from tests.engine.rank import MortalTrainer
 from tests.engine.test_exact import CONFIG
 from tests.engine.tiny import Tiny
+from tests.marks import slow
 from train_core.config import TrainConfig
 from train_core.engine.control import ControlWord
 from train_core.engine.group import Group
@@ -45,7 +46,7 @@ def main(*arguments: Any) -> None:
 
 
 @pytest.mark.promise("out-of-turn", "stop-everywhere")
-@pytest.mark.parametrize(("workers", "after"), [(1, 2), (2, 1), (3, 4)])
+@pytest.mark.parametrize(("workers", "after"), [slow(1, 2), (2, 1), (3, 4)])
 def test_all_ranks_stop_after_the_same_step_and_go_on_from_there(
     workers: int, after: int, tmp_path: Path
 ) -> None:
@@ -116,8 +117,8 @@ CASES = {
 @pytest.mark.parametrize(
     ("case", "workers", "after", "epoch"),
     [
-        *(("Tiny", 1, 2, 0), ("Tiny", 2, 1, 1), ("Tiny", 3, 3, 1)),
-        *(("StreamingTiny", 1, 2, 0), ("StreamingTiny", 2, 1, 1)),
+        *(slow("Tiny", 1, 2, 0), ("Tiny", 2, 1, 1), slow("Tiny", 3, 3, 1)),
+        *(slow("StreamingTiny", 1, 2, 0), ("StreamingTiny", 2, 1, 1)),
         *(("max-steps", 2, 2, 0), ("early-stopping", 1, 2, 1)),
     ],
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.flows.conftest import RETRAIN, Evertrain
+from tests.marks import slow
 from train_core.storage.store import Store
 from train_core.workloads.idx import format_idx
 
@@ -23,17 +24,12 @@ IMAGES = "t10k-images-idx3-ubyte"
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--settings", '{"depth": 3}'], "depth: Extra inputs are not permitted, got 3"),
         (["--num-workers", "64"], "64 workers"),
-        *(
-            pytest.param(arguments, told, marks=pytest.mark.slow)
-            for arguments, told in (
-                (["--workload", "nowhere:Model"], "workload 'nowhere:Model' cannot be imported"),
-                (["--monitor", "validation/beauty"], "'validation/beauty' is not measured"),
-                (["--infer-input", "/nowhere.parquet"], "/nowhere.parquet"),
-                (["--storage", "/proc/none"], "/proc/none"),
-            )
-        ),
+        slow(["--settings", '{"depth": 3}'], "depth: Extra inputs are not permitted, got 3"),
+        slow(["--workload", "nowhere:Model"], "workload 'nowhere:Model' cannot be imported"),
+        slow(["--monitor", "validation/beauty"], "'validation/beauty' is not measured"),
+        slow(["--infer-input", "/nowhere.parquet"], "/nowhere.parquet"),
+        slow(["--storage", "/proc/none"], "/proc/none"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_run(

@@ -48,14 +48,11 @@ class Place:
     """
 
     def __init__(self, home: Path, environment: dict[str, str], folder: Path) -> None:
-        self.folder, self.storage = folder, str(folder / "runs")
+        self.folder, self.storage, self._home = folder, str(folder / "runs"), home
         self.tracking_uri = f"sqlite:///{folder}/mlflow.db"
         self._environment = environment | {"MLFLOW_TRACKING_URI": self.tracking_uri}
         shutil.copytree(home / ".evertrain/runs/undisturbed", folder / "runs/undisturbed")
         shutil.copy(home / ".evertrain/mlflow.db", folder / "mlflow.db")
-        # What is found in it is of this test.
-        self._environment["PREFECT_HOME"] = str(folder / "prefect")
-        del self._environment["PREFECT_API_URL"]
 
     def infer(self, *parameters: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
         """What each flow run gave or was refused for, and the log."""
@@ -71,9 +68,14 @@ class Place:
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
-    def in_prefect(self, query: str) -> list[tuple[Any, ...]]:
-        with closing(sqlite3.connect(self.folder / "prefect/prefect.db")) as database:
-            return list(database.execute(query))
+    def shown_in_prefect(self, flow_run: str) -> list[tuple[str, str]]:
+        """The key and the page of each artifact that flow runs of this name have."""
+        asked = (
+            "SELECT key, data FROM artifact JOIN flow_run ON artifact.flow_run_id = flow_run.id "
+            "WHERE key IS NOT NULL AND flow_run.name = ?"
+        )
+        with closing(sqlite3.connect(self._home / "prefect-server/prefect.db")) as database:
+            return list(database.execute(asked, (flow_run,)))
 
 
 @pytest.fixture
@@ -100,8 +102,7 @@ def test_the_newest_run_scores_new_data_and_its_address_is_everywhere(place: Pla
 
     told = f"30 rows of {source}, scored by {best} of run undisturbed: {result.uri}"
     assert sum(line.endswith(told) for line in log.splitlines()) == 1, log
-    assert place.in_prefect("SELECT name FROM flow_run") == [(f"undisturbed {best}",)]
-    ((key, page),) = place.in_prefect("SELECT key, data FROM artifact WHERE key IS NOT NULL")
+    ((key, page),) = place.shown_in_prefect(f"undisturbed {best}")
     assert key == "helddigits-predictions"
     for fact in (result.uri, best, source, result.input_digest):
         assert fact in page

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.flows.conftest import isolated
+from tests.marks import slow
 
 REFUSED = """
 import atexit
@@ -70,7 +71,7 @@ def test_a_command_that_is_refused_does_not_leave_in_the_middle_of_an_import(
 
 
 @pytest.mark.promise("temporary-server")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [slow(signal.SIGTERM), signal.SIGKILL])
 def test_the_server_ends_with_the_command(tmp_path: Path, number: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", RUNS],

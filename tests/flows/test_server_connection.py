@@ -14,8 +14,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from benchmarks.services import prefect_server
 from tasks.server_connection import BACK, LOST, REQUEST_TIMEOUT_S, ServerConnection
 from tests.chaos.switch import Mode, Switch
+from tests.marks import slow
 
-AWAY = [pytest.param(Mode.ANSWERS_500, marks=pytest.mark.slow), Mode.ANSWERS_401, Mode.SILENT]
+AWAY = [slow(Mode.ANSWERS_500), slow(Mode.ANSWERS_401), Mode.SILENT]
 
 
 @pytest.fixture(autouse=True)

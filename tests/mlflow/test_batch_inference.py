@@ -82,6 +82,7 @@ def test_a_checkpoint_that_was_pruned_since_hides_nothing(
     assert infer(tracking_uri).data.tags["evertrain.checkpoint"] == best.uri
 
 
+@pytest.mark.slow
 def test_a_run_that_mlflow_does_not_have_is_not_begun_there(
     run: RunBuilder, tracking_uri: str, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_run_that_mlflow_does_not_have_is_not_begun_there(
         mirror_predictions(run.folder, result, f"sqlite:///{tmp_path}/nowhere.db")
 
 
+@pytest.mark.slow
 def test_a_server_that_is_down_is_an_error_of_the_errand(
     run: RunBuilder, server: MlflowServer
 ) -> None:

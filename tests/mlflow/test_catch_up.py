@@ -111,6 +111,7 @@ def test_a_run_that_is_driven_has_a_mirror_already(run: RunBuilder, tracking_uri
         catch_up(run.folder, tracking_uri)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_down_is_an_error_within_seconds(
     run: RunBuilder, server: MlflowServer
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_server_that_is_down_is_an_error_within_seconds(
     assert time.monotonic() - begin < 60
 
 
+@pytest.mark.slow
 def test_the_errand_raises_what_the_other_process_did(run: RunBuilder, tracking_uri: str) -> None:
     # Driven by this very process.
     with pytest.raises(RunBusyError, match="driven by process"):

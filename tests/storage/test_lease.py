@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import slow
 from tests.storage.samples import commit, manifest, save
 from train_core.errors import FencedError, RunBusyError, StorageError
 from train_core.storage import lease
@@ -206,7 +207,7 @@ def test_a_holder_elsewhere_whose_heart_beats_is_left_alone(local_folder: RunFol
 
 
 @pytest.mark.promise("one-driver")
-@pytest.mark.parametrize("beats", [0, 5])
+@pytest.mark.parametrize("beats", [slow(0), 5])
 def test_a_holder_elsewhere_is_followed_once_its_heart_stood_still(
     local_folder: RunFolder, beats: int
 ) -> None:
