@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.marks import slow
 from train_core import TrainConfig
 from train_core.driver import Driver, DriverRequest
 from train_core.errors import ResourceError
 from train_core.storage.run_folder import RunFolder
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(autouse=True)
@@ -28,13 +27,12 @@ def prepare(storage: Path, **config: Any) -> RunFolder:
     return RunFolder(str(storage), "run")
 
 
-@pytest.mark.promise("cluster-capacity")
 @pytest.mark.parametrize(
     ("config", "told"),
     [
         ({"num_workers": 3, "gpus_per_worker": 0}, "1 node\\(s\\) with 2 CPU, enough for 2"),
-        slow({"num_workers": 2, "gpus_per_worker": 1}, "with 2 CPU, 1 GPU, enough for 1"),
-        slow({"num_workers": 2, "placement_strategy": "STRICT_SPREAD"}, "enough for 1"),
+        ({"num_workers": 2, "gpus_per_worker": 1}, "with 2 CPU, 1 GPU, enough for 1"),
+        ({"num_workers": 2, "placement_strategy": "STRICT_SPREAD"}, "enough for 1"),
     ],
 )
 def test_what_the_cluster_can_never_give_is_refused_before_there_is_a_run(
@@ -46,7 +44,7 @@ def test_what_the_cluster_can_never_give_is_refused_before_there_is_a_run(
 
 
 @pytest.mark.promise("gpus")
-@pytest.mark.parametrize(("workers", "gpus"), [slow(1, 1), (2, 0)])
+@pytest.mark.parametrize(("workers", "gpus"), [(1, 1), (2, 0)])
 def test_a_new_run_uses_the_gpus_if_every_worker_can_have_one(
     ray_address: str, tmp_path: Path, workers: int, gpus: float
 ) -> None:

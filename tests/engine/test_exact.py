@@ -142,7 +142,7 @@ def some_of_the_table() -> list[Any]:
     rows: list[Any] = [
         (
             both[(turn // 2 + before // 3) % 2],
-            [Killed(before, point, rank_for(point, before, turn))],
+            [Killed(before, point, rank_for(point, before, turn // 2))],
             (turn // 2 + before) % 4 + 1,
         )
         for turn, point in enumerate(POINTS)

@@ -31,7 +31,7 @@ from train_core import TrainConfig
 from train_core.driver import Driver, DriverRequest
 from train_core.engine import job_stages
 from train_core.engine.jobs import Jobs
-from train_core.errors import ConfigError, JobEndedError, RunBusyError, StoppedError
+from train_core.errors import ConfigError, JobEndedError, ResourceError, RunBusyError, StoppedError
 from train_core.results import PredictionsResult
 from train_core.storage import calls, lease, pins
 from train_core.storage.orphans import find_orphans
@@ -121,13 +121,36 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest_of_training(folder)
 
 
-@pytest.mark.promise("job-outlives-caller", "cluster-other-wish")
+MINE = """
+import os
+from tests.engine.tiny import Waiting
+
+class Mine(Waiting):
+    def model(self):
+        assert os.environ["COLOUR"] == "red"
+        assert "mine.py" in os.listdir()
+        return super().model()
+"""
+
+
+@pytest.mark.promise("job-outlives-caller", "cluster-other-wish", "cluster-code", "gpus")
 def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
-    asked: Asked, undisturbed: str
+    ray_address: str, tmp_path: Path, undisturbed: str
 ) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/mine.py").write_text(MINE)
+    # The code is the asking machine's, and the cluster has a GPU for one of the two workers only.
+    runtime_env = {"working_dir": str(tmp_path / "code"), "env_vars": {"COLOUR": "red"}}
+    asked = Asked(
+        *(ray_address, tmp_path),
+        workload="mine:Mine",
+        runtime_env=runtime_env,
+        gpus_per_worker=None,
+    )
     with asked.training() as driver:
         job = asked.job()
         assert job.startswith("run-a0001-")
+        assert asked.folder.record().config.gpus_per_worker == 0
         # Who wants something else of the run meanwhile is refused.
         config = asked.request.config.model_copy(update={"epochs": 3})
         with (
@@ -326,29 +349,16 @@ def _kill_a_batch_inference_and_score_again(ray_address: str, tmp_path: Path) ->
     assert find_orphans(RunFolder(trains.storage, "run"), 99) == []
 
 
-@pytest.mark.promise("cluster-code")
-def test_a_users_module_and_environment_reach_the_workers(ray_address: str, tmp_path: Path) -> None:
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code/mine.py").write_text(MINE)
-    runtime_env = {"working_dir": str(tmp_path / "code"), "env_vars": {"COLOUR": "red"}}
-    config = TrainConfig(
-        **CONFIG | {"workload": "mine:Mine", "ray_address": ray_address}
-    ).model_copy(update={"runtime_env": runtime_env})
-    request = DriverRequest(storage=str(tmp_path / "runs"), run="run", config=config)
-    with Driver(request, print) as driver:
-        assert driver.train().step == 10
-
-
-MINE = """
-import os
-from tests.engine.tiny import Tiny
-
-class Mine(Tiny):
-    def model(self):
-        assert os.environ["COLOUR"] == "red"
-        assert "mine.py" in os.listdir()
-        return super().model()
-"""
+@pytest.mark.promise("cluster-capacity")
+def test_more_than_the_cluster_can_ever_give_is_refused_before_there_is_a_run(
+    ray_address: str, tmp_path: Path
+) -> None:
+    config = TrainConfig(ray_address=ray_address, num_workers=3, gpus_per_worker=0)
+    request = DriverRequest(storage=str(tmp_path), run="run", config=config)
+    told = "1 node\\(s\\) with 2 CPU, enough for 2"
+    with Driver(request) as driver, pytest.raises(ResourceError, match=told):
+        driver.prepared()
+    assert not RunFolder(str(tmp_path), "run").exists()
 
 
 @pytest.mark.promise("cluster-addresses")

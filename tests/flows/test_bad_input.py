@@ -24,8 +24,8 @@ IMAGES = "t10k-images-idx3-ubyte"
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--num-workers", "64"], "64 workers"),
-        slow(["--settings", '{"depth": 3}'], "depth: Extra inputs are not permitted, got 3"),
+        (["--settings", '{"depth": 3}'], "depth: Extra inputs are not permitted, got 3"),
+        slow(["--num-workers", "64"], "64 workers"),
         slow(["--workload", "nowhere:Model"], "workload 'nowhere:Model' cannot be imported"),
         slow(["--monitor", "validation/beauty"], "'validation/beauty' is not measured"),
         slow(["--infer-input", "/nowhere.parquet"], "/nowhere.parquet"),

@@ -30,10 +30,6 @@ def test_a_dead_driver_is_replaced_for_the_next_try(
         session.listen(lines.append)
         session.log_to(logging.getLogger("a flow run"))
         caplog.set_level(logging.INFO, "a flow run")
-        # In its checks, and later.
-        os.kill(session._driver._process.pid, signal.SIGKILL)
-        with pytest.raises(StageError, match="ended unexpectedly"):
-            session.prepared()
         assert not session.prepared().resumed
         with session.running("train") as driver:
             os.kill(driver._process.pid, signal.SIGKILL)
@@ -54,3 +50,13 @@ def test_a_dead_driver_is_replaced_for_the_next_try(
     assert set(session.seconds) == {"prepare", "train"}
     with pytest.raises(RuntimeError, match="no session"):
         session_of(request)
+
+
+@pytest.mark.slow
+def test_one_that_dies_in_its_checks_is_replaced_too(tmp_path: Path) -> None:
+    request = RetrainParameters(run="r", storage=str(tmp_path), tracking_uri="").request()
+    with open_session(request) as session:
+        os.kill(session._driver._process.pid, signal.SIGKILL)
+        with pytest.raises(StageError, match="ended unexpectedly"):
+            session.prepared()
+        assert not session.prepared().resumed

@@ -44,7 +44,7 @@ def held(
     """A pipeline that stands still after a step, and the file whose appearance lets it go on."""
     folder, go_on = RunFolder(str(home / ".evertrain/runs"), run), home / f"{run}-go-on"
     with subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", *RETRAIN, "--run", run, "--num-workers", "2", *more],
+        [sys.executable, "-m", "flows.cli", *RETRAIN, "--run", run, *more],
         cwd=home,
         env={**environment, HOLD_AFTER_STEP: str(HELD_AFTER), HOLD_UNTIL: str(go_on)},
         stdout=subprocess.PIPE,

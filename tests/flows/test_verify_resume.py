@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.conftest import isolated
+from tests.marks import slow
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(240)
@@ -53,17 +54,18 @@ def proof_folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.promise("verify-resume")
+@pytest.mark.parametrize("workers", [1, slow(2)])
 def test_a_workload_that_resumes_exactly_ends_with_code_0_and_leaves_nothing(
-    prove: Prove, tmp_path: Path
+    prove: Prove, tmp_path: Path, workers: int
 ) -> None:
-    done = prove("Tiny", "--json", "--storage", "runs")
+    done = prove("Tiny", "--json", "--storage", "runs", "--workers", str(workers))
     assert done.returncode == 0, done.stderr
     verdict = json.loads(done.stdout)
     comparison = verdict.pop("comparison")
     assert verdict == {
         "identical": True,
         "workload": "tests.engine.tiny:Tiny",
-        "workers": 2,
+        "workers": workers,
         "workers_after": 1,
         # Three fifths of eight; a checkpoint every second step.
         "killed_after": 4,

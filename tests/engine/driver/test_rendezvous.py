@@ -6,16 +6,20 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
 
 from train_core import TrainConfig
-from train_core.driver import Driver, DriverRequest
+from train_core.driver import Driver, DriverRequest, warning_in
 from train_core.engine.distributed.rendezvous import LOOPBACK
+from train_core.errors import StageError
+from train_core.results import CheckpointSummary
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(180)
@@ -23,7 +27,9 @@ FROZEN_S, HANG_TIMEOUT_S = 45, 30
 """The driver stands still for longer than a silent worker is waited for."""
 
 
-def begin(tmp_path: Path, workload: str, **config: object) -> tuple[Driver, RunFolder]:
+def begin(
+    tmp_path: Path, workload: str, log: list[str], **config: object
+) -> tuple[Driver, RunFolder]:
     asked = TrainConfig(
         workload=f"tests.engine.tiny:{workload}",
         settings={"scratch": str(tmp_path)},
@@ -33,7 +39,7 @@ def begin(tmp_path: Path, workload: str, **config: object) -> tuple[Driver, RunF
         **config,  # type: ignore[arg-type]  # checked by pydantic
     )
     request = DriverRequest(storage=str(tmp_path), run="run", config=asked)
-    return Driver(request), RunFolder(str(tmp_path), "run")
+    return Driver(request, log.append), RunFolder(str(tmp_path), "run")
 
 
 def step_of(folder: RunFolder) -> int:
@@ -69,24 +75,51 @@ def listening(driver: Driver) -> set[tuple[str, int]]:
     }
 
 
-@pytest.mark.promise("loopback")
-def test_what_is_opened_for_a_training_on_this_machine_is_on_the_loopback_only(
-    tmp_path: Path,
-) -> None:
-    driver, folder = begin(tmp_path, "Waiting")
-    with driver:
+class Trained(NamedTuple):
+    """A driver that has trained, on a Ray of its own."""
+
+    driver: Driver
+    opened: set[tuple[str, int]]
+    """What the driver and its workers listened at, besides Ray, while they trained."""
+    finalists: list[CheckpointSummary]
+    log: list[str]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    home = tmp_path_factory.mktemp("trained")
+    log: list[str] = []
+    driver, folder = begin(home, "Waiting", log)
+    with driver, ThreadPoolExecutor(1) as thread:
         driver.prepared()
         # The workers have started, and know no training yet: so far it is Ray that listens.
         wait_until(lambda: len(training_processes(driver)) == 3)
         of_ray = listening(driver)
-        trained = threading.Thread(target=driver.train)
-        trained.start()
+        training = thread.submit(driver.train)
         wait_until(lambda: step_of(folder) >= 1)
         opened = listening(driver) - of_ray
-        (tmp_path / "go-on").touch()
-        trained.join()
-    assert len(opened) >= 3, "the store, and a socket of gloo in each rank"
-    assert {host for host, _ in opened} == {LOOPBACK}
+        (home / "go-on").touch()
+        yield Trained(driver, opened, training.result().finalists, log)
+
+
+@pytest.mark.promise("loopback")
+def test_what_is_opened_for_a_training_on_this_machine_is_on_the_loopback_only(
+    trained: Trained,
+) -> None:
+    assert len(trained.opened) >= 3, "the store, and a socket of gloo in each rank"
+    assert {host for host, _ in trained.opened} == {LOOPBACK}
+
+
+@pytest.mark.promise("ray-dies")
+def test_a_driver_whose_ray_dies_ends_so_that_the_next_try_has_a_new_one(trained: Trained) -> None:
+    """The last one that uses the driver. That another part of Ray dies is in test_ray_dies.py."""
+    process = psutil.Process(trained.driver._process.pid)
+    (raylet,) = (one for one in process.children(recursive=True) if one.name() == "raylet")
+    raylet.kill()
+    process.wait(10)
+    with pytest.raises(StageError, match="ended unexpectedly"):
+        trained.driver.evaluate(trained.finalists, "validation")
+    assert any("Ray's raylet died" in (warning_in(line) or "") for line in trained.log)
 
 
 @pytest.mark.slow
@@ -94,14 +127,15 @@ def test_a_driver_that_stands_still_costs_no_step(tmp_path: Path) -> None:
     driver, folder = begin(
         tmp_path,
         "Unhurried",
+        [],
         max_steps=FROZEN_S + 25,
         epochs=99,
         checkpoint_every_steps=5,
         hang_timeout_s=HANG_TIMEOUT_S,
     )
     with driver:
-        trained = threading.Thread(target=driver.train)
-        trained.start()
+        training = threading.Thread(target=driver.train)
+        training.start()
         wait_until(lambda: step_of(folder) >= 2)
         os.kill(driver._process.pid, signal.SIGSTOP)
         before, begun = step_of(folder), time.monotonic()
@@ -109,7 +143,7 @@ def test_a_driver_that_stands_still_costs_no_step(tmp_path: Path) -> None:
         time.sleep(FROZEN_S)
         done, took_s = step_of(folder) - before, time.monotonic() - begun
         os.kill(driver._process.pid, signal.SIGCONT)
-        trained.join()
+        training.join()
     # A step of this workload takes a second, and is shown in the next one.
     assert done >= took_s - 4
     assert max(one.manifest.step for one in folder.checkpoints()) == FROZEN_S + 25
