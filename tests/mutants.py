@@ -178,7 +178,7 @@ def copy_of_tree(folder: Path) -> Path:
     listed = subprocess.check_output(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True
     )
-    for name in filter(None, listed.split("\0")):
+    for name in (one for one in listed.split("\0") if (ROOT / one).is_file()):
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target)

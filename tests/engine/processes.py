@@ -9,12 +9,13 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+
+from torch.distributed import TCPStore
 
 from tests.engine import rank as program
 
@@ -88,7 +89,8 @@ def ranks(
     """
     fault = dict(fault or {"rank": -1})
     faulty = fault.pop("rank")
-    port = _free_port()
+    # Here, as a driver has it: a port that was free a moment ago may be somebody's by now.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     log, outcome = files(task)
     log.parent.mkdir(parents=True, exist_ok=True)
     processes = []
@@ -102,7 +104,9 @@ def ranks(
                     "RANK": str(number),
                     "WORLD_SIZE": str(workers),
                     "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
+                    "MASTER_PORT": str(store.port),
+                    # No rank is to have the store.
+                    "TORCHELASTIC_USE_AGENT_STORE": "True",
                 }
             process = _PROCESSES.Process(target=main, args=(mine, environment, log, outcome))
             process.start()
@@ -113,9 +117,3 @@ def ranks(
             process.kill()
             process.join()
             process.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])

@@ -167,6 +167,7 @@ def test_evaluation_measures_what_the_training_measured(trained: Trained) -> Non
     assert trained.driver.evaluate([trained.best], "validation") == [found]
 
 
+@pytest.mark.slow
 @pytest.mark.promise("batch-beside-training")
 def test_scoring_needs_nobody_to_have_the_run(trained: Trained) -> None:
     scoring = trained.driver.request.model_copy(

@@ -53,6 +53,31 @@ def asked(folder: RunFolder) -> RetrainParameters:
     return RetrainParameters.of_run(folder)
 
 
+@pytest.mark.promise("one-line-refusal")
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--workload", "nowhere:Model"], "workload 'nowhere:Model' cannot be imported"),
+        (["--monitor", "validation/beauty"], "'validation/beauty' is not measured: Digits gives"),
+        (["--infer-input", "/nowhere.parquet"], "/nowhere.parquet"),
+        (["--settings", '{"depth": 3}'], "depth: Extra inputs are not permitted, got 3"),
+    ],
+)
+def test_what_only_the_driver_finds_out_is_one_line_and_leaves_no_run(
+    folder: RunFolder,
+    begin: Begin,
+    flags: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert begin("--tracking-uri", "", *flags) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("evertrain: ")
+    assert told in captured.err
+    assert captured.err.count("\n") == 1
+    assert not folder.exists()
+
+
 @pytest.mark.promise("resume-as-asked")
 def test_a_run_goes_on_with_what_it_was_asked_last(folder: RunFolder, begin: Begin) -> None:
     assert begin(*BEGUN) == 0

@@ -60,7 +60,7 @@ def test_a_pipeline_whose_prefect_server_is_killed_while_it_trains_ends_in_time(
 ) -> None:
     """The others of this kind are rows of `make chaos`, which look at the next command, too."""
     recovery = strike_server(
-        replace(house, num_workers=1),
+        house,
         Outage(EMBEDDED, "mid-epoch"),
         f"struck-{uuid.uuid4().hex[:8]}",
         reference,
