@@ -29,13 +29,13 @@ ui: $(STAMP) ## Show runs in the browser: Prefect and MLflow
 	$(BIN)/evertrain ui
 
 test: $(STAMP) ## Run at least one test of every promise: minutes
-	$(BIN)/pytest -m '$(QUICK)' -n 3 --phases
+	$(BIN)/pytest -m '$(QUICK)' -n 4 --phases
 
 test-fast: $(STAMP) ## Run those of policy, storage, formats and the loop: less than a minute
-	$(BIN)/pytest -m '$(QUICK)' -n 2 $(FAST)
+	$(BIN)/pytest -m '$(QUICK)' -n 3 $(FAST)
 
 test-all: $(STAMP) ## Run all tests, those that need an S3 server and the slow ones too
-	$(BIN)/pytest -n 3 --phases
+	$(BIN)/pytest -n 4 --phases
 
 exact: $(STAMP) ## Kill trainings at every point, on 1 to 8 workers: the full table of exactness
 	$(BIN)/pytest tests/engine/test_exact.py tests/engine/test_entries.py --verbose --durations=12

@@ -6,17 +6,28 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
-PIPELINES = "pipelines"
-SHARES_A_PIPELINE = (
-    *("bad_input", "batch_inference", "mirror_command", "pipeline", "stopped", "struck"),
-    "unchanged",
-)
-"""`flows/test_….py`: they compare with one pipeline that nobody disturbs, which runs once."""
+CLUSTER, DEPLOYMENTS, PIPELINES = "cluster", "deployments", "pipelines"
+GROUPS = {
+    # They make networks and machines of several nodes, two of which would be more than two cores.
+    "cluster/": CLUSTER,
+    # They share a Prefect server and its worker.
+    **{f"flows/deployment/test_{name}": DEPLOYMENTS for name in ("jobs", "machine", "runs")},
+    # They compare with one pipeline that nobody disturbs, which runs once.
+    **{
+        f"flows/test_{name}": PIPELINES
+        for name in (
+            *("bad_input", "batch_inference", "mirror_command", "pipeline", "stopped", "struck"),
+            "unchanged",
+        )
+    },
+}
+"""By how their names below `tests/` begin; every other file is a group of its own."""
 LONGEST = (
-    PIPELINES,
-    *("engine/test_jobs", "engine/driver/test_launchers", "engine/test_exact"),
-    *("engine/test_cluster", "engine/test_crash_save", "mlflow/test_server"),
-    *("engine/test_driver", "engine/test_entries", "engine/test_hostile", "storage/test_lease"),
+    *(CLUSTER, DEPLOYMENTS, PIPELINES, "engine/test_driver", "engine/test_jobs"),
+    *("engine/test_exact", "engine/driver/test_launchers", "flows/deployment/test_schedule"),
+    *("chaos/test_storage", "flows/deployment/test_server_lost", "engine/test_entries"),
+    *("engine/test_crash_save", "storage/test_store_faults", "engine/test_hostile"),
+    *("mlflow/test_server", "storage/test_lease", "engine/test_cluster", "engine/test_proof"),
 )
 """As `--phases` tells; a list that is old costs seconds, and nothing else."""
 MEASURES_TIME = (
@@ -27,9 +38,9 @@ MEASURES_TIME = (
 
 
 def group_of(nodeid: str) -> str:
-    """The group of a test, by its name below `tests/`: its file, but for the pipelines."""
+    """The group of a test, by its name below `tests/`."""
     file = nodeid.removeprefix("tests/").partition("::")[0].removesuffix(".py")
-    return PIPELINES if file.removeprefix("flows/test_") in SHARES_A_PIPELINE else file
+    return next((group for name, group in GROUPS.items() if file.startswith(name)), file)
 
 
 def place_of(nodeid: str) -> int:

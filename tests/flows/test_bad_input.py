@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from tests.flows.conftest import RETRAIN, Evertrain
-from tests.marks import slow
 from train_core.storage.store import Store
 from train_core.workloads.idx import format_idx
 
 # The first one that needs the undisturbed pipeline waits for it.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 IMAGES = "t10k-images-idx3-ubyte"
 
@@ -25,11 +24,11 @@ IMAGES = "t10k-images-idx3-ubyte"
     ("arguments", "told"),
     [
         (["--settings", '{"depth": 3}'], "depth: Extra inputs are not permitted, got 3"),
-        slow(["--num-workers", "64"], "64 workers"),
-        slow(["--workload", "nowhere:Model"], "workload 'nowhere:Model' cannot be imported"),
-        slow(["--monitor", "validation/beauty"], "'validation/beauty' is not measured"),
-        slow(["--infer-input", "/nowhere.parquet"], "/nowhere.parquet"),
-        slow(["--storage", "/proc/none"], "/proc/none"),
+        (["--num-workers", "64"], "64 workers"),
+        (["--workload", "nowhere:Model"], "workload 'nowhere:Model' cannot be imported"),
+        (["--monitor", "validation/beauty"], "'validation/beauty' is not measured"),
+        (["--infer-input", "/nowhere.parquet"], "/nowhere.parquet"),
+        (["--storage", "/proc/none"], "/proc/none"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_run(
@@ -58,7 +57,6 @@ def empty(file: Path) -> None:
     labels.write_bytes(format_idx(np.zeros(0, np.uint8)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
@@ -84,7 +82,6 @@ def test_bad_data_is_named(
     assert not (home / ".evertrain/runs/refused").exists()
 
 
-@pytest.mark.slow
 def test_what_may_not_change_is_shown_with_both_values(
     undisturbed: str, evertrain: Evertrain
 ) -> None:
