@@ -31,7 +31,7 @@ ui: $(STAMP) ## Show runs in the browser: Prefect and MLflow
 test: $(STAMP) ## Run at least one test of every promise: minutes
 	$(BIN)/pytest -m '$(QUICK)' -n 4 --phases
 
-test-fast: $(STAMP) ## Run those of policy, storage, formats and the loop: less than a minute
+test-fast: $(STAMP) ## Run the tests of policy, storage, formats and the loop: less than a minute
 	$(BIN)/pytest -m '$(QUICK)' -n 3 $(FAST)
 
 test-all: $(STAMP) ## Run all tests, those that need an S3 server and the slow ones too

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 PROMISES: dict[str, dict[str, str]] = {
     "README.md": {
+        "demo-goes-on": "A demo that was killed goes on when it is started again, and one that has "
+        "finished is followed by a new one.",
         "exact-training": "A training that is killed with SIGKILL and started again, on any number "
         "of workers, ends with the same weights and the same metrics of every step as one that "
         "nobody touched.",
@@ -75,6 +77,10 @@ PROMISES: dict[str, dict[str, str]] = {
         "`identical`, or names the first metric and the first tensor that differ.",
         "verify-code": "`verify` reads every stored byte, and ends with code 2 if one is bad.",
         "dry-run": "`--dry-run` takes one step through every stage.",
+        "runs-stop": "`runs stop` has whoever drives the run save and end, wherever that is, and "
+        "is refused if nobody does.",
+        "grace": "A training that is told to end has `grace_s` to finish its step and store a "
+        "checkpoint.",
         "best-checkpoint": "The best checkpoint is the one whose monitored metric is best; of "
         "equal ones the later, and one that is not a number comes last.",
         "retention": "A checkpoint stays if a rule keeps it and goes otherwise; of an interrupted "
@@ -179,6 +185,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "that is killed, and keeps its database.",
         "schedule": "A schedule makes runs due when it says so, and stays as it was switched when "
         "the deployment is deployed again.",
+        "scored-folder": "Of a folder all files below it are scored; what begins with `.` or `_` "
+        "is left out.",
         "batch-latest": "`run: latest` is the newest created run with a report that is no dry run; "
         "without one it is said what there is.",
         "batch-shown": "A batch inference's flow run, log and artifact, and MLflow, say which "
@@ -244,3 +252,32 @@ PROMISES: dict[str, dict[str, str]] = {
         "and every other difference is an error that lists them all.",
     },
 }
+
+HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
+    "README.md": {
+        "any-storage": "Checkpoints and results live on any fsspec storage.",
+        "fit": "`fit()` trains from Python, without Prefect.",
+    },
+    "docs/cli.md": {
+        "second-signal": "A second Ctrl-C ends everything at once.",
+        "ui": "`ui` opens Prefect's and MLflow's pages; Ctrl-C ends both.",
+    },
+    "docs/cluster.md": {
+        "drained-nodes": "A node that is drained is left at once, and nothing is computed twice.",
+        "lost-nodes": "A node or a head that vanishes, or is cut off, costs what was not saved.",
+        "job-dies": "A job that dies is followed by a new one.",
+        "dashboard-away": "Ray's dashboard may be away while a job trains.",
+    },
+    "docs/operations.md": {
+        "memory": "Who takes too much memory is told, and not tried again.",
+        "scorer-hangs": "A worker that evaluates or infers and hangs is ended, and replaced.",
+        "batch-without-mlflow": "Predictions are made though MLflow is away.",
+    },
+    "docs/prefect.md": {
+        "cancel": "A flow that is cancelled has its training save, and goes on from there later.",
+        "one-at-a-time": "One run of `retrain` trains at a time; the next one waits.",
+        "automation": "A flow whose process died is run again by the automation.",
+        "night-without-news": "A night without new data ends as Completed and begins no run.",
+    },
+}
+"""Promises whose tests take too long for `make test`, or need an S3 server or networks."""

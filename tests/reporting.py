@@ -13,7 +13,7 @@ import pytest
 LOG = "log"
 """The property of a report that names a log."""
 CPU = "cpu"
-"""Of a report, which says so of the teardown: the test's seconds of processors."""
+"""The property of a teardown's report that has the test's CPU seconds."""
 _CPU_BEFORE = pytest.StashKey[float]()
 _MOST_LOGS = 3
 _TAIL_LINES = 15
@@ -26,13 +26,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _cpu_s() -> float:
-    """Seconds of processors of this process, and of those that it started and waited for."""
+    """CPU seconds of this process, and of those that it started and waited for."""
     return sum(os.times()[:4])
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Look at the clock of the processors."""
+    """Note the CPU seconds before the test."""
     item.stash[_CPU_BEFORE] = _cpu_s()
     return (yield)
 
@@ -63,10 +63,11 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
         return
     reports = [one for kind in reporter.stats.values() for one in kind]
     phases = [one for one in reports if isinstance(one, pytest.TestReport)]
+    not_collected = [one for one in reports if isinstance(one, pytest.CollectReport)]
     if session.config.getoption("--phases"):
         for line in seconds_by_phase(phases):
             reporter.write_line(line)
-    for line in told_of_failures(one for one in phases if one.failed):
+    for line in told_of_failures(one for one in [*phases, *not_collected] if one.failed):
         reporter.write_line(line)
 
 
@@ -77,11 +78,12 @@ def newest_logs(folders: Iterable[Path]) -> list[Path]:
     return sorted(written, key=os.path.getmtime, reverse=True)[:_MOST_LOGS]
 
 
-def told_of_failures(failed: Iterable[pytest.TestReport]) -> list[str]:
-    """Three lines for each failed test."""
+def told_of_failures(failed: Iterable[pytest.TestReport | pytest.CollectReport]) -> list[str]:
+    """Three lines for each failed test, and for each file that cannot be imported."""
     lines = []
     for report in failed:
-        logs = [str(path) for name, path in report.user_properties if name == LOG]
+        properties = getattr(report, "user_properties", ())
+        logs = [str(path) for name, path in properties if name == LOG]
         lines += [
             f"{report.nodeid} failed ({report.when})",
             f"  its logs: {', '.join(logs) or 'none was written'}",
@@ -93,12 +95,13 @@ def told_of_failures(failed: Iterable[pytest.TestReport]) -> list[str]:
 def seconds_by_phase(reports: Iterable[pytest.TestReport]) -> list[str]:
     """A line for each file with the seconds of each phase, the slowest file first.
 
-    And those of processors: the less they are beside the others, the more the file waits.
+    And with its CPU seconds: the fewer they are beside the others, the more the file waits.
     """
     spent: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys((*_PHASES, CPU), 0.0))
     for report in reports:
         of_file = spent[report.location[0]]
-        of_file[report.when or "call"] += report.duration
+        # Of a test whose process died there is a report of no phase.
+        of_file[report.when if report.when in _PHASES else "call"] += report.duration
         of_file[CPU] += sum(seconds for name, seconds in report.user_properties if name == CPU)
     total = {file: sum(of_file[phase] for phase in _PHASES) for file, of_file in spent.items()}
     return [

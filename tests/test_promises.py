@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.promised import PROMISES
+from tests.promised import HELD_BY_ALL_TESTS, PROMISES
 from tests.promises import BEGIN, END, ROOT, check, filled, held_by
 
 EXACT = {"docs/a.md": {"exact": "A run is exact."}}
@@ -33,8 +33,8 @@ def write(tests: Path, marks: str, *, name: str = "a", arguments: str = "", head
 
 def faults(tests: Path, page: Path) -> list[str]:
     """What is wrong, where the table is what the tests say."""
-    page.write_text(filled(f"before\n{BEGIN}\nold\n{END}\nafter\n", EXACT, held_by(tests)))
-    return check(EXACT, tests, page)
+    page.write_text(filled(f"before\n{BEGIN}\nold\n{END}\nafter\n", EXACT, held_by(tests), {}))
+    return check(EXACT, tests, page, {})
 
 
 def test_a_promise_is_held_by_a_test_that_names_it(tests: Path, page: Path) -> None:
@@ -58,6 +58,12 @@ def test_a_promise_is_held_by_a_test_that_names_it(tests: Path, page: Path) -> N
             id="all slow, in a list",
         ),
         pytest.param({"marks": MARKED, "head": "pytestmark = MARKS"}, id="those of tests/cluster"),
+        pytest.param({"marks": MARKED, "head": "pytestmark = [*MARKS, 1]"}, id="those and more"),
+        pytest.param({"marks": MARKED, "arguments": "object_store: str"}, id="an S3 server"),
+        pytest.param(
+            {"marks": MARKED + '@pytest.mark.parametrize("x", [slow(1), slow(2)])\n'},
+            id="each value slow",
+        ),
         pytest.param({"marks": ""}, id="no marker"),
     ],
 )
@@ -96,12 +102,25 @@ def test_a_page_that_is_stale_is_found_and_not_written(tests: Path, page: Path) 
     assert faults(tests, page) == []
     write(tests, MARKED, name="b")
     before = page.read_text()
-    (found,) = check(EXACT, tests, page)
+    (found,) = check(EXACT, tests, page, {})
     assert found.startswith(f"{page} is stale: run ")
     assert page.read_text() == before
 
 
 def test_the_promises_are_those_of_pages_that_exist_and_each_key_is_of_one() -> None:
-    assert [page for page in PROMISES if not (ROOT / page).is_file()] == []
-    counted = Counter(key for of_page in PROMISES.values() for key in of_page)
+    both = [*PROMISES.items(), *HELD_BY_ALL_TESTS.items()]
+    assert [page for page, _ in both if not (ROOT / page).is_file()] == []
+    counted = Counter(key for _, of_page in both for key in of_page)
     assert [key for key, count in counted.items() if count > 1] == []
+
+
+def test_a_promise_of_all_tests_needs_one_that_may_be_slow(tests: Path, page: Path) -> None:
+    write(tests, MARKED)
+    by_all = {"docs/a.md": {"nodes": "A node may vanish."}}
+    page.write_text(filled(f"{BEGIN}{END}", EXACT, held_by(tests), by_all))
+    told = ["no test holds the promise 'nodes': A node may vanish."]
+    assert check(EXACT, tests, page, by_all) == told
+    write(tests, '@pytest.mark.promise("nodes")\n@pytest.mark.slow\n', name="b")
+    page.write_text(filled(page.read_text(), EXACT, held_by(tests), by_all))
+    assert check(EXACT, tests, page, by_all) == []
+    assert "| `nodes` | A node may vanish. | `deep/test_b.py::test_b` (slow) |" in page.read_text()

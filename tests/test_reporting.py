@@ -24,20 +24,25 @@ def test_passes(tmp_path):
 """
 
 
-@pytest.mark.parametrize("processes", [slow("0"), "1"])
-def test_the_last_lines_name_the_test_its_log_and_the_command(
-    processes: str, tmp_path: Path
-) -> None:
-    shutil.copy(reporting.__file__, tmp_path / "conftest.py")
-    (tmp_path / "test_it.py").write_text(FAILING)
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", processes, "--phases", f"--rootdir={tmp_path}"],
-        cwd=tmp_path,
+def run_pytest(folder: Path, tests: str, processes: str) -> subprocess.CompletedProcess[str]:
+    """What pytest says of these tests."""
+    shutil.copy(reporting.__file__, folder / "conftest.py")
+    (folder / "test_it.py").write_text(tests)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", processes, "--phases", f"--rootdir={folder}"],
+        cwd=folder,
         env=os.environ | {"PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.mark.parametrize("processes", [slow("0"), "1"])
+def test_the_last_lines_name_the_test_its_log_and_the_command(
+    processes: str, tmp_path: Path
+) -> None:
+    ended = run_pytest(tmp_path, FAILING, processes)
     assert ended.returncode == 1
     *_, seconds, failed, logs, alone = ended.stdout.splitlines()
     assert "test_it.py  setup" in seconds
@@ -48,3 +53,21 @@ def test_the_last_lines_name_the_test_its_log_and_the_command(
     assert "the driver ended: no memory" in ended.stdout
     assert ended.stdout.splitlines().count("first") == 14
     assert "other.log" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("tests", "told"),
+    [
+        ("import os\ndef test_dies(): os._exit(9)", "test_it.py::test_dies failed (???)"),
+        ("import nowhere", "test_it.py failed (collect)"),
+    ],
+)
+def test_so_they_do_where_a_process_died_or_a_file_cannot_be_imported(
+    tests: str, told: str, tmp_path: Path
+) -> None:
+    ended = run_pytest(tmp_path, tests, "1")
+    assert ended.returncode != 0
+    failed, logs, alone = ended.stdout.splitlines()[-3:]
+    assert failed == told
+    assert logs == "  its logs: none was written"
+    assert alone == f"  alone:    .venv/bin/pytest {told.partition(' ')[0]}"

@@ -32,6 +32,7 @@ WITHIN_S = 300.0
 LOOK_EVERY_S = 1.0
 FELT_S = 12.0
 """How long who is held is waited for; longer than ranks wait for one that hangs."""
+JOB_ENDS_WITHIN_S = 5.0
 GRACE_S = 30.0
 """What Ray's own processes may take to end after everything else."""
 
@@ -197,10 +198,12 @@ def started(command: list[str], home: Path, environment: dict[str, str]) -> Iter
             running.close()
 
 
-def unfinished(folder: RunFolder) -> list[str]:
-    """What lies in the run folder and no manifest counts, and who seems to read or call there."""
-    # A job on a cluster ends a moment after who called it.
-    deadline = time.monotonic() + GRACE_S
+def unfinished(folder: RunFolder, *, job_ends_within_s: float = 0) -> list[str]:
+    """What lies in the run folder and no manifest counts, and who seems to read or call there.
+
+    A job on a cluster ends a moment after who called it.
+    """
+    deadline = time.monotonic() + job_ends_within_s
     while calls.jobs(folder.store) and time.monotonic() < deadline:
         time.sleep(0.1)
     keys = [orphan.key for orphan in find_orphans(folder, newest_attempt(folder.store) + 1)]

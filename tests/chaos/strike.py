@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import psutil
 
 from tests.chaos.pipeline import (
+    JOB_ENDS_WITHIN_S,
     House,
     outcome,
     remaining,
@@ -149,7 +150,9 @@ def _strike(
         differences.append(f"what Prefect shows: {shown}")
     if fault.stage in HELD and not again and "warning: " not in log:
         differences.append("what the terminal says: nothing warns of it")
-    left += left_in(scratch) + unfinished(folder)
+    left += left_in(scratch) + unfinished(
+        folder, job_ends_within_s=JOB_ENDS_WITHIN_S if house.ray_address else 0
+    )
     seconds = math.nan if code else recovered_at(folder, at) - struck_at
     return Recovery(fault, struck, again, seconds, repeated(house, run, at), differences, left)
 

@@ -165,6 +165,7 @@ def test_a_node_that_is_cut_off_and_comes_back(
         assert digest_of_training(training.folder) == undisturbed
 
 
+@pytest.mark.promise("drained-nodes")
 def test_a_node_that_is_drained_is_left_and_one_that_comes_is_used(
     net: Network, place: Place, undisturbed: str
 ) -> None:

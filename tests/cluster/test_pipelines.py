@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.services import mlflow_server, prefect_server
 from tests.chaos.pipeline import (
+    JOB_ENDS_WITHIN_S,
     WITHIN_S,
     House,
     Started,
@@ -98,9 +99,10 @@ def held(
             pipeline.wait_for(stage, notes)
             yield Held(house, cluster, notes, pipeline)
         assert remaining(pipeline.belongings) == []
-        assert unfinished(house.folder("run")) == []
+        assert unfinished(house.folder("run"), job_ends_within_s=JOB_ENDS_WITHIN_S) == []
 
 
+@pytest.mark.promise("lost-nodes")
 @pytest.mark.parametrize("stage", ["mid-epoch", "before the manifest", "inference"])
 def test_a_node_that_loses_its_power(
     net: Network, place: Place, tmp_path: Path, reference: dict[str, Any], stage: str
@@ -112,6 +114,7 @@ def test_a_node_that_loses_its_power(
         assert outcome(run.house, "run") == reference
 
 
+@pytest.mark.promise("lost-nodes")
 @pytest.mark.parametrize("stage", ["mid-epoch", "inference"])
 def test_a_head_that_loses_its_power_and_is_started_again(
     net: Network, place: Place, tmp_path: Path, reference: dict[str, Any], stage: str
@@ -130,6 +133,7 @@ def test_a_head_that_loses_its_power_and_is_started_again(
         assert outcome(run.house, "run") == reference
 
 
+@pytest.mark.promise("lost-nodes")
 @pytest.mark.parametrize("stage", ["mid-epoch", "inference"])
 def test_a_node_that_is_cut_off_and_comes_back(
     net: Network, place: Place, tmp_path: Path, reference: dict[str, Any], stage: str
@@ -145,6 +149,7 @@ def test_a_node_that_is_cut_off_and_comes_back(
         assert outcome(run.house, "run") == reference
 
 
+@pytest.mark.promise("drained-nodes")
 def test_a_node_that_is_drained_is_left(
     net: Network, place: Place, tmp_path: Path, reference: dict[str, Any]
 ) -> None:

@@ -175,7 +175,7 @@ class MortalTrainer(Trainer):
 
 
 def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: Path) -> None:
-    """Be a rank: with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in a group, else alone.
+    """Be a rank: with RANK, WORLD_SIZE and the address of a store in a group, else alone.
 
     Rank 0 writes the digest of its training, and the step that it resumed from, to `outcome`;
     stderr goes to the end of `log`.

@@ -17,7 +17,6 @@ import time
 
 import torch
 from torch.utils.data import Dataset
-from tests.marks import slow
 from train_core.engine.batches import load_ahead
 
 rank = os.getpid()

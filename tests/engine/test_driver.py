@@ -229,6 +229,7 @@ def test_users_bug_comes_with_the_traceback_of_its_rank(tmp_path: Path) -> None:
     assert "in loss" in raised.value.traceback
 
 
+@pytest.mark.promise("fit")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "told"),
@@ -265,6 +266,7 @@ def test_a_worker_that_dies_or_hangs_leaves_no_trace_in_the_numbers(
         assert any(words in line for line in log), "\n".join(log)
 
 
+@pytest.mark.promise("scorer-hangs")
 @pytest.mark.slow
 def test_who_evaluates_and_hangs_is_ended_and_the_next_try_is_good(tmp_path: Path) -> None:
     config = TrainConfig(
@@ -334,6 +336,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
 
 
+@pytest.mark.promise("memory")
 @pytest.mark.slow
 @pytest.mark.usefixtures("little_memory")
 def test_a_rank_that_takes_too_much_memory_is_not_tried_again(tmp_path: Path) -> None:

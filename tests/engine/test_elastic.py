@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from train_core import TrainConfig
-from train_core.engine.cluster import elastic
-from train_core.engine.cluster.resources import capacity, check_resources
+from train_core.engine.cluster import elastic, resources
+from train_core.engine.cluster.resources import capacity, check_resources, with_gpus
 from train_core.errors import ResourceError, StoppedError
 
 NODES = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 1.5}, {"memory": 10.0}]
@@ -45,6 +45,24 @@ def test_the_fewest_have_to_fit_and_the_most_need_not() -> None:
 
 def elastic_config(fewest: int, most: int) -> TrainConfig:
     return TrainConfig(min_workers=fewest, num_workers=most, batch_size=1000)
+
+
+@pytest.mark.promise("gpus")
+@pytest.mark.parametrize(
+    ("asked", "each"),
+    [
+        ({"num_workers": 1}, 1),
+        ({"num_workers": 2}, 0),
+        ({"num_workers": 2, "min_workers": 1}, 1),
+        ({"num_workers": 2, "gpus_per_worker": 0.5}, 0.5),
+        ({"num_workers": 1, "gpus_per_worker": 0}, 0),
+    ],
+)
+def test_workers_have_gpus_if_each_of_the_fewest_can_have_one(
+    asked: dict[str, Any], each: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "_of_this_machine", lambda: {"CPU": 2.0, "GPU": 1.0})
+    assert with_gpus(TrainConfig(**asked)).gpus_per_worker == each
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ def some_of_the_table() -> list[Any]:
         (
             both[(turn // 2 + before // 3) % 2],
             [Killed(before, point, rank_for(point, before, turn // 2))],
-            (turn // 2 + before) % 4 + 1,
+            (before + turn // 2 % 3) % 4 + 1,
         )
         for turn, point in enumerate(POINTS)
         for before in ((1, 3), (2, 4))[turn % 2]

@@ -125,8 +125,8 @@ def test_a_rank_that_is_stopped_from_outside_is_noticed_by_the_others(tmp_path: 
 @pytest.mark.promise("worker-frozen")
 @pytest.mark.parametrize("main", [slow_in_validation, slow(slow_storage)])
 def test_what_is_only_slow_is_no_hang(main: Any, tmp_path: Path) -> None:
-    slow = HANGS | {"eval_batch_size": 4, "checkpoint_backpressure": "wait", "max_steps": 6}
-    ended = train(str(tmp_path), "run", attempt=1, workers=2, config=slow, main=main)
+    config = HANGS | {"eval_batch_size": 4, "checkpoint_backpressure": "wait", "max_steps": 6}
+    ended = train(str(tmp_path), "run", attempt=1, workers=2, config=config, main=main)
     assert ended["resumed_from"] == 0
 
 

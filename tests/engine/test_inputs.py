@@ -86,6 +86,7 @@ def test_a_missing_column_is_told_with_its_file_and_what_is_there(storage_url: s
     assert (type(again), str(again)) == (DataError, str(raised.value))
 
 
+@pytest.mark.promise("scored-folder")
 def test_a_folder_is_all_data_below_it(storage_url: str) -> None:
     store = Store(storage_url)
     for name in ("b.parquet", "2026/a.parquet", "2026/11/a.parquet"):

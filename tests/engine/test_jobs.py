@@ -133,7 +133,7 @@ class Mine(Waiting):
 """
 
 
-@pytest.mark.promise("job-outlives-caller", "cluster-other-wish", "cluster-code", "gpus")
+@pytest.mark.promise("job-outlives-caller", "cluster-other-wish", "cluster-code")
 def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
     ray_address: str, tmp_path: Path, undisturbed: str
 ) -> None:
@@ -173,6 +173,7 @@ def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
     wait_for(lambda: not calls.jobs(asked.folder.store))
 
 
+@pytest.mark.promise("job-dies")
 @pytest.mark.slow
 def test_a_job_that_dies_is_followed_by_another(asked: Asked, undisturbed: str) -> None:
     with asked.training() as driver:
@@ -247,6 +248,7 @@ def dashboard(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fau
         yield proxy
 
 
+@pytest.mark.promise("dashboard-away")
 @pytest.mark.slow
 def test_a_training_goes_on_while_the_dashboard_is_away(
     dashboard: FaultProxy, tmp_path: Path, undisturbed: str

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from benchmarks.services import mlflow_server
+from tests.engine.ray_processes import part_of_ray
 from tests.flows.mlflow_side import shown_at
 from tests.storage.fault_proxy import Fault, FaultProxy, Kind
 from train_core import TrainConfig
@@ -20,15 +20,6 @@ from train_core.errors import StageError
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(240)
-
-
-def part_of_ray(driver: Driver, title: str) -> psutil.Process:
-    """A process of the driver's Ray."""
-    for process in psutil.Process(driver._process.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if process.name() == title:
-                return process
-    raise AssertionError(f"no {title} runs")
 
 
 @pytest.mark.slow

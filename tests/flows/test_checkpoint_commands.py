@@ -88,7 +88,7 @@ def compared(
     return code, json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.slow
+@pytest.mark.promise("diff")
 def test_runs_of_other_data_differ_though_their_bits_are_the_same(
     storage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,7 +141,7 @@ def test_the_files_that_one_run_was_trained_on_and_the_other_not_are_named(
     }
 
 
-@pytest.mark.slow
+@pytest.mark.promise("diff")
 def test_runs_that_were_asked_for_other_numbers_differ(
     storage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

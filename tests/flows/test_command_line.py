@@ -123,6 +123,7 @@ def ask(url: str) -> bytes:
         return bytes(answer.read())
 
 
+@pytest.mark.promise("ui")
 @pytest.mark.slow
 def test_the_pages_are_there_once_their_addresses_are_said(tmp_path: Path) -> None:
     with ExitStack() as stack:

@@ -15,6 +15,7 @@ from flows.cli import main
 from flows.parameters import RetrainParameters, tracking_uri_of
 from train_core.engine.driver_stages import DriverStages
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.stop import stop_request
 
 Begin = Callable[..., int]
 BEGUN = (
@@ -59,6 +60,7 @@ def asked(folder: RunFolder) -> RetrainParameters:
     [
         (["--workload", "nowhere:Model"], "workload 'nowhere:Model' cannot be imported"),
         (["--monitor", "validation/beauty"], "'validation/beauty' is not measured: Digits gives"),
+        (["--num-workers", "64"], "64 workers"),
         (["--infer-input", "/nowhere.parquet"], "/nowhere.parquet"),
         (["--settings", '{"depth": 3}'], "depth: Extra inputs are not permitted, got 3"),
     ],
@@ -72,10 +74,11 @@ def test_what_only_the_driver_finds_out_is_one_line_and_leaves_no_run(
 ) -> None:
     assert begin("--tracking-uri", "", *flags) == 2
     captured = capsys.readouterr()
+    assert captured.out == ""
     assert captured.err.startswith("evertrain: ")
     assert told in captured.err
     assert captured.err.count("\n") == 1
-    assert not folder.exists()
+    assert not Path(folder.url).exists()
 
 
 @pytest.mark.promise("resume-as-asked")
@@ -168,3 +171,18 @@ def test_a_run_that_is_driven_here_is_refused_before_anything_is_started_or_aske
         assert main(["runs", "delete", "run", "--storage", folder.storage]) == 2
     assert "nothing was deleted; --yes does not ask" in capsys.readouterr().err
     assert folder.exists()
+
+
+@pytest.mark.promise("runs-stop")
+def test_stop_asks_whoever_drives_the_run_and_is_refused_if_nobody_does(
+    folder: RunFolder, begin: Begin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert begin(*BEGUN) == 0
+    held = folder.begin_attempt()
+    assert main(["runs", "stop", "run", "--storage", folder.storage]) == 0
+    request = stop_request(folder.store, held.attempt)
+    assert request is not None
+    assert request.reason.startswith("evertrain runs stop")
+    held.release()
+    assert main(["runs", "stop", "run", "--storage", folder.storage]) == 2
+    assert "nobody drives run 'run'" in capsys.readouterr().err

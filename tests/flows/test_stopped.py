@@ -44,7 +44,7 @@ def held(
     """A pipeline that stands still after a step, and the file whose appearance lets it go on."""
     folder, go_on = RunFolder(str(home / ".evertrain/runs"), run), home / f"{run}-go-on"
     with subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", *RETRAIN, "--run", run, *more],
+        [sys.executable, "-m", "flows.cli", *RETRAIN, "--run", run, "--num-workers", "2", *more],
         cwd=home,
         env={**environment, HOLD_AFTER_STEP: str(HELD_AFTER), HOLD_UNTIL: str(go_on)},
         stdout=subprocess.PIPE,
@@ -75,12 +75,19 @@ class Stopped:
     """Of the newest checkpoint, before the run went on."""
     left: list[psutil.Process]
     """Processes that it had started and that did not end with it."""
+    in_mlflow: dict[str, str]
+    """The status of each stage."""
+    in_prefect: list[str]
+    state: str
+    """What `evertrain runs status` says."""
 
 
 @pytest.fixture(
     scope="module", params=[signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-def stopped(request: pytest.FixtureRequest, environment: dict[str, str], home: Path) -> Stopped:
+def stopped(
+    request: pytest.FixtureRequest, evertrain: Evertrain, environment: dict[str, str], home: Path
+) -> Stopped:
     number: signal.Signals = request.param
     run = f"stopped-{number.name}"
     with held(run, home, environment) as (process, folder, go_on):
@@ -91,28 +98,27 @@ def stopped(request: pytest.FixtureRequest, environment: dict[str, str], home: P
         _, said = process.communicate(timeout=60)
     _, alive = psutil.wait_procs(started, timeout=10)
     left = [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
-    last = folder.checkpoints()[-1].manifest
-    return Stopped(run, folder, process.returncode, said, last, left)
+    shown = shown_in_mlflow(home, folder.url)
+    return Stopped(
+        *(run, folder, process.returncode, said),
+        *(folder.checkpoints()[-1].manifest, left),
+        in_mlflow={name: stage["status"] for name, stage in shown.items()},
+        in_prefect=shown_in_prefect(home, run),
+        state=json.loads(evertrain("runs", "status", run, "--json").stdout)["state"],
+    )
 
 
 @pytest.mark.promise("stop")
-def test_a_signal_gets_a_last_checkpoint_and_an_orderly_end(
-    stopped: Stopped, evertrain: Evertrain, home: Path
-) -> None:
+def test_a_signal_gets_a_last_checkpoint_and_an_orderly_end(stopped: Stopped) -> None:
     assert HELD_AFTER < stopped.last.step < 60
     assert stopped.last.stopped_by == "request"
     assert stopped.code == 130
     goes_on = f"is saved up to step {stopped.last.step}. `evertrain runs resume {stopped.run}`"
     assert f"{goes_on} goes on" in stopped.said
     assert not stopped.left
-    shown = shown_in_mlflow(home, stopped.folder.url)
-    assert {name: stage["status"] for name, stage in shown.items()} == {
-        "pipeline": "KILLED",
-        "train": "KILLED",
-    }
-    assert shown_in_prefect(home, stopped.run) == ["CANCELLED"]
-    status = json.loads(evertrain("runs", "status", stopped.run, "--json").stdout)
-    assert status["state"] == "interrupted"
+    assert stopped.in_mlflow == {"pipeline": "KILLED", "train": "KILLED"}
+    assert stopped.in_prefect == ["CANCELLED"]
+    assert stopped.state == "interrupted"
 
 
 @pytest.mark.promise("stop")
@@ -136,6 +142,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(
 def test_a_deleted_run_is_gone_from_mlflow_too(
     stopped: Stopped, undisturbed: str, evertrain: Evertrain, home: Path
 ) -> None:
+    # The last one that has the run.
     done = evertrain("runs", "delete", stopped.run, "--yes")
     assert done.returncode == 0, done.stderr
     assert not Path(stopped.folder.url).exists()
@@ -143,6 +150,7 @@ def test_a_deleted_run_is_gone_from_mlflow_too(
     assert runs_in_mlflow(home, f"{home}/.evertrain/runs/undisturbed")
 
 
+@pytest.mark.promise("grace")
 @pytest.mark.slow
 def test_who_does_not_save_within_its_grace_is_ended(
     environment: dict[str, str], home: Path
@@ -160,6 +168,7 @@ def test_who_does_not_save_within_its_grace_is_ended(
     )
 
 
+@pytest.mark.promise("second-signal")
 @pytest.mark.slow
 def test_a_second_signal_ends_everything_at_once(environment: dict[str, str], home: Path) -> None:
     with held("hasty", home, environment) as (process, folder, _):
@@ -177,6 +186,7 @@ def test_a_second_signal_ends_everything_at_once(environment: dict[str, str], ho
     assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.promise("runs-stop")
 @pytest.mark.slow
 def test_stop_asks_the_training_wherever_it_is(
     evertrain: Evertrain, environment: dict[str, str], home: Path

@@ -209,14 +209,18 @@ def test_commits_are_shown_while_the_training_runs(run: RunBuilder, tracking_uri
 
 
 class SlowMirror(Mirror):
-    """Looks for commits, and then takes its time."""
+    """Looks for commits, and is not done with it before somebody closes it."""
 
     def _mirror_training(self, runs: MlflowRuns) -> None:
         super()._mirror_training(runs)
         self.has_looked.set()
-        time.sleep(1)
+        assert self.closes.wait(60)
 
-    has_looked = threading.Event()
+    def close(self, *arguments: Any, **named: Any) -> bool:
+        self.closes.set()
+        return super().close(*arguments, **named)
+
+    has_looked, closes = threading.Event(), threading.Event()
 
 
 def test_who_closes_in_the_middle_of_an_attempt_waits_for_the_next(

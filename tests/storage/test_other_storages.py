@@ -61,6 +61,7 @@ def store(object_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return Store(f"elsewhere://{bucket}/{uuid.uuid4().hex}")
 
 
+@pytest.mark.promise("any-storage")
 def test_it_is_spoken_to_through_fsspec_alone(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

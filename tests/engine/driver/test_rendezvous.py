@@ -15,6 +15,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from tests.engine.ray_processes import part_of_ray
 from train_core import TrainConfig
 from train_core.driver import Driver, DriverRequest, warning_in
 from train_core.engine.distributed.rendezvous import LOOPBACK
@@ -90,7 +91,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     home = tmp_path_factory.mktemp("trained")
     log: list[str] = []
     driver, folder = begin(home, "Waiting", log)
-    with driver, ThreadPoolExecutor(1) as thread:
+    # A driver that is closed ends what the thread waits for.
+    with ThreadPoolExecutor(1) as thread, driver:
         driver.prepared()
         # The workers have started, and know no training yet: so far it is Ray that listens.
         wait_until(lambda: len(training_processes(driver)) == 3)
@@ -114,8 +116,7 @@ def test_what_is_opened_for_a_training_on_this_machine_is_on_the_loopback_only(
 def test_a_driver_whose_ray_dies_ends_so_that_the_next_try_has_a_new_one(trained: Trained) -> None:
     """The last one that uses the driver. That another part of Ray dies is in test_ray_dies.py."""
     process = psutil.Process(trained.driver._process.pid)
-    (raylet,) = (one for one in process.children(recursive=True) if one.name() == "raylet")
-    raylet.kill()
+    part_of_ray(trained.driver, "raylet").kill()
     process.wait(10)
     with pytest.raises(StageError, match="ended unexpectedly"):
         trained.driver.evaluate(trained.finalists, "validation")

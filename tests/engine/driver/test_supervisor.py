@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from tests.engine.digests import digest_of_training
 from train_core import TrainConfig
 from train_core.engine.driver import supervisor
 from train_core.engine.driver.supervisor import MAX_RESTARTS, Attempt, Outcome, Supervisor
-from train_core.errors import GaveUpError, UserCodeError
+from train_core.errors import GaveUpError, StoppedError, UserCodeError
 from train_core.storage.run_folder import RunFolder
 
 ASKED: dict[str, Any] = {
@@ -34,9 +36,12 @@ class LosesAttempts:
     def __init__(self, *lost_at: int) -> None:
         self.lost_at = list(lost_at)
         self.attempts: list[int] = []
+        self.has_lost_two = threading.Event()
 
     def run(self, attempt: Attempt) -> Outcome:
         self.attempts.append(attempt.number)
+        if len(self.attempts) == 2:
+            self.has_lost_two.set()
         asked = attempt.config.model_dump()
         if not self.lost_at:
             alone.run(attempt.folder, attempt.number, **asked)
@@ -94,6 +99,49 @@ def test_a_new_checkpoint_makes_the_count_begin_anew(
     assert supervised.train(TrainConfig(**ASKED), launcher).manifest.step == STEPS
     assert launcher.attempts == list(range(1, 9))
     assert digest_of_training(folder) == digest_of_training(undisturbed)
+
+
+class StandsStill:
+    """A launcher whose attempt ends when it is let go, which is too late."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def run(self, attempt: Attempt) -> Outcome:
+        self.has_begun.set()
+        assert self.may_end.wait(60)
+        return Outcome(StoppedError(attempt.folder.name, 0))
+
+
+@pytest.mark.promise("grace")
+def test_who_does_not_save_in_its_grace_is_not_waited_for(
+    supervised: Supervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    launcher = StandsStill()
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(supervised.train, TrainConfig(**ASKED, grace_s=0.2), launcher)
+        assert launcher.has_begun.wait(60)
+        supervised.stop()
+        assert not training.done()
+        launcher.may_end.set()
+        with pytest.raises(StoppedError):
+            training.result(60)
+    assert "did not save within grace_s (0.2 s)" in caplog.text
+
+
+def test_who_is_told_to_end_between_two_attempts_begins_no_other(
+    supervised: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The third attempt would begin after an hour.
+    monkeypatch.setattr(supervisor, "RESTART_PAUSE_S", 3600)
+    launcher = LosesAttempts(0, 0, 0)
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
+        assert launcher.has_lost_two.wait(60)
+        supervised.stop()
+        with pytest.raises(StoppedError):
+            training.result(60)
+    assert launcher.attempts == [1, 2]
 
 
 def test_what_the_user_has_to_mend_ends_the_training_at_once(

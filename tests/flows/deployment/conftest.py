@@ -21,6 +21,12 @@ def no_leaks() -> None:
 
 
 @pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Not that of the other commands, which have another server."""
+    return tmp_path_factory.mktemp("deployment")
+
+
+@pytest.fixture(scope="session")
 def environment(home: Path) -> dict[str, str]:
     """Without a server: each place of a deployment names its own."""
     return isolated(home)

@@ -89,6 +89,7 @@ def test_artifacts_have_one_history_from_run_to_run(prefect: Prefect) -> None:
     )
 
 
+@pytest.mark.promise("night-without-news")
 def test_without_anything_new_a_night_ends_completed_and_begins_no_run(
     prefect: Prefect, api: str, home: Path
 ) -> None:
@@ -166,6 +167,7 @@ def kill_flow(folder: RunFolder, attempt: int, home: Path) -> None:
     flow_of(folder).kill()
 
 
+@pytest.mark.promise("automation")
 def test_a_run_whose_process_dies_is_run_again_by_the_automation(
     prefect: Prefect, api: str, home: Path, undisturbed: str
 ) -> None:
@@ -199,6 +201,7 @@ def test_a_run_that_dies_again_and_again_is_given_up_and_goes_on_when_it_is_aske
     assert shown_at(tracking_uri, folder.url)["pipeline"]["status"] == "FINISHED"
 
 
+@pytest.mark.promise("cancel")
 def test_a_run_that_is_cancelled_saves_and_goes_on_later(
     prefect: Prefect, api: str, home: Path, undisturbed: str
 ) -> None:

@@ -119,6 +119,7 @@ def names_of(states: list[dict[str, Any]]) -> list[str]:
     return [str(state["name"]) for state in states]
 
 
+@pytest.mark.promise("one-at-a-time", "automation")
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_schedule_fires_again_and_again_one_waits_and_one_that_dies_is_run_again(

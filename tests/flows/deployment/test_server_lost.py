@@ -81,6 +81,7 @@ def test_one_that_is_back_in_time_shows_the_run_as_undisturbed(
     assert is_like(folder, undisturbed)
 
 
+@pytest.mark.promise("cancel")
 def test_a_run_is_cancelled_whose_prefect_worker_does_not_do_it(
     site: Site, api: str, home: Path
 ) -> None:

@@ -1,0 +1,18 @@
+"""The processes of a Ray that a driver has started."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import psutil
+
+from train_core.driver import Driver
+
+
+def part_of_ray(driver: Driver, title: str) -> psutil.Process:
+    """A process of the driver's Ray."""
+    for process in psutil.Process(driver._process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.name() == title:
+                return process
+    raise AssertionError(f"no {title} runs")
