@@ -290,6 +290,8 @@ def test_a_job_that_dies_while_its_caller_cannot_reach_the_storage_is_missed(
     ray_address: str, object_store: str, tmp_path: Path, undisturbed: str
 ) -> None:
     storage = f"{object_store}/{uuid.uuid4().hex}"
+    # This process looks past the proxy, now and in the tests that follow.
+    assert not RunFolder(storage, "run").checkpoints()
     told = {"env_vars": {k: v for k, v in os.environ.items() if k.startswith("AWS_")}}
     with (
         FaultProxy(os.environ["AWS_ENDPOINT_URL"]) as proxy,

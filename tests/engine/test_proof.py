@@ -51,8 +51,8 @@ def test_it_is_proved_on_the_storage_that_is_named(object_store: str, tmp_path: 
     assert verdict.identical
     assert (verdict.killed_after, verdict.resumed_after) == (5, 4)
     assert {c.name.step for c in RunFolder(storage, "resumed").checkpoints()} == {2, 4, 6, 8}
-    # The logs and what the ranks were told lie here.
-    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+    # The logs and what the ranks were told lie here, and no run.
+    assert not list(tmp_path.rglob("run.json"))
 
 
 @pytest.mark.slow

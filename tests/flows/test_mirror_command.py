@@ -24,9 +24,11 @@ def test_what_mlflow_missed_is_mirrored_afterwards(
     refused = evertrain("mirror", "unseen", "--tracking-uri", NOBODY_LISTENS)
     assert refused.returncode == 2
     assert "has not all of run 'unseen'" in refused.stderr
+    # The run has the address that never answered.
+    tracking_uri = f"sqlite:///{home}/.evertrain/mlflow.db"
     folders = [RunFolder(str(home / ".evertrain/runs"), run) for run in ("undisturbed", "unseen")]
     for _ in range(2):
-        done = evertrain("mirror", "unseen", "--json")
+        done = evertrain("mirror", "unseen", "--json", "--tracking-uri", tracking_uri)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["model_uri"]
         undisturbed_shown, shown = (shown_in_mlflow(home, folder.url) for folder in folders)

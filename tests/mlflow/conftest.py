@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import pytest
 from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as RegistryStore
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
+from benchmarks.services import free_port
 from tests.leaks import Belongings
 from tests.mlflow.run_builder import RunBuilder
 from tests.web import served
@@ -82,18 +82,12 @@ def server(empty_database: Path, tmp_path: Path) -> Iterator[MlflowServer]:
     found.stop()
 
 
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
-
-
 @dataclass
 class MlflowServer:
     """`mlflow server` on SQLite, serving artifacts too."""
 
     folder: Path
-    port: int = field(default_factory=_free_port)
+    port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
     @property
