@@ -28,7 +28,7 @@ demo: $(STAMP) ## Retrain on handwritten digits; run it again and it goes on whe
 ui: $(STAMP) ## Show runs in the browser: Prefect and MLflow
 	$(BIN)/evertrain ui
 
-test: $(STAMP) ## Run at least one test of every promise: minutes
+test: $(STAMP) ## Run a real test of nearly every promise: minutes
 	$(BIN)/pytest -m '$(QUICK)' -n 4 --phases
 
 test-fast: $(STAMP) ## Run the tests of policy, storage, formats and the loop: less than a minute

@@ -1,4 +1,7 @@
-"""What only the driver can find out: told in one line, before anything is written."""
+"""What only the driver process can find out: told in one line, before anything is written.
+
+More of it, with the driver in the process of the test, is in test_continued.py.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,6 @@ IMAGES = "t10k-images-idx3-ubyte"
     ("arguments", "told"),
     [
         (["--settings", '{"depth": 3}'], "depth: Extra inputs are not permitted, got 3"),
-        (["--num-workers", "64"], "64 workers"),
-        (["--workload", "nowhere:Model"], "workload 'nowhere:Model' cannot be imported"),
-        (["--monitor", "validation/beauty"], "'validation/beauty' is not measured"),
-        (["--infer-input", "/nowhere.parquet"], "/nowhere.parquet"),
         (["--storage", "/proc/none"], "/proc/none"),
     ],
 )
