@@ -128,6 +128,40 @@ def test_a_caller_that_comes_while_another_one_closes_keeps_the_job(folder: RunF
         caller.die()
 
 
+class Holding(Prepared):
+    """Whose training ends when this job looks for calls again in ten minutes, unless woken."""
+
+    def __init__(self, calls: Calls, folder: RunFolder) -> None:
+        super().__init__(calls, folder)
+        self.pauses = threading.Event()
+
+    def pause_s(self, _waited_s: float) -> float:
+        if self.pauses.is_set():
+            return 0.05
+        self.pauses.set()
+        return 600.0
+
+    def _done(self, stage: str, arguments: dict[str, Any]) -> Answer:
+        assert self.pauses.wait(30)
+        return super()._done(stage, arguments)
+
+
+def test_an_answer_is_sent_as_soon_as_its_stage_has_ended(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = Caller(folder)
+    training = caller.calls.ask("train", {})
+    job = Holding(Calls(folder.store, JOB, THE_JOB), folder)
+    monkeypatch.setattr(calls, "pause_s", job.pause_s)
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(job.serve, caller.first)
+        # It was refused in another thread, as nobody has prepared it.
+        assert caller.answered(training).error
+        caller.close()
+        assert served.result() is True
+    caller.die()
+
+
 @pytest.mark.usefixtures("quick")
 def test_two_that_close_at_once_are_both_answered(folder: RunFolder) -> None:
     with two_callers(folder) as (served, one, other):

@@ -173,6 +173,21 @@ def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
     wait_for(lambda: not calls.jobs(asked.folder.store))
 
 
+@pytest.mark.slow
+def test_the_workers_start_before_anybody_asks_for_the_training(
+    asked: Asked, ray_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    cluster, _, _ = Jobs(ray_address).url("").partition("/#")
+    # Ray reads the variable when it is imported.
+    from ray.util.state import list_actors
+
+    workers = [("class_name", "=", "TrainWorker"), ("state", "=", "ALIVE")]
+    with Driver(asked.request, print) as driver:
+        driver.prepared()
+        wait_for(lambda: len(list_actors(cluster, workers)) == asked.request.config.num_workers)
+
+
 @pytest.mark.promise("job-dies")
 @pytest.mark.slow
 def test_a_job_that_dies_is_followed_by_another(asked: Asked, undisturbed: str) -> None:
