@@ -2,8 +2,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 QUICK := not slow and not s3
-FAST := tests/policy tests/storage tests/datasets \
-	$(patsubst %,tests/engine/test_%.py,compare figures loop rows snapshot state)
+FAST := tests/policy tests/storage tests/datasets tests/engine/metrics \
+	$(patsubst %,tests/engine/checkpoint/test_%.py,row_shards snapshot state) \
+	tests/engine/tools/test_compare.py tests/engine/training/test_loop.py
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo ui test test-fast test-all exact chaos soak night mutants check format bench-pipeline \
@@ -38,7 +39,7 @@ test-all: $(STAMP) ## Run all tests, those that need an S3 server and the slow o
 	$(BIN)/pytest -n 4 --phases
 
 exact: $(STAMP) ## Kill trainings at every point, on 1 to 8 workers: the full table of exactness
-	$(BIN)/pytest tests/engine/test_exact.py tests/engine/test_entries.py --verbose --durations=12
+	$(BIN)/pytest tests/engine/training/test_exact.py tests/engine/training/test_entries.py --verbose --durations=12
 
 chaos: $(STAMP) ## Strike whole pipelines everywhere and compare each with an undisturbed one: hours
 	$(BIN)/python -m tests.chaos

@@ -30,7 +30,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.services import mlflow_server, prefect_server, ray_cluster
-from train_core.storage.journal import read_segments
+from train_core.storage.records.journal import read_segments
 from train_core.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]

@@ -9,17 +9,18 @@ from uuid import UUID
 from prefect import State, flow, runtime
 from prefect.states import Cancelled
 
+from flows.defaults import default_storage, tracking_uri_of
 from flows.driving import as_tasks, connected, drive
-from flows.parameters import absolute, default_storage, tracking_uri_of
 from tasks.infer import infer
 from tasks.prepare import prepare
 from tasks.report_predictions import report_predictions
 from tasks.session import Session, open_session, run_logger
-from train_core.driver import DriverRequest
 from train_core.errors import ConfigError, StoppedError
+from train_core.requests import DriverRequest
 from train_core.results import CheckpointSummary, PredictionsResult
+from train_core.storage.addresses import absolute
 from train_core.storage.finished_runs import newest_finished
-from train_core.storage.names import LATEST, CheckpointName
+from train_core.storage.records.names import LATEST, CheckpointName
 from train_core.storage.run_folder import RunFolder
 
 BEST = "best"

@@ -23,14 +23,14 @@ from uuid import UUID
 from prefect import State, Task, runtime
 from prefect.exceptions import CancelledRun, ObjectNotFound, TerminationSignal
 
-from flows.embedded import SEND_WITHIN_S
-from tasks.flow_run import deployment_of_flow_run
+from flows.timing import SEND_WITHIN_S
 from tasks.retries import OPTIONS, is_transient
-from tasks.server_connection import ServerConnection
+from tasks.server.connection import ServerConnection
+from tasks.server.flow_run import deployment_of_flow_run
 from tasks.session import Session, Stages, stopped
 from train_core.config import LOCAL
-from train_core.driver import DriverRequest
 from train_core.errors import StoppedError
+from train_core.requests import DriverRequest
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

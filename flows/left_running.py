@@ -20,13 +20,13 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
-from flows.parameters import default_storage
+from flows.defaults import default_storage
 from train_core.config import LOCAL
-from train_core.driver import DriverRequest
 from train_core.errors import EvertrainError
-from train_core.storage import lease
+from train_core.requests import DriverRequest
+from train_core.storage.coordination import lease
+from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.store import Store
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -5,10 +5,11 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.databases import create_tracking_database
-from flows.parameters import absolute, default_storage, tracking_uri_of
+from flows.defaults import default_storage, tracking_uri_of
 from tasks.mirror import mirror as mirror_task
 from train_core.errors import ConfigError
 from train_core.results import Tracking
+from train_core.storage.addresses import absolute
 from train_core.storage.run_folder import RunFolder
 
 

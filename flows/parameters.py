@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -10,27 +9,12 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from flows.databases import SQLITE
+from flows.defaults import default_storage, default_tracking_uri
 from train_core.config import TrainConfig
-from train_core.driver import DriverRequest
-from train_core.errors import RunBusyError, StorageError
-from train_core.storage import lease
+from train_core.requests import DriverRequest
 from train_core.storage.addresses import absolute
-from train_core.storage.names import default_run_name
-from train_core.storage.patience import HASTE
+from train_core.storage.records.names import default_run_name
 from train_core.storage.run_folder import RunFolder
-
-HOME = ".evertrain"
-
-
-def default_storage() -> str:
-    """EVERTRAIN_STORAGE, or .evertrain/runs in the current directory."""
-    return absolute(os.environ.get("EVERTRAIN_STORAGE") or f"{HOME}/runs")
-
-
-def default_tracking_uri() -> str:
-    """MLFLOW_TRACKING_URI, or a SQLite file in .evertrain in the current directory."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{absolute(f'{HOME}/mlflow.db')}"
 
 
 def new_run_name(workload: str) -> str:
@@ -47,24 +31,6 @@ def last_asked(folder: RunFolder) -> dict[str, Any]:
         "run": folder.name,
         "storage": folder.storage,
     }
-
-
-def tracking_uri_of(folder: RunFolder, asked: str | None) -> str:
-    """MLflow's address: the one asked for, else the run's own, else the environment's."""
-    if asked is None:
-        asked = folder.asked().pipeline.get("tracking_uri")
-    return default_tracking_uri() if asked is None else asked
-
-
-def refuse_driven(folder: RunFolder) -> None:
-    """Raise RunBusyError if a process of this machine drives the run; others are not waited for."""
-    try:
-        holder = lease.holder_of(folder.store.with_patience(HASTE))
-    except StorageError:
-        # Whoever goes on says what is wrong with it.
-        return
-    if holder is not None and holder.is_local:
-        raise RunBusyError(folder.name, str(holder))
 
 
 class RetrainParameters(TrainConfig):

@@ -8,22 +8,22 @@ from prefect import State, flow, runtime
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Completed
 
+from flows.crash_loops import announce_schedule, refuse_endless
 from flows.databases import create_tracking_database
-from flows.deaths import announce_schedule, refuse_endless
 from flows.driving import Start, as_tasks, connected, drive
 from flows.left_running import left_running, put_right
 from flows.parameters import RetrainParameters
-from tasks.artifacts import show_job, show_report
 from tasks.evaluate import evaluate
 from tasks.infer import infer
 from tasks.prepare import prepare
 from tasks.publish import publish
+from tasks.report.artifacts import show_job, show_report
 from tasks.select import select
 from tasks.session import Session, open_session, run_logger, stopped
 from tasks.train import train
 from train_core.errors import StoppedError, UnchangedError
 from train_core.results import Report
-from train_core.storage.names import default_run_name
+from train_core.storage.records.names import default_run_name
 
 
 def run_name() -> str:
@@ -58,7 +58,7 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     # Before there is a driver, which would take the run.
     announce_schedule()
     refuse_endless(request)
-    report = None
+    report: Report | None = None
     try:
         with open_session(request) as session, connected(session):
             session.log_to(run_logger())
@@ -75,6 +75,7 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
             if isinstance(error, TerminationSignal):
                 raise
             return Cancelled(message=str(stopped(request)))
+    assert report is not None
     return report
 
 

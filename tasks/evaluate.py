@@ -6,7 +6,7 @@ from prefect import task
 
 from tasks.retries import OPTIONS, cancelled_if_stopped
 from tasks.session import session_of
-from train_core.driver import DriverRequest
+from train_core.requests import DriverRequest
 from train_core.results import CheckpointSummary, EvaluationResult
 
 

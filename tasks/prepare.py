@@ -6,7 +6,7 @@ from prefect import task
 
 from tasks.retries import OPTIONS, cancelled_if_stopped
 from tasks.session import session_of
-from train_core.driver import DriverRequest, Prepared
+from train_core.requests import DriverRequest, Prepared
 
 
 @task(name="prepare", task_run_name="prepare {request.run}", **OPTIONS)

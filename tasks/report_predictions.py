@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from prefect import task
 
-from tasks.artifacts import new_artifact, show
+from tasks.report.artifacts import new_artifact, show
 from tasks.retries import OPTIONS, cancelled_if_stopped
 from tasks.session import run_logger, session_of
-from train_core.driver import DriverRequest
-from train_core.errands import mirror_predictions
+from train_core.client.isolated import mirror_predictions
 from train_core.errors import EvertrainError
+from train_core.requests import DriverRequest
 from train_core.results import PredictionsResult
 from train_core.storage.run_folder import RunFolder
 

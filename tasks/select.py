@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from tasks.metrics import full_metrics
+from tasks.report.numbers import full_metrics
 from tasks.retries import OPTIONS
 from train_core.policy.selection import Candidate, Order, ranked
 from train_core.results import EvaluationResult, Selection

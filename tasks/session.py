@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
-from train_core.driver import WARNING, Driver, DriverRequest, Prepared, end_status, warning_in
+from train_core.client.driver import Driver, end_status
 from train_core.errors import StageError, StoppedError, StorageError
+from train_core.log_lines import WARNING, warning_in
+from train_core.requests import DriverRequest, Prepared
 from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from tasks.server_connection import ServerConnection
+    from tasks.server.connection import ServerConnection
 
 Stages = Callable[["Session"], Any]
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from prefect import task
 from prefect.client.schemas.actions import ArtifactUpdate
 
-from tasks.artifacts import creator, new_artifact
-from tasks.live import LiveReader, Ticker
+from tasks.report.artifacts import creator, new_artifact
 from tasks.retries import OPTIONS, cancelled_if_stopped
 from tasks.session import Session, run_logger, session_of
-from train_core.driver import DriverRequest
+from tasks.ticker import Ticker
+from train_core.client.live import LiveReader
+from train_core.requests import DriverRequest
 from train_core.results import TrainResult
 from train_core.storage.run_folder import RunFolder
 

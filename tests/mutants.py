@@ -43,7 +43,7 @@ class Mutant:
 MUTANTS = (
     Mutant(
         "the commit's order: the manifest before the other ranks' files",
-        "train_core/engine/checkpointer.py",
+        "train_core/engine/checkpoint/checkpointer.py",
         "            files += self._others_files(save, step)\n"
         "            committed = self._commit(name, files, facts, entries)\n",
         "            committed = self._commit(name, files, facts, entries)\n"
@@ -61,25 +61,25 @@ MUTANTS = (
     ),
     Mutant(
         "a digest's check: of a checkpoint's files",
-        "train_core/storage/files.py",
+        "train_core/storage/records/verified_files.py",
         "    if digest != entry.digest:\n",
         "    if not digest:\n",
     ),
     Mutant(
         "a digest's check: of a document's own",
-        "train_core/storage/documents.py",
+        "train_core/storage/records/documents.py",
         "    if data != content + _seal(content):\n",
         "    if not content:\n",
     ),
     Mutant(
         "the reducer's order: ranks' sums one after the other, not by the tree",
-        "train_core/engine/reducer.py",
+        "train_core/engine/distributed/reducer.py",
         "        mine = tree_sum(self._root, slices, lambda left, right: left.add_(right))\n",
         "        mine = sum(slices.values())\n",
     ),
     Mutant(
         "the reducer's order: shards are added as they come",
-        "train_core/engine/reducer.py",
+        "train_core/engine/distributed/reducer.py",
         "        while node in self._siblings and self._siblings[node][0] in self.sums:\n"
         "            left, parent = self._siblings[node]\n",
         "        while self.sums:\n"
@@ -88,61 +88,61 @@ MUTANTS = (
     ),
     Mutant(
         "the lease: a fenced attempt may write once more",
-        "train_core/storage/lease.py",
+        "train_core/storage/coordination/lease.py",
         "    if newest > attempt:\n        raise FencedError",
         "    if newest > attempt + 1:\n        raise FencedError",
     ),
     Mutant(
         "the lease: a living holder is not waited for",
-        "train_core/storage/lease.py",
+        "train_core/storage/coordination/lease.py",
         '        end = _wait_until_free(store, run, newest) if newest else ""\n',
         '        end = ""\n',
     ),
     Mutant(
         "retention's references: the report's best",
-        "train_core/storage/retention.py",
+        "train_core/storage/cleanup/retention.py",
         '    if best := folder.reported(str, "best", "name"):\n',
         '    if best := folder.reported(str, "best", "nobody"):\n',
     ),
     Mutant(
         "retention's references: a pin that came meanwhile",
-        "train_core/storage/retention.py",
+        "train_core/storage/cleanup/retention.py",
         "        if others:\n            return False\n",
         "",
     ),
     Mutant(
         "a point mirrored twice: the entries of the last step that was sent",
-        "train_core/engine/mlflow_metrics.py",
+        "train_core/engine/tracking/metrics.py",
         "after.entries if step == after.step else 0",
         "0",
     ),
     Mutant(
         "a point mirrored twice: the position lags behind its metrics",
-        "train_core/engine/mlflow_metrics.py",
+        "train_core/engine/tracking/metrics.py",
         "        position = Position(step, len(found))\n",
         "        position = Position(step, len(found) - 1)\n",
     ),
     Mutant(
         "a signal that is ignored: SIGTERM of a command",
-        "flows/cli.py",
+        "flows/cli/app.py",
         "    before = signal.signal(signal.SIGTERM, leave)\n",
         "    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)\n",
     ),
     Mutant(
         "a signal that is ignored: the request to stop",
-        "train_core/engine/stopping.py",
+        "train_core/engine/training/stop_listener.py",
         "            request = stop_request(self._store, self._attempt)\n",
         "            request = stop_request(self._store, self._attempt + 1)\n",
     ),
     Mutant(
         "an exit code: of a command that was stopped",
-        "flows/cli.py",
+        "flows/cli/app.py",
         "INTERRUPTED = 130\n",
         "INTERRUPTED = 0\n",
     ),
     Mutant(
         "an exit code: of bad input",
-        "flows/cli.py",
+        "flows/cli/app.py",
         "BAD_INPUT = 2\n",
         "BAD_INPUT = 1\n",
     ),
@@ -154,7 +154,7 @@ MUTANTS = (
     ),
     Mutant(
         "a preflight's refusal: a monitor that is not measured",
-        "train_core/engine/preflight.py",
+        "train_core/engine/driver/preflight.py",
         "    if monitor not in names:\n",
         "    if not names:\n",
     ),

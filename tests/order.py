@@ -23,17 +23,35 @@ GROUPS = {
 }
 """By how their names below `tests/` begin; every other file is a group of its own."""
 LONGEST = (
-    *(CLUSTER, DEPLOYMENTS, PIPELINES, "engine/test_driver", "engine/test_jobs"),
-    *("engine/test_exact", "engine/driver/test_launchers", "flows/deployment/test_schedule"),
-    *("chaos/test_storage", "flows/deployment/test_server_lost", "engine/test_entries"),
-    *("engine/test_crash_save", "storage/test_store_faults", "engine/test_hostile"),
-    *("engine/test_cluster", "engine/test_proof"),
+    *(
+        CLUSTER,
+        DEPLOYMENTS,
+        PIPELINES,
+        "engine/driver/test_driver",
+        "engine/driver/test_remote_stages",
+    ),
+    *(
+        "engine/training/test_exact",
+        "engine/driver/test_launchers",
+        "flows/deployment/test_schedule",
+    ),
+    *("chaos/test_storage", "flows/deployment/test_server_lost", "engine/training/test_entries"),
+    *(
+        "engine/checkpoint/test_crash_save",
+        "storage/objects/test_store_faults",
+        "engine/checkpoint/test_hostile",
+    ),
+    *("engine/cluster/test_gpus", "engine/tools/test_standalone"),
 )
 """As `--phases` tells; a list that is old costs seconds, and nothing else."""
 MEASURES_TIME = (
-    *("mlflow/test_server", "storage/test_lease", "flows/test_server_connection"),
-    *("engine/test_job_server", "engine/test_hang", "storage/test_patience"),
-    "storage/test_standstill",
+    *(
+        "engine/tracking/test_server",
+        "storage/coordination/test_lease",
+        "tasks/test_server_connection",
+    ),
+    *("engine/driver/test_job_entry", "engine/training/test_hang", "storage/objects/test_retries"),
+    "storage/objects/test_standstill",
 )
 """They say how long something takes. No pipeline shall load both cores beside them: they come last,
 when those that were begun first have ended.

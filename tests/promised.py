@@ -200,6 +200,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "json-results": "A flow's result is stored as JSON, and tasks store none.",
     },
     "docs/run-folder.md": {
+        "earlier-versions": "What an earlier version of evertrain has stored is read, continued "
+        "and served by a newer one.",
         "record": "`run.json` records the settings with their defaults, the code, and every file "
         "of the sources with size and digest.",
         "fencing": "An attempt that was replaced can neither commit nor delete, and what it "

@@ -8,7 +8,9 @@ when an unfinished run is continued; every other field decides the numbers and m
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -431,3 +433,9 @@ def _different_settings(
 ) -> dict[str, tuple[object, object]]:
     pairs = {key: (was.get(key), now.get(key)) for key in {**was, **now}}
     return {f"settings.{key}": pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def available_cpus() -> int:
+    """The CPUs that a local Ray has."""
+    # macOS has no affinity.
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -234,3 +234,7 @@ def rebuild(described: dict[str, Any]) -> EvertrainError:
     rebuilt = kind(*described["facts"])
     assert isinstance(rebuilt, EvertrainError)
     return rebuilt
+
+
+FAILED = 3
+"""The exit code of an errand that raised, and said what."""

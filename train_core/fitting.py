@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from train_core.client.driver import Driver
 from train_core.config import TrainConfig
-from train_core.driver import Driver, DriverRequest
+from train_core.requests import DriverRequest
 from train_core.results import TrainResult
 
 

@@ -28,7 +28,7 @@ from train_core.datasets.files import DataFile, PinnedFiles
 from train_core.errors import DataError, WorkloadError
 from train_core.policy.logins import hide_logins
 from train_core.policy.randomness import SampleRandom
-from train_core.storage.data_files import FileList
+from train_core.storage.records.data_files import FileList
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)

@@ -69,7 +69,7 @@ class Restoring:
     def __init__(self, storage: str, state_mb: float) -> None:
         import torch
 
-        from train_core.engine.state import pack
+        from train_core.engine.checkpoint.state import pack
 
         self.rank = _alone(storage, state_mb)
         self.rank.turn(steps=1)
@@ -92,8 +92,8 @@ class Restoring:
         self.rank.close()
 
     def _ours(self) -> dict[str, Any]:
-        from train_core.engine.checkpoint_files import load_state
-        from train_core.engine.state import pack
+        from train_core.engine.checkpoint.reader import load_state
+        from train_core.engine.checkpoint.state import pack
 
         return pack(load_state(self.rank.folder.store, self.checkpoint))[1]
 
@@ -127,10 +127,10 @@ class Opening:
 
     def commit(self, run: str, count: int) -> float:
         """Seconds of so many commits: files, journal, manifest, retention."""
-        from train_core.engine.retention import delete_superseded
-        from train_core.storage.files import write_file
-        from train_core.storage.journal import Entry, append
-        from train_core.storage.names import CheckpointName
+        from train_core.storage.cleanup.superseded import delete_superseded
+        from train_core.storage.records.journal import Entry, append
+        from train_core.storage.records.names import CheckpointName
+        from train_core.storage.records.verified_files import write_file
         from train_core.storage.run_folder import RunFolder
 
         folder = RunFolder(self.storage, run)
@@ -157,9 +157,9 @@ class Opening:
 
     def open(self, run: str) -> float:
         """Seconds to open the run and to have the newest good checkpoint's state."""
-        from train_core.engine.checkpoint_files import Assembly
-        from train_core.engine.group import Group
-        from train_core.engine.restore import newest_good
+        from train_core.engine.checkpoint.reader import Assembly
+        from train_core.engine.checkpoint.restore import newest_good
+        from train_core.engine.distributed.group import Group
         from train_core.storage.run_folder import RunFolder
 
         begin = time.perf_counter()

@@ -20,9 +20,9 @@ from typing import Any
 from benchmarks.checkpoint.bench import BUCKET, Bench
 from benchmarks.checkpoint.ranks import Ranks
 from benchmarks.checkpoint.training import Rank
-from train_core.engine.checkpoint_files import load_state
-from train_core.storage.files import write_file
-from train_core.storage.store import Store
+from train_core.engine.checkpoint.reader import load_state
+from train_core.storage.objects.store import Store
+from train_core.storage.records.verified_files import write_file
 
 LATENCY_MS = 25
 FAR = f"{LATENCY_MS}ms"

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from train_core.config import TrainConfig
-from train_core.engine.group import Group
-from train_core.engine.loop import Trainer
-from train_core.engine.state import pack
+from train_core.engine.checkpoint.state import pack
+from train_core.engine.distributed.group import Group
+from train_core.engine.training.loop import Trainer
 from train_core.policy.layout import share_out
-from train_core.storage.manifest import CheckpointManifest
-from train_core.storage.names import CheckpointName
+from train_core.storage.records.manifest import CheckpointManifest
+from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 _WORKLOAD = "benchmarks.checkpoint.workload:Blocks"

@@ -30,8 +30,9 @@ from benchmarks.recovery.notes import NUM_RANKS, Notes, wait_until
 from benchmarks.services import free_port, mlflow_server
 from tests.storage.fault_proxy import FaultProxy
 from train_core import TrainConfig
-from train_core.driver import Driver, DriverRequest
+from train_core.client.driver import Driver
 from train_core.errors import StoppedError
+from train_core.requests import DriverRequest
 
 KILLS, STOCK_KILLS, MIRROR_ROUNDS = 20, 6, 2
 WATCHED_S, MIRRORED_S = 30.0, 20.0
@@ -152,7 +153,7 @@ def watch(training: Training, report: Report) -> None:
     wait_until(lambda: len(training.notes.steps()) > 20)
     ranks = [training.notes.rank(number) for number in range(NUM_RANKS)]
     pids = {rank["pid"] for rank in ranks}
-    driver = child(psutil.Process(), "train_core.engine.driver_process")
+    driver = child(psutil.Process(), "train_core.engine.driver.server")
     # Those of Ray that do not train, and hold no copy of a rank.
     of_ray = [one for one in driver.children(recursive=True) if one.pid not in pids]
 

@@ -17,7 +17,7 @@ from tests.engine import alone
 from tests.engine.digests import digest_of_training
 from tests.flows.mlflow_side import shown_at
 from train_core.results import Report
-from train_core.storage import lease
+from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
 from train_core.workload import SPLITS
 

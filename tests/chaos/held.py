@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from tests.chaos.standing import HOLD, NOTES, note_pid, stand_still
 from train_core import Batch
-from train_core.storage.manifest import CheckpointManifest
-from train_core.storage.names import CheckpointName
+from train_core.storage.objects.store import Store
+from train_core.storage.records.manifest import CheckpointManifest
+from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.store import Store
 from train_core.workloads.digits import Digits, DigitsSettings
 
 FIRST_STEP, MIDDLE_STEP = 1, 31

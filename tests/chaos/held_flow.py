@@ -9,13 +9,13 @@ import importlib
 import os
 from typing import Any
 
-from flows import embedded
-from flows.cli import command
+from flows.cli import prefect_server
+from flows.cli.app import command
 from tests.chaos.stages import HELD_IN_FLOW, SELECTION
 from tests.chaos.standing import HOLD, stand_still
 
 BEFORE = {
-    "before the flow run": ("flows.pipeline", "_run_flow"),
+    "before the flow run": ("flows.cli.run_pipeline", "_run_flow"),
     "before the first task": ("flows.retrain", "refuse_endless"),
     SELECTION: ("tasks.select", "ranked"),
     "artifacts": ("tasks.publish", "show_report"),
@@ -26,7 +26,7 @@ assert set(BEFORE) == set(HELD_IN_FLOW)
 def hold_before(module: str, name: str) -> None:
     """Have whoever calls the function stand still first."""
     # Prefect is imported with it, which reads its settings then.
-    embedded.configure(verbose=False)
+    prefect_server.configure(verbose=False)
     found = importlib.import_module(module)
     own = getattr(found, name)
 

@@ -10,7 +10,7 @@ from tests.chaos.outages import Outage
 from tests.chaos.pipeline import LOOK_EVERY_S, House, Started
 from tests.chaos.servers import OwnPrefect, Victim
 from tests.flows.prefect_side import artifacts_in_prefect, shown_in_prefect
-from train_core.storage.names import REPORT_JSON
+from train_core.storage.records.names import REPORT_JSON
 from train_core.storage.run_folder import RunFolder
 
 REPORT_WITHIN_S = 120.0

@@ -26,8 +26,8 @@ from tests.chaos.pipeline import (
 from tests.chaos.stages import HELD, is_held
 from tests.chaos.standing import HOLD, NOTES
 from tests.flows.prefect_side import shown_in_prefect
-from train_core.storage.journal import read_segments
-from train_core.storage.names import REPORT_JSON
+from train_core.storage.records.journal import read_segments
+from train_core.storage.records.names import REPORT_JSON
 from train_core.storage.run_folder import RunFolder
 
 
@@ -164,7 +164,7 @@ def victims(
     if fault.victim == "nobody" or flow.poll() is not None:
         return []
     if fault.victim == "the job":
-        wanted = ["train_core.engine.job_process", folder.storage, folder.name]
+        wanted = ["train_core.engine.driver.job_entry", folder.storage, folder.name]
         return [
             process
             for process in psutil.process_iter(["cmdline"])
@@ -184,7 +184,7 @@ def victims(
                     found.append(process)
         return found
     known = {
-        "the driver": "train_core.engine.driver_process",
+        "the driver": "train_core.engine.driver.server",
         "the raylet": "raylet/raylet",
         "the head": "gcs_server",
     }

@@ -20,10 +20,11 @@ from tests.cluster.ray_nodes import MARKS, Node, Place, RayCluster, cluster_of
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from train_core import TrainConfig
-from train_core.driver import Driver, DriverRequest
+from train_core.client.driver import Driver
 from train_core.errors import JobEndedError
+from train_core.requests import DriverRequest
 from train_core.results import TrainResult
-from train_core.storage import lease
+from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = MARKS

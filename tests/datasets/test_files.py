@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from train_core.datasets.files import PinnedFiles, is_data, split_glob, state_of
 from train_core.errors import DataError
-from train_core.storage.data_files import FileList, FileRecord, SourceFiles
-from train_core.storage.digests import digest_of
-from train_core.storage.store import Store
+from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.store import Store
+from train_core.storage.records.data_files import FileList, FileRecord, SourceFiles
 
 PART = st.text("ab._-1[]?", min_size=1, max_size=4).filter(lambda part: part not in (".", ".."))
 NAMES = st.lists(st.lists(PART, min_size=1, max_size=3).map("/".join), max_size=8)

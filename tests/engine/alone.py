@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from train_core.config import TrainConfig
-from train_core.engine.group import Group
-from train_core.engine.loop import Trainer
-from train_core.engine.progress import Progress
+from train_core.engine.checkpoint.progress import Progress
+from train_core.engine.distributed.group import Group
+from train_core.engine.training.loop import Trainer
 from train_core.storage.run_folder import RunFolder, RunRecord
 
 

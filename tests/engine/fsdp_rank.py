@@ -19,9 +19,9 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from tests.engine.tiny import StreamingTiny, Tiny, TinySettings
 from train_core import Batch, TrainConfig
-from train_core.engine.fsdp import whole_tensor
-from train_core.engine.group import Group
-from train_core.engine.loop import Trainer
+from train_core.engine.distributed.fsdp import whole_tensor
+from train_core.engine.distributed.group import Group
+from train_core.engine.training.loop import Trainer
 from train_core.errors import EvertrainError
 from train_core.storage.run_folder import RunFolder
 

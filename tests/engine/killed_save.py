@@ -15,8 +15,8 @@ from typing import Any
 from tests.engine.alone import run
 from tests.storage.faulty_store import FaultyStore
 from tests.storage.killed import kill_before_each_change
-from train_core.engine import recorder
-from train_core.engine.retention import delete_orphans_of_the_dead, delete_superseded
+from train_core.engine.checkpoint import journal_buffer
+from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead, delete_superseded
 from train_core.storage.run_folder import RunFolder
 
 CONFIG: dict[str, Any] = {
@@ -41,7 +41,7 @@ def drive(folder: RunFolder) -> None:
 
 def tell_nothing() -> None:
     """Write live.json at the end only: it comes by the clock, which changes the count."""
-    recorder._LIVE_EVERY_S = 1e6
+    journal_buffer._LIVE_EVERY_S = 1e6
 
 
 def main(storage: str, notes: str = "") -> None:

@@ -13,10 +13,10 @@ import sys
 import traceback
 from pathlib import Path
 
-from train_core.engine.checkpoint_files import load_state
+from train_core.engine.checkpoint.reader import load_state
 from train_core.errors import EvertrainError
-from train_core.storage import lease
-from train_core.storage.journal import read_segments
+from train_core.storage.coordination import lease
+from train_core.storage.records.journal import read_segments
 from train_core.storage.run_folder import RunFolder
 
 

@@ -20,15 +20,15 @@ import torch.distributed as dist
 
 from tests.engine.digests import digest_of_training
 from train_core.config import TrainConfig
-from train_core.engine.group import Group
-from train_core.engine.loop import Trainer
-from train_core.engine.snapshot import Snapshot
+from train_core.engine.checkpoint.snapshot import Snapshot
+from train_core.engine.distributed.group import Group
+from train_core.engine.training.loop import Trainer
 from train_core.policy.steps import MicroBatch
-from train_core.storage.manifest import CheckpointManifest
-from train_core.storage.names import MANIFEST_JSON, CheckpointName
-from train_core.storage.patience import Patience
+from train_core.storage.objects.retries import Patience
+from train_core.storage.objects.store import Store
+from train_core.storage.records.manifest import CheckpointManifest
+from train_core.storage.records.names import MANIFEST_JSON, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.store import Store
 from train_core.workload import Columns, Dataset, fetch
 
 

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 
 from train_core.config import TrainConfig
-from train_core.engine.checkpointer import Checkpointer
-from train_core.engine.group import Group
-from train_core.engine.loop import Trainer
+from train_core.engine.checkpoint.checkpointer import Checkpointer
+from train_core.engine.distributed.group import Group
+from train_core.engine.training.loop import Trainer
+from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.store import Store
 
 
 class WatchedStore(Store):

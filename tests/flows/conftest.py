@@ -34,7 +34,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prefect_api(home: Path) -> Iterator[str]:
     """The address of a Prefect server for all commands: one that starts its own takes seconds more.
 
-    The server that a command starts is tested in test_embedded.py and test_struck.py.
+    The server that a command starts is tested in cli/test_prefect_server.py and test_struck.py.
     """
     with prefect_server(home) as url:
         yield url

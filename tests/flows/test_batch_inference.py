@@ -19,9 +19,9 @@ from sklearn.datasets import load_digits
 
 from tests.flows.mlflow_side import runs_in
 from train_core.results import PredictionsResult
-from train_core.storage.manifest import PredictionsManifest, read_manifest
+from train_core.storage.objects.store import Store
+from train_core.storage.records.manifest import PredictionsManifest, read_manifest
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.store import Store
 
 # The first one that needs the undisturbed pipeline waits for it.
 pytestmark = pytest.mark.timeout(600)
@@ -30,8 +30,8 @@ NOBODY_LISTENS = "http://127.0.0.1:9"
 
 FLOW = """
 import json, sys
-from flows import embedded
-embedded.configure(verbose=True)
+from flows.cli import prefect_server
+prefect_server.configure(verbose=True)
 from flows.batch_inference import batch_inference
 for parameters in json.loads(sys.argv[1]):
     try:

@@ -12,8 +12,8 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from flows.left_running import true_state
 from tests.storage.samples import record
 from train_core.config import TrainConfig
-from train_core.driver import DriverRequest
-from train_core.storage import lease
+from train_core.requests import DriverRequest
+from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
 
 ENDS = {

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from flows.parameters import RetrainParameters, new_run_name
 from train_core.config import TrainConfig
-from train_core.driver import DriverRequest
-from train_core.storage.names import check_run_name
+from train_core.requests import DriverRequest
+from train_core.storage.records.names import check_run_name
 
 
 def test_the_training_is_asked_exactly_what_the_parameters_say() -> None:

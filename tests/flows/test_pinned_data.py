@@ -13,7 +13,7 @@ from tests.engine.growing import write_splits
 from tests.flows.conftest import Evertrain
 from tests.flows.mlflow_side import runs_in_mlflow
 from train_core.results import Report
-from train_core.storage.lease import newest_attempt
+from train_core.storage.coordination.lease import newest_attempt
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(300)

@@ -21,7 +21,7 @@ from tests.flows.conftest import RETRAIN, Evertrain
 from tests.flows.held import HOLD_AFTER_STEP, HOLD_UNTIL
 from tests.flows.mlflow_side import runs_in_mlflow, shown_in_mlflow
 from tests.flows.prefect_side import shown_in_prefect
-from train_core.storage.manifest import CheckpointManifest
+from train_core.storage.records.manifest import CheckpointManifest
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(300)
@@ -44,7 +44,17 @@ def held(
     """A pipeline that stands still after a step, and the file whose appearance lets it go on."""
     folder, go_on = RunFolder(str(home / ".evertrain/runs"), run), home / f"{run}-go-on"
     with subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", *RETRAIN, "--run", run, "--num-workers", "2", *more],
+        [
+            sys.executable,
+            "-m",
+            "flows.cli",
+            *RETRAIN,
+            "--run",
+            run,
+            "--num-workers",
+            "2",
+            *more,
+        ],
         cwd=home,
         env={**environment, HOLD_AFTER_STEP: str(HELD_AFTER), HOLD_UNTIL: str(go_on)},
         stdout=subprocess.PIPE,

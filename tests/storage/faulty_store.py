@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 from train_core.errors import StorageError
-from train_core.storage.patience import Patience
-from train_core.storage.store import Store
-from train_core.storage.uploads import Upload
+from train_core.storage.objects.retries import Patience
+from train_core.storage.objects.store import Store
+from train_core.storage.objects.uploads import Upload
 
 _T = TypeVar("_T")
 KINDS = ("write", "create", "put", "upload", "copy", "link_or_copy", "delete")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from train_core.config import TrainConfig
-from train_core.storage.manifest import CheckpointManifest, FileEntry
-from train_core.storage.names import CheckpointName
+from train_core.storage.records.manifest import CheckpointManifest, FileEntry
+from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder, RunRecord
 
 WEIGHTS = b"weights"

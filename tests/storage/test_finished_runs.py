@@ -5,9 +5,9 @@ import pytest
 from tests.storage.samples import record
 from train_core.errors import ConfigError
 from train_core.storage.finished_runs import finished_runs, newest_finished
-from train_core.storage.names import REPORT_JSON, RUN_JSON
+from train_core.storage.objects.store import Store
+from train_core.storage.records.names import REPORT_JSON, RUN_JSON
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.store import Store
 
 OURS = "clinic:Clinic"
 

@@ -6,12 +6,12 @@ import pytest
 
 from tests.storage.samples import commit, manifest, record, save
 from train_core.errors import CheckpointError, ConfigError, RunBusyError
-from train_core.storage import lease
 from train_core.storage.addresses import named
-from train_core.storage.asked import Asked
-from train_core.storage.names import CheckpointName
+from train_core.storage.coordination import lease
+from train_core.storage.objects.store import Store
+from train_core.storage.records.amendments import Asked
+from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.store import Store
 
 
 @pytest.fixture

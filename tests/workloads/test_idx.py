@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from train_core.errors import DataError
-from train_core.storage.store import Store
+from train_core.storage.objects.store import Store
 from train_core.workloads.idx import format_idx, parse_idx, read_idx
 
 NAME = "train-images-idx3-ubyte"

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from train_core.errors import DataError
-from train_core.storage.store import Store
+from train_core.storage.objects.store import Store
 from train_core.workloads.resnet import ResNet18, TrimmedConv2d, load_published_weights
 
 # As torchvision.models.resnet18 has them.

@@ -22,9 +22,9 @@ from pydantic import BaseModel, ConfigDict
 
 from train_core.errors import DataError, HiddenLoginError, WorkloadError
 from train_core.policy.logins import has_hidden_login, hide_logins, with_login_of
-from train_core.storage.data_files import FileList, FileRecord, SourceFiles
-from train_core.storage.digests import new_digest
-from train_core.storage.store import Store
+from train_core.storage.objects.digests import new_digest
+from train_core.storage.objects.store import Store
+from train_core.storage.records.data_files import FileList, FileRecord, SourceFiles
 
 _NUM_THREADS = 8
 # Names of a file's version in what fsspec's filesystems tell of it, the best first: those that

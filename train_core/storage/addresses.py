@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 
 from train_core.errors import ConfigError
-from train_core.storage.names import CHECKPOINTS, MANIFEST_JSON, CheckpointName
+from train_core.storage.objects.store import Store
+from train_core.storage.records.names import CHECKPOINTS, MANIFEST_JSON, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.store import Store
 
 
 def absolute(address: str) -> str:

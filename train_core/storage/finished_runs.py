@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from train_core.config import TrainConfig
 from train_core.errors import ConfigError, EvertrainError
-from train_core.storage.names import is_run_name
-from train_core.storage.run_folder import RunFolder, RunRecord
-from train_core.storage.store import Store
+from train_core.storage.objects.store import Store
+from train_core.storage.records.names import is_run_name
+from train_core.storage.run_folder import Checkpoint, RunFolder, RunRecord
 
 _AT_ONCE = 16
 _MOST_TOLD = 10
@@ -95,3 +96,16 @@ def _recorded(storage: str, name: str) -> tuple[RunFolder, RunRecord] | None:
 
 def _leave_out(name: str, error: EvertrainError) -> None:
     _log.warning("run %r cannot be read, and is left out: %s", name, error)
+
+
+def is_finished(newest: Checkpoint | None, config: TrainConfig) -> bool:
+    """Whether the newest checkpoint is the training's last, also by what is asked now."""
+    if newest is None or not newest.manifest.is_last:
+        return False
+    reason, manifest = newest.manifest.stopped_by, newest.manifest
+    return (
+        reason == "early_stopping"
+        or (reason == "epochs" and manifest.epoch >= config.epochs)
+        or (reason == "max_steps" and 0 < config.max_steps <= manifest.step)
+        or (reason == "max_duration" and 0 < config.max_duration_s <= manifest.elapsed_s)
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from train_core.results import CheckpointSummary, PredictionsResult
-from train_core.storage.manifest import PredictionsManifest
-from train_core.storage.names import CHECKPOINTS, PREDICTIONS
+from train_core.storage.records.manifest import PredictionsManifest
+from train_core.storage.records.names import CHECKPOINTS, PREDICTIONS
 from train_core.storage.run_folder import RunFolder
 
 

@@ -27,14 +27,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, ConfigError, StorageError
 from train_core.results import CheckpointSummary
-from train_core.storage import lease, pins
-from train_core.storage.asked import Asked, newest_asked, note_asked
-from train_core.storage.data_files import FileList, SourceRecord, key_of, read_file_list
-from train_core.storage.digests import digest_of
-from train_core.storage.documents import read_document, read_object
-from train_core.storage.files import fault_of
-from train_core.storage.manifest import CheckpointManifest, FileEntry, M, read_manifest
-from train_core.storage.names import (
+from train_core.storage.coordination import lease, pins
+from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.store import Store
+from train_core.storage.records.amendments import Asked, newest_asked, note_asked
+from train_core.storage.records.data_files import FileList, SourceRecord, key_of, read_file_list
+from train_core.storage.records.documents import read_document, read_object
+from train_core.storage.records.manifest import CheckpointManifest, FileEntry, M, read_manifest
+from train_core.storage.records.names import (
     ASKED,
     CHECKPOINTS,
     JOURNAL,
@@ -48,7 +48,7 @@ from train_core.storage.names import (
     check_new_run_name,
     check_run_name,
 )
-from train_core.storage.store import Store
+from train_core.storage.records.verified_files import fault_of
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)

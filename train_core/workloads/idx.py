@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from train_core.datasets.files import DataFile
 from train_core.errors import DataError
-from train_core.storage.store import Store
+from train_core.storage.objects.store import Store
 
 PACKED = ".gz"
 _DTYPES: dict[int, np.dtype[Any]] = {

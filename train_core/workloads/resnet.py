@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from train_core.errors import DataError
-from train_core.storage.store import Store
+from train_core.storage.objects.store import Store
 
 
 class TrimmedConv2d(nn.Conv2d):

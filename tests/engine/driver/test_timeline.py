@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from train_core.engine.driver.timeline import Timeline
-from train_core.storage.journal import Entry
+from train_core.storage.records.journal import Entry
 
 LOSS = {"train/loss": 1.0}
 

@@ -20,7 +20,7 @@ import yaml
 
 from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import ROOT
-from train_core.storage import lease
+from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
 
 Prefect = Callable[..., str]

@@ -23,8 +23,8 @@ from tests.flows.deployment.deployed import (
     wait_for,
 )
 from tests.flows.mlflow_side import runs_in, shown_at
-from train_core.storage import lease
-from train_core.storage.stop import stop_request
+from train_core.storage.coordination import lease
+from train_core.storage.coordination.stop_request import stop_request
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -46,7 +46,7 @@ def flow_that_asks() -> psutil.Process:
     (talking,) = [
         process
         for process in psutil.Process().children(recursive=True)
-        if "train_core.engine.driver_process" in process.cmdline()
+        if "train_core.engine.driver.server" in process.cmdline()
     ]
     parent = talking.parent()
     assert parent is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.deaths import MAX_DEATHS
+from flows.crash_loops import MAX_DEATHS
 from tests.engine.digests import digest_of_training
 from tests.flows.deployment.deployed import (
     HELD,
@@ -25,7 +25,7 @@ from tests.flows.deployment.deployed import (
     wait_for,
 )
 from tests.flows.mlflow_side import shown_at
-from train_core.storage import lease
+from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]

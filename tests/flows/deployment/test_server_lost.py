@@ -26,7 +26,7 @@ from tests.flows.deployment.deployed import (
     state,
     wait_for,
 )
-from train_core.storage import lease
+from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
 
 HEARTBEAT_S, MISSED_S = 30, 75

@@ -19,8 +19,8 @@ from train_core.engine.cluster.resources import (
     free_resources,
 )
 from train_core.errors import StorageError
-from train_core.storage.stop import ask_to_move
-from train_core.storage.store import Store
+from train_core.storage.coordination.stop_request import ask_to_move
+from train_core.storage.objects.store import Store
 
 LOOK_EVERY_S = 1.0
 LAST_LOOK_S = 5.0

@@ -6,8 +6,7 @@ import logging
 import time
 from typing import Any
 
-from train_core.config import LOCAL, TrainConfig
-from train_core.driver import available_cpus
+from train_core.config import LOCAL, TrainConfig, available_cpus
 from train_core.errors import ResourceError
 
 _LOOK_EVERY_S = 5.0

@@ -6,8 +6,7 @@ import logging
 import os
 from importlib import import_module
 
-from train_core.config import LOCAL, TrainConfig
-from train_core.driver import available_cpus
+from train_core.config import LOCAL, TrainConfig, available_cpus
 
 _ENVIRONMENT = {
     # Ray's default gives way to every other process, also to those that only watch the training.

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from train_core.errors import DataError, EvertrainError
-from train_core.storage.ranges import RangeReader
-from train_core.storage.store import Store
+from train_core.storage.objects.ranges import RangeReader
+from train_core.storage.objects.store import Store
 from train_core.workload import Columns
 
 Kind = Literal["split", "parquet", "images", "idx"]

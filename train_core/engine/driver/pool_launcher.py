@@ -11,6 +11,7 @@ from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.cluster.resources import drained_under_workers
 from train_core.engine.distributed.rendezvous import Membership
 from train_core.engine.driver.supervisor import Attempt, Outcome
+from train_core.entry_points import TRAIN
 
 _log = logging.getLogger("train_core.driver")
 
@@ -67,5 +68,5 @@ class PoolLauncher:
             return attempt.folder.url, config, attempt.number, own
 
         group = f"{attempt.folder.name}/{attempt.number}"
-        train = "train_core.engine.training.rank:train"
+        train = TRAIN
         self._pool.run_ranks(group, train, arguments, check=attempt.check_stop)

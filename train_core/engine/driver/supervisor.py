@@ -14,14 +14,15 @@ from functools import partial
 from typing import Protocol
 
 from train_core.config import TrainConfig
-from train_core.engine.progress import is_finished
-from train_core.engine.retention import delete_orphans_of_the_dead
 from train_core.errors import FencedError, GaveUpError, StoppedError, StorageError
-from train_core.storage import lease
-from train_core.storage.lease import Lease
-from train_core.storage.patience import HASTE
+from train_core.policy.stop_reasons import STOPPED
+from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
+from train_core.storage.coordination import lease
+from train_core.storage.coordination.lease import Lease
+from train_core.storage.coordination.stop_request import ask_to_stop, stop_request
+from train_core.storage.finished_runs import is_finished
+from train_core.storage.objects.retries import HASTE
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.stop import STOPPED, ask_to_stop, stop_request
 
 MAX_RESTARTS = 3
 """A worker or Ray itself may die; the training is begun again so often without new progress."""

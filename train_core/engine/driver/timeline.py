@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from train_core.storage.journal import Entry
+from train_core.storage.records.journal import Entry
 
 RAY_UP, WORKERS_READY = "Ray up", "workers ready"
 FIRST_STEP, LAST_STEP = "first step", "last step"

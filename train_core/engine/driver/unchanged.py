@@ -6,14 +6,13 @@ import logging
 from typing import Any
 
 from train_core.config import TrainConfig
-from train_core.driver import DriverRequest
-from train_core.engine.progress import is_finished
-from train_core.engine.recorded import with_known_defaults
+from train_core.engine.data.recorded import with_known_defaults
 from train_core.errors import EvertrainError
 from train_core.policy.changes import Inputs, changes
 from train_core.policy.logins import hide_logins
-from train_core.storage.data_files import FileList
-from train_core.storage.finished_runs import FinishedRun, finished_runs
+from train_core.requests import DriverRequest
+from train_core.storage.finished_runs import FinishedRun, finished_runs, is_finished
+from train_core.storage.records.data_files import FileList
 from train_core.storage.run_folder import RunFolder, RunRecord
 from train_core.workload import SPLITS
 

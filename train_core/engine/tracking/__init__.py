@@ -1,0 +1,1 @@
+"""MLflow, and all that imports it."""

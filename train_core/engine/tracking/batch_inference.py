@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train_core.engine.mirror import set_environment
+from train_core.engine.tracking.client import set_environment
 from train_core.errors import TrackingError
 from train_core.storage.predictions import committed_predictions
 from train_core.storage.run_folder import RunFolder
@@ -15,8 +15,8 @@ def show_batch_inference(run_url: str, predictions_url: str, tracking_uri: str) 
     have the run, and what its client raises if it does not answer.
     """
     set_environment()
-    from train_core.engine.mlflow_runs import MlflowRuns, has_run, public_uri
-    from train_core.engine.mlflow_stages import show_predictions
+    from train_core.engine.tracking.runs import MlflowRuns, has_run, public_uri
+    from train_core.engine.tracking.stages import show_predictions
 
     folder = RunFolder.at(run_url)
     experiment = str(folder.record().pipeline.get("experiment", "evertrain"))

@@ -9,11 +9,11 @@ import traceback
 from torch.distributed import DistError
 
 from train_core.config import TrainConfig
+from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.rendezvous import Membership, process_group
-from train_core.engine.group import Group
-from train_core.engine.logs import set_up_logging
-from train_core.engine.loop import Trainer
+from train_core.engine.training.loop import Trainer
 from train_core.errors import EvertrainError, UserCodeError
+from train_core.log_lines import set_up_logging
 from train_core.storage.run_folder import RunFolder
 
 

@@ -1,0 +1,152 @@
+"""The command `evertrain`. Every command's arguments are a typed model; see `commands/`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import takewhile
+from typing import Any, NoReturn
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliSubCommand,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from flows.cli import prefect_server
+from flows.cli.commands.checkpoints import DiffCommand, ExportCommand
+from flows.cli.commands.inspect import LsCommand, ShowCommand, VerifyCommand
+from flows.cli.commands.mirror import MirrorCommand
+from flows.cli.commands.prune import PruneCommand
+from flows.cli.commands.retrain import DemoCommand, RetrainCommand
+from flows.cli.commands.runs import RunsCommand
+from flows.cli.commands.ui import UiCommand
+from flows.cli.commands.verify_resume import VerifyResumeCommand
+from flows.cli.commands.workloads import WorkloadsCommand
+from flows.cli.configuration import configuration_of
+from train_core.errors import EvertrainError, StoppedError
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+class Evertrain(BaseSettings):
+    """Retrain PyTorch models and never lose a step. `evertrain COMMAND --help` tells more."""
+
+    model_config = SettingsConfigDict(
+        cli_prog_name="evertrain",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        cli_exit_on_error=False,
+    )
+
+    retrain: CliSubCommand[RetrainCommand] = Field(description="Run the whole pipeline.")
+    demo: CliSubCommand[DemoCommand] = Field(description="Run it on handwritten digits.")
+    runs: CliSubCommand[RunsCommand] = Field(description="List, resume, stop, extend, fork runs.")
+    workloads: CliSubCommand[WorkloadsCommand] = Field(description="What can be trained.")
+    ls: CliSubCommand[LsCommand] = Field(description="List a storage's runs, a run's checkpoints.")
+    show: CliSubCommand[ShowCommand] = Field(description="Show a run or a checkpoint.")
+    verify: CliSubCommand[VerifyCommand] = Field(description="Check stored bytes by digest.")
+    prune: CliSubCommand[PruneCommand] = Field(description="Delete what nothing keeps of a run.")
+    mirror: CliSubCommand[MirrorCommand] = Field(description="Bring MLflow up to date with a run.")
+    diff: CliSubCommand[DiffCommand] = Field(description="Compare two runs or checkpoints.")
+    export: CliSubCommand[ExportCommand] = Field(description="Write weights as one plain file.")
+    verify_resume: CliSubCommand[VerifyResumeCommand] = Field(
+        alias="verify-resume", description="Prove that a workload resumes exactly."
+    )
+    ui: CliSubCommand[UiCommand] = Field(description="Open MLflow's and Prefect's pages.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 (named by the library)
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (named by the library)
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (named by the library)
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (named by the library)
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags over the configuration file; an environment variable `LS` means nothing here."""
+        return (init_settings,)
+
+    def cli_cmd(self) -> None:
+        """Run the command that was named."""
+        CliApp.run_subcommand(self)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and give its exit code: 0, 2 for an error, 130 if it was stopped."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    _make_importable(os.getcwd())
+    try:
+        configuration: dict[str, Any] = configuration_of(arguments)
+        with _orderly_termination():
+            CliApp.run(Evertrain, arguments or ["--help"], **configuration)
+    except ValidationError as error:
+        return _refuse(_one_line(error, arguments))
+    except SettingsError as error:
+        return _refuse(str(error).partition("\n")[0].removeprefix("error parsing CLI: "))
+    except StoppedError as error:
+        sys.stderr.write(f"evertrain: {error}\n")
+        return INTERRUPTED
+    except (EvertrainError, OSError, EOFError) as error:
+        return _refuse(" ".join(str(error).split()) or type(error).__name__)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def command() -> NoReturn:
+    """The program `evertrain`."""
+    prefect_server.leave(main())
+
+
+def _make_importable(folder: str) -> None:
+    """Let workloads in `folder` be found, here and in the driver and the workers."""
+    path = os.environ.get("PYTHONPATH", "")
+    if folder not in path.split(os.pathsep):
+        os.environ["PYTHONPATH"] = f"{path}{os.pathsep}{folder}" if path else folder
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+@contextmanager
+def _orderly_termination() -> Iterator[None]:
+    """Let SIGTERM end the command as Ctrl-C does, so that the processes it started end too."""
+
+    def leave(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _one_line(error: ValidationError, arguments: list[str]) -> str:
+    found = []
+    for one in error.errors(include_url=False):
+        # The first places are the commands' names.
+        commands = zip(one["loc"], arguments, strict=False)
+        count = sum(1 for _ in takewhile(lambda both: both[0] == both[1], commands))
+        name = "".join(str(part) for part in one["loc"][count : count + 1])
+        if one["type"] == "missing":
+            found.append(f"--{name} is required")
+            continue
+        given = f"{name}: ", f", got {one['input']!r}"
+        before, after = given if name else ("", "")
+        found.append(f"{before}{one['msg'].removeprefix('Value error, ')}{after}")
+    return "; ".join(found)
+
+
+def _refuse(message: str) -> int:
+    sys.stderr.write(f"evertrain: {message}\n")
+    return BAD_INPUT

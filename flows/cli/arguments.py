@@ -1,0 +1,16 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+from flows.defaults import default_storage
+
+
+class InStorage(BaseModel):
+    """Arguments of all commands that look into a storage."""
+
+    storage: str = Field(
+        default_factory=default_storage,
+        description="Folder of the runs; EVERTRAIN_STORAGE, or .evertrain/runs.",
+    )

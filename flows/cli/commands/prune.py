@@ -1,0 +1,91 @@
+"""`evertrain prune`: delete what no rule and nobody keeps of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pydantic import BaseModel, Field
+from pydantic_settings import CliPositionalArg
+
+from flows.cli.arguments import InStorage
+from flows.cli.output import Row, print_rows
+from flows.defaults import tracking_uri_of
+from train_core.client.runs import prune_run
+from train_core.errors import ConfigError
+from train_core.policy.retention import RetentionRules
+from train_core.storage.addresses import absolute, find
+from train_core.storage.cleanup.prune import Finding
+
+
+class Overrides(BaseModel):
+    """Retention rules of one call in place of the run's own."""
+
+    keep_last: int | None = Field(
+        default=None, ge=1, description="Checkpoints to keep, counted from the newest."
+    )
+    keep_best: int | None = Field(
+        default=None, ge=1, description="Checkpoints to keep, counted from the best."
+    )
+    keep_every_steps: int | None = Field(
+        default=None, ge=0, description="Keep those whose step is a multiple of this; 0: no rule."
+    )
+    keep_newer_than_s: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Keep those younger than so many seconds; 0: no rule.",
+    )
+
+    def over(self, rules: RetentionRules) -> RetentionRules:
+        """The run's rules, with those that this call was given."""
+        given = {name: getattr(self, name) for name in Overrides.model_fields}
+        return replace(rules, **{name: one for name, one in given.items() if one is not None})
+
+
+class PruneCommand(Overrides, InStorage):
+    """Delete checkpoints that no rule keeps, and what dead attempts left; tell why others stay."""
+
+    run: CliPositionalArg[str] = Field(description="A run's name, or its path or URL.")
+    dry_run: bool = Field(default=False, description="Only tell; nothing is written.")
+    ignore_pins_elsewhere: bool = Field(
+        default=False,
+        description="Processes on other machines that pinned checkpoints are known to have ended.",
+    )
+    release_models: bool = Field(
+        default=False,
+        description="Let go of checkpoints that stay for their model in MLflow, if no registered "
+        "version points to it. MLflow is asked; if it does not answer, nothing is deleted.",
+    )
+    tracking_uri: str | None = Field(
+        default=None,
+        description="MLflow's address. Unset: the run's own, MLFLOW_TRACKING_URI, or "
+        ".evertrain/mlflow.db.",
+    )
+    as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+    def cli_cmd(self) -> None:
+        """Print what goes and why each other thing stays. Raises RunBusyError if it is driven."""
+        folder, name = find(self.run, absolute(self.storage))
+        if name is not None:
+            raise ConfigError(f"{self.run!r} is a checkpoint: name the run that is to be pruned")
+        release_in = tracking_uri_of(folder, self.tracking_uri) if self.release_models else ""
+        findings = prune_run(
+            folder,
+            rules=self.over(folder.asked().config.retention),
+            dry_run=self.dry_run,
+            ignore_pins_elsewhere=self.ignore_pins_elsewhere,
+            release_models_in=release_in,
+        )
+        rows = [_row(finding, is_done=not self.dry_run) for finding in findings]
+        print_rows(rows, as_json=self.as_json, empty=f"nothing to prune in {folder.url}")
+
+
+def _row(finding: Finding, *, is_done: bool) -> Row:
+    goes = "deleted" if is_done else "goes"
+    return {
+        "what": finding.name,
+        "kind": finding.kind,
+        "verdict": goes if finding.goes else "stays",
+        "MB": round(finding.size_bytes / 1e6, 3) if finding.kind == "checkpoint" else None,
+        "why": finding.why,
+    }

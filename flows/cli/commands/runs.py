@@ -1,0 +1,182 @@
+"""`evertrain runs`: list, look at, resume, stop, extend, fork and delete them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pydantic import BaseModel, Field
+from pydantic_settings import CliApp, CliPositionalArg, CliSubCommand
+
+from flows.cli.arguments import InStorage
+from flows.cli.output import print_mapping, print_rows, say
+from flows.defaults import default_storage, tracking_uri_of
+from flows.parameters import RetrainParameters
+from train_core.client.live import Live
+from train_core.client.runs import (
+    delete_run,
+    epochs_after,
+    fork_run,
+    list_runs,
+    open_run,
+    refuse_driven,
+    run_status,
+    stop_run,
+)
+from train_core.errors import ConfigError
+from train_core.storage.addresses import absolute
+from train_core.storage.run_folder import RunFolder
+
+
+class ListCommand(InStorage):
+    """List the runs of a storage."""
+
+    as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+    def cli_cmd(self) -> None:
+        """Print the runs."""
+        print_runs(absolute(self.storage), as_json=self.as_json)
+
+
+class StatusCommand(InStorage):
+    """Tell where a run is."""
+
+    run: CliPositionalArg[str] = Field(description="The run's name.")
+    as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+    def cli_cmd(self) -> None:
+        """Print the run's state."""
+        folder = open_run(absolute(self.storage), self.run)
+        print_mapping(status_shown(folder, as_json=self.as_json), as_json=self.as_json)
+
+
+class DeleteCommand(InStorage):
+    """Delete a run: its folder and its side in MLflow."""
+
+    run: CliPositionalArg[str] = Field(description="The run's name.")
+    tracking_uri: str | None = Field(
+        default=None,
+        description="MLflow's address. Unset: the run's own, MLFLOW_TRACKING_URI, or "
+        ".evertrain/mlflow.db; empty: leave MLflow alone.",
+    )
+    yes: bool = Field(default=False, description="Do not ask.")
+
+    def cli_cmd(self) -> None:
+        """Delete the run, MLflow's side first: what fails can be tried again."""
+        folder = open_run(absolute(self.storage), self.run)
+        refuse_driven(folder)
+        if not self.yes and not _agrees(f"Delete {folder.url}?"):
+            raise ConfigError("nothing was deleted; --yes does not ask")
+        delete_run(folder, tracking_uri_of(folder, self.tracking_uri))
+        say(f"deleted {folder.url}")
+
+
+class ResumeCommand(InStorage):
+    """Go on with a run, as it was asked last, from its last commit."""
+
+    run: CliPositionalArg[str] = Field(description="The run's name.")
+    verbose: bool = Field(default=False, description="Show Prefect's, Ray's and the workers' log.")
+
+    def cli_cmd(self) -> None:
+        """Run the pipeline to its end."""
+        from flows.cli.run_pipeline import run_pipeline
+
+        folder = open_run(absolute(self.storage), self.run)
+        run_pipeline(RetrainParameters.of_run(folder), verbose=self.verbose)
+
+
+class StopCommand(InStorage):
+    """Have a run that is being driven save and end, wherever that is."""
+
+    run: CliPositionalArg[str] = Field(description="The run's name.")
+
+    def cli_cmd(self) -> None:
+        """Leave the request; the training looks for it about once a second."""
+        folder = open_run(absolute(self.storage), self.run)
+        holder = stop_run(folder, reason="evertrain runs stop")
+        say(f"{holder} is asked to save and to stop run {self.run}")
+
+
+class ExtendCommand(InStorage):
+    """Train a run for more epochs. A learning-rate schedule is not stretched: it holds its end."""
+
+    run: CliPositionalArg[str] = Field(description="The run's name.")
+    epochs: str = Field(
+        description="Epochs in all, as `20`, or more than it has, as `+5`.",
+        pattern=r"^\+?[1-9]\d*$",
+    )
+    verbose: bool = Field(default=False, description="Show Prefect's, Ray's and the workers' log.")
+
+    def cli_cmd(self) -> None:
+        """Run the pipeline to the new end."""
+        from flows.cli.run_pipeline import run_pipeline
+
+        folder = open_run(absolute(self.storage), self.run)
+        epochs = epochs_after(folder, self.epochs)
+        run_pipeline(RetrainParameters.of_run(folder, epochs=epochs), verbose=self.verbose)
+
+
+class ForkCommand(InStorage):
+    """Begin a new run with a checkpoint of another; it goes on exactly as that one did."""
+
+    run: CliPositionalArg[str] = Field(description="The run's name.")
+    at: int = Field(ge=0, description="The step of the checkpoint to begin with.")
+    to: str = Field(default="", description="The new run's name; empty: RUN-at-STEP.")
+
+    def cli_cmd(self) -> None:
+        """Copy the checkpoint and its journal."""
+        folder = open_run(absolute(self.storage), self.run)
+        fork = fork_run(folder, self.at, self.to)
+        say(f"{fork.url} begins after step {self.at}; `evertrain runs resume {fork.name}` goes on")
+
+
+class RunsCommand(BaseModel):
+    """List, look at, resume, stop, extend, fork and delete runs."""
+
+    list: CliSubCommand[ListCommand] = Field(description="List the runs of a storage.")
+    status: CliSubCommand[StatusCommand] = Field(description="Tell where a run is.")
+    resume: CliSubCommand[ResumeCommand] = Field(description="Go on with a run.")
+    stop: CliSubCommand[StopCommand] = Field(description="Have a run save and end.")
+    extend: CliSubCommand[ExtendCommand] = Field(description="Train a run for more epochs.")
+    fork: CliSubCommand[ForkCommand] = Field(description="Begin a run with another's checkpoint.")
+    delete: CliSubCommand[DeleteCommand] = Field(description="Delete a run.")
+
+    def cli_cmd(self) -> None:
+        """Run the command that was named."""
+        CliApp.run_subcommand(self)
+
+
+def _agrees(question: str) -> bool:
+    try:
+        return input(f"{question} [y/N] ").lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def print_runs(storage: str, *, as_json: bool) -> None:
+    """Print the runs of a storage, oldest first."""
+    rows = [one.model_dump(exclude_unset=True) for one in list_runs(storage)]
+    print_rows(rows, as_json=as_json, empty=f"no runs in {storage}{_why_there(storage)}")
+
+
+def status_shown(folder: RunFolder, *, as_json: bool) -> dict[str, Any]:
+    """Where a run is: what its training tells is a line for people, and all of it for programs."""
+    found = run_status(folder)
+    shown = found.model_dump(exclude={"driven_by", "live"})
+    if found.driven_by:
+        live = found.live and (found.live.model_dump() if as_json else _line(found.live))
+        shown |= {"driven by": found.driven_by, "live": live}
+    return shown
+
+
+def _line(live: Live) -> str:
+    return f"{live.stage}: {live}"
+
+
+def _why_there(storage: str) -> str:
+    """Why the runs are looked for in that folder, if the command did not name it."""
+    if storage != default_storage():
+        return ""
+    if os.environ.get("EVERTRAIN_STORAGE"):
+        return ", which EVERTRAIN_STORAGE names"
+    return ": EVERTRAIN_STORAGE is not set, so runs are looked for below the current directory"

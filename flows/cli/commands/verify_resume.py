@@ -1,0 +1,150 @@
+"""`evertrain verify-resume`: a proof for one's own workload."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from flows.cli.commands.checkpoints import tensor_rows, value_rows
+from flows.cli.output import DIFFERENT, print_mapping, print_rows, say
+from train_core.client.verify_resume import OnStep, Phase, ProofRequest, Verdict, prove
+from train_core.config import WorkloadName
+from train_core.storage.addresses import absolute
+from train_core.storage.objects.store import Store
+
+
+class VerifyResumeCommand(BaseModel):
+    """Prove that a workload resumes exactly, with real processes and a real SIGKILL.
+
+    A short training runs twice on this machine's CPUs, without Ray. The second is killed in the
+    middle of a step and resumed on another number of workers; then every tensor, the rest of the
+    state and every metric of both are compared to the bit. The exit code is 0 if they are
+    identical, 1 if they differ and 2 if a training failed by itself.
+    """
+
+    workload: WorkloadName = Field(description="What to prove, as package.module:Name.")
+    settings: dict[str, Any] = Field(
+        default_factory=dict, description="The workload's settings, a JSON object."
+    )
+    training: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further parameters of the training as `retrain` has them, a JSON object: "
+        '{"precision": "bf16", "accumulation_steps": 2}.',
+    )
+    steps: int = Field(
+        default=30,
+        ge=8,
+        description="Optimizer steps. The training split is cut so that they are two epochs; of a "
+        "smaller one they are more.",
+    )
+    batch_size: int = Field(default=32, ge=1, description="Samples of one step.")
+    workers: int = Field(default=2, ge=1, description="Ranks until the kill.")
+    workers_after: int = Field(default=1, ge=1, description="Ranks that resume.")
+    kill_after: int = Field(
+        default=0, ge=0, description="Steps done at the kill; 0: three fifths of all."
+    )
+    storage: str = Field(
+        default="",
+        description="Where both runs are written, in a folder of their own: a folder or a URL that "
+        "fsspec knows. If it is not given, a temporary folder.",
+    )
+    keep: bool = Field(default=False, description="Keep both runs and the logs.")
+    as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+    def cli_cmd(self) -> None:
+        """Print the verdict; leave with code 1 if the runs differ."""
+        folder = Path(tempfile.mkdtemp(prefix="evertrain-proof-"))
+        runs = f"{absolute(self.storage)}/{folder.name}" if self.storage else str(folder)
+        asked = {name: getattr(self, name) for name in ProofRequest.model_fields}
+        request = ProofRequest(**asked | {"storage": runs})
+        is_over = False
+        try:
+            with _progress(request, quiet=self.as_json) as on_step:
+                verdict = prove(request, folder, on_step)
+            is_over = True
+        finally:
+            # Of a training that failed by itself the log is wanted.
+            if not self.keep and (is_over or not any(folder.glob("*.log"))):
+                shutil.rmtree(folder)
+            if not self.keep and runs != str(folder):
+                Store(runs).delete("")
+        kept = {"folder": str(folder), "storage": runs} if self.keep else {}
+        if self.as_json:
+            print_mapping(verdict.model_dump(mode="json") | kept, as_json=True)
+        else:
+            print_verdict(verdict)
+            if kept:
+                say(f"Both runs are in {runs}, their logs in {folder}")
+        if not verdict.identical:
+            raise SystemExit(DIFFERENT)
+
+
+def print_verdict(verdict: Verdict) -> None:
+    """Print whether they are identical, else the first that differs."""
+    found = verdict.comparison
+    story = (
+        f"{verdict.workload}: {verdict.workers} workers, killed after step {verdict.killed_after}, "
+        f"resumed by {verdict.workers_after} after step {verdict.resumed_after}"
+    )
+    if verdict.identical:
+        say(
+            f"identical  {story}. Checkpoints of steps {', '.join(map(str, found.steps))} and "
+            f"{found.num_entries} journal entries, {found.num_validations} of them validations, "
+            "are the same to the bit."
+        )
+        return
+    say(f"different  {story}. A: undisturbed, B: killed and resumed.")
+    if one := found.metric:
+        a, b = json.dumps(one.a), json.dumps(one.b)
+        say(f"first metric  step {one.step}, {one.name}: A {a}, B {b}")
+    if state := found.state:
+        step = found.steps[-1]
+        if state.tensors:
+            first = state.tensors[0]
+            a, b = json.dumps(first.a), json.dumps(first.b)
+            say(f"first tensor  step {step}, {first.name} {json.dumps(first.index)}: A {a}, B {b}")
+        say(f"\nThe state after step {step}: {len(state.tensors)} of {state.num_tensors} tensors")
+        print_rows(tensor_rows(state.tensors), as_json=False, empty="no tensor differs")
+        values = [*state.values, *state.metrics]
+        if values:
+            print_rows(value_rows(values), as_json=False, empty="")
+    say(
+        "\nWhat a step changes outside of the model and the optimizer belongs into state_dict and "
+        "load_state_dict (docs/workloads.md)."
+    )
+
+
+@contextmanager
+def _progress(request: ProofRequest, *, quiet: bool) -> Iterator[OnStep]:
+    """A bar for each of the three trainings on a terminal, a line for each elsewhere."""
+    console = Console(stderr=True, quiet=quiet)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    titles: dict[Phase, tuple[str, int]] = {
+        "undisturbed": (f"undisturbed, {request.workers} workers", request.steps),
+        "killed": (f"to be killed, {request.workers} workers", request.killed_after),
+        "resumed": (f"resumed, {request.workers_after} workers", request.steps),
+    }
+    is_shown = console.is_terminal
+    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not is_shown) as progress:
+        bars = {
+            phase: progress.add_task(title, total=total, start=False)
+            for phase, (title, total) in titles.items()
+        }
+
+        def on_step(phase: Phase, step: int) -> None:
+            if not progress.tasks[bars[phase]].started:
+                progress.start_task(bars[phase])
+                if not is_shown:
+                    console.print(titles[phase][0], highlight=False)
+            progress.update(bars[phase], completed=step)
+
+        yield on_step

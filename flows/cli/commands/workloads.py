@@ -1,0 +1,59 @@
+"""`evertrain workloads`: what can be trained, and with which settings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel, Field
+from pydantic_settings import CliPositionalArg
+
+from flows.cli.output import print_rows, say
+from train_core.client.isolated import settings_schema
+
+SHIPPED = {
+    "train_core.workloads.digits:Digits": "Handwritten digits of scikit-learn; no download.",
+    "train_core.workloads.mnist:MnistResNet18": "ResNet-18 on MNIST, from IDX files at any URL.",
+}
+
+
+class WorkloadsCommand(BaseModel):
+    """List the workloads that evertrain ships, or the settings of one."""
+
+    name: CliPositionalArg[str] = Field(default="", description="A workload, package.module:Name.")
+    as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+    def cli_cmd(self) -> None:
+        """Print the list or the settings."""
+        if not self.name:
+            rows = [{"workload": name, "what": what} for name, what in SHIPPED.items()]
+            print_rows(rows, as_json=self.as_json, empty="")
+            return
+        schema = settings_schema(self.name)
+        if self.as_json:
+            say(json.dumps(schema, indent=1))
+        else:
+            empty = f"{self.name} has no settings"
+            print_rows(setting_rows(schema), as_json=False, empty=empty)
+
+
+def setting_rows(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each property of a settings' JSON schema."""
+    required = schema.get("required", [])
+    return [
+        {
+            "setting": name,
+            "type": _type(found),
+            "default": "required" if name in required else json.dumps(found.get("default")),
+            "what": found.get("description", ""),
+        }
+        for name, found in schema.get("properties", {}).items()
+    ]
+
+
+def _type(found: dict[str, Any]) -> str:
+    if "enum" in found:
+        return " | ".join(json.dumps(value) for value in found["enum"])
+    if "anyOf" in found:
+        return " | ".join(_type(one) for one in found["anyOf"])
+    return str(found.get("type", "object"))

@@ -1,0 +1,170 @@
+"""Prefect inside the command line: a temporary server, started while Ray starts.
+
+Set before Prefect is imported, and only where the user has set nothing else; a worker that runs
+a deployment does not come here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from flows.databases import create_prefect_database
+from flows.timing import SEND_WITHIN_S
+
+_UP_WITHIN_S = 120.0
+_ENDS_WITHIN_S = 5.0
+_POLL_INTERVAL_S = 0.1
+_SERVE = """
+import socket
+import sys
+
+import uvicorn
+from prefect.server.api.server import create_app
+
+config = uvicorn.Config(create_app(ephemeral=True, final=True), log_level="error", lifespan="on")
+uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
+"""
+_SERVER_SETTINGS = {
+    # No flow of ours uses block types, and registering them takes a second. A server of this home
+    # that comes later must not believe that they are registered.
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
+}
+_GIVE_UP_WITHIN_S = 0.5
+"""How long, if the server does not answer."""
+
+prefect_is_lost = threading.Event()
+"""Set when the command ends without Prefect's server."""
+
+
+def configure(*, verbose: bool) -> None:
+    """Set Prefect's settings for a flow that this process runs."""
+    settings = {
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+        # One that Prefect starts itself has 20 s, which beside other work are not enough.
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        # The terminal belongs to the progress display; Prefect's API keeps the log.
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO" if verbose else "CRITICAL",
+    }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    if "PREFECT_API_URL" not in os.environ:
+        create_prefect_database()
+
+
+@contextmanager
+def warming_up() -> Iterator[threading.Thread]:
+    """Import Prefect and start a server in a thread, beside what the block does.
+
+    Join the thread before the flow is run. The block's end waits for the import, also if it
+    raises: a process that leaves while a thread loads compiled modules is aborted.
+    """
+    is_wanted = threading.Event()
+    is_wanted.set()
+    thread = threading.Thread(target=_start_prefect, args=(is_wanted,))
+    thread.start()
+    try:
+        yield thread
+    finally:
+        is_wanted.clear()
+        thread.join()
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End the command; Prefect's threads, which send what they know, get a while for it."""
+
+    def end() -> None:
+        time.sleep(_GIVE_UP_WITHIN_S if prefect_is_lost.is_set() else SEND_WITHIN_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+    if "prefect" in sys.modules:
+        threading.Thread(target=end, name="leave", daemon=True).start()
+    sys.exit(exit_code)
+
+
+def _start_prefect(is_wanted: threading.Event) -> None:
+    # What fails here fails again, and is told, when the flow is run.
+    with contextlib.suppress(Exception):
+        from prefect.context import refresh_global_settings_context
+        from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
+
+        # Prefect can start a server itself, but it imports the whole server into this process.
+        may_start = PREFECT_SERVER_EPHEMERAL_ENABLED.value() and not PREFECT_API_URL.value()
+        server = _Server() if may_start else None
+        if server:
+            os.environ[PREFECT_API_URL.name] = server.api_url
+            # Its pages are those that `evertrain ui` shows.
+            os.environ.setdefault("PREFECT_UI_URL", "http://127.0.0.1:4200")
+            refresh_global_settings_context()
+        # Late, as the driver starts first, and beside the server's own start.
+        import flows.retrain  # noqa: F401 (the command runs it)
+
+        if server:
+            server.wait_until_up(is_wanted)
+
+
+class _Server:
+    """A server of Prefect's in a process of its own, which ends with this one."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port, listens_at = listening.getsockname()[1], listening.fileno()
+            self._process = subprocess.Popen(
+                # -P: of what lies in the current directory nothing is imported.
+                [sys.executable, "-P", "-c", _SERVE, str(listens_at)],
+                pass_fds=(listens_at,),
+                env=os.environ | _SERVER_SETTINGS,
+                # Ctrl-C ends this process in order, and the server after it.
+                start_new_session=True,
+            )
+        self.api_url = f"http://127.0.0.1:{port}/api"
+        _end_with_us(self._process.pid)
+        atexit.register(self._end)
+
+    def wait_until_up(self, is_wanted: threading.Event) -> None:
+        """Wait until the server answers, as long as it lives; one that is not wanted is ended."""
+        import httpx
+
+        deadline = time.monotonic() + _UP_WITHIN_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            if not is_wanted.is_set():
+                self._process.kill()
+                return
+            # The socket listens already: a request waits for the server to begin.
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{self.api_url}/health", timeout=1, trust_env=False).is_success:
+                    return
+            time.sleep(_POLL_INTERVAL_S)
+
+    def _end(self) -> None:
+        """Let the server store what it has, and end it."""
+        self._process.terminate()
+        try:
+            self._process.wait(_ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _end_with_us(pid: int) -> None:
+    """See to it that the process ends when this one does, also when either was killed or frozen."""
+    subprocess.Popen(
+        ["sh", "-c", 'read -r _; kill -9 "$0"', str(pid)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )

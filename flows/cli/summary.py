@@ -1,0 +1,56 @@
+"""The outcome of a pipeline run, for the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from tasks.report.numbers import number
+from train_core.results import Report
+
+
+def print_summary(report: Report, report_uri: str, console: Console) -> None:
+    """Print the outcome. The last line is `report: <address of report.json>`."""
+    console.print(_checkpoints(report))
+    # Not as rich's tables: addresses are there to be copied, so they may not be wrapped.
+    console.print(_facts(report), highlight=False, markup=False, soft_wrap=True)
+    console.print(f"report: {report_uri}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _checkpoints(report: Report) -> Table:
+    evaluations = sorted(
+        (one for one in report.evaluations if one.split == "validation"),
+        key=lambda one: one.checkpoint.step,
+    )
+    names = sorted({name for one in evaluations for name in one.metrics})
+    table = Table(title=f"Checkpoints of {report.run}, on validation", title_justify="left")
+    table.add_column("checkpoint", no_wrap=True)
+    for heading in ("step", "epoch", *names, ""):
+        table.add_column(heading, justify="right")
+    for one in evaluations:
+        is_best = one.checkpoint.name == report.best.name
+        table.add_row(
+            one.checkpoint.name,
+            str(one.checkpoint.step),
+            str(one.checkpoint.epoch),
+            *(number(one.metrics.get(name)) for name in names),
+            "best" if is_best else "",
+            style="bold green" if is_best else "",
+        )
+    return table
+
+
+def _facts(report: Report) -> str:
+    test = ", ".join(f"{name} {number(value)}" for name, value in report.test_metrics.items())
+    seconds = ", ".join(f"{stage} {spent:.1f}" for stage, spent in report.seconds.items())
+    timeline = ", ".join(f"{event} {at:.1f}" for event, at in report.timeline.items())
+    facts = {
+        "test": f"{test} ({report.best.name})",
+        "seconds": seconds,
+        "since start": timeline,
+        "training": f"{report.train.samples_per_s:,.0f} samples/s, {report.train.step} steps",
+        "predictions": f"{report.predictions.uri} ({report.predictions.num_rows} rows)",
+        "MLflow": report.tracking.url,
+        "see": "`evertrain ui`, in this folder, opens MLflow's and Prefect's pages",
+    }
+    return "\n".join(f"{name:<12} {value}" for name, value in facts.items() if value)

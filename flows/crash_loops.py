@@ -1,0 +1,117 @@
+"""The bound on flow runs that die again and again, as an automation runs them again each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from uuid import UUID
+
+from prefect import State, runtime
+from prefect.events import emit_event
+
+from tasks.server.connection import ServerConnection
+from tasks.server.flow_run import deployment_of_flow_run
+from tasks.session import run_logger
+from train_core.client.isolated import mirror_run
+from train_core.errors import EvertrainError, GaveUpError, RunBusyError
+from train_core.requests import DriverRequest
+from train_core.storage.coordination import lease
+from train_core.storage.run_folder import RunFolder
+
+MAX_DEATHS = 5
+"""How often in a row a flow run may die without a new checkpoint."""
+
+
+def refuse_endless(request: DriverRequest) -> None:
+    """Raise GaveUpError if the flow run died so often in vain that it would be for ever.
+
+    An automation runs again what crashed, without a bound; what failed it leaves alone.
+    """
+    folder = RunFolder(request.storage, request.run)
+    try:
+        if not _died_too_often(folder):
+            return
+        if folder.exists():
+            held = lease.acquire(folder.store, folder.name)
+            held.end = "FAILED"
+            held.release()
+    except RunBusyError:
+        # Only flows died; the job on the cluster works.
+        return
+    except EvertrainError as error:
+        run_logger().warning("whether earlier runs came to anything is not known: %s", error)
+        return
+    if request.tracking_uri and folder.exists():
+        # No driver begins that would tell MLflow so.
+        try:
+            mirror_run(folder, request.tracking_uri)
+        except EvertrainError as error:
+            run_logger().warning("MLflow may show the run as running: %s", error)
+    raise GaveUpError(
+        "prepare",
+        f"this flow run died {MAX_DEATHS} times in a row without a new checkpoint: look for "
+        f"why, then retry it, or go on with run {request.run!r} in a new flow run of that name",
+    )
+
+
+def announce_schedule() -> None:
+    """Send the event of a scheduled flow run's first state, which Prefect's scheduler leaves out.
+
+    Automations see the events of a flow run in their order, and wait 15 minutes for one that is
+    missing. So late, a flow run that a schedule made less than five minutes before it began would
+    be run again when it died.
+    """
+    if not deployment_of_flow_run() or runtime.flow_run.run_count > 1:
+        return
+    own, server = UUID(str(runtime.flow_run.id)), _server()
+    flow_run = server.ask(lambda client: client.read_flow_run(own))
+    states = server.ask(lambda client: client.read_flow_run_states(own))
+    if flow_run is None or not states or not flow_run.auto_scheduled:
+        return
+    first = min(states, key=lambda one: one.timestamp)
+    # The id of a state is that of its event.
+    emit_event(
+        f"prefect.flow-run.{first.name}",
+        resource={
+            "prefect.resource.id": f"prefect.flow-run.{own}",
+            "prefect.resource.name": flow_run.name,
+        },
+        occurred=first.timestamp,
+        id=first.id,
+    )
+
+
+def _died_too_often(folder: RunFolder) -> bool:
+    # The run that goes on now is counted, too.
+    if not deployment_of_flow_run() or runtime.flow_run.run_count <= MAX_DEATHS:
+        return False
+    own, server = UUID(str(runtime.flow_run.id)), _server()
+    states = server.ask(lambda client: client.read_flow_run_states(own))
+    if states is None:
+        return False
+    checkpoints = folder.checkpoints()
+    newest = datetime.fromisoformat(checkpoints[-1].manifest.created_at) if checkpoints else None
+    return is_in_vain(states, newest)
+
+
+def _server() -> ServerConnection:
+    """Prefect's server, which has just begun this flow run, so that it answers if it has time."""
+    server = ServerConnection(run_logger().warning)
+    server.check_patiently()
+    return server
+
+
+def is_in_vain(states: Iterable[State], newest: datetime | None) -> bool:
+    """Whether the last MAX_DEATHS runs of a flow run died, and the newest checkpoint is older.
+
+    `states` are all of the flow run's, which is running; `newest` is when the newest checkpoint
+    was made, None if there is none. The clocks of Prefect's server and of the workers are compared.
+    """
+    begun = []
+    for state in sorted(states, key=lambda one: one.timestamp):
+        if state.is_running():
+            begun.append(state.timestamp)
+        elif state.is_final() and not state.is_crashed():
+            begun.clear()
+    died = begun[:-1][-MAX_DEATHS:]
+    return len(died) == MAX_DEATHS and (newest is None or newest < died[0])

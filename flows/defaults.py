@@ -1,0 +1,28 @@
+"""What holds where nothing was asked for: EVERTRAIN_STORAGE, and where MLflow is."""
+
+from __future__ import annotations
+
+import os
+
+from flows.databases import SQLITE
+from train_core.storage.addresses import absolute
+from train_core.storage.run_folder import RunFolder
+
+HOME = ".evertrain"
+
+
+def default_storage() -> str:
+    """EVERTRAIN_STORAGE, or .evertrain/runs in the current directory."""
+    return absolute(os.environ.get("EVERTRAIN_STORAGE") or f"{HOME}/runs")
+
+
+def default_tracking_uri() -> str:
+    """MLFLOW_TRACKING_URI, or a SQLite file in .evertrain in the current directory."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{absolute(f'{HOME}/mlflow.db')}"
+
+
+def tracking_uri_of(folder: RunFolder, asked: str | None) -> str:
+    """MLflow's address: the one asked for, else the run's own, else the environment's."""
+    if asked is None:
+        asked = folder.asked().pipeline.get("tracking_uri")
+    return default_tracking_uri() if asked is None else asked

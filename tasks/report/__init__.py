@@ -1,0 +1,1 @@
+"""What Prefect shows of a run."""

@@ -1,0 +1,114 @@
+"""What a run shows in Prefect's UI: a table of its checkpoints and a report with curves.
+
+Artifacts are there to be looked at: one that Prefect's server refuses is logged and left out, and
+what a server missed that was away is shown once it is back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
+
+from prefect import runtime
+from prefect.client.schemas.actions import ArtifactCreate
+
+from tasks.report.numbers import full_metrics, number
+from tasks.report.page import report_markdown
+from tasks.server.flow_run import deployment_of_flow_run
+from tasks.session import Session
+from train_core.errors import EvertrainError
+from train_core.results import Report
+from train_core.storage.records.names import workload_slug
+from train_core.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import Artifact
+
+
+def artifact_key(owner: str, kind: str) -> str:
+    """An artifact's key: Prefect allows lowercase letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{owner}-{kind}".lower()).strip("-")
+
+
+def new_artifact(
+    kind: Literal["markdown", "table", "progress"], key: str, data: Any, description: str
+) -> ArtifactCreate | None:
+    """An artifact of the task and the flow run that call this; None outside of a flow run."""
+    flow_run, task_run = runtime.flow_run.id, runtime.task_run.id
+    if flow_run is None:
+        return None
+    return ArtifactCreate(
+        type=kind,
+        key=key,
+        data=data,
+        description=description,
+        flow_run_id=UUID(str(flow_run)),
+        task_run_id=UUID(str(task_run)) if task_run else None,
+    )
+
+
+def creator(session: Session, artifact: ArtifactCreate) -> Callable[[SyncPrefectClient], Artifact]:
+    """What creates the artifact under a key that it shares with those of the nights before.
+
+    That of the deployment and the artifact's own, so that Prefect shows its history; of a flow run
+    without a deployment, as on a command line, that of the workload.
+    """
+    deployment_id = deployment_of_flow_run()
+
+    def create(client: SyncPrefectClient) -> Artifact:
+        if deployment_id:
+            owner = client.read_deployment(deployment_id).name
+        else:
+            owner = workload_slug(session.request.config.workload)
+        key = artifact_key(owner, str(artifact.key))
+        return client.create_artifact(artifact.model_copy(update={"key": key}))
+
+    return create
+
+
+def show(session: Session, artifact: ArtifactCreate | None) -> None:
+    """Store the artifact: now, or once Prefect's server answers again."""
+    if session.server and artifact:
+        session.server.show(str(artifact.key), creator(session, artifact))
+
+
+def show_job(session: Session, url: str) -> None:
+    """Store a link to Ray's page of the job that drives the run."""
+    link = f"[the job and its logs in Ray's dashboard]({url})"
+    about = f"Ray's job of {session.request.run}"
+    show(session, new_artifact("markdown", "ray-job", link, about))
+
+
+def show_report(report: Report, session: Session) -> None:
+    """Store the run's artifacts: the checkpoints' table, and the report with its curves."""
+    if session.server is None:
+        return
+    folder = RunFolder(session.request.storage, session.request.run)
+    try:
+        page = report_markdown(report, folder)
+    except EvertrainError as error:
+        # The run has ended; a storage that is away now must not fail it.
+        session.tell(f"the report is not shown in Prefect: {error}")
+        return
+    table = json.dumps(checkpoint_rows(report))
+    show(session, new_artifact("table", "checkpoints", table, f"Checkpoints of {report.run}"))
+    show(session, new_artifact("markdown", "report", page, f"Outcome of {report.run}"))
+
+
+def checkpoint_rows(report: Report) -> list[dict[str, Any]]:
+    """A row for each checkpoint that was evaluated on validation, oldest first."""
+    return [
+        {
+            "checkpoint": one.checkpoint.name,
+            "step": one.checkpoint.step,
+            "epoch": one.checkpoint.epoch,
+            **{name: number(value) for name, value in full_metrics(one).items()},
+            "best": "yes" if one.checkpoint.name == report.best.name else "",
+        }
+        for one in sorted(report.evaluations, key=lambda e: e.checkpoint.step)
+        if one.split == "validation"
+    ]

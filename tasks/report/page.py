@@ -1,0 +1,135 @@
+"""The outcome of a run as a page in Markdown, with the figures of the run before beside its own."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from pydantic import ValidationError
+
+from tasks.report.numbers import number
+from train_core.errors import StorageError
+from train_core.results import Report
+from train_core.storage.finished_runs import finished_runs
+from train_core.storage.records.names import CURVES_PNG, REPORT_JSON
+from train_core.storage.run_folder import RunFolder, RunRecord
+
+Datasets = Mapping[str, Mapping[str, Any]]
+"""What is recorded of each split: its samples, and its digest if it has one."""
+DIGEST_CHARS = 12
+SPLITS = ("validation", "test")
+BESIDE = (" before", " difference")
+
+
+def report_markdown(report: Report, folder: RunFolder) -> str:
+    """The outcome in Markdown: links, figures, those of the run before, and curves."""
+    record = folder.record()
+    found = previous(folder, record)
+    before = found[0] if found else None
+    lines = [
+        f"# {report.run}",
+        f"Best checkpoint: `{report.best.name}` (step {report.best.step})",
+        metrics_table(report, before),
+        *([compared_with(*found, record.datasets)] if found else []),
+        table(
+            ["split", "samples", "data digest"],
+            [
+                [split, str(found.get("samples", "-")), (found.get("digest") or "-")[:DIGEST_CHARS]]
+                for split, found in record.datasets.items()
+            ],
+        ),
+        table(
+            ["stage", "seconds"],
+            [[name, f"{spent:.2f}"] for name, spent in report.seconds.items()],
+        ),
+        table(
+            ["event", "seconds since the start"],
+            [[event, f"{at:.2f}"] for event, at in report.timeline.items()],
+        ),
+        f"- report: `{folder.store.uri(REPORT_JSON)}`",
+        f"- run folder: `{folder.url}`",
+        f"- predictions: `{report.predictions.uri}` ({report.predictions.num_rows} rows)",
+    ]
+    if report.tracking.url.startswith("http"):
+        lines.append(f"- [MLflow run]({report.tracking.url})")
+    elif report.tracking.tracking_uri:
+        lines.append(f"- MLflow: run `{report.tracking.run_id}`; `evertrain ui` shows it")
+    # The UI shows no address of a storage, so the picture travels in the page.
+    picture = base64.b64encode(folder.store.read(CURVES_PNG)).decode()
+    lines.append(f"![the metrics by step](data:image/png;base64,{picture})")
+    return "\n\n".join(lines)
+
+
+def previous(folder: RunFolder, record: RunRecord) -> tuple[Report, Datasets] | None:
+    """The report and the data of the workload's last finished run that began before this one."""
+    # One that cannot be read, or that another version of evertrain wrote, is left out.
+    with suppress(StorageError):
+        for run in finished_runs(folder.storage, record.config.workload, before=record.created_at):
+            with suppress(ValidationError):
+                return Report.model_validate(run.report), run.record.datasets
+    return None
+
+
+def metrics_table(report: Report, before: Report | None) -> str:
+    """The best checkpoint's metrics on validation and test, beside those of the run before."""
+    heading = ["metric", "validation", "test"]
+    now, then = _of_best(report), _of_best(before) if before else {}
+    if before:
+        heading = ["metric", *(f"{split}{it}" for split in SPLITS for it in ("", *BESIDE))]
+    rows = []
+    for name in dict.fromkeys(name for split in SPLITS for name in now.get(split, {})):
+        row = [name]
+        for split in SPLITS:
+            value, was = now.get(split, {}).get(name), then.get(split, {}).get(name)
+            row.append(number(value))
+            if before:
+                row += [number(was), difference(value, was)]
+        rows.append(row)
+    return table(heading, rows)
+
+
+def compared_with(before: Report, then: Datasets, now: Datasets) -> str:
+    """The name of the run before, and which of the splits that it measured were others."""
+    others = [
+        f"{split} had {then[split].get('samples', '?')} samples"
+        for split in SPLITS
+        if split in now and split in then and _are_others(then[split], now[split])
+    ]
+    told = f"Before: run `{before.run}`"
+    if not others:
+        return told
+    data = ", ".join(others)
+    return f"{told}, on other data ({data}): not all of a difference is the model's"
+
+
+def _are_others(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a split is known to be another: by its samples, or by both digests."""
+    digests = {one["digest"] for one in (then, now) if one.get("digest")}
+    return then.get("samples") != now.get("samples") or len(digests) > 1
+
+
+def difference(value: float | None, was: float | None) -> str:
+    """How much more it is than it was, with its sign; a dash where one of them is missing."""
+    if value is None or was is None:
+        return "-"
+    more = value - was
+    return f"{'-' if more < 0 else '+'}{number(abs(more))}"
+
+
+def table(heading: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _of_best(report: Report) -> dict[str, dict[str, float | None]]:
+    """The metrics of the report's best checkpoint, by split and by their short names."""
+    return {
+        one.split: {
+            name.removeprefix(f"{one.split}/"): value for name, value in one.metrics.items()
+        }
+        for one in report.evaluations
+        if one.checkpoint.name == report.best.name
+    }

@@ -1,0 +1,66 @@
+"""What earlier versions of evertrain have stored is read, continued and served by this one.
+
+`before_rooms` was written by commit d9bd3b8, before train_core's modules were moved:
+`evertrain retrain --epochs 2 --keep-last 1 --keep-best 1 --batch-size 64 --num-workers 1
+--num-shards 2 --settings '{"width": 2}'`, and the model that MLflow had of it, without the code
+that travels with it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import mlflow.pyfunc
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from train_core.client.runs import list_runs, open_run, verify_run
+from train_core.config import TrainConfig
+from train_core.engine.distributed.group import Group
+from train_core.engine.training.loop import Trainer
+from train_core.storage.run_folder import RunFolder
+from train_core.workload import load_workload
+
+WRITTEN = Path(__file__).parent / "before_rooms"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    shutil.copytree(WRITTEN / "run", tmp_path / "before")
+    return open_run(str(tmp_path), "before")
+
+
+@pytest.mark.promise("earlier-versions")
+def test_a_run_is_listed_and_verified(folder: RunFolder) -> None:
+    (run,) = list_runs(folder.storage)
+    assert (run.state, run.step, run.workload) == ("finished", 40, "Digits")
+    (checkpoint,) = verify_run(folder)
+    assert checkpoint.faults == []
+
+
+@pytest.mark.promise("earlier-versions")
+def test_a_run_is_continued(folder: RunFolder) -> None:
+    config = TrainConfig(**folder.asked().config.model_dump() | {"epochs": 3})
+    held = folder.begin_attempt()
+    progress = Trainer(folder, config, held.attempt, Group.current()).run()
+    held.release()
+    assert (held.attempt, progress.step, progress.epoch) == (2, 60, 3)
+    # The one that its first report names stays.
+    assert [checkpoint.manifest.step for checkpoint in folder.checkpoints()] == [40, 60]
+    assert [checkpoint.faults for checkpoint in verify_run(folder)] == [[], []]
+
+
+@pytest.mark.promise("earlier-versions")
+def test_a_logged_model_predicts_what_the_batch_inference_of_that_time_predicted() -> None:
+    served = mlflow.pyfunc.load_model(str(WRITTEN / "model"))
+    workload = load_workload("train_core.workloads.digits:Digits", {"width": 2})
+    images = workload.dataset("test")
+    raw = images.__getitems__(np.arange(len(images)))["image"]
+    found = served.predict({"image": raw})
+    parts = sorted((WRITTEN / "run/predictions").glob("*/part-*.parquet"))
+    stored = pq.ParquetDataset(parts).read().to_pydict()
+    assert found["prediction"].tolist() == stored["prediction"]
+    probabilities = np.array(found["probabilities"].tolist())
+    np.testing.assert_allclose(probabilities, np.array(stored["probabilities"]), atol=1e-5)

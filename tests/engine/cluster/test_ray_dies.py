@@ -1,0 +1,68 @@
+"""A driver whose own Ray dies: it ends, so that the next try has a new one, or is ending anyway."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.services import mlflow_server
+from tests.engine.ray_processes import part_of_ray
+from tests.flows.mlflow_side import shown_at
+from tests.storage.fault_proxy import Fault, FaultProxy, Kind
+from train_core import TrainConfig
+from train_core.client.driver import Driver
+from train_core.errors import StageError
+from train_core.log_lines import warning_in
+from train_core.requests import DriverRequest
+from train_core.storage.run_folder import RunFolder
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.mark.slow
+def test_a_driver_whose_head_of_ray_dies_ends_so_that_the_next_try_has_a_new_one(
+    tmp_path: Path,
+) -> None:
+    config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32)
+    log: list[str] = []
+    request = DriverRequest(storage=str(tmp_path), run="run", config=config)
+    with Driver(request, log.append) as driver:
+        finalists = driver.train().finalists
+        part_of_ray(driver, "gcs_server").kill()
+        psutil.Process(driver._process.pid).wait(10)
+        with pytest.raises(StageError, match="ended unexpectedly"):
+            driver.evaluate(finalists, "validation")
+    assert any("Ray's gcs_server died" in (warning_in(line) or "") for line in log)
+
+
+@pytest.mark.slow
+def test_a_driver_whose_ray_dies_while_it_is_closed_tells_mlflow_how_the_run_ended(
+    tmp_path: Path,
+) -> None:
+    config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32)
+    with mlflow_server(tmp_path) as tracking, FaultProxy(tracking) as mlflow:
+        request = DriverRequest(
+            storage=str(tmp_path / "runs"), run="run", config=config, tracking_uri=mlflow.url
+        )
+        driver = Driver(request, print)
+        driver.train()
+        mlflow.schedule.add(Fault(Kind.REFUSE, target="runs/update", times=math.inf))
+        closing = threading.Thread(target=driver.close)
+        closing.start()
+        # Again and again: the second time, the driver has heard that it shall end.
+        deadline = time.monotonic() + 20
+        while len(mlflow.schedule.hits) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        part_of_ray(driver, "gcs_server").kill()
+        # Longer than it takes a driver that works to notice.
+        time.sleep(3)
+        mlflow.schedule.clear()
+        closing.join()
+        url = RunFolder(request.storage, "run").url
+        assert shown_at(tracking, url)["pipeline"]["status"] == "FINISHED"

@@ -1,0 +1,153 @@
+"""The store in which ranks find each other: in the driver, and for nobody else's eyes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from tests.engine.ray_processes import part_of_ray
+from train_core import TrainConfig
+from train_core.client.driver import Driver
+from train_core.engine.distributed.rendezvous import LOOPBACK
+from train_core.errors import StageError
+from train_core.log_lines import warning_in
+from train_core.requests import DriverRequest
+from train_core.results import CheckpointSummary
+from train_core.storage.run_folder import RunFolder
+
+pytestmark = pytest.mark.timeout(180)
+FROZEN_S, HANG_TIMEOUT_S = 45, 30
+"""The driver stands still for longer than a silent worker is waited for."""
+
+
+def begin(
+    tmp_path: Path, workload: str, log: list[str], **config: object
+) -> tuple[Driver, RunFolder]:
+    asked = TrainConfig(
+        workload=f"tests.engine.tiny:{workload}",
+        settings={"scratch": str(tmp_path)},
+        batch_size=32,
+        num_workers=2,
+        cpus_per_worker=0.5,
+        **config,  # type: ignore[arg-type]  # checked by pydantic
+    )
+    request = DriverRequest(storage=str(tmp_path), run="run", config=asked)
+    return Driver(request, log.append), RunFolder(str(tmp_path), "run")
+
+
+def step_of(folder: RunFolder) -> int:
+    return int((folder.live() or {}).get("step", 0))
+
+
+def wait_until(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 90
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def training_processes(driver: Driver) -> list[psutil.Process]:
+    """The driver and its workers."""
+    own = psutil.Process(driver._process.pid)
+    return [own, *(one for one in own.children(recursive=True) if "TrainWorker" in title(one))]
+
+
+def title(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline()[:1])
+    return ""
+
+
+def listening(driver: Driver) -> set[tuple[str, int]]:
+    """The addresses at which they listen."""
+    return {
+        (connection.laddr.ip, connection.laddr.port)
+        for process in training_processes(driver)
+        for connection in process.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+class Trained(NamedTuple):
+    """A driver that has trained, on a Ray of its own."""
+
+    driver: Driver
+    opened: set[tuple[str, int]]
+    """What the driver and its workers listened at, besides Ray, while they trained."""
+    finalists: list[CheckpointSummary]
+    log: list[str]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    home = tmp_path_factory.mktemp("trained")
+    log: list[str] = []
+    driver, folder = begin(home, "Waiting", log)
+    # A driver that is closed ends what the thread waits for.
+    with ThreadPoolExecutor(1) as thread, driver:
+        driver.prepared()
+        # The workers have started, and know no training yet: so far it is Ray that listens.
+        wait_until(lambda: len(training_processes(driver)) == 3)
+        of_ray = listening(driver)
+        training = thread.submit(driver.train)
+        wait_until(lambda: step_of(folder) >= 1)
+        opened = listening(driver) - of_ray
+        (home / "go-on").touch()
+        yield Trained(driver, opened, training.result().finalists, log)
+
+
+@pytest.mark.promise("loopback")
+def test_what_is_opened_for_a_training_on_this_machine_is_on_the_loopback_only(
+    trained: Trained,
+) -> None:
+    assert len(trained.opened) >= 3, "the store, and a socket of gloo in each rank"
+    assert {host for host, _ in trained.opened} == {LOOPBACK}
+
+
+@pytest.mark.promise("ray-dies")
+def test_a_driver_whose_ray_dies_ends_so_that_the_next_try_has_a_new_one(trained: Trained) -> None:
+    """The last one that uses the driver. That another part of Ray dies is in test_ray_dies.py."""
+    process = psutil.Process(trained.driver._process.pid)
+    part_of_ray(trained.driver, "raylet").kill()
+    process.wait(10)
+    with pytest.raises(StageError, match="ended unexpectedly"):
+        trained.driver.evaluate(trained.finalists, "validation")
+    assert any("Ray's raylet died" in (warning_in(line) or "") for line in trained.log)
+
+
+@pytest.mark.slow
+def test_a_driver_that_stands_still_costs_no_step(tmp_path: Path) -> None:
+    driver, folder = begin(
+        tmp_path,
+        "Unhurried",
+        [],
+        max_steps=FROZEN_S + 25,
+        epochs=99,
+        checkpoint_every_steps=5,
+        hang_timeout_s=HANG_TIMEOUT_S,
+    )
+    with driver:
+        training = threading.Thread(target=driver.train)
+        training.start()
+        wait_until(lambda: step_of(folder) >= 2)
+        os.kill(driver._process.pid, signal.SIGSTOP)
+        before, begun = step_of(folder), time.monotonic()
+        # This is the promise, and no wait for something.
+        time.sleep(FROZEN_S)
+        done, took_s = step_of(folder) - before, time.monotonic() - begun
+        os.kill(driver._process.pid, signal.SIGCONT)
+        training.join()
+    # A step of this workload takes a second, and is shown in the next one.
+    assert done >= took_s - 4
+    assert max(one.manifest.step for one in folder.checkpoints()) == FROZEN_S + 25
+    assert {one.name.attempt for one in folder.checkpoints()} == {1}

@@ -1,0 +1,311 @@
+"""What the driver in a cluster makes of calls that are none, of a wrong place, and of silence."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from benchmarks.services import free_port
+from train_core import TrainConfig
+from train_core.engine.driver import job_entry, remote_stages
+from train_core.engine.driver.job_entry import JobServer
+from train_core.engine.driver.remote_stages import JobStages
+from train_core.errors import ConfigError, ResourceError, StageError, StorageError
+from train_core.requests import DriverRequest
+from train_core.storage.coordination import mailbox
+from train_core.storage.coordination.mailbox import THE_JOB, Answer, Calls
+from train_core.storage.objects.store import Store
+from train_core.storage.run_folder import RunFolder
+
+JOB = "run-a0001-0a1b2c3d"
+JUNK = f"{'0' * 32}-0001"
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def folder(storage_url: str) -> RunFolder:
+    return RunFolder(storage_url, "run")
+
+
+def serving(folder: RunFolder, first: str, pool: ThreadPoolExecutor) -> Future[bool]:
+    return pool.submit(JobServer(Calls(folder.store, JOB, THE_JOB), folder).serve, first)
+
+
+def test_what_is_no_call_is_answered_with_its_fault_and_the_next_one_is_heard(
+    folder: RunFolder,
+) -> None:
+    caller = Calls(folder.store, JOB)
+    folder.store.write(f"calls/{JOB}/{JUNK}.json", b"\x80\x04junk")
+    folder.store.write(f"calls/{JOB}/notes.txt", b"nothing of ours")
+    no_stage = caller.ask("explode", {})
+    no_request = caller.ask("prepare", {"request": {"run": "run"}})
+    with ThreadPoolExecutor(1) as pool:
+        # Only what was prepared can go on.
+        assert serving(folder, JUNK, pool).result() is False
+    assert "not a call" in told(caller.answer_to(JUNK))
+    assert "there is no stage 'explode'" in told(caller.answer_to(no_stage))
+    assert "storage" in told(caller.answer_to(no_request))
+
+
+class Prepared(JobServer):
+    """Whose stages wait for nobody: there is no cluster to prepare them on."""
+
+    def _prepare(self, arguments: dict[str, Any]) -> Answer:
+        self._request = DriverRequest(storage=self._folder.storage, run="run", config=TrainConfig())
+        return Answer(result={})
+
+
+class Caller:
+    """Somebody who calls, and lives until it is `dead`."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.calls = Calls(folder.store, JOB)
+        self.calls.beat()
+        self.first = self.calls.ask("prepare", {})
+        self.dead = threading.Event()
+        self._heart = threading.Thread(target=self._beat, daemon=True)
+        self._heart.start()
+
+    def close(self) -> str:
+        return self.calls.ask("close", {"status": "FINISHED"})
+
+    def answered(self, name: str) -> Answer:
+        deadline = time.monotonic() + 30
+        while not (answer := self.calls.answer_to(name)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return answer
+
+    def die(self) -> None:
+        self.dead.set()
+        self._heart.join()
+
+    def _beat(self) -> None:
+        while not self.dead.wait(0.2):
+            self.calls.beat()
+
+
+@contextmanager
+def two_callers(folder: RunFolder) -> Iterator[tuple[Future[bool], Caller, Caller]]:
+    """A job that is prepared, and the two that have attached to it."""
+    one, other = Caller(folder), Caller(folder)
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(Prepared(Calls(folder.store, JOB, THE_JOB), folder).serve, one.first)
+        for caller in (one, other):
+            caller.answered(caller.first)
+        yield served, one, other
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hearts are looked at more often, and missed sooner."""
+    monkeypatch.setattr(job_entry, "BEAT_EVERY_S", 0.2)
+    monkeypatch.setattr(job_entry, "STANDSTILL_S", 3.0)
+    monkeypatch.setattr(mailbox, "BEAT_EVERY_S", 0.2)
+
+
+@pytest.mark.promise("last-caller")
+@pytest.mark.usefixtures("quick")
+def test_a_caller_that_comes_while_another_one_closes_keeps_the_job(folder: RunFolder) -> None:
+    with two_callers(folder) as (served, leaving, dying):
+        dying.die()
+        closing = leaving.close()
+        late = Caller(folder)
+        late.answered(late.first)
+        leaving.answered(closing)
+        assert not served.done()
+        ending = late.close()
+        assert served.result() is True
+        late.answered(ending)
+    for caller in (leaving, late):
+        caller.die()
+
+
+class Holding(Prepared):
+    """Whose training ends when this job looks for calls again in ten minutes, unless woken."""
+
+    def __init__(self, calls: Calls, folder: RunFolder) -> None:
+        super().__init__(calls, folder)
+        self.pauses = threading.Event()
+
+    def pause_s(self, _waited_s: float) -> float:
+        if self.pauses.is_set():
+            return 0.05
+        self.pauses.set()
+        return 600.0
+
+    def _done(self, stage: str, arguments: dict[str, Any]) -> Answer:
+        assert self.pauses.wait(30)
+        return super()._done(stage, arguments)
+
+
+def test_an_answer_is_sent_as_soon_as_its_stage_has_ended(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = Caller(folder)
+    training = caller.calls.ask("train", {})
+    job = Holding(Calls(folder.store, JOB, THE_JOB), folder)
+    monkeypatch.setattr(mailbox, "pause_s", job.pause_s)
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(job.serve, caller.first)
+        # It was refused in another thread, as nobody has prepared it.
+        assert caller.answered(training).error
+        caller.close()
+        assert served.result() is True
+    caller.die()
+
+
+@pytest.mark.usefixtures("quick")
+def test_two_that_close_at_once_are_both_answered(folder: RunFolder) -> None:
+    with two_callers(folder) as (served, one, other):
+        one.die()
+        other.die()
+        closed = [(caller, caller.close()) for caller in (one, other)]
+        for caller, name in closed:
+            caller.answered(name)
+        assert served.result() is True
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_heart_of_a_job_moves_while_it_lives(folder: RunFolder) -> None:
+    with two_callers(folder) as (served, one, other):
+        deadline = time.monotonic() + 30
+        while one.calls.heard(THE_JOB) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        other.die()
+        one.answered(one.close())
+        assert served.result() is True
+        one.die()
+    assert not [thread for thread in threading.enumerate() if "beat" in thread.name]
+
+
+def told(answer: Answer | None) -> str:
+    assert answer
+    assert answer.error
+    return str(answer.error)
+
+
+def test_a_job_that_sees_another_place_than_its_caller_says_so(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_entry, "_FIRST_CALL_WITHIN_S", 0.5)
+    with (
+        ThreadPoolExecutor(1) as pool,
+        pytest.raises(ConfigError, match=r"another place on the cluster .* such as s3://"),
+    ):
+        serving(folder, JUNK, pool).result()
+
+
+@pytest.mark.promise("last-caller")
+def test_a_job_that_nobody_calls_any_more_ends(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_entry, "LINGER_S", 1)
+    monkeypatch.setattr(job_entry, "STANDSTILL_S", 1)
+    name = Calls(folder.store, JOB).ask("explode", {})
+    with ThreadPoolExecutor(1) as pool:
+        assert serving(folder, name, pool).result() is False
+
+
+@pytest.mark.promise("cluster-capacity")
+def test_a_cluster_that_was_there_before_is_waited_for(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_stages, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(remote_stages, "_LOOK_EVERY_S", 0.1)
+    config = TrainConfig(ray_address=f"127.0.0.1:{free_port()}")
+    request = DriverRequest(storage=folder.storage, run="run", config=config)
+    with pytest.raises(ResourceError, match="no Ray cluster answers"):
+        JobStages().prepare(request.model_dump(mode="json"))
+    Calls(folder.store, JOB).ask("train", {})
+    begin = time.monotonic()
+    # Which is tried again: the cluster may be starting.
+    with pytest.raises(StageError, match="no Ray cluster answers"):
+        JobStages().prepare(request.model_dump(mode="json"))
+    assert time.monotonic() - begin > 1.0
+
+
+class NoAnswers(Store):
+    """Takes all but answers."""
+
+    def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
+        if "answer" in key:
+            raise StorageError("the storage is away")
+        super().write(key, data, durable=durable)
+
+
+def test_a_job_that_can_tell_nobody_how_it_ended_says_so_in_its_log_and_ends(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(job_entry, "CUT_OFF_S", 1.0)
+    job = RunFolder(folder.storage, "run")
+    job.store = NoAnswers(folder.url)
+    caller = Caller(folder)
+    failed = caller.calls.ask("explode", {})
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(Prepared(Calls(job.store, JOB, THE_JOB), job).serve, failed)
+        # Its caller lives and waits all the time.
+        assert served.result(30) is False
+    assert "the storage is away" in caplog.text
+    assert "there is no stage 'explode'" in caplog.text
+    assert "nobody can be told how it ended" in caplog.text
+    caller.die()
+
+
+class AwayStore(Store):
+    """Whose storage refuses while it is `away`, or keeps who asks waiting."""
+
+    away = threading.Event()
+    keeps_waiting = False
+
+    def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
+        self._answer()
+        super().write(key, data, durable=durable)
+
+    def names(self, key: str = "") -> list[str]:
+        self._answer()
+        return super().names(key)
+
+    def read(self, key: str) -> bytes:
+        self._answer()
+        return super().read(key)
+
+    def _answer(self) -> None:
+        while self.away.is_set():
+            if not self.keeps_waiting:
+                raise StorageError("the storage is away")
+            time.sleep(0.05)
+
+
+@pytest.mark.promise("last-caller")
+@pytest.mark.parametrize("keeps_waiting", [False, True])
+def test_a_storage_that_is_away_makes_no_caller_count_as_gone(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, keeps_waiting: bool
+) -> None:
+    monkeypatch.setattr(AwayStore, "keeps_waiting", keeps_waiting)
+    monkeypatch.setattr(job_entry, "BEAT_EVERY_S", 0.2)
+    for limit in ("LINGER_S", "STANDSTILL_S"):
+        monkeypatch.setattr(job_entry, limit, 1.0)
+    job = RunFolder(folder.storage, "run")
+    job.store = AwayStore(folder.url)
+    # Its heart cannot beat either, where it has to wait.
+    caller = Caller(job if keeps_waiting else folder)
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(Prepared(Calls(job.store, JOB, THE_JOB), job).serve, caller.first)
+        caller.answered(caller.first)
+        AwayStore.away.set()
+        # Longer than it waits for somebody to call.
+        time.sleep(4)
+        AwayStore.away.clear()
+        assert not served.done()
+        caller.answered(caller.close())
+        assert served.result() is True
+    caller.die()

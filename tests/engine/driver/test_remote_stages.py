@@ -1,0 +1,444 @@
+"""Training as a job of a real Ray cluster: it outlives who asked for it, and is attached to."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+import pytest
+
+from benchmarks.services import ray_cluster
+from flows.parameters import RetrainParameters
+from tests.chaos.standing import HOLD, NOTES
+from tests.engine.alone import run
+from tests.engine.digests import digest_of_training
+from tests.flows.mlflow_side import shown_at
+from tests.storage.fault_proxy import Fault, FaultProxy, Kind
+from train_core import TrainConfig
+from train_core.client.driver import Driver
+from train_core.engine.driver import remote_stages
+from train_core.errors import ConfigError, JobEndedError, ResourceError, RunBusyError, StoppedError
+from train_core.requests import DriverRequest
+from train_core.results import PredictionsResult
+from train_core.storage.cleanup.orphans import find_orphans
+from train_core.storage.coordination import lease, mailbox, pins
+from train_core.storage.run_folder import RunFolder
+
+pytestmark = pytest.mark.timeout(600)
+
+CONFIG: dict[str, Any] = {
+    "workload": "tests.engine.tiny:Waiting",
+    "batch_size": 32,
+    "eval_batch_size": 16,
+    "num_workers": 2,
+    "epochs": 2,
+    "cpus_per_worker": 0.5,
+    "gpus_per_worker": 0,
+    "checkpoint_every_steps": 2,
+    "checkpoint_backpressure": "wait",
+    "keep_last": 99,
+}
+HELD_AFTER = 3
+AWAY = Fault(Kind.REFUSE, times=math.inf, status="503 Service Unavailable", body=b"away")
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """The cluster's own look for them is enough."""
+
+
+class Asked:
+    """A run that waits after a step until it may go on."""
+
+    def __init__(
+        self, address: str, home: Path, tracking_uri: str = "", storage: str = "", **more: Any
+    ) -> None:
+        self.go_on = home / "go-on"
+        self.log: list[str] = []
+        storage = storage or str(home / "runs")
+        settings = {"scratch": str(home)}
+        config = CONFIG | {"ray_address": address, "settings": settings, **more}
+        # As `evertrain runs resume` asks, which writes out what the run decided.
+        self.request = RetrainParameters(
+            storage=storage, run="run", tracking_uri=tracking_uri, **config
+        ).request()
+        self.folder = RunFolder(self.request.storage, "run")
+        self.trained: Future[Any]
+
+    @contextmanager
+    def training(self) -> Iterator[Driver]:
+        """A driver whose training is held."""
+        with Driver(self.request, self.log.append) as driver:
+            driver.prepared()
+            self.trained = driver._call("train")
+            wait_for(lambda: (self.folder.live() or {}).get("step") == HELD_AFTER - 1)
+            assert not self.trained.done()
+            yield driver
+
+    def job(self) -> str:
+        (job,) = mailbox.jobs(self.folder.store)
+        return job
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 240
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def process_of(job: str) -> psutil.Process:
+    (found,) = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or [])[5:6] == [job]
+    ]
+    return found
+
+
+PRINT_DASHBOARD = """
+from train_core.engine.cluster.jobs import Jobs
+print(Jobs(sys.argv[1]).url(""))
+"""
+LIST_WORKERS = """
+from ray.util.state import list_actors
+for actor in list_actors(sys.argv[1], [("class_name", "=", "TrainWorker")]):
+    print(actor.state)
+"""
+
+
+def said_by_ray(program: str, address: str) -> str:
+    """What it prints. Ray reads whether a cluster asks for a token when it is imported, once."""
+    return subprocess.check_output(
+        [sys.executable, "-c", f"import sys{program}", address],
+        env=os.environ | {"RAY_AUTH_MODE": "token"},
+        text=True,
+    )
+
+
+def dashboard_of(ray_address: str) -> str:
+    url, _, _ = said_by_ray(PRINT_DASHBOARD, ray_address).strip().partition("/#")
+    return url
+
+
+@pytest.fixture
+def asked(ray_address: str, tmp_path: Path) -> Asked:
+    return Asked(ray_address, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = RunFolder(str(tmp_path_factory.mktemp("undisturbed")), "run")
+    run(folder, **CONFIG | {"num_workers": 1, "num_shards": 2})
+    return digest_of_training(folder)
+
+
+MINE = """
+import os
+from tests.engine.tiny import Waiting
+
+class Mine(Waiting):
+    def model(self):
+        assert os.environ["COLOUR"] == "red"
+        assert "mine.py" in os.listdir()
+        return super().model()
+"""
+
+
+@pytest.mark.promise("job-outlives-caller", "cluster-other-wish", "cluster-code")
+def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
+    ray_address: str, tmp_path: Path, undisturbed: str
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/mine.py").write_text(MINE)
+    # The code is the asking machine's, and the cluster has a GPU for one of the two workers only.
+    runtime_env = {"working_dir": str(tmp_path / "code"), "env_vars": {"COLOUR": "red"}}
+    asked = Asked(
+        *(ray_address, tmp_path),
+        workload="mine:Mine",
+        runtime_env=runtime_env,
+        gpus_per_worker=None,
+    )
+    with asked.training() as driver:
+        job = asked.job()
+        assert job.startswith("run-a0001-")
+        assert asked.folder.record().config.gpus_per_worker == 0
+        # Who wants something else of the run meanwhile is refused.
+        config = asked.request.config.model_copy(update={"epochs": 3})
+        with (
+            Driver(asked.request.model_copy(update={"config": config})) as second,
+            pytest.raises(RunBusyError, match=f"{job}.* another epochs"),
+        ):
+            second.prepared()
+        driver.leave()
+    assert process_of(job).is_running()
+    again = RetrainParameters.of_run(asked.folder, tracking_uri="").request()
+    with Driver(again, print) as driver:
+        prepared = driver.prepared()
+        assert prepared.resumed
+        assert prepared.job_url.endswith(f"/#/jobs/{job}")
+        asked.go_on.touch()
+        assert driver.train().step == 10
+    # One attempt did it all, and nothing of the calls stays.
+    assert lease.newest_attempt(asked.folder.store) == 1
+    assert digest_of_training(asked.folder) == undisturbed
+    wait_for(lambda: not mailbox.jobs(asked.folder.store))
+
+
+@pytest.mark.slow
+def test_the_workers_start_before_anybody_asks_for_the_training(
+    asked: Asked, ray_address: str
+) -> None:
+    cluster, num_workers = dashboard_of(ray_address), asked.request.config.num_workers
+    with Driver(asked.request, print) as driver:
+        driver.prepared()
+        wait_for(lambda: said_by_ray(LIST_WORKERS, cluster).count("ALIVE") == num_workers)
+
+
+@pytest.mark.promise("job-dies")
+@pytest.mark.slow
+def test_a_job_that_dies_is_followed_by_another(asked: Asked, undisturbed: str) -> None:
+    with asked.training() as driver:
+        job = asked.job()
+        process_of(job).send_signal(signal.SIGKILL)
+        with pytest.raises(JobEndedError, match=f"job {job} FAILED"):
+            driver.train()
+        asked.go_on.touch()
+        # Another try, as Prefect makes it, has another job.
+        assert driver.train().step == 10
+        assert asked.job().startswith("run-a0002-")
+    assert digest_of_training(asked.folder) == undisturbed
+
+
+@pytest.mark.slow
+def test_an_end_that_is_asked_for_is_orderly(asked: Asked, undisturbed: str) -> None:
+    with asked.training() as driver:
+        training = driver._call("train")
+        closing = threading.Thread(target=driver.close, args=("KILLED",))
+        closing.start()
+        # A rank has heard it, in the step that is held.
+        wait_for(lambda: any("asked to stop" in line for line in asked.log))
+        asked.go_on.touch()
+        closing.join()
+        with pytest.raises(StoppedError):
+            training.result(0)
+    stopped_at = asked.folder.checkpoints()[-1].manifest
+    assert stopped_at.stopped_by == "request"
+    with Driver(asked.request, print) as driver:
+        assert driver.train().attempt == 2
+    assert digest_of_training(asked.folder) == undisturbed
+
+
+@pytest.mark.slow
+def test_of_two_callers_the_last_one_ends_the_job(asked: Asked, undisturbed: str) -> None:
+    with asked.training() as first, Driver(asked.request, print) as second:
+        job = asked.job()
+        assert second.prepared().job_url.endswith(job)
+        first.close("KILLED")
+        assert process_of(job).is_running()
+        asked.go_on.touch()
+        assert second.train().step == 10
+    assert lease.newest_attempt(asked.folder.store) == 1
+    assert digest_of_training(asked.folder) == undisturbed
+    wait_for(lambda: not mailbox.jobs(asked.folder.store))
+
+
+@pytest.mark.slow
+def test_a_job_that_nobody_comes_back_to_has_failed_in_mlflow(
+    ray_address: str, tmp_path: Path
+) -> None:
+    mlflow = f"sqlite:///{tmp_path}/mlflow.db"
+    asked = Asked(ray_address, tmp_path, mlflow)
+    with asked.training() as driver:
+        driver.leave()
+    (tmp_path / "go-on").touch()
+    # It trains to the end, and then waits for somebody who wants the rest.
+    process_of(asked.job()).wait(240)
+    assert asked.folder.checkpoints()[-1].manifest.step == 10
+    statuses = {
+        stage: shown["status"] for stage, shown in shown_at(mlflow, asked.folder.url).items()
+    }
+    assert statuses == {"pipeline": "FAILED", "train": "FINISHED"}
+
+
+@pytest.fixture
+def dashboard(ray_address: str) -> Iterator[FaultProxy]:
+    """What lies between a driver and the cluster's dashboard."""
+    with FaultProxy(dashboard_of(ray_address)) as proxy:
+        yield proxy
+
+
+@pytest.mark.promise("dashboard-away")
+@pytest.mark.slow
+def test_a_training_goes_on_while_the_dashboard_is_away(
+    dashboard: FaultProxy, tmp_path: Path, undisturbed: str
+) -> None:
+    asked = Asked(dashboard.url, tmp_path)
+    # A job that cannot be submitted is submitted again.
+    dashboard.schedule.add(replace(AWAY, method="POST", target="/api/jobs", times=2))
+    with asked.training() as driver:
+        assert len(dashboard.schedule.hits) == 2
+        dashboard.schedule.add(AWAY)
+        # Longer than a job may be silent whose heart stands still.
+        time.sleep(remote_stages._SILENT_S + 2 * remote_stages._LOOK_EVERY_S)
+        asked.go_on.touch()
+        assert driver.train().step == 10
+    assert lease.newest_attempt(asked.folder.store) == 1
+    assert digest_of_training(asked.folder) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_job_that_dies_while_the_dashboard_is_away_is_missed_by_its_heart(
+    dashboard: FaultProxy, tmp_path: Path, undisturbed: str
+) -> None:
+    asked = Asked(dashboard.url, tmp_path)
+    with asked.training() as driver:
+        job = asked.job()
+        dashboard.schedule.add(AWAY)
+        process_of(job).send_signal(signal.SIGKILL)
+        with pytest.raises(JobEndedError, match=f"job {job} ended, and nothing more is known"):
+            driver.train()
+        dashboard.schedule.clear()
+        asked.go_on.touch()
+        assert driver.train().attempt == 2
+    assert digest_of_training(asked.folder) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+def test_a_job_that_dies_while_its_caller_cannot_reach_the_storage_is_missed(
+    ray_address: str, object_store: str, tmp_path: Path, undisturbed: str
+) -> None:
+    storage = f"{object_store}/{uuid.uuid4().hex}"
+    # This process looks past the proxy, now and in the tests that follow.
+    assert not RunFolder(storage, "run").checkpoints()
+    told = {"env_vars": {k: v for k, v in os.environ.items() if k.startswith("AWS_")}}
+    with (
+        FaultProxy(os.environ["AWS_ENDPOINT_URL"]) as proxy,
+        patch.dict(os.environ, {"AWS_ENDPOINT_URL": proxy.url}),
+    ):
+        asked = Asked(ray_address, tmp_path, storage=storage, runtime_env=told)
+        with asked.training() as driver:
+            job = asked.job()
+            proxy.schedule.add(AWAY)
+            process_of(job).send_signal(signal.SIGKILL)
+            with pytest.raises(JobEndedError, match=f"job {job} FAILED"):
+                asked.trained.result()
+            proxy.schedule.clear()
+            asked.go_on.touch()
+            assert driver.train().attempt == 2
+        assert digest_of_training(asked.folder) == undisturbed
+
+
+@pytest.mark.slow
+def test_what_a_batch_inference_left_that_died_with_its_caller_goes_with_the_next(
+    tmp_path: Path,
+) -> None:
+    # Who scores would use the GPU that the others' cluster says to have.
+    with TemporaryDirectory(prefix="ray-") as ray, ray_cluster(Path(ray), "--num-cpus=2") as found:
+        _kill_a_batch_inference_and_score_again(found, tmp_path)
+
+
+def _kill_a_batch_inference_and_score_again(ray_address: str, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    config = CONFIG | {"workload": "tests.chaos.held:HeldDigits", "epochs": 1, "keep_last": 1}
+    trains = DriverRequest(
+        storage=str(tmp_path / "runs"),
+        run="run",
+        config=TrainConfig(**config, ray_address=ray_address),
+    )
+    with Driver(trains, print) as driver:
+        (last,) = driver.train().checkpoints
+    scores = trains.model_copy(update={"scores_only": True, "pipeline": {"infer_input": "test"}})
+    told = {"env_vars": {HOLD: "inference@0", NOTES: str(notes)}}
+    held = scores.config.model_copy(update={"runtime_env": told})
+    store = RunFolder(trains.storage, "run").store
+    with Driver(scores.model_copy(update={"config": held}), print) as driver:
+        driver.prepared()
+        dying = driver._call("infer", checkpoint=last.model_dump(mode="json"), source="test")
+        wait_for(lambda: (notes / "held").exists() or (dying.done() and dying.result()))
+        (job,) = mailbox.jobs(store)
+        process_of(job).kill()
+        driver.leave()
+    assert mailbox.jobs(store) == [job]
+    (pin,) = pins.pins_of(store, last.name)
+    assert pin.pin is not None
+    assert pin.pin.job == job
+    (notes / "go-on").touch()
+    with Driver(scores, print) as driver:
+        assert driver.infer(last, "test").num_rows > 0
+    wait_for(lambda: not mailbox.jobs(store))
+    assert pins.pins_of(store, last.name) == []
+    assert find_orphans(RunFolder(trains.storage, "run"), 99) == []
+
+
+@pytest.mark.promise("cluster-capacity")
+def test_more_than_the_cluster_can_ever_give_is_refused_before_there_is_a_run(
+    ray_address: str, tmp_path: Path
+) -> None:
+    config = TrainConfig(ray_address=ray_address, num_workers=3, gpus_per_worker=0)
+    request = DriverRequest(storage=str(tmp_path), run="run", config=config)
+    told = "1 node\\(s\\) with 2 CPU, enough for 2"
+    with Driver(request) as driver, pytest.raises(ResourceError, match=told):
+        driver.prepared()
+    assert not RunFolder(str(tmp_path), "run").exists()
+
+
+@pytest.mark.promise("cluster-addresses")
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"storage": "s3://bucket/runs", "tracking_uri": "sqlite:///x.db"}, "of this machine"),
+        ({"tracking_uri": "http://me:secret@127.0.0.1:1"}, "MLFLOW_TRACKING_PASSWORD"),
+    ],
+)
+def test_what_means_nothing_elsewhere_is_refused(changes: dict[str, str], told: str) -> None:
+    config = TrainConfig(ray_address="127.0.0.1:1")
+    given = {"storage": os.devnull, "run": "run", "config": config}
+    with (
+        Driver(DriverRequest.model_validate(given | changes)) as driver,
+        pytest.raises(ConfigError, match=told),
+    ):
+        driver.prepared()
+
+
+@pytest.mark.slow
+def test_a_job_without_anything_new_begins_no_run_and_leaves_nothing(ray_address: str) -> None:
+    with TemporaryDirectory() as storage:
+        config = CONFIG | {"workload": "tests.engine.tiny:Tiny", "ray_address": ray_address}
+        given = {"storage": storage, "tracking_uri": "", "skip_unchanged": True, **config}
+        with Driver(RetrainParameters(run="last", **given).request(), print) as driver:
+            assert driver.prepared().unchanged_since == ""
+            trained = driver.train()
+            driver.publish(
+                trained,
+                [],
+                trained.finalists[-1],
+                PredictionsResult(
+                    checkpoint=trained.finalists[-1],
+                    uri="",
+                    num_rows=0,
+                    files=[],
+                ),
+                {},
+            )
+        with Driver(RetrainParameters(run="next", **given).request(), print) as driver:
+            assert driver.prepared().unchanged_since == "last"
+        left = [path for path in Path(storage, "next").rglob("*") if path.is_file()]
+        assert left == []

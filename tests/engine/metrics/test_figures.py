@@ -1,0 +1,30 @@
+"""The curves of a run: one picture, whoever shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine.alone import run
+from train_core.engine.metrics.figures import curves, curves_until, png
+from train_core.storage.records.journal import Entry
+from train_core.storage.run_folder import RunFolder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def the_font_is_open() -> None:
+    """Matplotlib keeps the file of its font open once it has drawn."""
+    png(curves([Entry(step=1, time=0, metrics={"loss": 1})]))
+
+
+def test_the_curves_of_a_checkpoint_are_drawn_once_and_those_of_the_next_anew(
+    tmp_path: Path,
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    run(folder, batch_size=32, epochs=2, checkpoint_every_steps=2, keep_last=99)
+    *_, earlier, newest = folder.checkpoints()
+    first = curves_until(earlier, folder.store)
+    assert first.startswith(b"\x89PNG")
+    assert curves_until(earlier, folder.store) is first
+    assert curves_until(newest, folder.store) != first

@@ -1,0 +1,151 @@
+"""A real MLflow: a SQLite database, and a server in a process of its own."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from io import BytesIO
+from pathlib import Path
+
+import psutil
+import pytest
+from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as RegistryStore
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+from benchmarks.services import free_port
+from tests.engine.tracking.run_builder import RunBuilder
+from tests.leaks import Belongings
+from tests.web import served
+from train_core.engine.metrics.figures import curves
+from train_core.storage.records.journal import Entry
+from train_core.storage.run_folder import RunFolder
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(fonts: None) -> Iterator[None]:
+    """As everywhere, once MLflow has closed the databases that it keeps open for the process."""
+    before = Belongings.now()
+    yield
+    for store in (SqlAlchemyStore, RegistryStore):
+        for engine in store._engine_map.values():
+            engine.dispose()
+    # MLflow's pools of threads for artifacts end when they are collected.
+    gc.collect()
+    left = before.added(within_s=5)
+    assert not left, f"left behind: {', '.join(left)}"
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow takes seconds to make one: made once, copied for each test."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    # Closed, it is one file.
+    SqlAlchemyStore(f"sqlite:///{path}", str(path.parent / "unused")).engine.dispose()
+    return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fonts() -> None:
+    """Matplotlib keeps the files of its fonts open once it has drawn."""
+    curves([Entry(step=1, time=0, metrics={"loss": 1})]).savefig(BytesIO())
+
+
+@pytest.fixture
+def tracking_uri(empty_database: Path, tmp_path: Path) -> str:
+    path = tmp_path / "tracking" / "mlflow.db"
+    path.parent.mkdir()
+    path.write_bytes(empty_database.read_bytes())
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunBuilder:
+    return RunBuilder(RunFolder(str(tmp_path / "runs"), "digits-1"))
+
+
+@pytest.fixture
+def server(empty_database: Path, tmp_path: Path) -> Iterator[MlflowServer]:
+    """A server that is not started yet, on a port of its own."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    (folder / "mlflow.db").write_bytes(empty_database.read_bytes())
+    found = MlflowServer(folder)
+    yield found
+    found.stop()
+
+
+@dataclass
+class MlflowServer:
+    """`mlflow server` on SQLite, serving artifacts too."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
+                    *("--host", "127.0.0.1", "--port", str(self.port)),
+                    *("--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"),
+                    *("--artifacts-destination", str(self.folder / "artifacts")),
+                ],
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                env={
+                    **os.environ,
+                    "MLFLOW_DISABLE_TELEMETRY": "true",
+                    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                },
+            )
+        deadline = time.monotonic() + 60
+        while not self._is_healthy():
+            assert time.monotonic() < deadline, (self.folder / "log").read_text()
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        if self.process is None:
+            return
+        processes = [*psutil.Process(self.process.pid).children(recursive=True), self.process]
+        for process in processes:
+            process.kill()
+        self.process.wait(10)
+        self.process = None
+
+    def _is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.uri}/health", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+@pytest.fixture
+def answering() -> Iterator[str]:
+    """A web server, no MLflow: `<url>/<status>/...` is answered with that status and a page."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(int(self.path.split("/")[1]))
+            self.end_headers()
+            self.wfile.write(b"<html>a page</html>")
+
+        def log_request(self, *args: object) -> None:
+            pass
+
+    with served(Handler) as url:
+        yield url

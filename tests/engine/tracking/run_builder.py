@@ -1,0 +1,176 @@
+"""Run folders as the training leaves them, built with the real storage functions."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import safetensors.torch
+from torch import nn
+
+from train_core.config import TrainConfig
+from train_core.results import (
+    CheckpointSummary,
+    EvaluationResult,
+    PredictionsResult,
+    Report,
+    Tracking,
+    TrainResult,
+)
+from train_core.storage.coordination.lease import Lease
+from train_core.storage.predictions import result_of
+from train_core.storage.records.journal import Entry, append
+from train_core.storage.records.manifest import (
+    CheckpointManifest,
+    EvaluationManifest,
+    FileEntry,
+    PredictionsManifest,
+)
+from train_core.storage.records.names import MANIFEST_JSON, REPORT_JSON, CheckpointName
+from train_core.storage.run_folder import RunFolder, RunRecord
+
+BEGIN_S = 1_790_000_000.0
+
+
+class RunBuilder:
+    """Commits checkpoints and results into a new run folder, one attempt after the other."""
+
+    def __init__(self, folder: RunFolder, config: TrainConfig | None = None) -> None:
+        self.folder = folder
+        self.lease: Lease = folder.begin_attempt()
+        self.segments: tuple[FileEntry, ...] = ()
+        folder.create(
+            RunRecord(
+                name=folder.name,
+                created_at=datetime.fromtimestamp(BEGIN_S, UTC).isoformat(),
+                config=config or TrainConfig(settings={"width": 4}),
+                pipeline={"top": 2, "experiment": "tests"},
+                fingerprint={"torch": "2.13.0"},
+                datasets={
+                    "train": {"samples": 100, "digest": "a" * 64},
+                    "test": {"samples": 10, "digest": None},
+                },
+            )
+        )
+
+    def new_attempt(self) -> None:
+        """What a restart of the driver does."""
+        self.folder.next_attempt(self.lease)
+
+    def commit(
+        self,
+        steps: range,
+        *,
+        finished: bool = False,
+        metrics: dict[str, float | None] | None = None,
+        model: nn.Module | None = None,
+        time_s: float = BEGIN_S,
+        entries: list[Entry] | None = None,
+    ) -> CheckpointSummary:
+        """Commit a checkpoint after the last of `steps`, whose journal is a new segment."""
+        entries = entries or [entry(step, time_s) for step in steps]
+        store, attempt = self.folder.store, self.lease.attempt
+        self.segments = append(store, self.segments, entries, attempt)
+        name = CheckpointName(steps[-1], attempt)
+        state = {} if model is None else model.state_dict()
+        weights = safetensors.torch.save(dict(state))
+        store.write(f"checkpoints/{name}/model.safetensors", weights)
+        metrics = metrics or {"validation/accuracy": 0.5 + steps[-1] / 1000, "train/loss": 0.1}
+        manifest = CheckpointManifest(
+            created_at=now(),
+            attempt=attempt,
+            files=(FileEntry.of("model.safetensors", weights),),
+            step=name.step,
+            epoch=1,
+            samples_seen=10 * name.step,
+            metrics=metrics,
+            validated=True,
+            stopped_by="epochs" if finished else "",
+            journal=self.segments,
+        )
+        self.folder.commit(name, manifest)
+        uri = store.uri(f"checkpoints/{name}")
+        return CheckpointSummary(name=str(name), uri=uri, step=name.step, epoch=1, metrics=metrics)
+
+    def evaluate(self, checkpoint: CheckpointSummary, split: str) -> EvaluationResult:
+        """Commit an evaluation of three classes."""
+        store = self.folder.store.child(f"evaluations/{checkpoint.name}-{split}")
+        counts = b'{"labels": ["a", "b", "c"], "counts": [[3, 0, 0], [1, 2, 0], [0, 0, 4]]}'
+        store.write("confusion_matrix.json", counts)
+        metrics: dict[str, float | None] = {"accuracy": 0.9, "loss": 0.3}
+        manifest = EvaluationManifest(
+            created_at=now(),
+            files=(FileEntry.of("confusion_matrix.json", counts),),
+            checkpoint=checkpoint.name,
+            checkpoint_digest="0" * 64,
+            split=split,
+            max_batches=0,
+            num_samples=10,
+            metrics=metrics,
+        )
+        store.create(MANIFEST_JSON, manifest.to_json())
+        return EvaluationResult(
+            checkpoint=checkpoint, split=split, uri=store.url, num_samples=10, metrics=metrics
+        )
+
+    def predict(
+        self, checkpoint: CheckpointSummary, suffix: str = "", **said: Any
+    ) -> PredictionsResult:
+        """Commit predictions without files, with `said` of their input."""
+        key = f"predictions/{checkpoint.name}{suffix}"
+        store = self.folder.store.child(key)
+        manifest = PredictionsManifest(
+            created_at=now(),
+            files=(),
+            checkpoint=checkpoint.name,
+            checkpoint_digest="0" * 64,
+            step=checkpoint.step,
+            input=said,
+            num_rows=7,
+            rows=(),
+        )
+        store.create(MANIFEST_JSON, manifest.to_json())
+        return result_of(self.folder, key, manifest, checkpoint)
+
+    def trained(self, best: CheckpointSummary) -> TrainResult:
+        """What the training gave, whose only checkpoint is `best`."""
+        return TrainResult(
+            run=self.folder.name,
+            attempt=self.lease.attempt,
+            step=best.step,
+            epoch=best.epoch,
+            samples_seen=10 * best.step,
+            stopped_by="epochs",
+            metrics=best.metrics,
+            samples_per_s=1.0,
+            seconds=1.0,
+            checkpoints=[best],
+        )
+
+    def report(self, best: CheckpointSummary) -> None:
+        """Write the report of a pipeline whose best checkpoint is `best`."""
+        evaluations = [self.evaluate(best, split) for split in ("validation", "test")]
+        report = Report(
+            run=self.folder.name,
+            uri=self.folder.store.uri(REPORT_JSON),
+            workload="train_core.workloads.digits:Digits",
+            train=self.trained(best),
+            evaluations=evaluations,
+            best=best,
+            test_metrics=evaluations[1].metrics,
+            predictions=self.predict(best),
+            tracking=Tracking(),
+            seconds={},
+        )
+        self.folder.store.write(REPORT_JSON, report.model_dump_json().encode())
+
+
+def entry(step: int, time_s: float = BEGIN_S) -> Entry:
+    """What a step's journal says; step 3 was not finite."""
+    metrics: dict[str, Any] = {"train/loss": None if step == 3 else 1 / step, "train/lr": 0.1}
+    return Entry(step=step, time=time_s + step, metrics=metrics, rates={"samples_per_s": 9.0})
+
+
+def now() -> str:
+    """As manifests say it."""
+    return datetime.now(UTC).isoformat()

@@ -1,0 +1,103 @@
+"""Batch inferences of a run that has ended are shown in its MLflow run, at once or afterwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from tests.engine.tracking.conftest import MlflowServer
+from tests.engine.tracking.run_builder import RunBuilder
+from tests.engine.tracking.test_mirror import mirror_once, stages
+from train_core.client.isolated import mirror_predictions
+from train_core.engine.tracking.batch_inference import show_batch_inference
+from train_core.engine.tracking.catch_up import catch_up
+from train_core.errors import StageError, TrackingError
+from train_core.results import CheckpointSummary, PredictionsResult
+
+NIGHT = {"source": "s3://new/2026-11-23", "digest": "d" * 64}
+
+
+def ended(run: RunBuilder, tracking_uri: str) -> CheckpointSummary:
+    """The best checkpoint of a run that is over, and shown in MLflow."""
+    best = run.commit(range(1, 30), finished=True)
+    mirror_once(run, tracking_uri)
+    run.lease.release()
+    return best
+
+
+def infer(tracking_uri: str) -> Run:
+    return stages(tracking_uri)["infer"]
+
+
+def shown(tracking_uri: str) -> tuple[str, set[str], dict[str, str], int]:
+    """The newest predictions' address, all that have a file, the inputs, and the points."""
+    run, client = infer(tracking_uri), MlflowClient(tracking_uri)
+    names = {file.path for file in client.list_artifacts(run.info.run_id, "predictions")}
+    inputs = {one.dataset.digest: one.dataset.source for one in run.inputs.dataset_inputs}
+    points = client.get_metric_history(run.info.run_id, "num_rows")
+    return run.data.tags["evertrain.predictions"], names, inputs, len(points)
+
+
+def file_of(result: PredictionsResult) -> str:
+    return f"predictions/{result.uri.rpartition('/')[2]}.json"
+
+
+def test_each_is_shown_once_and_the_newest_first_of_all(run: RunBuilder, tracking_uri: str) -> None:
+    best = ended(run, tracking_uri)
+    before = stages(tracking_uri)["pipeline"].info
+    first, second = run.predict(best, "-a", **NIGHT), run.predict(best, "-b", **NIGHT)
+    for result in (second, first, second):
+        show_batch_inference(run.folder.url, result.uri, tracking_uri)
+    inputs = {"d" * 36: json.dumps({"uri": NIGHT["source"]})}
+    assert shown(tracking_uri) == (second.uri, {file_of(first), file_of(second)}, inputs, 2)
+    after = stages(tracking_uri)["pipeline"].info
+    assert (after.status, after.end_time) == (before.status, before.end_time)
+    assert infer(tracking_uri).info.status == "FINISHED"
+
+
+@pytest.mark.promise("mirror")
+def test_what_mlflow_missed_is_shown_by_who_mirrors_the_run(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    best = ended(run, tracking_uri)
+    results = [run.predict(best, suffix, **NIGHT) for suffix in ("-a", "-b")]
+    for _ in range(2):
+        catch_up(run.folder, tracking_uri)
+        newest, names, _, points = shown(tracking_uri)
+        assert (newest, names) == (results[1].uri, {file_of(one) for one in results})
+        assert points == 2
+
+
+def test_a_checkpoint_that_was_pruned_since_hides_nothing(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    best = ended(run, tracking_uri)
+    result = run.predict(best, **NIGHT)
+    run.folder.store.delete(f"checkpoints/{best.name}")
+    show_batch_inference(run.folder.url, result.uri, tracking_uri)
+    assert infer(tracking_uri).data.tags["evertrain.checkpoint"] == best.uri
+
+
+@pytest.mark.slow
+def test_a_run_that_mlflow_does_not_have_is_not_begun_there(
+    run: RunBuilder, tracking_uri: str, tmp_path: Path
+) -> None:
+    result = run.predict(run.commit(range(1, 30), finished=True))
+    with pytest.raises(TrackingError, match="does not have the run"):
+        mirror_predictions(run.folder, result, tracking_uri)
+    assert MlflowClient(tracking_uri).get_experiment_by_name("tests") is None
+    with pytest.raises(TrackingError, match="there is no MLflow database"):
+        mirror_predictions(run.folder, result, f"sqlite:///{tmp_path}/nowhere.db")
+
+
+@pytest.mark.slow
+def test_a_server_that_is_down_is_an_error_of_the_errand(
+    run: RunBuilder, server: MlflowServer
+) -> None:
+    result = run.predict(run.commit(range(1, 30), finished=True))
+    with pytest.raises(StageError):
+        mirror_predictions(run.folder, result, server.uri)

@@ -1,0 +1,81 @@
+"""On GPUs, deterministic mode: killed anywhere and resumed, a training ends with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.alone import create
+from tests.engine.processes import train
+from tests.engine.training.test_exact import EVERYTHING, OTHERS, POINTS
+from train_core.config import TrainConfig
+from train_core.engine.distributed.group import Group
+from train_core.engine.training.loop import Trainer
+from train_core.storage.run_folder import RunFolder
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+    pytest.mark.timeout(600),
+]
+
+ON_GPU = {"gpus_per_worker": 1}
+CONFIGS: dict[str, dict[str, Any]] = {
+    **EVERYTHING,
+    "noise": OTHERS["noise"],
+    "channels-last": OTHERS["channels-last"],
+}
+# NCCL wants a GPU for each rank.
+WORKERS = [count for count in (1, 2, 4) if count <= max(1, torch.cuda.device_count())]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The digest of the run that nobody touched, on one GPU, by its configuration's name."""
+
+    @cache
+    def digest(name: str) -> str:
+        storage = str(tmp_path_factory.mktemp("undisturbed"))
+        config = CONFIGS[name] | ON_GPU
+        return str(train(storage, "run", attempt=1, workers=1, config=config)["digest"])
+
+    return digest
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_two_runs_on_a_gpu_have_the_same_bits(
+    name: str, undisturbed: Callable[[str], str], tmp_path: Path
+) -> None:
+    config = CONFIGS[name] | ON_GPU
+    again = train(str(tmp_path), "run", attempt=1, workers=1, config=config)
+    assert again["digest"] == undisturbed(name)
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_a_run_that_is_killed_on_gpus_ends_with_the_same_bits(
+    name: str, workers: int, point: str, undisturbed: Callable[[str], str], tmp_path: Path
+) -> None:
+    where, step, after = POINTS[point]
+    config = CONFIGS[name] | ON_GPU
+    storage = str(tmp_path)
+    killed = {"point": where, "step": step, "after": after}
+    train(storage, "run", attempt=1, workers=workers, config=config, **killed)
+    done = train(storage, "run", attempt=2, workers=WORKERS[-1], config=config)
+    assert (done["digest"], done["resumed_from"]) == (undisturbed(name), after)
+
+
+def test_a_snapshot_of_a_gpu_lies_in_pinned_memory(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, **ON_GPU)
+    create(folder, config)
+    trainer = Trainer(folder, config, 1, Group.current(uses_gpu=True))
+    trainer.run()
+    files = trainer.checkpointer._snapshot.files
+    assert files
+    assert all(file.buffer.is_pinned() for file in files)

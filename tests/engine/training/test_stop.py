@@ -1,0 +1,239 @@
+"""A training that is asked to stop: all ranks save after one step, and it goes on from there."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+import torchmetrics
+
+from tests.engine import rank
+from tests.engine.alone import create
+from tests.engine.processes import train
+from tests.engine.rank import MortalTrainer
+from tests.engine.tiny import Tiny
+from tests.engine.training.test_exact import CONFIG
+from tests.marks import slow
+from train_core.config import TrainConfig
+from train_core.engine.distributed.control_message import ControlWord
+from train_core.engine.distributed.group import Group
+from train_core.engine.training.loop import Trainer
+from train_core.engine.training.stop_listener import StopListener
+from train_core.storage.coordination.stop_request import (
+    StopRequest,
+    ask_to_move,
+    ask_to_stop,
+    stop_request,
+)
+from train_core.storage.run_folder import RunFolder
+from train_core.workload import Batch
+
+ASKED_AFTER = 2
+
+
+class AskingTrainer(MortalTrainer):
+    """Its rank 0 asks, as somebody outside would, and waits until it has heard itself."""
+
+    def step(self) -> None:
+        if self.progress.step == ASKED_AFTER and self.attempt == 1 and self.group.is_first:
+            ask_to_stop(self.folder.store, self.attempt, "the test wants it")
+            while not self.listener.is_asked:
+                time.sleep(0.01)
+        super().step()
+
+
+def main(*arguments: Any) -> None:
+    rank.MortalTrainer = AskingTrainer  # type: ignore[misc]  # in this process, which is a rank
+    rank.main(*arguments)
+
+
+@pytest.mark.promise("out-of-turn", "stop-everywhere")
+@pytest.mark.parametrize(("workers", "after"), [slow(1, 2), (2, 1), (3, 4)])
+def test_all_ranks_stop_after_the_same_step_and_go_on_from_there(
+    workers: int, after: int, tmp_path: Path
+) -> None:
+    # Step 4 is no third one, and no epoch's last.
+    config = CONFIG | {"num_shards": 4, "keep_last": 2, "checkpoint_every_steps": 3}
+    storage = str(tmp_path)
+    undisturbed = train(storage, "undisturbed", attempt=1, workers=1, config=config)
+
+    train(storage, "run", attempt=1, workers=workers, config=config, main=main)
+
+    last = RunFolder(storage, "run").checkpoints()[-1]
+    # The wish travels in the word of step 3, which is read in step 4.
+    assert (last.manifest.step, last.manifest.stopped_by) == (ASKED_AFTER + 2, "request")
+    assert (last.manifest.is_last, last.manifest.in_turn) == (False, False)
+    again = train(storage, "run", attempt=2, workers=after, config=config)
+    assert again == {"digest": undisturbed["digest"], "resumed_from": ASKED_AFTER + 2}
+    kept = {run: RunFolder(storage, run).checkpoints() for run in ("undisturbed", "run")}
+    steps = {run: [one.manifest.step for one in found] for run, found in kept.items()}
+    assert steps["run"] == steps["undisturbed"]
+
+
+ASKED_IN_EPOCH = "ask-in-epoch"
+"""A file that says in which epoch's validation the first attempt is asked to stop."""
+
+
+class Lengthy(Tiny):
+    """A validation takes seconds, also the third of it."""
+
+    measured = 0
+
+    def update_metric(self, metric: torchmetrics.Metric, outputs: Any, batch: Batch) -> None:
+        super().update_metric(metric, outputs, batch)
+        self.measured += 1
+        time.sleep(0.15)
+
+
+class AskingInValidation(MortalTrainer):
+    """Its rank 0 asks as the validation of an epoch begins, and notes how much each measured."""
+
+    def end_epoch(self) -> None:
+        home = Path(self.folder.storage)
+        if self.progress.epoch != int((home / ASKED_IN_EPOCH).read_text()):
+            super().end_epoch()
+            return
+        self.workload.__class__ = type("Lengthy", (Lengthy, type(self.workload)), {})
+        if self.group.is_first:
+            ask_to_stop(self.folder.store, self.attempt, "the test wants it")
+        super().end_epoch()
+        assert isinstance(self.workload, Lengthy)
+        (home / f"measured-{self.group.rank}").write_text(str(self.workload.measured))
+
+
+def main_of_validation(*arguments: Any) -> None:
+    rank.MortalTrainer = AskingInValidation  # type: ignore[misc]  # in this process, which is a rank
+    rank.main(*arguments)
+
+
+CASES = {
+    "Tiny": {},
+    "StreamingTiny": {"workload": "tests.engine.tiny:StreamingTiny"},
+    # The run ends there, by a reason of its own, but not before its validation.
+    "max-steps": {"max_steps": 5, "epochs": 9},
+    "early-stopping": {"early_stopping_patience": 1, "early_stopping_min_delta": 10.0},
+}
+
+
+@pytest.mark.promise("stop-everywhere")
+@pytest.mark.parametrize(
+    ("case", "workers", "after", "epoch"),
+    [
+        *(slow("Tiny", 1, 2, 0), ("Tiny", 2, 1, 1), slow("Tiny", 3, 3, 1)),
+        *(slow("StreamingTiny", 1, 2, 0), ("StreamingTiny", 2, 1, 1)),
+        *(("max-steps", 2, 2, 0), ("early-stopping", 1, 2, 1)),
+    ],
+)
+def test_a_validation_that_is_interrupted_starts_over(
+    case: str, workers: int, after: int, epoch: int, tmp_path: Path
+) -> None:
+    # A checkpoint is due after each epoch's last step, with its validation.
+    config = CONFIG | {"eval_batch_size": 1, "checkpoint_every_steps": 5} | CASES[case]
+    storage = str(tmp_path)
+    undisturbed = train(storage, "undisturbed", attempt=1, workers=1, config=config)
+
+    (tmp_path / ASKED_IN_EPOCH).write_text(str(epoch))
+    train(storage, "run", attempt=1, workers=workers, config=config, main=main_of_validation)
+    for number in range(workers):
+        # All would be 70 samples x 2 metrics, shared by the ranks.
+        assert int((tmp_path / f"measured-{number}").read_text()) < 140 // (workers + 1)
+
+    (*_, last) = RunFolder(storage, "run").checkpoints()
+    assert (last.manifest.step, last.manifest.epoch) == (5 * (epoch + 1), epoch)
+    assert (last.manifest.stopped_by, last.manifest.in_turn) == ("request", False)
+    assert not last.manifest.is_last
+    again = train(storage, "run", attempt=2, workers=after, config=config)
+    assert again == {"digest": undisturbed["digest"], "resumed_from": 5 * (epoch + 1)}
+    runs = (RunFolder(storage, run).checkpoints() for run in ("undisturbed", "run"))
+    one, other = ([(c.manifest.step, c.manifest.metrics) for c in found] for found in runs)
+    assert other == one
+
+
+def test_a_rank_without_validation_resumes_before_one_with_fsdp(tmp_path: Path) -> None:
+    # One batch is all there is to validate, and another rank's.
+    config = CONFIG | {"num_shards": 2, "eval_batch_size": 128, "strategy": "fsdp"}
+    storage = str(tmp_path)
+    undisturbed = train(storage, "undisturbed", attempt=1, workers=2, config=config)
+    train(storage, "run", attempt=1, workers=2, config=config, main=main_before_validation)
+    (*_, last) = RunFolder(storage, "run").checkpoints()
+    assert (last.manifest.step, last.manifest.epoch) == (5, 0)
+    again = train(storage, "run", attempt=2, workers=2, config=config)
+    assert again == {"digest": undisturbed["digest"], "resumed_from": 5}
+
+
+class AskedBeforeValidation(MortalTrainer):
+    """Its ranks have heard that they shall stop as the first validation begins."""
+
+    def end_epoch(self) -> None:
+        self.listener.is_asked = True
+        super().end_epoch()
+
+
+def main_before_validation(*arguments: Any) -> None:
+    rank.MortalTrainer = AskedBeforeValidation  # type: ignore[misc]  # in this process, which is a rank
+    rank.main(*arguments)
+
+
+def test_a_fork_from_before_a_validation_does_not_commit_over_what_it_was_given(
+    tmp_path: Path,
+) -> None:
+    storage = str(tmp_path)
+    config = CONFIG | {"eval_batch_size": 128, "max_steps": 5}
+    undisturbed = train(storage, "undisturbed", attempt=1, workers=1, config=config)
+    folder = RunFolder(storage, "run")
+    create(folder, TrainConfig.model_validate(config))
+    # The name of the fork's own second attempt, if its attempts were counted from one.
+    train(storage, "run", attempt=2, workers=1, config=config, main=main_before_validation)
+    given = folder.checkpoints()[-1]
+    fork = folder.fork(given, "fork")
+    held = fork.begin_attempt()
+    again = train(storage, "fork", attempt=held.attempt, workers=1, config=config)
+    assert again == {"digest": undisturbed["digest"], "resumed_from": 5}
+    assert fork.checkpoints()[-1].manifest.is_last
+
+
+def test_a_request_is_for_one_attempt(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    ask_to_stop(folder.store, 7, "Ctrl-C")
+    assert stop_request(folder.store, 7) == StopRequest(reason="Ctrl-C")
+    assert stop_request(folder.store, 8) is None
+    # Who asked for an end gets it, and who is to move may still be asked for an end.
+    ask_to_move(folder.store, 7, "a drain")
+    assert stop_request(folder.store, 7) == StopRequest(reason="Ctrl-C")
+    ask_to_move(folder.store, 8, "a drain")
+    ask_to_stop(folder.store, 8, "Ctrl-C")
+    assert stop_request(folder.store, 8) == StopRequest(reason="Ctrl-C")
+
+
+@pytest.mark.parametrize("nonsense", [b"{}", b"", b'{"format": 99, "reason": "later"}'])
+def test_nonsense_is_no_request_and_does_not_deafen(nonsense: bytes, tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    listener = StopListener(folder.store, 1, is_enabled=False)
+    folder.store.write("lease/0001-stop.json", nonsense)
+    listener.look()
+    assert not listener.is_asked
+    ask_to_stop(folder.store, 1, "Ctrl-C")
+    listener.look()
+    assert listener.is_asked
+
+
+def test_the_end_has_its_own_reason_also_if_somebody_asked(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, max_steps=2)
+    create(folder, config)
+    trainer = Trainer(folder, config, 1, Group.current())
+    trainer.listener.is_asked = True
+    assert trainer.run().stopped_by == "max_steps"
+
+
+@pytest.mark.parametrize("wish", ["wants_retry", "is_asked_to_stop", "is_busy"])
+def test_the_word_tells_wishes_apart(wish: str) -> None:
+    assert not dist.is_initialized()
+    word = ControlWord(1, Group.current())
+    names = ["wants_checkpoint", "wants_retry", "is_time_up", "is_asked_to_stop", "is_busy"]
+    word.send(**{name: name == wish for name in names})
+    told = word.read()
+    assert {name: getattr(told, name) for name in names} == {name: name == wish for name in names}

@@ -1,0 +1,61 @@
+"""`evertrain runs list`: what a run came to, on which data, whatever else lies there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flows.cli.app import main
+from tests.engine.alone import create
+from tests.storage.samples import commit
+from train_core import TrainConfig
+from train_core.storage.objects.store import Store
+from train_core.storage.records.names import REPORT_JSON, RUN_JSON
+from train_core.storage.run_folder import RunFolder
+
+DATA = {"train": {"samples": 150, "digest": "abcdef0123456789" * 4}, "test": {"samples": 40}}
+
+
+def trained(storage: str, name: str) -> RunFolder:
+    """A run whose training and report are done."""
+    folder = RunFolder(storage, name)
+    create(folder, TrainConfig())
+    record = folder.record().model_copy(update={"datasets": DATA})
+    folder.store.write(RUN_JSON, record.model_dump_json().encode())
+    commit(folder, 7, 1)
+    report = {"train": {"step": 7}, "test_metrics": {"accuracy": 0.75, "loss": 1.0}}
+    folder.store.write(REPORT_JSON, json.dumps(report).encode())
+    return folder
+
+
+@pytest.mark.promise("runs-list")
+def test_a_run_is_listed_with_what_the_test_split_said_and_its_data(
+    storage_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(storage_url, "nightly")
+    assert main(["runs", "list", "--storage", storage_url, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["best"], row["test"], row["metric"]) == (0.5, 0.75, "validation/accuracy")
+    assert (row["samples"], row["data"], row["state"]) == (150, "abcdef01", "finished")
+
+
+@pytest.mark.promise("runs-list")
+def test_a_run_that_cannot_be_read_is_listed_as_such_and_hides_no_other(
+    storage_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(storage_url, "good")
+    torn, damaged = trained(storage_url, "torn"), trained(storage_url, "damaged")
+    torn.store.write(RUN_JSON, b'{"format": 1')
+    damaged.store.write(REPORT_JSON, b"[")
+    trained(storage_url, "newer").store.write(RUN_JSON, b'{"format": 9}')
+    begun = RunFolder(storage_url, "begun")
+    create(begun, TrainConfig())
+    Store(storage_url).write("notes.txt", b"no run")
+    assert main(["runs", "list", "--storage", storage_url, "--json"]) == 0
+    states = {row["run"]: row["state"] for row in json.loads(capsys.readouterr().out)}
+    assert states.keys() == {"good", "torn", "damaged", "newer", "begun"}
+    assert (states["good"], states["begun"]) == ("finished", "interrupted")
+    for name, told in (("torn", RUN_JSON), ("damaged", REPORT_JSON), ("newer", "has format 9")):
+        assert states[name].startswith("cannot be read: ")
+        assert told in states[name]

@@ -1,0 +1,110 @@
+"""Calls from far away: each is read and answered once, on any storage, and nothing stays."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from train_core.errors import CheckpointError
+from train_core.storage.coordination.mailbox import Answer, Call, Calls, caller_of, jobs, pause_s
+from train_core.storage.objects.store import Store
+
+JOB = "run-a0001-0a1b2c3d"
+
+
+def test_a_call_is_answered(store: Store) -> None:
+    caller, job = Calls(store, JOB), Calls(store, JOB)
+    assert job.asked() == []
+    first = caller.ask("train", {})
+    second = caller.ask("evaluate", {"split": "test", "checkpoints": [{"step": 3}]})
+    assert jobs(store) == [JOB]
+    assert job.asked() == [first, second]
+    assert job.read(first) == Call(stage="train", arguments={})
+    asked = {"split": "test", "checkpoints": [{"step": 3}]}
+    assert job.read(second) == Call(stage="evaluate", arguments=asked)
+    assert caller.answer_to(first) is None
+    job.answer(second, Answer(result=[1.5, None]))
+    assert caller.answer_to(first) is None
+    assert caller.answer_to(second) == Answer(result=[1.5, None])
+    # What was taken is gone, and what was not is there.
+    assert job.asked() == [first]
+    assert job.read(second) is None
+
+
+def test_callers_do_not_meet_and_jobs_neither(store: Store) -> None:
+    one, another, elsewhere = Calls(store, JOB), Calls(store, JOB), Calls(store, "other")
+    asked = {one.ask("train", {}), another.ask("train", {})}
+    assert len(asked) == 2
+    assert set(Calls(store, JOB).asked()) == asked
+    assert elsewhere.asked() == []
+
+
+def test_an_error_is_an_answer(store: Store) -> None:
+    calls = Calls(store, JOB)
+    name = calls.ask("train", {})
+    calls.answer(name, Answer(error={"type": "ConfigError", "facts": ["no"]}))
+    found = calls.answer_to(name)
+    assert found
+    assert found.error == {"type": "ConfigError", "facts": ["no"]}
+
+
+def test_what_nobody_takes_is_cleared_away_when_the_time_is_over(store: Store) -> None:
+    calls = Calls(store, JOB)
+    name = calls.ask("train", {})
+    calls.answer(name, Answer(result=1))
+    calls.clear(name, within_s=0.1)
+    assert jobs(store) == []
+
+
+def test_clearing_waits_for_who_takes_an_answer(store: Store) -> None:
+    caller, job = Calls(store, JOB), Calls(store, JOB)
+    # Whoever asked for this is gone.
+    Calls(store, JOB).ask("train", {})
+    name = caller.ask("close", {})
+    job.answer(name, Answer(result=7))
+    clearing = threading.Thread(target=job.clear, args=(name, 60))
+    clearing.start()
+    try:
+        assert caller.answer_to(name) == Answer(result=7)
+    finally:
+        clearing.join(60)
+    assert not clearing.is_alive()
+    assert jobs(store) == []
+
+
+def test_what_is_no_call_is_not_read_as_one(store: Store) -> None:
+    calls = Calls(store, JOB)
+    name = calls.ask("train", {})
+    for other in ("notes.json", f"{name}.txt", "x.json"):
+        store.write(f"calls/{JOB}/{other}", b"{}")
+    assert calls.asked() == [name]
+    store.write(f"calls/{JOB}/{name}.json", b"\x80\x04K\x01.")
+    with pytest.raises(CheckpointError, match="not a call"):
+        calls.read(name)
+
+
+def test_a_callers_heart_is_heard(store: Store) -> None:
+    caller, job = Calls(store, JOB), Calls(store, JOB)
+    name = caller.ask("train", {})
+    assert job.heard(caller_of(name)) == 0
+    for counter in (1, 2):
+        caller.beat()
+        assert job.heard(caller_of(name)) == counter
+    assert job.asked() == [name]
+
+
+def test_a_call_can_be_taken_back(store: Store) -> None:
+    caller, job = Calls(store, JOB), Calls(store, JOB)
+    name = caller.ask("train", {})
+    caller.take_back(name)
+    assert job.asked() == []
+    assert job.read(name) is None
+
+
+@given(waited_s=st.floats(0, 1e6))
+def test_an_answer_is_found_a_tenth_later_than_it_came_or_a_second(waited_s: float) -> None:
+    assert 0.1 <= pause_s(waited_s) <= 1
+    assert pause_s(waited_s) <= max(0.1, waited_s / 10)

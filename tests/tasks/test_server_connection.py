@@ -1,0 +1,123 @@
+"""What is asked of Prefect's server, and shown there, while it is away and when it is back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from benchmarks.services import prefect_server
+from tasks.server.connection import BACK, LOST, REQUEST_TIMEOUT_S, ServerConnection
+from tests.chaos.switch import Mode, Switch
+from tests.marks import slow
+
+AWAY = [slow(Mode.ANSWERS_500), slow(Mode.ANSWERS_401), Mode.SILENT]
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """Prefect's threads and its server live as long as the tests."""
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with prefect_server(tmp_path_factory.mktemp("prefect")) as url:
+        yield url
+
+
+@pytest.fixture
+def switch(api: str) -> Iterator[Switch]:
+    port = int(api.rpartition(":")[2].partition("/")[0])
+    with (
+        Switch(port) as switch,
+        temporary_settings({PREFECT_API_URL: f"{switch.url}/api"}),
+    ):
+        yield switch
+
+
+class Told(list[str]):
+    """The lines that were told, and an event for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+
+    def __call__(self, line: str) -> None:
+        with self._changed:
+            self.append(line)
+            self._changed.notify_all()
+
+    def wait_for(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self) >= count, 60), list(self)
+
+
+def artifact(key: str, text: str) -> Callable[[SyncPrefectClient], object]:
+    made = ArtifactCreate(type="markdown", key=key, data=text)
+    return lambda client: client.create_artifact(made)
+
+
+def shown(key: str) -> list[object]:
+    with get_client(sync_client=True) as client:
+        return [one.data for one in client.read_artifacts(limit=200) if one.key == key]
+
+
+@pytest.mark.promise("prefect-away")
+@pytest.mark.parametrize("mode", AWAY)
+def test_a_lost_server_is_told_once_and_gets_what_it_missed(switch: Switch, mode: Mode) -> None:
+    told, key = Told(), f"during-{mode.name.lower().replace('_', '-')}"
+    with ServerConnection(told) as server:
+        server.show(key, artifact(key, "before"))
+        switch.turn(mode)
+        for text in ("first", "second"):
+            server.show(key, artifact(key, text))
+        told.wait_for(1)
+        switch.turn(Mode.PASS)
+        told.wait_for(2)
+        assert server.wait_until_shown(30)
+    assert told[0].startswith(LOST.partition("(")[0])
+    assert told[1:] == [BACK]
+    # Of what it missed the newest.
+    assert sorted(map(str, shown(key))) == ["before", "second"]
+    # After the one that failed no artifact was tried.
+    assert len([line for line in switch.missed if "/artifacts" in line]) == 1
+
+
+@pytest.mark.parametrize("mode", AWAY)
+def test_a_question_costs_seconds_once_and_then_nothing(switch: Switch, mode: Mode) -> None:
+    server = ServerConnection(Told())
+    assert server.ask(lambda client: client.api_version())
+    switch.turn(mode)
+    begin = time.monotonic()
+    assert server.ask(lambda client: client.api_version()) is None
+    # A request that waited for its answer took its time-out, and no second one was sent.
+    assert (time.monotonic() - begin >= REQUEST_TIMEOUT_S) is (mode is Mode.SILENT)
+    assert server.ask(lambda client: client.api_version()) is None
+    assert len(switch.missed) == 1
+    switch.turn(Mode.PASS)
+    assert server.check()
+    assert server.ask(lambda client: client.api_version())
+
+
+def test_what_the_server_refuses_is_told_and_not_tried_again(switch: Switch) -> None:
+    told = Told()
+    server = ServerConnection(told)
+    server.show("Bad Key!", lambda client: client.request("POST", "/artifacts/", json={"key": "!"}))
+    assert len(told) == 1
+    assert told[0].startswith("Bad Key! is not shown in Prefect: HTTP 422")
+    assert server.wait_until_shown(0)
+    assert switch.missed == []
+
+
+def test_without_any_server_there_is_nothing_to_wait_for() -> None:
+    told = Told()
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        server = ServerConnection(told)
+        assert not server.check_patiently()
+        assert not server.wait_until_shown(0)
+    assert [line.partition(" (")[0] for line in told] == [LOST.partition(" (")[0]]

@@ -1,0 +1,1 @@
+"""For programs without torch: each call runs in a process of its own."""

@@ -1,0 +1,234 @@
+"""The driver: a process of its own that runs the stages of one run.
+
+Ray, torch and MLflow live there and not in the flow's process: a Ray started from a thread
+that ends takes its program with it, and Prefect runs tasks in threads. The two talk in JSON
+lines; the driver ends when the program that started it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import IO, Any, Self
+
+import psutil
+
+from train_core.entry_points import DRIVER
+from train_core.errors import EvertrainError, StageError, StoppedError, rebuild
+from train_core.requests import DriverRequest, Prepared
+from train_core.results import (
+    CheckpointSummary,
+    EvaluationResult,
+    PredictionsResult,
+    Report,
+    TrainResult,
+)
+
+
+class Driver:
+    """A handle on the driver process; use it as a context manager.
+
+    The process starts, checks the request and starts Ray as soon as the handle is made; call
+    `prepared` for the outcome of the checks. Each method blocks until its stage is done and may
+    be called from any thread. Errors of the driver are raised here as what they are: a
+    ConfigError (never retried), a RunBusyError, or a StageError with the traceback of the first
+    rank that failed. `on_log` is called with each line that the driver or a worker logs.
+    """
+
+    def __init__(self, request: DriverRequest, on_log: Callable[[str], None] | None = None) -> None:
+        self.request = request
+        self.on_log = on_log
+        self._calls: dict[int, Future[Any]] = {}
+        self._hears_no_more = False
+        self._lock = threading.Lock()
+        reading, writing = os.pipe()
+        self._temporary = tempfile.mkdtemp(prefix="evertrain-")
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", DRIVER),
+                *(str(writing), self._temporary),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(writing,),
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
+        os.close(writing)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._commands: IO[str] = self._process.stdin
+        replies = os.fdopen(reading, "r")
+        self._threads = [
+            threading.Thread(target=self._read_replies, args=(replies,), daemon=True),
+            threading.Thread(target=self._read_log, args=(self._process.stdout,), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._preparing = self._call("prepare", request=request.model_dump(mode="json"))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process still runs; a dead driver answers nothing any more."""
+        return self._process.poll() is None
+
+    def prepared(self) -> Prepared:
+        """The outcome of the checks. Raises ConfigError or RunBusyError."""
+        return Prepared.model_validate(self._preparing.result())
+
+    def train(self) -> TrainResult:
+        """Train to the end, from the newest good checkpoint if there is one."""
+        return TrainResult.model_validate(self._call("train").result())
+
+    def evaluate(self, checkpoints: list[CheckpointSummary], split: str) -> list[EvaluationResult]:
+        """Measure the checkpoints on a split, in parallel; in the order given."""
+        found = self._call("evaluate", checkpoints=_dump(checkpoints), split=split).result()
+        return [EvaluationResult.model_validate(one) for one in found]
+
+    def infer(self, checkpoint: CheckpointSummary, source: str) -> PredictionsResult:
+        """Score new data with a checkpoint. `source` is a split's name or the data's URL."""
+        found = self._call("infer", checkpoint=_dump([checkpoint])[0], source=source).result()
+        return PredictionsResult.model_validate(found)
+
+    def publish(
+        self,
+        train: TrainResult,
+        evaluations: list[EvaluationResult],
+        best: CheckpointSummary,
+        predictions: PredictionsResult,
+        seconds: dict[str, float],
+    ) -> Report:
+        """Write report.json, and the figures, the model and the outcome into MLflow."""
+        found = self._call(
+            "publish",
+            train=train.model_dump(mode="json"),
+            evaluations=_dump(evaluations),
+            best=best.model_dump(mode="json"),
+            predictions=predictions.model_dump(mode="json"),
+            seconds=seconds,
+        ).result()
+        return Report.model_validate(found)
+
+    def close(self, status: str = "FINISHED", timeout_s: float = 60) -> None:
+        """End the driver, with what MLflow shall say of the run: FINISHED, FAILED or KILLED.
+
+        A training that still runs gets its `grace_s` beside the timeout, and saves.
+        """
+        timeout_s += self.request.config.grace_s
+        if self._process.poll() is None:
+            closing = self._call("close", status=status)
+            try:
+                with suppress(TimeoutError, EvertrainError):
+                    closing.result(timeout_s)
+            except BaseException:
+                # Who interrupts the wait, as by a second Ctrl-C, wants the end at once.
+                self._process.kill()
+                self._process.wait()
+                self._clear_away()
+                raise
+        with suppress(OSError):  # what a dead process did not read is still to be written
+            self._commands.close()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._clear_away()
+        for thread in self._threads:
+            thread.join()
+
+    def leave(self) -> None:
+        """End this process's part at once; a job on a cluster goes on without it."""
+        self._process.kill()
+        self._process.wait()
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(end_status(kind))
+
+    def _clear_away(self) -> None:
+        """End what a process that was killed has left: Ray's agents, and what it wrote for a while.
+
+        Ray's agents alone would live on for a minute.
+        """
+        # All of them are in the session that the process began. Its number is given to no other
+        # while one of them lives; whoever has it now that the process is gone is somebody else.
+        is_another = psutil.pid_exists(self._process.pid)
+        for pid in [] if is_another else psutil.pids():
+            with suppress(OSError):
+                if os.getsid(pid) == self._process.pid:
+                    os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _call(self, stage: str, **arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._lock:
+            number = len(self._calls)
+            self._calls[number] = future
+            if self._hears_no_more:
+                # The pipe may still be open, in a process that the dead one has left.
+                future.set_exception(StageError(stage, self._ended()))
+                return future
+            line = json.dumps({"call": number, "stage": stage, "arguments": arguments})
+            try:
+                self._commands.write(line + "\n")
+                self._commands.flush()
+            except (OSError, ValueError):
+                future.set_exception(StageError(stage, self._ended()))
+        return future
+
+    def _read_replies(self, replies: IO[str]) -> None:
+        with replies:
+            for line in replies:
+                if not line.endswith("\n"):
+                    break  # it was killed in the middle of a reply
+                reply = json.loads(line)
+                future = self._calls[reply["call"]]
+                if "error" in reply:
+                    future.set_exception(rebuild(reply["error"]))
+                else:
+                    future.set_result(reply["result"])
+        with self._lock:
+            self._hears_no_more = True
+            for future in self._calls.values():
+                if not future.done():
+                    future.set_exception(StageError("driver", self._ended()))
+
+    def _read_log(self, output: IO[str]) -> None:
+        with output:
+            for line in output:
+                if self.on_log:
+                    self.on_log(line.rstrip("\n"))
+
+    def _ended(self) -> str:
+        try:
+            code: int | None = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            code = None
+        return f"the driver process ended unexpectedly (exit code {code})"
+
+
+def end_status(kind: type[BaseException] | None) -> str:
+    """What MLflow shall say of a run that ended with such an exception, or with none."""
+    if kind is None:
+        return "FINISHED"
+    was_asked_to_stop = issubclass(kind, StoppedError) or not issubclass(kind, Exception)
+    return "KILLED" if was_asked_to_stop else "FAILED"
+
+
+def _dump(results: list[Any]) -> list[dict[str, Any]]:
+    return [result.model_dump(mode="json") for result in results]

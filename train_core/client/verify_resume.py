@@ -1,0 +1,219 @@
+"""The proof that a workload resumes exactly: trained twice, killed once, compared to the bit.
+
+Its ranks are real processes under torchrun with gloo, without Ray, and the kill is a SIGKILL. It
+knows no torch itself: the ranks are `train_core.engine.tools.standalone`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from train_core.client.isolated import compare_runs
+from train_core.config import TrainConfig
+from train_core.differences import RunsComparison
+from train_core.entry_points import STANDALONE_RANK
+from train_core.errors import ConfigError, StageError
+from train_core.requests import StandaloneTask, died_mark, error_file
+from train_core.results import Result
+from train_core.storage.run_folder import RunFolder
+
+Phase = Literal["undisturbed", "killed", "resumed"]
+OnStep = Callable[[Phase, int], None]
+"""Called now and then with the phase that runs and the steps that its run has done."""
+
+# What the proof itself decides, and what has no meaning in it.
+_DECIDED = {
+    *("workload", "settings", "batch_size", "epochs", "max_steps", "max_duration_s"),
+    *("checkpoint_every_epochs", "checkpoint_every_steps", "checkpoint_every_s"),
+    *(
+        "keep_last",
+        "keep_best",
+        "checkpoint_backpressure",
+        "num_workers",
+        "num_shards",
+        "gpus_per_worker",
+        "cpus_per_worker",
+    ),
+    *("ray_address", "runtime_env", "placement_strategy", "strict"),
+    *("init_from", "init_from_optimizer", "init_from_allow"),
+}
+_POLL_S = 0.25
+_LAST_BREATH_S = 30.0
+
+
+class ProofRequest(Result):
+    """What to prove."""
+
+    workload: str
+    settings: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    """Further parameters of the training."""
+    steps: int = Field(default=30, ge=8)
+    """Optimizer steps; the training split is cut so that they cross an epoch's end."""
+    batch_size: int = Field(default=32, ge=1)
+    workers: int = Field(default=2, ge=1)
+    workers_after: int = Field(default=1, ge=1)
+    kill_after: int = Field(default=0, ge=0)
+    """The step after which rank 0 is killed; 0: after three fifths of them."""
+    storage: str
+    """Where the two runs are written: an empty place."""
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Steps from a checkpoint to the next."""
+        return self.steps // 4
+
+    @property
+    def killed_after(self) -> int:
+        """Steps done when the run is killed. Raises ConfigError if that proves nothing."""
+        after = self.kill_after or self.steps * 3 // 5
+        if not self.checkpoint_every <= after < self.steps:
+            raise ConfigError(
+                f"kill_after is {after}: a run that resumes was killed after its first checkpoint, "
+                f"of step {self.checkpoint_every}, and before its end, step {self.steps}"
+            )
+        return after
+
+    def config(self) -> TrainConfig:
+        """The training's configuration. Raises ConfigError for what the proof itself decides."""
+        if decided := sorted(self.training.keys() & _DECIDED):
+            raise ConfigError(
+                f"{', '.join(decided)} cannot be given as a parameter of the training: "
+                "verify-resume decides it, or has an argument for it"
+            )
+        asked = {"monitor": "validation/loss", "monitor_order": "min"} | self.training
+        try:
+            return TrainConfig(
+                **asked,
+                workload=self.workload,
+                settings=self.settings,
+                batch_size=self.batch_size,
+                epochs=self.steps,
+                max_steps=self.steps,
+                checkpoint_every_epochs=0,
+                checkpoint_every_steps=self.checkpoint_every,
+                checkpoint_backpressure="wait",
+                keep_last=self.steps,
+                num_shards=max(self.workers, self.workers_after),
+                gpus_per_worker=0,
+            )
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = "".join(f"{part}: " for part in first["loc"])
+            raise ConfigError(place + first["msg"].removeprefix("Value error, ")) from error
+
+
+class Verdict(Result):
+    """Whether the killed run ended as the undisturbed one, and where they first differ."""
+
+    identical: bool
+    workload: str
+    workers: int
+    workers_after: int
+    killed_after: int
+    """Steps done at the kill."""
+    resumed_after: int
+    """The step of the checkpoint that the run went on from."""
+    comparison: RunsComparison
+
+
+def prove(request: ProofRequest, folder: Path, on_step: OnStep | None = None) -> Verdict:
+    """Train undisturbed; train, kill and resume; compare.
+
+    What the ranks are told, and what they say, goes into `folder`. Raises ConfigError for a request
+    that cannot be carried out, and StageError, with the end of its log, if a training failed by
+    itself.
+    """
+    config, killed_after = request.config(), request.killed_after
+    storage = request.storage
+    undisturbed, resumed = RunFolder(storage, "undisturbed"), RunFolder(storage, "resumed")
+    task = StandaloneTask(
+        storage=storage,
+        run=undisturbed.name,
+        config=config.model_copy(update={"num_workers": request.workers}),
+        # Two epochs, the last batch of each of them smaller.
+        max_samples=request.steps // 2 * request.batch_size - request.batch_size // 2,
+    )
+    _train("undisturbed", task, folder, on_step)
+    task = task.model_copy(update={"run": resumed.name, "kill_after": killed_after})
+    _train("killed", task, folder, on_step)
+    resumed_after = max(one.manifest.step for one in resumed.checkpoints())
+    after = config.model_copy(update={"num_workers": request.workers_after})
+    task = task.model_copy(update={"config": after, "kill_after": None})
+    _train("resumed", task, folder, on_step)
+    comparison = compare_runs(undisturbed, resumed)
+    return Verdict(
+        identical=comparison.is_same,
+        workload=request.workload,
+        workers=request.workers,
+        workers_after=request.workers_after,
+        killed_after=killed_after,
+        resumed_after=resumed_after,
+        comparison=comparison,
+    )
+
+
+def _train(phase: Phase, task: StandaloneTask, folder: Path, on_step: OnStep | None) -> None:
+    """Run the ranks to their end, or to the kill."""
+    told = folder / f"{phase}.json"
+    told.write_text(task.model_dump_json(indent=1))
+    run = RunFolder(task.storage, task.run)
+    with (folder / f"{phase}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+                *("--nproc-per-node", str(task.config.num_workers)),
+                *("--log-dir", str(folder)),
+                *("-m", STANDALONE_RANK, str(told)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": str(task.config.threads_per_worker)},
+        )
+    try:
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_S)
+            if on_step:
+                on_step(phase, int((run.live() or {}).get("step", 0)))
+    finally:
+        _end(process)
+    has_died = died_mark(told).exists()
+    if not (has_died if task.kill_after is not None else process.returncode == 0):
+        raise _failure(phase, told)
+    if on_step:
+        on_step(phase, task.config.max_steps if task.kill_after is None else task.kill_after)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End torchrun, which ends its ranks, if it still runs."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_LAST_BREATH_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _failure(phase: Phase, told: Path) -> Exception:
+    """What the first failing rank said, else the end of the log."""
+    log = told.with_suffix(".log")
+    try:
+        said: dict[str, str] = json.loads(error_file(told).read_text())
+    except FileNotFoundError:
+        lines = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+        return StageError(phase, f"{lines[-1]} (see {log})")
+    if said["kind"] == "config":
+        return ConfigError(said["message"])
+    return StageError(phase, f"{said['message']} (the traceback is in {log})")

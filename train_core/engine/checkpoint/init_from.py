@@ -1,0 +1,155 @@
+"""The weights that a new run takes from elsewhere (`init_from`), and how they are given to it.
+
+They are found once, before the run exists; run.json then says which they were, by digest, so that
+a run which is killed before its first checkpoint begins again with the very same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from train_core.config import TrainConfig
+from train_core.engine.checkpoint.reader import load_state, load_tensors, load_weights, read_buffer
+from train_core.engine.checkpoint.state import load_optimizer_state, optimizer_state
+from train_core.errors import CheckpointError, ConfigError
+from train_core.policy.logins import hide_logins
+from train_core.storage.addresses import file_at, find_checkpoint
+from train_core.storage.records.manifest import FileEntry
+from train_core.storage.records.names import MODEL_FILE
+from train_core.storage.run_folder import Origin
+
+_MODELS = "models:/"
+_FILE = ".safetensors"
+# How an optimizer computes: it changes no moment, and versions of torch have others of them.
+_IMPLEMENTATION = {
+    *("foreach", "fused", "capturable", "differentiable", "maximize", "decoupled_weight_decay"),
+}
+
+
+@dataclass(frozen=True)
+class FirstState:
+    """Weights, and an optimizer's state if it was asked for, read and verified."""
+
+    uri: str
+    allowed: tuple[str, ...]
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any] | None
+
+    @classmethod
+    def read(cls, origin: Origin | None, config: TrainConfig) -> Self:
+        """What run.json says that the run begins with.
+
+        Raises ConfigError if it is gone, and CheckpointError if it is not what it was.
+        """
+        if origin is None:
+            raise ConfigError(
+                f"the run's run.json does not say what init_from {config.init_from!r} was: begin "
+                "a new run"
+            )
+        if origin.uri.endswith(_FILE):
+            weights, optimizer = _read_file(origin), None
+        else:
+            weights, optimizer = _read_checkpoint(origin, whole=config.init_from_optimizer)
+        return cls(hide_logins(origin.uri), tuple(config.init_from_allow), weights, optimizer)
+
+    def give_weights(self, model: nn.Module) -> None:
+        """Load the weights into a whole model. Raises ConfigError, listing what does not fit."""
+        mine = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+        fitting = {
+            name: tensor
+            for name, tensor in self.weights.items()
+            if name in mine and mine[name].shape == tensor.shape
+        }
+        faults = [
+            *(f"{name} is missing" for name in mine.keys() - self.weights.keys()),
+            *(f"{name} is unexpected" for name in self.weights.keys() - mine.keys()),
+            *(
+                f"{name} is {tuple(self.weights[name].shape)}, here {tuple(mine[name].shape)}"
+                for name in mine.keys() & self.weights.keys() - fitting.keys()
+            ),
+        ]
+        self._refuse(f for f in faults if not self._allows(f.partition(" ")[0]))
+        if not fitting:
+            raise ConfigError(f"init_from: {self.uri} has no tensor that fits the model")
+        model.load_state_dict(fitting, strict=False)
+
+    def give_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Load the optimizer's moments, if they were asked for. Raises ConfigError.
+
+        Learning rates and whatever else its groups say stay the new run's.
+        """
+        if self.optimizer is None:
+            return
+        groups = self.optimizer["param_groups"]
+        asked = optimizer.defaults.keys() - _IMPLEMENTATION
+        lacking = {name for name in asked if any(name not in group for group in groups)}
+        if lacking:
+            raise ConfigError(
+                f"init_from: the optimizer of {self.uri} is no {type(optimizer).__name__}, it has "
+                f"no {', '.join(sorted(lacking))}: leave out init_from_optimizer"
+            )
+        mine = optimizer_state(model, optimizer)
+        trained_here = {name for group in mine["param_groups"] for name in group["params"]}
+        trained_there = {name for group in groups for name in group["params"]}
+        self._refuse(
+            f"{name} is trained only {'here' if name in trained_here else 'there'}"
+            for name in trained_here ^ trained_there
+            if not self._allows(name)
+        )
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        moments = {
+            name: state
+            for name, state in self.optimizer["state"].items()
+            if name in trained_here and self.weights[name].shape == shapes[name]
+        }
+        load_optimizer_state(model, optimizer, mine | {"state": moments})
+
+    def _allows(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.allowed)
+
+    def _refuse(self, faults: Iterable[str]) -> None:
+        listed = sorted(faults)
+        if listed:
+            raise ConfigError(
+                f"init_from: {self.uri} does not fit the model: {'; '.join(listed)}. Name those "
+                "that may differ in init_from_allow"
+            )
+
+
+def _read_file(origin: Origin) -> dict[str, Tensor]:
+    store, key = file_at(origin.uri)
+    try:
+        size_bytes = store.size_bytes(key)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{error}: the run begins with its weights, bring it back") from error
+    entry = FileEntry(name=MODEL_FILE, size_bytes=size_bytes, digest=origin.digest)
+    try:
+        buffer = read_buffer(store, key, entry)
+    except CheckpointError as error:
+        raise _other_weights(origin) from error
+    return load_tensors(buffer, origin.uri)
+
+
+def _read_checkpoint(
+    origin: Origin, *, whole: bool
+) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    folder, checkpoint = find_checkpoint(origin.uri, "")
+    if checkpoint.digest != origin.digest:
+        raise _other_weights(origin)
+    if not whole:
+        return load_weights(folder.store, checkpoint), None
+    state = load_state(folder.store, checkpoint)
+    return state["model"], state["optimizer"]
+
+
+def _other_weights(origin: Origin) -> CheckpointError:
+    return CheckpointError(
+        f"{hide_logins(origin.uri)} is not what the run was begun with, whose digest was "
+        f"{origin.digest}: bring it back, or begin a new run"
+    )

@@ -1,0 +1,76 @@
+"""What rank 0 remembers of each step for the journal, and tells of the newest one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from train_core.errors import StorageError
+from train_core.storage.objects.retries import HASTE
+from train_core.storage.objects.store import Store
+from train_core.storage.records.journal import Entry, finite
+from train_core.storage.records.names import LIVE_JSON
+
+_LIVE_EVERY_S = 0.5
+_log = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Collects journal entries until a checkpoint covers them; shows the newest in live.json."""
+
+    def __init__(self, store: Store, *, is_enabled: bool) -> None:
+        self.pending: list[Entry] = []
+        self._is_enabled = is_enabled
+        # A hint is soon followed by a newer one, and nobody waits for it.
+        self._store = store.with_patience(HASTE)
+        self._rates: dict[str, float] = {}
+        self._live: dict[str, Any] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._write_live, name="live", daemon=True)
+        if is_enabled:
+            self._thread.start()
+
+    def add(
+        self, step: int, metrics: Mapping[str, float], rates: Mapping[str, float] | None = None
+    ) -> None:
+        """Record what was measured at `step`."""
+        if self._is_enabled:
+            rates, self._rates = {**self._rates, **(rates or {})}, {}
+            self.pending.append(
+                Entry(step=step, time=time.time(), metrics=finite(metrics), rates=rates)
+            )
+
+    def rate(self, name: str, value: float) -> None:
+        """Add to what the next entry says of the machine, not of the training."""
+        self._rates[name] = self._rates.get(name, 0) + value
+
+    def show(self, **live: Any) -> None:
+        """Tell where the training is; written from the background, about twice a second."""
+        self._live = {"stage": "train", "time": time.time(), **live}
+
+    def forget(self, entries: list[Entry]) -> None:
+        """Drop the oldest pending entries: a checkpoint covers them now."""
+        assert self.pending[: len(entries)] == entries
+        del self.pending[: len(entries)]
+
+    def close(self) -> None:
+        """Write the last state and end the thread."""
+        self._ended.set()
+        if self._is_enabled:
+            self._thread.join()
+
+    def _write_live(self) -> None:
+        shown: dict[str, Any] = {}
+        while not self._ended.wait(_LIVE_EVERY_S) or shown is not self._live:
+            if shown is self._live:
+                continue
+            shown = self._live
+            try:
+                self._store.write(LIVE_JSON, json.dumps(shown).encode())
+            except StorageError as error:
+                # A hint for people: the journal has the truth.
+                _log.debug("live.json was not written: %s", error)

@@ -1,0 +1,92 @@
+"""Where a training is: the part of its state that is numbers, not tensors."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from train_core.config import TrainConfig
+from train_core.policy.selection import score
+from train_core.policy.steps import StepPlan
+
+
+@dataclass
+class Progress:
+    """The position, the running sums of the epoch, and what early stopping remembers."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    epoch: int = 0
+    """Epochs completed, their validation included."""
+    step_in_epoch: int = 0
+    samples_seen: int = 0
+    epoch_loss_sum: float = 0.0
+    epoch_samples: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The newest value of each metric."""
+    validated_step: int = -1
+    best: float | None = None
+    """The best value so far of the monitored metric."""
+    num_bad_validations: int = 0
+    elapsed_s: float = 0.0
+    stopped_by: str = ""
+
+    def capture(self) -> dict[str, Any]:
+        """The values, for the checkpoint."""
+        return asdict(self)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take the values of a checkpoint."""
+        for name in asdict(self):
+            setattr(self, name, state[name])
+
+    def count_step(self, num_samples: int) -> None:
+        """One more optimizer step, over so many samples."""
+        self.step += 1
+        self.step_in_epoch += 1
+        self.samples_seen += num_samples
+
+    def add_loss(self, loss: float, num_samples: int) -> None:
+        """Add a step's mean loss to the epoch's."""
+        self.epoch_loss_sum += loss * num_samples
+        self.epoch_samples += num_samples
+
+    def end_epoch(self) -> dict[str, float]:
+        """Close the epoch's sums and give its metrics."""
+        mean = self.epoch_loss_sum / self.epoch_samples
+        self.epoch += 1
+        self.step_in_epoch = self.epoch_samples = 0
+        self.epoch_loss_sum = 0.0
+        return {"train/epoch_loss": mean}
+
+    def judge(self, config: TrainConfig) -> None:
+        """Compare the newest validation with the best, for early stopping."""
+        value = self.metrics.get(config.monitor)
+        now = score(value, config.monitor_order)
+        if self.best is None or now > score(self.best, config.monitor_order) + (
+            config.early_stopping_min_delta
+        ):
+            self.best, self.num_bad_validations = value, 0
+        else:
+            self.num_bad_validations += 1
+
+    def awaits_validation(self, plan: StepPlan) -> bool:
+        """Whether all steps of an epoch are done, and its validation is not."""
+        return self.step_in_epoch == plan.steps_per_epoch
+
+    def reason_to_stop(self, config: TrainConfig, plan: StepPlan) -> str:
+        """Why the training ends here, or nothing."""
+        if self.awaits_validation(plan):
+            return ""
+        if self.epoch >= config.epochs:
+            return "epochs"
+        if 0 < config.max_steps <= self.step:
+            return "max_steps"
+        if 0 < config.early_stopping_patience <= self.num_bad_validations:
+            return "early_stopping"
+        return ""
+
+    def total_steps(self, config: TrainConfig, plan: StepPlan) -> int:
+        """Optimizer steps until the end, unless something stops the training early."""
+        planned = config.epochs * plan.steps_per_epoch
+        return min(planned, config.max_steps) if config.max_steps else planned

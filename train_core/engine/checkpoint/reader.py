@@ -1,0 +1,190 @@
+"""Reading a checkpoint's files: verified, put together, without a copy where it can be.
+
+model.safetensors       parameters and buffers; loads with safetensors alone
+optimizer.safetensors   `state/<parameter>/<name>`: moments and steps
+…                       one for every further part that has tensors
+state.json              the whole nested state, each tensor replaced by {"$tensor": path}
+
+A part may be several files, `<part>-00001-of-00002.safetensors` …, and some of them may have some
+rows of a tensor only (`engine.rows`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from train_core.engine.checkpoint.row_shards import Pieces, read_rows, rows_here
+from train_core.engine.checkpoint.snapshot import bytes_of, tensors_in
+from train_core.engine.checkpoint.state import unpack
+from train_core.engine.distributed.fsdp import is_distributed
+from train_core.engine.distributed.group import Group
+from train_core.errors import CheckpointError
+from train_core.policy.layout import MODEL, OPTIMIZER, part_of
+from train_core.storage.objects.store import Store
+from train_core.storage.records.manifest import FileEntry
+from train_core.storage.records.names import STATE_JSON
+from train_core.storage.records.tensor_file import read_layout
+from train_core.storage.records.verified_files import read_file
+from train_core.storage.run_folder import Checkpoint
+
+_FILES_AT_A_TIME = 4
+
+
+class Assembly:
+    """Puts the tensors of a checkpoint's files together, whole or this rank's rows of them.
+
+    With a `mesh`, tensors that files have in rows, and those of which `is_cut(path, shape)` says
+    so, become DTensors of this rank's rows; all others are whole.
+    """
+
+    def __init__(
+        self,
+        group: Group | None = None,
+        mesh: DeviceMesh | None = None,
+        is_cut: Callable[[str, torch.Size], bool] | None = None,
+    ) -> None:
+        self._group = group
+        self._mesh = mesh
+        self._is_cut = is_cut
+        self._whole: dict[str, Tensor] = {}
+        self._pieces: dict[str, tuple[Pieces, torch.Size]] = {}
+        self._plain: Any = None
+
+    def add(self, file: str, buffer: Tensor) -> None:
+        """Take what a file has. Raises CheckpointError if it is malformed."""
+        data = bytes_of(buffer)
+        if file == STATE_JSON:
+            self._plain = _parse_json(data, file)
+        part = part_of(file)
+        if part is None:
+            return
+        layout = read_layout(data, file)
+        rows = read_rows(layout.metadata, file)
+        for name, tensor in tensors_in(buffer, layout).items():
+            path = f"{part}/{name}"
+            start, shape = rows.get(name, (0, tensor.shape))
+            if name in rows or (self._is_cut and self._is_cut(path, tensor.shape)):
+                self._piece(path, torch.Size(shape), tensor).add(start, tensor, path)
+            else:
+                # The model and the optimizer copy what they are given; others may keep it.
+                self._whole[path] = tensor if part in (MODEL, OPTIMIZER) else tensor.clone()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by path, `<part>/<name>`. Raises CheckpointError if rows are missing."""
+        found = dict(self._whole)
+        for path, (pieces, shape) in self._pieces.items():
+            rows = pieces.whole(path)
+            found[path] = rows if self._mesh is None else self._distributed(rows, shape)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """The whole nested state. Raises CheckpointError if the files do not fit together."""
+        if not isinstance(self._plain, dict):
+            raise CheckpointError(f"the checkpoint has no {STATE_JSON}")
+        state: dict[str, Any] = unpack(self._plain, self.tensors())
+        return state
+
+    def _piece(self, path: str, shape: torch.Size, like: Tensor) -> Pieces:
+        if path not in self._pieces:
+            size_bytes = math.prod(shape) * like.itemsize
+            if not shape or size_bytes > psutil.virtual_memory().total:
+                raise CheckpointError(f"the tensor {path!r} cannot have rows of shape {shape}")
+            wanted = range(shape[0])
+            if self._mesh is not None and self._group is not None:
+                wanted = rows_here(shape[0], self._group)
+            self._pieces[path] = Pieces(shape, like.dtype, wanted), shape
+        pieces, known = self._pieces[path]
+        if shape != known:
+            raise CheckpointError(f"the tensor {path!r} is of shape {known} and of {shape}")
+        return pieces
+
+    def _distributed(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        from torch.distributed.tensor import DTensor, Shard
+
+        assert self._mesh is not None
+        whole = torch.empty(shape, device="meta")
+        return DTensor.from_local(
+            rows.to(self._mesh.device_type),
+            self._mesh,
+            [Shard(0)],
+            shape=shape,
+            stride=whole.stride(),
+        )
+
+
+def read_buffer(store: Store, key: str, entry: FileEntry) -> Tensor:
+    """A file's bytes, verified. Raises CheckpointError, naming it, if it is damaged or missing."""
+    data = read_file(store, key, entry)
+    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def load_tensors(buffer: Tensor, file: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file's bytes. Raises CheckpointError if it is malformed."""
+    return tensors_in(buffer, read_layout(bytes_of(buffer), file))
+
+
+def load_weights(store: Store, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """A checkpoint's parameters and buffers, verified. Raises CheckpointError."""
+    entries = [e for e in checkpoint.manifest.files if part_of(e.name) == MODEL]
+    if not entries:
+        raise CheckpointError(f"{store.uri(checkpoint.key)} has no weights")
+    found = _assemble(store, checkpoint, entries).tensors()
+    return {path.removeprefix(f"{MODEL}/"): tensor for path, tensor in found.items()}
+
+
+def load_state(store: Store, checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint's whole state, verified, by part. Raises CheckpointError."""
+    return _assemble(store, checkpoint, checkpoint.manifest.files).state()
+
+
+def read_buffers(store: Store, folder: str, entries: Iterable[FileEntry]) -> dict[str, Tensor]:
+    """The files' bytes, verified, by name. Raises CheckpointError as `read_buffer`.
+
+    Several at a time: one is hashed, or on its way through the network, while another is read.
+    """
+    listed = list(entries)
+    keys = [f"{folder}/{entry.name}" for entry in listed]
+    with ThreadPoolExecutor(_FILES_AT_A_TIME, "read-files") as threads:
+        buffers = threads.map(partial(read_buffer, store), keys, listed)
+        return {entry.name: buffer for entry, buffer in zip(listed, buffers, strict=True)}
+
+
+def _assemble(store: Store, checkpoint: Checkpoint, entries: Iterable[FileEntry]) -> Assembly:
+    assembly = Assembly()
+    for name, buffer in read_buffers(store, checkpoint.key, entries).items():
+        assembly.add(name, buffer)
+    return assembly
+
+
+def _parse_json(data: memoryview, file: str) -> Any:
+    try:
+        # Not its bytes: json would copy them once more, to look for other encodings.
+        return json.loads(str(data, "utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not JSON: {error}") from error
+
+
+def sharded_assembly(model: nn.Module, group: Group) -> Assembly:
+    """What puts a checkpoint's files together for a sharded model: this rank's rows of them."""
+    weights = {name: value for name, value in model.state_dict().items() if is_distributed(value)}
+
+    def is_cut(path: str, shape: torch.Size) -> bool:
+        part, *names = path.split("/")
+        if part == MODEL:
+            return names[-1] in weights
+        # optimizer/state/<parameter>/<name>: moments are cut as their parameters are.
+        if part != OPTIMIZER or len(names) != 3 or names[1] not in weights:
+            return False
+        return weights[names[1]].shape == shape
+
+    return Assembly(group, next(iter(weights.values())).device_mesh, is_cut)

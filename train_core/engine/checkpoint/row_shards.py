@@ -1,0 +1,96 @@
+"""Tensors of which each rank has some rows: FSDP2's shards, and how they become tensors again.
+
+A file of such a checkpoint says in its own header, under `rows`, which rows it has: for each
+tensor the first row and the whole tensor's shape.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from train_core.engine.distributed.fsdp import is_distributed
+from train_core.engine.distributed.group import Group
+from train_core.errors import CheckpointError, WorkloadError
+from train_core.policy.sharding import rows_of_rank
+from train_core.storage.records.tensor_file import MAX_SIZE
+
+if TYPE_CHECKING:
+    pass
+
+ROWS = "rows"
+
+
+def rows_here(num_rows: int, group: Group) -> range:
+    """The rows of a tensor that this rank has."""
+    return rows_of_rank(num_rows, group.world_size, group.rank)
+
+
+def check_rows(path: str, tensor: Tensor) -> None:
+    """Raise WorkloadError if a distributed tensor is not cut into rows over all ranks."""
+    from torch.distributed.tensor import Shard
+
+    assert is_distributed(tensor)
+    if tensor.device_mesh.ndim != 1 or list(tensor.placements) != [Shard(0)]:
+        raise WorkloadError(
+            f"the state's tensor {path} is distributed as {tensor.placements}: only tensors that "
+            "are cut into rows over all workers (Shard(0), fully_shard's default) can be saved"
+        )
+
+
+class Pieces:
+    """Collects a tensor's rows from the files that have them: all of them, or this rank's."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, wanted: range) -> None:
+        self._shape = shape
+        self._wanted = wanted
+        self._taken: list[range] = []
+        self.tensor = torch.empty((len(wanted), *shape[1:]), dtype=dtype)
+
+    def add(self, start: int, rows: Tensor, path: str) -> None:
+        """Take what is wanted of `rows`, whose first one is row `start` of the tensor.
+
+        Raises CheckpointError if they cannot be rows of it.
+        """
+        fits = rows.dtype == self.tensor.dtype and rows.shape[1:] == self._shape[1:]
+        if not fits or not 0 <= start <= start + len(rows) <= self._shape[0]:
+            raise CheckpointError(
+                f"{rows.dtype} of shape {tuple(rows.shape)} at row {start} are no rows of the "
+                f"tensor {path!r}, which is {self.tensor.dtype} of shape {tuple(self._shape)}"
+            )
+        first = max(start, self._wanted.start)
+        last = min(start + len(rows), self._wanted.stop)
+        if first < last:
+            begin = self._wanted.start
+            self.tensor[first - begin : last - begin].copy_(rows[first - start : last - start])
+            self._taken.append(range(first, last))
+
+    def whole(self, path: str) -> Tensor:
+        """The rows that are wanted. Raises CheckpointError if some are in no file, or in two."""
+        end = self._wanted.start
+        for rows in sorted(self._taken, key=lambda taken: taken.start):
+            if rows.start != end:
+                break
+            end = rows.stop
+        else:
+            if end == self._wanted.stop:
+                return self.tensor
+        raise CheckpointError(f"row {end} of the tensor {path!r} is in no file, or in two")
+
+
+def read_rows(metadata: dict[str, str], file: str) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """By tensor the first row that a file has, and the whole shape. Raises CheckpointError."""
+    try:
+        found: dict[str, Any] = json.loads(metadata.get(ROWS, "{}"))
+        rows = {
+            name: (int(start), tuple(map(int, shape))) for name, (start, *shape) in found.items()
+        }
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise CheckpointError(f"{file} does not say which rows it has: {error!r}") from error
+    for name, (start, shape) in rows.items():
+        if not shape or not all(0 <= number < MAX_SIZE for number in (start, *shape)):
+            raise CheckpointError(f"{file} says that {name!r} begins at row {start} of {shape}")
+    return rows

@@ -1,0 +1,181 @@
+"""Fetching: raw columns from a dataset, prepared as batches, in the loop or ahead of it."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from train_core.config import TrainConfig
+from train_core.engine.distributed.group import Group
+from train_core.policy.randomness import AUGMENT, SampleRandom, derive_seed, sample_order
+from train_core.policy.steps import MicroBatch
+from train_core.workload import (
+    Batch,
+    Columns,
+    Dataset,
+    ShardStream,
+    Stream,
+    Workload,
+    fetch,
+)
+
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that a process gets when the one that started it ends."""
+
+
+def seed_generators(seed: int) -> None:
+    """Seed every generator that a model or a transform may draw from.
+
+    Not `torch.manual_seed`: it also visits back ends that are absent, ten times as slowly.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (users' code draws from it)
+    random.seed(seed)
+
+
+class TrainBatches(TorchDataset[Batch]):
+    """The batch of any micro-batch of the plan; the same whoever asks, whenever."""
+
+    def __init__(self, workload: Workload[Any], dataset: Dataset, seed: int) -> None:
+        self._workload = workload
+        self._dataset = dataset
+        self._seed = seed
+        self._epoch = -1
+        self._order = np.empty(0, np.int64)
+
+    def __getitem__(self, micro: MicroBatch) -> Batch:
+        if micro.epoch != self._epoch:
+            self._order = sample_order(self._seed, micro.epoch, len(self._dataset))
+            self._epoch = micro.epoch
+        indices = self._order[micro.places.start : micro.places.stop]
+        columns = self._fetch(indices, micro.epoch)
+        return self._workload.prepare(columns, SampleRandom(self._seed, micro.epoch, indices))
+
+    def _fetch(self, indices: np.ndarray[Any, np.dtype[np.int64]], epoch: int) -> Columns:
+        if hasattr(self._dataset, "__getitems__"):
+            return fetch(self._dataset, indices)
+        # A dataset read sample by sample may transform with any generator: each sample gets
+        # its own randomness, whichever process reads it.
+        seeded = _SeededPerSample(self._dataset, self._seed, epoch)
+        return fetch(seeded, indices)
+
+
+class StreamBatches:
+    """The batches of a stream's shards in this process, and where each of them stands."""
+
+    def __init__(self, workload: Workload[Any], stream: Stream, config: TrainConfig) -> None:
+        self._workload = workload
+        self._stream = stream
+        self._config = config
+        self._parts: dict[int, ShardStream] = {}
+        self._restored: dict[str, Any] = {}
+
+    def batches(self, epoch: int, shards: range, keys: Iterable[MicroBatch]) -> Iterator[Batch]:
+        """The epoch's batches, from where the streams stood if they were restored."""
+        num_shards = self._config.shards
+        self._parts = {shard: self._stream.shard(shard, num_shards, epoch) for shard in shards}
+        for shard, part in self._parts.items():
+            if self._restored:
+                part.load_state_dict(self._restored[str(shard)])
+        self._restored = {}
+        return (self._batch(key) for key in keys)
+
+    def captured_everywhere(self, group: Group) -> dict[str, Any]:
+        """Where every shard's stream stands, on every rank."""
+        here = {str(shard): part.state_dict() for shard, part in self._parts.items()}
+        captured: dict[str, Any] = {}
+        for of_rank in group.gather(here):
+            captured |= of_rank
+        return captured
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Begin the next `batches` from here."""
+        self._restored = state
+
+    def _batch(self, micro: MicroBatch) -> Batch:
+        columns = self._parts[micro.shard].read(len(micro.places))
+        places = np.arange(micro.places.start, micro.places.stop)
+        random = SampleRandom(self._config.seed, micro.epoch, places)
+        return self._workload.prepare(columns, random)
+
+
+class _SeededPerSample:
+    def __init__(self, dataset: Dataset, seed: int, epoch: int) -> None:
+        self._dataset, self._seed, self._epoch = dataset, seed, epoch
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int, /) -> Any:
+        seed_generators(derive_seed(self._seed, AUGMENT, self._epoch, index))
+        return self._dataset[index]
+
+
+def load_ahead(
+    batches: TorchDataset[Batch], keys: Iterable[Any], *, num_processes: int, device: torch.device
+) -> Iterator[Batch]:
+    """The batches of `keys` in order, fetched by `num_processes` processes or in the loop."""
+    loader: DataLoader[Batch] = DataLoader(
+        batches,
+        batch_size=None,
+        sampler=keys,
+        num_workers=num_processes,
+        pin_memory=device.type == "cuda",
+        collate_fn=_as_it_is,
+        worker_init_fn=_die_with_the_rank,
+    )
+    return iter(loader)
+
+
+def _die_with_the_rank(_: int) -> None:
+    """Have the system end this process with the one that started it.
+
+    Forked, it holds the sockets of its rank's process group, and looks for its parent every five
+    seconds only: so long, the other ranks would not see that the rank has died.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # The system does not tell of a rank that died before it was asked to.
+        rank = multiprocessing.parent_process()
+        if rank is not None and rank.pid != os.getppid():
+            os._exit(1)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def model_to_device(model: nn.Module, device: torch.device, *, channels_last: bool) -> nn.Module:
+    """The model on the device, with its 4-d parameters in the memory format asked for."""
+    model = model.to(device)
+    if not channels_last:
+        return model
+    return model.to(memory_format=torch.channels_last)  # type: ignore[no-any-return, call-overload]  # torch's stub lacks it
+
+
+def to_device(batch: Batch, device: torch.device, *, channels_last: bool) -> Batch:
+    """The batch on the device, with 4-d tensors in the memory format that is asked for."""
+    return {
+        name: tensor.to(
+            device,
+            non_blocking=True,
+            memory_format=torch.channels_last
+            if channels_last and tensor.dim() == 4
+            else torch.preserve_format,
+        )
+        for name, tensor in batch.items()
+    }

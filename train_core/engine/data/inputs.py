@@ -1,0 +1,310 @@
+"""New data to score: Parquet files, a folder of images, IDX files, or one of the splits.
+
+Every kind gives the same thing: numbered rows with an id each, read as raw columns, a range at
+a time. An input is opened in the driver, which lists its files, checks what they say of themselves
+and makes their digests; the workers read those files, and no others.
+"""
+
+from __future__ import annotations
+
+import bisect
+import posixpath
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from train_core.datasets.files import is_data
+from train_core.engine.data.formats import (
+    ID,
+    IMAGE_SUFFIXES,
+    KINDS,
+    Head,
+    Kind,
+    columns_of,
+    first_rows,
+    head_of,
+    open_parquet,
+    parquet_rows,
+    read_image,
+)
+from train_core.engine.data.raw_columns import RawColumns, joined, try_prepare
+from train_core.errors import DataError, HiddenLoginError
+from train_core.policy.logins import has_hidden_login, hide_logins
+from train_core.storage.objects.digests import digest_of, new_digest
+from train_core.storage.objects.store import Store
+from train_core.workload import SPLITS, Columns, Dataset, Split, Workload, fetch, indexed
+
+_MOST_LISTED = 1000
+"""Files that a manifest lists one by one; of more it has the digest of all."""
+_NUM_READERS = 16
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file with rows to score, as it was when the input was opened; or a split."""
+
+    name: str
+    rows: int
+    size_bytes: int = 0
+    digest: str = ""
+    """BLAKE3 of the content; empty where the input was opened without."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """Rows to score: what they are, where, and how many each file has."""
+
+    kind: Kind
+    source: str
+    files: tuple[InputFile, ...]
+    digest: str = ""
+    """Of all files' names, sizes and contents; of a split, its dataset's; empty without."""
+
+    @property
+    def num_rows(self) -> int:
+        """All rows of all files."""
+        return sum(file.rows for file in self.files)
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The number of each file's first row, and the number of all rows."""
+        return [0, *np.cumsum([file.rows for file in self.files]).tolist()]
+
+    def describe(self) -> dict[str, Any]:
+        """The input without its login, for the manifest of its predictions."""
+        found = {"kind": self.kind, "source": hide_logins(self.source), "num_rows": self.num_rows}
+        if self.digest:
+            found["digest"] = self.digest
+        if self.kind == "split":
+            return found
+        found["num_files"] = len(self.files)
+        found["size_bytes"] = sum(file.size_bytes for file in self.files)
+        if len(self.files) <= _MOST_LISTED:
+            found["files"] = [
+                {
+                    "name": file.name,
+                    "rows": file.rows,
+                    "size_bytes": file.size_bytes,
+                    "digest": file.digest,
+                }
+                for file in self.files
+            ]
+        return found
+
+
+def open_input(source: str, workload: Workload[Any], *, with_digests: bool = False) -> Input:
+    """The rows at `source`: a split's name or a URL.
+
+    Raises DataError if there are none, or if the workload's `prepare` cannot do with the columns of
+    a file, and HiddenLoginError for an address as a record has it, without its login. Of files,
+    only their heads and some first rows are read, unless `with_digests`: all of each, once. Only
+    an input with digests can be read by `read_input`.
+    """
+    if has_hidden_login(source):
+        raise HiddenLoginError(f"the URL of the input ({source})")
+    if source in SPLITS:
+        dataset = indexed(workload, source)
+        digest = dataset.digest() if with_digests and hasattr(dataset, "digest") else ""
+        found = Input("split", source, (InputFile(source, len(dataset)),), digest)
+    else:
+        found = _open_files(source, workload)
+    if not found.num_rows:
+        raise DataError(f"input {hide_logins(source)!r} has no rows")
+    return _with_digests(found) if with_digests and found.kind != "split" else found
+
+
+def _with_digests(found: Input) -> Input:
+    digests = _in_parallel(partial(_digest, Store(found.source)), found.files)
+    files = tuple(
+        replace(file, digest=digest) for file, digest in zip(found.files, digests, strict=True)
+    )
+    whole = new_digest()
+    for file in files:
+        whole.update(f"{file.name}\0{file.size_bytes}\0{file.digest}\n".encode())
+    return replace(found, files=files, digest=whole.hexdigest())
+
+
+def read_input(
+    found: Input, workload: Workload[Any], samples: range
+) -> tuple[list[str], RawColumns]:
+    """The ids and the raw columns of some consecutive rows.
+
+    Raises DataError if a file is not what it was when the input was opened.
+    """
+    if found.kind == "split":
+        columns = fetch(_split(workload, found.source), np.arange(samples.start, samples.stop))
+        files = {f"the {found.source} split": list(columns)}
+        return [f"{found.source}/{row}" for row in samples], RawColumns(columns, files)
+    store, ids = Store(found.source), []
+    parts: dict[str, Columns] = {}
+    for file, rows in _locate(found, samples):
+        names, parts[store.uri(file.name)] = _read_rows(found.kind, store, file, rows)
+        ids += names
+    return ids, joined(parts)
+
+
+def _open_files(source: str, workload: Workload[Any]) -> Input:
+    store, sizes = _folder_of(source)
+    if not sizes:
+        raise DataError(
+            f"input {hide_logins(source)!r}: nothing is there, but for names that begin with . or _"
+        )
+    for kind, matches in KINDS.items():
+        if names := [name for name in sizes if matches(name.lower())]:
+            return _open_kind(kind, store, _once_each(names), sizes, workload)
+    there = f"input {hide_logins(source)!r} holds {', '.join(list(sizes)[:3])}…"
+    raise DataError(
+        f"{there}: expected *.parquet files, images "
+        f"({', '.join(IMAGE_SUFFIXES)}) or IDX files (*idx3-ubyte or *idx3-ubyte.gz), or name "
+        f"one of the splits {', '.join(SPLITS)}"
+    )
+
+
+def _open_kind(
+    kind: Kind, store: Store, names: list[str], sizes: Mapping[str, int], workload: Workload[Any]
+) -> Input:
+    """The input of these files, once their heads are read and their columns will do."""
+    heads = _in_parallel(lambda name: head_of(kind, store, name, sizes[name]), names)
+    files = [
+        InputFile(name, head.rows, sizes[name]) for name, head in zip(names, heads, strict=True)
+    ]
+    _check_columns(kind, store, list(zip(files, heads, strict=True)), workload)
+    return Input(kind, store.url, tuple(files))
+
+
+def _once_each(names: list[str]) -> list[str]:
+    """Without the packed one of two files that are the same but for that."""
+    there = set(names)
+    return [name for name in names if not (name.endswith(".gz") and name[:-3] in there)]
+
+
+def _check_columns(
+    kind: Kind, store: Store, files: list[tuple[InputFile, Head]], workload: Workload[Any]
+) -> None:
+    """Try the workload's `prepare` with the first rows of one file of each set of columns."""
+    kinds = {head.columns: file for file, head in reversed(files) if file.rows}
+    for columns, file in kinds.items():
+        rows = first_rows(kind, store, file.name, file.size_bytes)
+        try_prepare(workload, RawColumns(rows, {store.uri(file.name): columns}))
+
+
+def _folder_of(source: str) -> tuple[Store, dict[str, int]]:
+    """The folder and the sizes of the files in it and in its folders; or of a single file."""
+    store = Store(source)
+    sizes = {name: size for name, size in store.sizes().items() if is_data(name)}
+    base, parent = posixpath.basename(store.url), Store(posixpath.dirname(store.url))
+    if sizes or not parent.exists(base):
+        return store, sizes
+    try:
+        return parent, {base: parent.size_bytes(base)}
+    except IsADirectoryError:
+        return store, sizes
+
+
+def _locate(found: Input, samples: range) -> list[tuple[InputFile, range]]:
+    """The files that hold the rows, with the rows counted inside each file."""
+    starts = found.starts
+    located = []
+    index = bisect.bisect_right(starts, samples.start) - 1
+    while index < len(found.files) and starts[index] < samples.stop:
+        lo = max(samples.start, starts[index]) - starts[index]
+        hi = min(samples.stop, starts[index + 1]) - starts[index]
+        if lo < hi:
+            located.append((found.files[index], range(lo, hi)))
+        index += 1
+    return located
+
+
+def _read_rows(kind: Kind, store: Store, file: InputFile, rows: range) -> tuple[list[str], Columns]:
+    # Either spelling of a file of IDX is one name in the ids.
+    name = file.name.removesuffix(".gz") if kind == "idx" else file.name
+    if kind == "images":
+        return [name], {"image": read_image(_read(store, file), store.uri(name))[None]}
+    numbered = [f"{name}#{row}" for row in rows]
+    if kind == "idx":
+        return numbered, {"image": _idx(store.url, file)[rows.start : rows.stop]}
+    table = parquet_rows(_parquet(store.url, file), rows)
+    if ID in table.column_names:
+        numbered = [str(value) for value in table[ID].to_pylist()]
+    return numbered, columns_of(table)
+
+
+def _digest(store: Store, file: InputFile) -> str:
+    """Of the file's content, read in bounded memory."""
+    digest, num_bytes = new_digest(), 0
+    try:
+        for piece in store.chunks(file.name):
+            digest.update(piece)
+            num_bytes += len(piece)
+    except FileNotFoundError as error:
+        raise _changed(store, file) from error
+    if num_bytes != file.size_bytes:
+        raise _changed(store, file)
+    return digest.hexdigest()
+
+
+def _read(store: Store, file: InputFile) -> bytes:
+    """The file's content. Raises DataError if that is another than it was."""
+    try:
+        data = store.read(file.name)
+    except FileNotFoundError as error:
+        raise _changed(store, file) from error
+    if digest_of(data) != file.digest:
+        raise _changed(store, file)
+    return data
+
+
+def _check_rows(store: Store, file: InputFile, rows: int) -> None:
+    """Raise DataError if it was replaced after its head was read and before its digest was made."""
+    if rows != file.rows:
+        raise _changed(store, file)
+
+
+def _changed(store: Store, file: InputFile) -> DataError:
+    return DataError(
+        f"{store.uri(file.name)} is not what it was when the input was opened: it was replaced or "
+        "deleted meanwhile. Infer again, which reads what is there then, and write new data into "
+        "files of their own"
+    )
+
+
+def _in_parallel(call: Callable[[Any], _T], items: Iterable[Any]) -> list[_T]:
+    """What the call gives for each: requests that wait for a storage wait side by side."""
+    with ThreadPoolExecutor(_NUM_READERS, "read") as threads:
+        running = [threads.submit(call, item) for item in items]
+        try:
+            return [one.result() for one in running]
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+# The last few files stay open for the next batch; keys are plain, so that they are found again.
+@lru_cache(maxsize=2)
+def _split(workload: Workload[Any], split: Split) -> Dataset:
+    return indexed(workload, split)
+
+
+@lru_cache(maxsize=4)
+def _idx(url: str, file: InputFile) -> npt.NDArray[Any]:
+    from train_core.workloads.idx import parse_idx_file
+
+    store = Store(url)
+    images = parse_idx_file(_read(store, file), store.uri(file.name))
+    _check_rows(store, file, len(images))
+    return images
+
+
+@lru_cache(maxsize=4)
+def _parquet(url: str, file: InputFile) -> pq.ParquetFile:
+    store = Store(url)
+    opened = open_parquet(_read(store, file), store.uri(file.name))
+    _check_rows(store, file, opened.metadata.num_rows)
+    return opened

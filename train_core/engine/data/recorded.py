@@ -1,0 +1,97 @@
+"""A run's workload as run.json says it is: its data, its settings with their defaults."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from train_core.config import TrainConfig
+from train_core.errors import HiddenLoginError, RunConflictError, WorkloadError
+from train_core.policy.logins import has_hidden_login, hide_logins, with_login_of
+from train_core.storage.finished_runs import recorded_runs
+from train_core.storage.records.data_files import FileList
+from train_core.storage.run_folder import Origin, RunFolder, RunRecord
+from train_core.workload import RecordedData, Workload, load_workload, parse_settings
+
+
+def load_recorded(folder: RunFolder, config: TrainConfig) -> Workload[Any]:
+    """The workload of a run, which reads the data that the run recorded, and no other.
+
+    Before there is a run, it reads what is there. Raises WorkloadError if it cannot be loaded.
+    Files that cannot be reached without a login that is not recorded are refused when asked for.
+    """
+    record = folder.record() if folder.exists() else None
+    if record is None:
+        return load_workload(config.workload, config.settings)
+    data = RecordedData(folder.name, record.datasets, folder.files_of(record))
+    return load_workload(config.workload, config.settings, data)
+
+
+def with_defaults(config: TrainConfig) -> TrainConfig:
+    """The configuration with all of its workload's settings. Raises WorkloadError."""
+    settings = parse_settings(config.workload, config.settings).model_dump(mode="json")
+    return config.model_copy(update={"settings": settings})
+
+
+def with_known_defaults(config: TrainConfig) -> TrainConfig:
+    """As `with_defaults`; as recorded where the workload's code no longer takes the settings."""
+    try:
+        return with_defaults(config)
+    except WorkloadError:
+        return config
+
+
+def check_continuation(folder: RunFolder, asked: TrainConfig) -> None:
+    """Raise RunConflictError if `asked` changes what may not change in the run.
+
+    Settings are compared with their defaults: a run of an older evertrain recorded none.
+    """
+    was = folder.record().config
+    if was.workload == asked.workload:
+        was, asked = with_known_defaults(was), with_defaults(asked)
+    if differences := was.without_logins().differences(asked.without_logins()):
+        raise RunConflictError(folder.name, differences)
+
+
+def newest_files(storage: str, workload: str) -> FileList | None:
+    """The data files of the newest run of the workload in a storage that has recorded some.
+
+    None if there is none. Only digests are saved by it: what cannot be read is left out.
+    """
+    for folder, record in recorded_runs(storage):
+        if record.files and record.config.workload == workload:
+            with suppress(OSError, ValueError):
+                return folder.files_of(record)
+            break
+    return None
+
+
+def files_in_record(record: RunRecord, files: FileList | None) -> RunRecord:
+    """The record, with what it says of the files that the workload names."""
+    if files is None:
+        return record
+    sources = {name: one.summary() for name, one in files.sources.items()}
+    return record.model_copy(update={"sources": sources, "files": files.entry()})
+
+
+def check_settings(config: TrainConfig) -> None:
+    """Raise HiddenLoginError if a setting is as a record has it, without its login."""
+    for name, value in config.settings.items():
+        if has_hidden_login(value):
+            raise HiddenLoginError(f"settings.{name} ({value})")
+
+
+def without_login(origin: Origin) -> Origin:
+    """The origin as it is recorded."""
+    return origin.model_copy(update={"uri": hide_logins(origin.uri)})
+
+
+def with_login(origin: Origin, config: TrainConfig, storage: str) -> Origin:
+    """The recorded origin with its login, which `init_from` has, or the storage of the runs.
+
+    Raises HiddenLoginError if neither has.
+    """
+    uri = with_login_of(with_login_of(origin.uri, config.init_from), storage)
+    if has_hidden_login(uri):
+        raise HiddenLoginError(f"the URL of the first weights ({uri})")
+    return origin.model_copy(update={"uri": uri})

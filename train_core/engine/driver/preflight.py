@@ -1,0 +1,243 @@
+"""The checks before any compute: what cannot be done is refused in seconds, in one line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from train_core.config import LOCAL, TrainConfig
+from train_core.datasets.files import state_of
+from train_core.engine.checkpoint.init_from import FirstState
+from train_core.engine.checkpoint.progress import Progress
+from train_core.engine.cluster.resources import check_resources
+from train_core.engine.data.inputs import open_input
+from train_core.engine.data.recorded import (
+    check_continuation,
+    check_settings,
+    files_in_record,
+    load_recorded,
+    newest_files,
+    with_defaults,
+    with_login,
+    without_login,
+)
+from train_core.engine.distributed.fsdp import check_passes
+from train_core.engine.driver.origin import find_origin
+from train_core.engine.metrics.measure import check_split, split_metrics
+from train_core.engine.tools.provenance import code_of, fingerprint
+from train_core.errors import ConfigError, RunConflictError
+from train_core.policy.logins import hide_logins
+from train_core.requests import DriverRequest, Prepared
+from train_core.storage.objects.store import Store
+from train_core.storage.records.data_files import FileList
+from train_core.storage.records.names import check_new_run_name
+from train_core.storage.run_folder import Origin, RunFolder, RunRecord
+from train_core.workload import (
+    SPLITS,
+    Dataset,
+    Stream,
+    Workload,
+    describe_data,
+    indexed,
+    load_split,
+    pinned_files,
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A request that can be carried out."""
+
+    prepared: Prepared
+    datasets: Mapping[str, Dataset | Stream]
+    origin: Origin | None
+    """Whose weights the run begins with."""
+    files: FileList | None
+    """The files that the workload names."""
+
+
+def effective(request: DriverRequest) -> TrainConfig:
+    """The configuration with the shards and GPUs that the run began with; a dry run's one step."""
+    config = request.config
+    folder = RunFolder(request.storage, request.run)
+    if folder.exists():
+        begun = folder.record().config
+        if not config.num_shards:
+            if config.num_workers > begun.shards:
+                raise ConfigError(
+                    f"run {request.run!r} has {begun.shards} shards, so at most {begun.shards} "
+                    f"workers can share them: num_workers is {config.num_workers}"
+                )
+            config = config.model_copy(update={"num_shards": begun.shards})
+        if config.gpus_per_worker is None:
+            config = config.model_copy(update={"gpus_per_worker": begun.gpus_per_worker})
+    return config.model_copy(update={"max_steps": 1}) if request.dry_run else config.fixed()
+
+
+def check(folder: RunFolder, request: DriverRequest) -> Checked:
+    """Check all that can be checked without compute; writes nothing that stays.
+
+    Raises ConfigError for what is wrong.
+    """
+    config = request.config
+    resumed = folder.exists()
+    if resumed:
+        _check_continuation(folder, request)
+    else:
+        check_new_run_name(folder.name)
+    check_settings(config)
+    workload = load_recorded(folder, config)
+    _check_monitor(workload, config.monitor)
+    if config.ray_address == LOCAL:
+        check_resources(config)
+    names_files = not resumed and workload.sources()
+    earlier = newest_files(request.storage, config.workload) if names_files else None
+    files = pinned_files(workload, earlier)
+    datasets: dict[str, Dataset | Stream] = {
+        split: load_split(workload, split) if split == "train" else indexed(workload, split)
+        for split in SPLITS
+    }
+    num_samples = {split: check_split(dataset, split) for split, dataset in datasets.items()}
+    plan = config.step_plan(num_samples["train"])
+    if config.strategy == "fsdp":
+        check_passes(plan, datasets["train"], config.num_workers)
+    if source := request.pipeline.get("infer_input"):
+        open_input(source, workload)
+    origin = _check_origin(folder, request, workload)
+    if not resumed:
+        Store(request.storage).probe()
+    prepared = Prepared(
+        run=folder.name,
+        url=folder.url,
+        resumed=resumed,
+        num_samples=num_samples,
+        total_steps=Progress().total_steps(config, plan),
+    )
+    return Checked(prepared, datasets, origin, files)
+
+
+def check_scoring(folder: RunFolder, request: DriverRequest) -> Prepared:
+    """Check the input of a batch inference of a run that exists. Raises ConfigError."""
+    workload = load_recorded(folder, request.config)
+    source = open_input(request.pipeline["infer_input"], workload)
+    return Prepared(
+        run=folder.name,
+        url=folder.url,
+        resumed=True,
+        num_samples={"infer": source.num_rows},
+        total_steps=0,
+    )
+
+
+def _check_continuation(folder: RunFolder, request: DriverRequest) -> None:
+    config, record = request.config, folder.record()
+    folder.check_name(request.flow_run)
+    check_continuation(folder, config)
+    asked = pipeline_of(request)
+    # What is scored may be another thing every time; where MLflow shows the run may not.
+    changed = {
+        name: (record.pipeline[name], asked[name])
+        for name in ("experiment", "dry_run")
+        if record.pipeline.get(name, asked[name]) != asked[name]
+    }
+    if changed:
+        raise RunConflictError(folder.name, changed)
+    was = record.fingerprint
+    differences = {
+        name: (was.get(name), now)
+        for name, now in fingerprint(config).items()
+        if was.get(name) != now
+    }
+    if not differences:
+        return
+    shown = ", ".join(f"{name} was {old}, is {now}" for name, (old, now) in differences.items())
+    if config.strict:
+        raise ConfigError(
+            f"run {folder.name!r} was begun in other surroundings ({shown}) and strict is set: "
+            "continue it where it began, or without strict"
+        )
+    _log.warning("the surroundings changed, so the bits of the numbers may: %s", shown)
+
+
+def _check_origin(
+    folder: RunFolder, request: DriverRequest, workload: Workload[Any]
+) -> Origin | None:
+    """Whose weights the run begins with, given to a model once, as every worker will do it.
+
+    Raises ConfigError if there are none or they do not fit, or if a worker could not reach them
+    with what is recorded and asked, CheckpointError if they were altered.
+    """
+    config = request.config
+    if not config.init_from:
+        return None
+    if not folder.exists():
+        recorded = without_login(
+            find_origin(config.init_from, request.storage, request.tracking_uri)
+        )
+    else:
+        found = folder.record().origin
+        if found is None or folder.checkpoints():
+            return found
+        recorded = found
+    origin = with_login(recorded, config, folder.storage)
+    first = FirstState.read(origin, config)
+    model = workload.model()
+    first.give_weights(model)
+    first.give_optimizer(model, workload.optimizer(model))
+    return origin
+
+
+def _check_monitor(workload: Workload[Any], monitor: str) -> None:
+    names = [f"validation/{name}" for name in split_metrics(workload)]
+    if monitor not in names:
+        raise ConfigError(
+            f"monitor {monitor!r} is not measured: {type(workload).__name__} gives "
+            f"{', '.join(names)}"
+        )
+
+
+def new_record(
+    request: DriverRequest,
+    config: TrainConfig,
+    datasets: Mapping[str, Dataset | Stream],
+    origin: Origin | None = None,
+    files: FileList | None = None,
+) -> RunRecord:
+    """What `run.json` will say of a run that begins."""
+    record = RunRecord(
+        name=request.run,
+        flow_run=request.flow_run,
+        created_at=datetime.now(UTC).isoformat(),
+        config=with_defaults(config).recorded(),
+        pipeline=pipeline_of(request),
+        fingerprint=fingerprint(config),
+        datasets={split: describe_data(dataset) for split, dataset in datasets.items()},
+        input_state=_input_state(request.pipeline.get("infer_input", "")),
+        code=code_of(config.workload),
+        origin=without_login(origin) if origin else None,
+    )
+    return files_in_record(record, files)
+
+
+def with_surroundings(record: RunRecord, config: TrainConfig) -> RunRecord:
+    """The record of a run whose workers' device is known now."""
+    return record.model_copy(
+        update={"config": with_defaults(config).recorded(), "fingerprint": fingerprint(config)}
+    )
+
+
+def pipeline_of(request: DriverRequest) -> dict[str, Any]:
+    """What the flow was asked beyond the training, as it is recorded."""
+    asked = request.pipeline | {"experiment": request.experiment, "dry_run": request.dry_run}
+    shown = {name: hide_logins(asked[name]) for name in ("infer_input",) if name in asked}
+    return asked | shown
+
+
+def _input_state(source: str) -> str:
+    """What tells one state of the files at `source` from another; empty for a split, or none."""
+    return "" if not source or source in SPLITS else state_of(source)

@@ -1,0 +1,1 @@
+"""What a training and its validations measure."""

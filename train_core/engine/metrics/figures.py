@@ -1,0 +1,92 @@
+"""Figures of a run, drawn off-screen: curves over the steps, and confusion matrices."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from train_core.storage.objects.store import Store
+from train_core.storage.records.journal import Entry, read_good_segments
+from train_core.storage.run_folder import Checkpoint
+
+_MAX_CELLS_WITH_NUMBERS = 20
+_PANEL_HEIGHT = 3.0
+"""In inches."""
+_drawing = threading.Lock()
+_drawn: dict[str, bytes] = {}
+
+
+def curves_until(newest: Checkpoint, store: Store) -> bytes:
+    """The curves of a run up to its newest checkpoint, as a picture.
+
+    The run folder and MLflow show the same one: it takes a second, and is drawn once in a process.
+    """
+    with _drawing:
+        if newest.digest not in _drawn:
+            picture = png(curves(read_good_segments(store, newest.manifest.journal)))
+            _drawn.clear()
+            _drawn[newest.digest] = picture
+        return _drawn[newest.digest]
+
+
+def curves(entries: Iterable[Entry]) -> Figure:
+    """A panel for each metric; `train/loss` and `validation/loss` share one."""
+    panels: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
+    for entry in entries:
+        for key, value in entry.metrics.items():
+            split, _, name = key.rpartition("/")
+            steps, values = panels.setdefault(name, {}).setdefault(split, ([], []))
+            steps.append(entry.step)
+            values.append(np.nan if value is None else value)
+    height = _PANEL_HEIGHT * max(1, len(panels))
+    figure = _figure(7, height)
+    # In inches: what has to fit is known, and working it out would draw everything twice.
+    figure.subplots_adjust(
+        left=0.15, right=0.97, bottom=0.5 / height, top=1 - 0.2 / height, hspace=0.3
+    )
+    for number, (name, lines) in enumerate(sorted(panels.items()), start=1):
+        axes = figure.add_subplot(len(panels), 1, number)
+        for split, (steps, values) in sorted(lines.items()):
+            axes.plot(steps, values, label=split or name, marker="." if len(steps) < 50 else "")
+        axes.set(xlabel="step", ylabel=name)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    return figure
+
+
+def confusion_matrix(counts: Sequence[Sequence[int]], labels: Sequence[str], title: str) -> Figure:
+    """Counts by true class (rows) and predicted class (columns), coloured by share of the row."""
+    table = np.asarray(counts)
+    shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+    side = min(4 + 0.4 * len(labels), 20)
+    figure = _figure(side, side, layout="constrained")
+    axes = figure.add_subplot()
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.set(xlabel="predicted", ylabel="true", title=title)
+    axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right")
+    axes.set_yticks(range(len(labels)), labels)
+    if len(labels) <= _MAX_CELLS_WITH_NUMBERS:
+        for (row, column), count in np.ndenumerate(table):
+            color = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, str(count), ha="center", va="center", color=color)
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a picture."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()
+
+
+def _figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:
+    figure = Figure(figsize=(width, height), layout=layout)
+    # Without pyplot: it would keep the figure, and choose a canvas that needs a screen.
+    FigureCanvasAgg(figure)
+    return figure

@@ -1,0 +1,160 @@
+"""Metrics of a split: each sample once, in fixed batches, merged in the order of shards.
+
+A split is cut into batches of `eval_batch_size` and those into `num_shards` consecutive blocks.
+Whoever measures a block, and wherever the blocks are merged, the result has the same bits.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, Metric
+
+from train_core.config import TrainConfig
+from train_core.engine.data.batches import seed_generators, to_device
+from train_core.errors import DataError, WorkloadError
+from train_core.policy.randomness import EVALUATE, derive_seed
+from train_core.policy.sharding import split_evenly
+from train_core.workload import Batch, Dataset, Stream, Workload, fetch
+
+LOSS = "loss"
+CONFUSION = "confusion_matrix"
+
+MetricStates = dict[str, dict[str, Any]]
+"""Each metric's state, by the metric's name: small tensors on the CPU."""
+
+
+def forward(
+    workload: Workload[Any], model: nn.Module, batch: Batch, config: TrainConfig
+) -> tuple[Any, Tensor]:
+    """The model's outputs and the mean loss, under autocast if the configuration says bf16."""
+    device = next(iter(batch.values())).device
+    with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+        outputs = workload.forward(model, batch)
+        return outputs, workload.loss(outputs, batch)
+
+
+def batches_of_shard(num_samples: int, batch_size: int, num_shards: int, shard: int) -> list[range]:
+    """The consecutive samples of each batch of one shard of a split."""
+    num_batches = -(-num_samples // batch_size)
+    mine = split_evenly(range(num_batches), num_shards)[shard]
+    return [range(b * batch_size, min((b + 1) * batch_size, num_samples)) for b in mine]
+
+
+def eval_batches(
+    workload: Workload[Any],
+    dataset: Dataset,
+    ranges: list[range],
+    config: TrainConfig,
+    device: torch.device,
+) -> Iterator[Batch]:
+    """The batches of the given samples, not augmented, on the device."""
+    for samples in ranges:
+        # For a model that draws when it is evaluated too: the same on any number of workers.
+        seed_generators(derive_seed(config.seed, EVALUATE, samples.start))
+        columns = fetch(dataset, np.arange(samples.start, samples.stop))
+        batch = workload.prepare(columns, None)
+        yield to_device(batch, device, channels_last=config.channels_last)
+
+
+def split_metrics(workload: Workload[Any]) -> dict[str, Metric]:
+    """New metrics of a split: the mean loss, and the workload's own."""
+    own = dict(workload.metrics())
+    if LOSS in own:
+        raise WorkloadError("`loss` is measured by itself: give the workload's metric another name")
+    metrics = {LOSS: MeanMetric(nan_strategy="disable").set_dtype(torch.float64), **own}
+    for metric in metrics.values():
+        # The shards are merged here; torchmetrics would add up the ranks' sums once more.
+        metric.distributed_available_fn = _never
+    return metrics
+
+
+def measure_shard(
+    workload: Workload[Any],
+    model: nn.Module,
+    dataset: Dataset,
+    config: TrainConfig,
+    shard: int,
+    device: torch.device,
+    metrics: Mapping[str, Metric] | None = None,
+    on_batch: Callable[[], None] | None = None,
+) -> MetricStates:
+    """The states of the metrics over one shard of a split. Leaves the model in its mode.
+
+    `on_batch` is called before each batch is measured.
+    """
+    metrics = {
+        name: metric.to(device) for name, metric in (metrics or split_metrics(workload)).items()
+    }
+    ranges = batches_of_shard(len(dataset), config.eval_batch_size, config.shards, shard)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for batch in eval_batches(workload, dataset, ranges, config, device):
+                if on_batch:
+                    on_batch()
+                outputs, loss = forward(workload, model, batch, config)
+                num_samples = len(next(iter(batch.values())))
+                for name, metric in metrics.items():
+                    if name == LOSS:
+                        metric.update(loss.double(), num_samples)
+                    elif name == CONFUSION:
+                        metric.update(workload.predictions(outputs)["prediction"], batch["targets"])
+                    else:
+                        workload.update_metric(metric, outputs, batch)
+    finally:
+        model.train(was_training)
+    return {name: _state_of(metric) for name, metric in metrics.items()}
+
+
+def merge(metrics: Mapping[str, Metric], shards: list[MetricStates]) -> dict[str, float]:
+    """The metrics' values over all shards, merged in the order given."""
+    values: dict[str, float] = {}
+    for name, metric in metrics.items():
+        merged = merge_states(metric, [states[name] for states in shards])
+        with warnings.catch_warnings():
+            # torchmetrics does not count a merged state as an update.
+            warnings.filterwarnings("ignore", message=".*compute.* before the .*update")
+            value = merged.compute()
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise WorkloadError(
+                f"metric {name!r} gives a {type(value).__name__}"
+                f"{tuple(value.shape) if isinstance(value, Tensor) else ''}: a metric is one number"
+            )
+        values[name] = float(value)
+    return values
+
+
+def merge_states(metric: Metric, states: list[dict[str, Any]]) -> Metric:
+    """A metric with the states merged in the order given."""
+    metric = metric.to("cpu")
+    metric.reset()
+    for state in states:
+        metric.merge_state(state)
+    return metric
+
+
+def check_split(dataset: Dataset | Stream, split: str) -> int:
+    """The number of samples. Raises DataError if there are none."""
+    if len(dataset) == 0:
+        raise DataError(f"the {split} split is empty")
+    return len(dataset)
+
+
+def _never() -> bool:
+    return False
+
+
+def _state_of(metric: Metric) -> dict[str, Any]:
+    def to_cpu(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.detach().cpu()
+        return [to_cpu(item) for item in value]
+
+    return {name: to_cpu(getattr(metric, name)) for name in metric._defaults}  # noqa: SLF001

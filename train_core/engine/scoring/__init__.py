@@ -1,0 +1,1 @@
+"""Evaluation and batch inference with a checkpoint."""

@@ -1,0 +1,196 @@
+"""Evaluation: checkpoints measured on a split, shard by shard, by the workers of a pool.
+
+It measures with the code, the batches and the order of the training's own validation, so the
+same checkpoint on the same split gives the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import uuid
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Subset
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+from train_core.config import TrainConfig
+from train_core.engine.checkpoint.reader import load_weights
+from train_core.engine.cluster.pool import WorkerPool
+from train_core.engine.data.batches import model_to_device
+from train_core.engine.data.recorded import load_recorded
+from train_core.engine.distributed.group import Group, use_deterministic_algorithms
+from train_core.engine.distributed.watchdog import watching
+from train_core.engine.metrics.measure import (
+    CONFUSION,
+    MetricStates,
+    check_split,
+    measure_shard,
+    merge,
+    merge_states,
+    split_metrics,
+)
+from train_core.entry_points import MEASURE_SHARD
+from train_core.errors import CheckpointError, users_code
+from train_core.log_lines import set_up_logging
+from train_core.results import CheckpointSummary, EvaluationResult
+from train_core.storage.records.journal import finite
+from train_core.storage.records.manifest import EvaluationManifest, FileEntry
+from train_core.storage.records.names import CONFUSION_MATRIX_JSON, EVALUATIONS, MANIFEST_JSON
+from train_core.storage.records.verified_files import are_there
+from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.workload import Dataset, Split, Workload, indexed
+
+METRICS_JSON = "metrics.json"
+
+
+def evaluate(
+    pool: WorkerPool,
+    folder: RunFolder,
+    config: TrainConfig,
+    checkpoints: list[CheckpointSummary],
+    split: Split,
+    max_batches: int = 0,
+) -> list[EvaluationResult]:
+    """Measure the checkpoints on a split, in the order given; one that was measured is not again.
+
+    `max_batches` measures a part of the split, for a dry run; 0: all of it.
+    """
+    workload = load_recorded(folder, config)
+    committed_ones = [folder.find(summary.name) for summary in checkpoints]
+    earlier = [_find(folder, checkpoint, split, max_batches) for checkpoint in committed_ones]
+    results = []
+    for summary, checkpoint, found in zip(checkpoints, committed_ones, earlier, strict=True):
+        committed = found
+        if committed is None:
+            shards = [
+                (folder.url, config, str(checkpoint.name), split, shard, max_batches)
+                for shard in range(config.shards)
+            ]
+            measured = pool.map(MEASURE_SHARD, shards)
+            committed = _commit(folder, workload, checkpoint, split, max_batches, measured)
+        key, manifest = committed
+        results.append(
+            EvaluationResult(
+                checkpoint=summary,
+                split=split,
+                uri=folder.store.uri(key),
+                num_samples=manifest.num_samples,
+                metrics=manifest.metrics,
+            )
+        )
+    return results
+
+
+def _find(
+    folder: RunFolder, checkpoint: Checkpoint, split: str, max_batches: int
+) -> tuple[str, EvaluationManifest] | None:
+    """An evaluation that was committed earlier, of this very checkpoint."""
+    asked = (split, checkpoint.digest, max_batches)
+    for key, manifest in folder.results(f"{EVALUATIONS}/{checkpoint.name}", EvaluationManifest):
+        found = (manifest.split, manifest.checkpoint_digest, manifest.max_batches)
+        if found == asked and are_there(folder.store, key, manifest.files):
+            return key, manifest
+    return None
+
+
+def _commit(
+    folder: RunFolder,
+    workload: Workload[Any],
+    checkpoint: Checkpoint,
+    split: str,
+    max_batches: int,
+    measured: list[tuple[int, MetricStates]],
+) -> tuple[str, EvaluationManifest]:
+    """Merge the shards' metrics, store them, and commit."""
+    states = [shard for _, shard in measured]
+    values = finite(merge(split_metrics(workload), states))
+    files: dict[str, Any] = {METRICS_JSON: values}
+    if workload.class_names:
+        matrix = merge_states(_confusion(workload), [shard[CONFUSION] for shard in states])
+        files[CONFUSION_MATRIX_JSON] = {
+            "labels": list(workload.class_names),
+            "counts": torch.as_tensor(matrix.metric_state["confmat"]).tolist(),
+        }
+    key = f"{EVALUATIONS}/{checkpoint.name}/{split}-{uuid.uuid4().hex[:8]}"
+    entries = []
+    for name, content in files.items():
+        data = (json.dumps(content, indent=1) + "\n").encode()
+        folder.store.write(f"{key}/{name}", data, durable=True)
+        entries.append(FileEntry.of(name, data))
+    manifest = EvaluationManifest(
+        created_at=datetime.now(UTC).isoformat(),
+        files=tuple(entries),
+        checkpoint=str(checkpoint.name),
+        checkpoint_digest=checkpoint.digest,
+        split=split,
+        num_samples=sum(count for count, _ in measured),
+        max_batches=max_batches,
+        metrics=values,
+    )
+    folder.store.create(f"{key}/{MANIFEST_JSON}", manifest.to_json())
+    return key, manifest
+
+
+def measure_one_shard(
+    url: str, config: TrainConfig, checkpoint: str, split: Split, shard: int, max_batches: int
+) -> tuple[int, MetricStates]:
+    """One shard of one evaluation: how many samples, and the metrics' states."""
+    set_up_logging(sys.stderr)
+    with users_code("evaluate", f"shard {shard} of the {split} split"):
+        workload, model, device = load_model(url, config.model_dump_json(), checkpoint)
+        dataset: Dataset = _dataset(url, config.model_dump_json(), split)
+        if max_batches:
+            first = range(min(max_batches * config.eval_batch_size, len(dataset)))
+            dataset = Subset(dataset, first)  # type: ignore[arg-type]  # is one but by name
+        metrics = split_metrics(workload)
+        if workload.class_names:
+            metrics[CONFUSION] = _confusion(workload)
+        with watching(config.hang_timeout_s) as watchdog:
+            states = measure_shard(
+                workload, model, dataset, config, shard, device, metrics, on_batch=watchdog.move
+            )
+        return (len(dataset) if shard == 0 else 0), states
+
+
+@lru_cache(maxsize=2)
+def load_model(
+    url: str, config_json: str, checkpoint: str
+) -> tuple[Workload[Any], nn.Module, torch.device]:
+    """A checkpoint's verified model in evaluation mode; kept for the worker's next task."""
+    config = TrainConfig.model_validate_json(config_json)
+    torch.set_num_threads(config.threads_per_worker)
+    folder = RunFolder.at(url)
+    workload = load_recorded(folder, config)
+    device = Group.current(uses_gpu=config.uses_gpu).device
+    if config.uses_gpu:
+        use_deterministic_algorithms(wanted=config.deterministic)
+    model = workload.model()
+    found = folder.find(checkpoint)
+    try:
+        model.load_state_dict(load_weights(folder.store, found))
+    except CheckpointError as error:
+        folder.quarantine(found.name, str(error))
+        raise CheckpointError(
+            f"checkpoint {checkpoint} is quarantined: {error}. Start the same run again: it goes "
+            "on from what is good"
+        ) from error
+    model = model_to_device(model, device, channels_last=config.channels_last)
+    return workload, model.eval(), device
+
+
+@lru_cache(maxsize=2)
+def _dataset(url: str, config_json: str, split: Split) -> Dataset:
+    config = TrainConfig.model_validate_json(config_json)
+    dataset = indexed(load_recorded(RunFolder.at(url), config), split)
+    check_split(dataset, split)
+    return dataset
+
+
+def _confusion(workload: Workload[Any]) -> Metric:
+    return MulticlassConfusionMatrix(num_classes=len(workload.class_names))

@@ -1,0 +1,1 @@
+"""Comparing runs, a training without Ray, isolated calls."""

@@ -1,0 +1,156 @@
+"""One rank of a training without Ray: `torchrun … -m train_core.engine.tools.standalone TASK.json`.
+
+What `train_core.client.verify_resume` starts, for a storage of its own: nobody else asks for the
+run while it trains, so that its lease needs no heartbeat.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from train_core.engine.data.recorded import files_in_record
+from train_core.engine.distributed.group import Group
+from train_core.engine.tools.provenance import fingerprint
+from train_core.engine.training.loop import Trainer
+from train_core.errors import ConfigError
+from train_core.log_lines import set_up_logging
+from train_core.policy.steps import MicroBatch
+from train_core.requests import StandaloneTask, died_mark, error_file
+from train_core.storage.records.data_files import FileList
+from train_core.storage.run_folder import RunFolder, RunRecord
+from train_core.workload import (
+    Dataset,
+    Split,
+    Stream,
+    Workload,
+    load_workload,
+    pinned_files,
+)
+
+
+class Beginning:
+    """The first samples of a dataset or a stream; otherwise it is that dataset."""
+
+    def __init__(self, whole: Dataset | Stream, num_samples: int) -> None:
+        self._whole = whole
+        self._num_samples = min(len(whole), num_samples)
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int, /) -> Any:
+        return self._whole[index]  # type: ignore[index]  # never asked of a stream
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") and name != "__getitems__":
+            raise AttributeError(name)
+        return getattr(self._whole, name)
+
+
+def shortened(workload: Workload[Any], num_samples: int) -> Workload[Any]:
+    """The workload, with at most so many samples in each split."""
+
+    def dataset(of_all: Any, split: Split) -> Any:
+        return Beginning(of_all(split), num_samples)
+
+    workload.dataset = partial(dataset, workload.dataset)  # type: ignore[method-assign]  # of one
+    return workload
+
+
+class StandaloneTrainer(Trainer):
+    """A trainer that dies by SIGKILL, in the middle of a step, when it is told to."""
+
+    def __init__(self, task: StandaloneTask, told: Path, attempt: int, group: Group) -> None:
+        self._task, self._told = task, told
+        super().__init__(RunFolder(task.storage, task.run), task.config, attempt, group)
+
+    def _load_workload(self) -> Workload[Any]:
+        return shortened(super()._load_workload(), self._task.max_samples)
+
+    def _forward(self, micro: MicroBatch) -> torch.Tensor:
+        if self.group.is_first and self.progress.step == self._task.kill_after:
+            # What is under way is committed first: which checkpoint is resumed is no race.
+            self.checkpointer.wait()
+            died_mark(self._told).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._forward(micro)
+
+
+def with_epochs(task: StandaloneTask) -> StandaloneTask:
+    """The task with as many epochs as its steps take. Raises ConfigError for a bad workload."""
+    config = task.config
+    workload = shortened(load_workload(config.workload, config.settings), task.max_samples)
+    plan = config.step_plan(len(workload.dataset("train")))
+    epochs = -(-config.max_steps // max(plan.steps_per_epoch, 1))
+    return task.model_copy(update={"config": config.model_copy(update={"epochs": epochs})})
+
+
+def train(task: StandaloneTask, told: Path) -> None:
+    """Be one rank: create the run or go on with it, train, give the run free."""
+    group = Group.current()
+    task = with_epochs(task)
+    folder = RunFolder(task.storage, task.run)
+    held = None
+    if group.is_first:
+        if not folder.exists():
+            folder.create(*_record(task))
+        held = folder.begin_attempt()
+    attempt = group.from_first(held.attempt if held else 0)
+    StandaloneTrainer(task, told, attempt, group).run()
+    if held:
+        held.release()
+
+
+def _record(task: StandaloneTask) -> tuple[RunRecord, FileList | None]:
+    """The record of a run that begins, and the files that its workload names."""
+    files = pinned_files(load_workload(task.config.workload, task.config.settings))
+    record = RunRecord(
+        name=task.run,
+        created_at=datetime.now(UTC).isoformat(),
+        config=task.config.recorded(),
+        pipeline={},
+        fingerprint=fingerprint(task.config),
+        datasets={},
+    )
+    return files_in_record(record, files), files
+
+
+def main() -> None:
+    """Entry point: the file with the task is the only argument."""
+    set_up_logging(sys.stderr)
+    told = Path(sys.argv[1])
+    task = StandaloneTask.model_validate_json(told.read_text())
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+    try:
+        train(task, told)
+    except Exception as error:  # noqa: BLE001 (told to the process that waits, whatever it is)
+        traceback.print_exc()
+        kind = "config" if isinstance(error, ConfigError) else type(error).__name__
+        message = str(error) if kind == "config" else f"{kind}: {error}"
+        # The first to fail says why; the others' connections break because of it.
+        with suppress(FileExistsError), error_file(told).open("x") as file:
+            json.dump({"kind": kind, "message": message}, file)
+        sys.exit(1)
+    if dist.is_initialized():
+        # Together: gloo aborts a process that tears its group down while another still talks.
+        dist.barrier()
+    logging.shutdown()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Sends MLflow what it lacks of a run that nobody drives."""
+
+from __future__ import annotations
+
+from train_core.engine.tracking.mirror import EndStatus, Mirror
+from train_core.errors import TrackingError
+from train_core.results import Report, Tracking
+from train_core.storage.coordination import lease
+from train_core.storage.finished_runs import is_finished
+from train_core.storage.predictions import committed_predictions
+from train_core.storage.run_folder import RunFolder
+
+# What a run's whole history may take.
+CATCH_UP_S = 3600.0
+
+
+def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S) -> Tracking:
+    """Send MLflow what it lacks of a run that nobody drives; where it shows the run.
+
+    Raises RunBusyError if somebody does, whose own mirror catches up by itself, and TrackingError
+    if MLflow refuses, does not take all within `timeout_s`, or cannot show something of it.
+    """
+    from train_core.engine.tracking.runs import public_uri
+
+    held = lease.acquire(folder.store, folder.name)
+    with lease.beating(held):
+        found = folder.report()
+        report = Report.model_validate(found) if found else None
+        newest = folder.checkpoints()[-1:]
+        # A run that was extended has the report of its first end.
+        config = folder.asked().config
+        is_whole = report and all(
+            report.train.step >= one.manifest.step and is_finished(one, config) for one in newest
+        )
+        experiment = str(folder.record().pipeline.get("experiment", "evertrain"))
+        mirror = Mirror(folder, tracking_uri, experiment, is_live=False)
+        mirror.check()
+        mirror.start()
+        if report:
+            mirror.log_evaluations(report.evaluations)
+            mirror.log_outcome(report.best, report.test_metrics)
+        # Those of the report, and batch inferences of later.
+        for predictions in committed_predictions(folder):
+            mirror.log_predictions(predictions)
+        is_sent = mirror.flush(timeout_s)
+        status: EndStatus = "FINISHED" if is_whole else "KILLED"
+        if held.end == "FAILED" and not is_whole:
+            status = "FAILED"
+        is_sent = mirror.close(status) and is_sent
+    if mirror.not_shown or not is_sent:
+        why = "; ".join(mirror.not_shown) or "it does not answer"
+        raise TrackingError(
+            f"MLflow at {public_uri(tracking_uri)} has not all of run {folder.name!r} ({why}). "
+            "Mend that and mirror the run again; what it has is not sent again"
+        )
+    return mirror.tracking()

@@ -1,0 +1,87 @@
+"""The model that MLflow serves: raw columns in, predictions out. Nothing of it is a pickle.
+
+It is loaded from a folder with two files, by MLflow's `loader_module`:
+
+    model.safetensors    the checkpoint's weights, verified
+    served.json          which workload, with which settings, and the types of its raw columns
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from pydantic import BaseModel
+from safetensors.torch import load_file
+
+from train_core.config import TrainConfig
+from train_core.storage.records.names import MODEL_FILE
+from train_core.workload import Columns, Workload, load_workload
+
+SERVED_FILE = "served.json"
+
+
+class Served(BaseModel):
+    """served.json."""
+
+    config: TrainConfig
+    dtypes: dict[str, str]
+    """The raw columns' types, as numpy spells them: a request's JSON knows only wider ones."""
+
+
+class ServedModel:
+    """A trained model that predicts from raw columns, as batch inference does."""
+
+    def __init__(self, folder: Path) -> None:
+        served = Served.model_validate_json((folder / SERVED_FILE).read_bytes())
+        self.config, self.dtypes = served.config, served.dtypes
+        self.workload: Workload[Any] = load_workload(self.config.workload, self.config.settings)
+        self.model = self.workload.model()
+        self.model.load_state_dict(load_file(folder / MODEL_FILE))
+        self.model.eval()
+
+    def predict(self, data: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
+        """A row for each sample: `prediction` and, for classifiers, `probabilities`.
+
+        `data` is a DataFrame, or arrays by column name.
+        """
+        columns = {name: _array(data[name], np.dtype(self.dtypes[name])) for name in data}
+        num_samples = len(next(iter(columns.values())))
+        size = self.config.eval_batch_size
+        return pd.concat(
+            [
+                self._predict_batch({name: a[start : start + size] for name, a in columns.items()})
+                for start in range(0, num_samples, size)
+            ],
+            ignore_index=True,
+        )
+
+    def _predict_batch(self, columns: Columns) -> pd.DataFrame:
+        batch = self.workload.prepare(columns, None)
+        use_bf16 = self.config.precision == "bf16"
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=use_bf16):
+            outputs = self.workload.forward(self.model, batch)
+            found = self.workload.predictions(outputs)
+        tensors = {name: _plain(tensor) for name, tensor in found.items()}
+        return pd.DataFrame({name: a if a.ndim == 1 else a.tolist() for name, a in tensors.items()})
+
+
+def _load_pyfunc(path: str) -> ServedModel:
+    return ServedModel(Path(path))
+
+
+def _array(values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    array = np.asarray(values)
+    # Texts keep their own length.
+    return array.astype(dtype, copy=False) if dtype.kind in "biufc" else array
+
+
+def _plain(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    # numpy has no bfloat16.
+    wide = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    array: npt.NDArray[Any] = wide.cpu().numpy()
+    return array

@@ -1,0 +1,139 @@
+"""What is trained: the model, its optimizer and schedule, and how the ranks share the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from train_core.config import TrainConfig
+from train_core.engine.checkpoint.init_from import FirstState
+from train_core.engine.checkpoint.reader import Assembly, sharded_assembly
+from train_core.engine.checkpoint.state import TrainingState, load_optimizer_state, optimizer_state
+from train_core.engine.data.batches import model_to_device, seed_generators
+from train_core.engine.distributed import fsdp
+from train_core.engine.distributed.buffers import Buffers
+from train_core.engine.distributed.group import Group
+from train_core.engine.distributed.reducer import Reducer
+from train_core.policy.randomness import INIT, UPDATE, derive_seed
+from train_core.policy.sharding import shards_of_rank
+from train_core.storage.run_folder import Origin
+from train_core.workload import Workload
+
+
+class TrainedModel:
+    """A workload's model on this rank, whole or sharded, with all that a step changes in it.
+
+    `model` has the parameters, `forward_model` computes: the same, or what it was compiled to.
+    """
+
+    def __init__(
+        self, workload: Workload[Any], config: TrainConfig, group: Group, schedule_steps: int
+    ) -> None:
+        self._workload = workload
+        self._config = config
+        self._group = group
+        self._schedule_steps = schedule_steps
+        # A rank alone has nothing to share, and trains the whole model.
+        self.is_sharded = config.strategy == "fsdp" and group.world_size > 1
+        self.model = self._new_model()
+        if self.is_sharded:
+            fsdp.shard(self.model, workload, group)
+        self.forward_model = self.model
+        if config.compile:
+            # A kernel for each shape: one for any shape would be made of the shapes met so far,
+            # which are others after a resume, and so would be its bits.
+            self.forward_model = cast("nn.Module", torch.compile(self.model, dynamic=False))
+        self.optimizer = workload.optimizer(self.model)
+        self.schedule = workload.schedule(self.optimizer, schedule_steps)
+        self.reducer = (
+            fsdp.ShardedReducer(self.model.parameters())
+            if self.is_sharded
+            else Reducer(self.model.parameters(), config.shards, group)
+        )
+        shards = shards_of_rank(config.shards, group.world_size, group.rank)
+        self.buffers = Buffers(self.model, len(shards), group)
+
+    @property
+    def learning_rate(self) -> float:
+        """That of the first group of parameters."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def begin(self, origin: Origin | None) -> None:
+        """Load the weights that a new run begins with: the workload's, or those of `origin`."""
+        first = None
+        if self._config.init_from:
+            first = self._group.all_succeed(partial(FirstState.read, origin, self._config))
+        is_default = type(self._workload).initialize is Workload.initialize
+        if self.is_sharded and first is None and is_default:
+            return
+        # A plain state dict fits into a whole model only.
+        whole = self._new_model() if self.is_sharded else self.model
+        if first is None:
+            self._workload.initialize(whole)
+        else:
+            first.give_weights(whole)
+        if self.is_sharded:
+            fsdp.load_whole(self.model, whole)
+        if first is not None:
+            first.give_optimizer(self.model, self.optimizer)
+
+    def assembly(self) -> Assembly:
+        """What puts a checkpoint's files together for this rank."""
+        return sharded_assembly(self.model, self._group) if self.is_sharded else Assembly()
+
+    def add_to(self, state: TrainingState) -> None:
+        """Add what a step changes to the training's state."""
+        state.add("model", self.model.state_dict, self.model.load_state_dict)
+        state.add(
+            "optimizer",
+            lambda: optimizer_state(self.model, self.optimizer),
+            lambda saved: load_optimizer_state(self.model, self.optimizer, saved),
+        )
+        if self.schedule is not None:
+            state.add("schedule", self.schedule.state_dict, self.schedule.load_state_dict)
+
+    def frozen(self) -> set[str]:
+        """The paths, in the state, of the weights that are not trained."""
+        return {
+            f"model/{name}"
+            for name, parameter in self.model.named_parameters()
+            if not parameter.requires_grad
+        }
+
+    @contextmanager
+    def gathered(self) -> Iterator[nn.Module]:
+        """The model with all its weights on this rank: its forward passes concern no other."""
+        if not self.is_sharded:
+            yield self.forward_model
+            return
+        with fsdp.gathered(self.model):
+            yield self.forward_model
+
+    def apply_gradients(self, step: int) -> torch.Tensor | None:
+        """Clip, update the weights and the learning rate; the gradient's norm if it was clipped."""
+        # For an optimizer or a hook that draws: the same on every rank, whatever its last shard.
+        seed_generators(derive_seed(self._config.seed, UPDATE, step))
+        norm = None
+        if self._config.clip_norm:
+            parameters = self.model.parameters()
+            norm = fsdp.whole_tensor(
+                torch.nn.utils.clip_grad_norm_(parameters, self._config.clip_norm)
+            )
+        self.optimizer.step()
+        # Not after its last step: beyond it a cycle goes up again, and an extended run would, too.
+        if self.schedule is not None and step + 1 < self._schedule_steps:
+            self.schedule.step()
+        return norm
+
+    def _new_model(self) -> nn.Module:
+        """A whole model with its initial weights, the same on every rank."""
+        config = self._config
+        seed_generators(derive_seed(config.seed, INIT))
+        return model_to_device(
+            self._workload.model(), self._group.device, channels_last=config.channels_last
+        ).train()

@@ -1,0 +1,59 @@
+"""Validation inside the training loop: every rank measures its shards, all merge alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from train_core.config import TrainConfig
+from train_core.engine.distributed.group import Group
+from train_core.engine.distributed.watchdog import Watchdog
+from train_core.engine.metrics.measure import MetricStates, measure_shard, merge, split_metrics
+from train_core.engine.training.stop_listener import StopListener
+from train_core.policy.sharding import shards_of_rank
+from train_core.workload import Dataset, Workload
+
+
+def validate(
+    workload: Workload[Any],
+    model: nn.Module,
+    dataset: Dataset,
+    config: TrainConfig,
+    group: Group,
+    watchdog: Watchdog,
+    listener: StopListener,
+) -> dict[str, float] | None:
+    """The metrics of the validation split, `validation/<name>`, the same on every rank.
+
+    None on all of them if one heard a request to stop before it was through.
+    """
+
+    def go_on() -> None:
+        watchdog.move()
+        if listener.is_asked:
+            raise _AskedToStopError
+
+    mine: list[MetricStates] | None
+    try:
+        with listener.looking():
+            mine = [
+                measure_shard(workload, model, dataset, config, shard, group.device, on_batch=go_on)
+                for shard in shards_of_rank(config.shards, group.world_size, group.rank)
+            ]
+    except _AskedToStopError:
+        mine = None
+    # Another rank may have more to measure; it has a watchdog of its own.
+    with watchdog.resting():
+        gathered = group.gather(mine)
+    complete = [of_rank for of_rank in gathered if of_rank is not None]
+    if len(complete) < len(gathered):
+        return None
+    # Shards are consecutive over the ranks, so this is their order.
+    shards = [states for of_rank in complete for states in of_rank]
+    merged = merge(split_metrics(workload), shards)
+    return {f"validation/{name}": value for name, value in merged.items()}
+
+
+class _AskedToStopError(Exception):
+    """Ends a measurement between two batches."""

@@ -1,0 +1,69 @@
+"""What is asked of the processes that train: documents that travel as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from train_core.config import TrainConfig
+from train_core.results import Result
+
+
+class DriverRequest(Result):
+    """What the driver is started with."""
+
+    storage: str
+    run: str
+    flow_run: str = ""
+    """The flow run after which the run is named: one that began otherwise is refused."""
+    config: TrainConfig
+    pipeline: dict[str, Any] = {}
+    tracking_uri: str = ""
+    """Where MLflow is; empty: no mirror."""
+    experiment: str = "evertrain"
+    dry_run: bool = False
+    skip_unchanged: bool = False
+    """Begin no run if nothing that counts has changed since the workload's last finished run."""
+    job_url: str = ""
+    """The page of the job that drives the run, where the driver is one."""
+    began_at: float = 0
+    """When the process that asks began, in seconds since 1970; 0: when its driver did."""
+    scores_only: bool = False
+    """Only `infer` will be called, for a run that exists: nobody has to have the run for it."""
+
+
+class Prepared(Result):
+    """What the checks before any compute found out."""
+
+    run: str
+    url: str
+    resumed: bool
+    """Whether the run existed before."""
+    num_samples: dict[str, int]
+    total_steps: int
+    unchanged_since: str = ""
+    """The finished run since which nothing that counts has changed: this one was not created."""
+    job_url: str = ""
+    """The page of the job that does it, if it is done on a cluster."""
+
+
+class StandaloneTask(Result):
+    """What one start of `train_core.engine.tools.standalone` is asked to do."""
+
+    storage: str
+    run: str
+    config: TrainConfig
+    max_samples: int
+    """Samples of a split at most."""
+    kill_after: int | None = None
+    """Rank 0 kills itself in the step after this one, once what it saved is committed."""
+
+
+def died_mark(told: Path) -> Path:
+    """The file that a rank leaves before it kills itself."""
+    return told.with_suffix(".died")
+
+
+def error_file(told: Path) -> Path:
+    """The file in which the first rank that failed says why."""
+    return told.with_suffix(".error")

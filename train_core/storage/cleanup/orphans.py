@@ -1,0 +1,214 @@
+"""Orphans: what attempts that are over left behind and no commit counts.
+
+A checkpoint's folder without a manifest was never committed, or is half deleted; a journal segment
+that no manifest lists was written for a commit that did not come. Once the attempt is over,
+nothing more comes of either. Nor of an evaluation or an inference without a manifest, once no
+process has its checkpoint pinned. Who is killed while it uploads to S3 leaves parts, too, which
+are nobody's by the same rules; no listing of objects shows them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+
+from train_core.errors import CheckpointError, StorageError
+from train_core.storage.coordination import lease, pins
+from train_core.storage.objects.store import Store
+from train_core.storage.objects.uploads import Upload
+from train_core.storage.records.manifest import CheckpointManifest
+from train_core.storage.records.names import (
+    CHECKPOINTS,
+    EVALUATIONS,
+    JOURNAL,
+    MANIFEST_JSON,
+    PREDICTIONS,
+    QUARANTINED_JSON,
+    CheckpointName,
+    SegmentName,
+)
+from train_core.storage.run_folder import RunFolder
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """Something that no commit counts, by its key in the run folder."""
+
+    key: str
+    why: str
+    is_late: bool = False
+    """Whether it has a manifest, which came too late to count."""
+    upload: Upload | None = None
+    """The unfinished upload that it is, of the object at `key`; None: it is stored."""
+
+
+def collect_orphans(folder: RunFolder, attempt: int) -> list[Orphan]:
+    """Delete what attempts before `attempt`, which has the run, left; gives what was deleted.
+
+    A late commit stays, as somebody may have put it there: `evertrain prune` shows and deletes it.
+    Raises FencedError if a newer attempt has the run.
+    """
+    found = find_orphans(folder, attempt, with_late=False)
+    delete_orphans(folder, found, attempt)
+    folder.store.sweep()
+    pins.sweep(folder.store)
+    return found
+
+
+def find_orphans(
+    folder: RunFolder, attempt: int, *, gone: Collection[str] = (), with_late: bool = True
+) -> list[Orphan]:
+    """The orphans of attempts before `attempt` that are over; `gone` checkpoints count no more.
+
+    Quarantined checkpoints are none, nor is a segment that one of them lists.
+    """
+    is_over = cache(lambda number: number < attempt and lease.is_over(folder.store, number))
+    counted = folder.checkpoints()
+    parsed = (CheckpointName.parse(text) for text in folder.store.names(CHECKPOINTS))
+    others = {name for name in parsed if name} - {one.name for one in counted}
+    found = {name: _orphan(folder, name) for name in sorted(others) if is_over(name.attempt)}
+    orphans = {n: one for n, one in found.items() if one and (with_late or not one.is_late)}
+    uploads = _uploads(folder.store)
+    results = list(_unfinished_results(folder, uploads))
+    results += _uploads_of_attempts(uploads, is_over)
+    try:
+        covered = _segments(one.manifest for one in counted if str(one.name) not in gone)
+        covered |= _segments(_manifests(folder, others - orphans.keys()))
+    except CheckpointError:
+        # A manifest that cannot be read may list any segment, so all of them stay.
+        return [*orphans.values(), *results]
+    return [*orphans.values(), *results, *_uncovered(folder, covered, is_over)]
+
+
+def delete_unfinished_results(folder: RunFolder) -> None:
+    """Delete evaluations and predictions without a manifest that nobody works on: by anybody."""
+    for orphan in _unfinished_results(folder, _uploads(folder.store)):
+        _delete(folder.store, orphan)
+
+
+def abort_uploads(folder: RunFolder) -> None:
+    """Abort all unfinished uploads, of a run that is deleted."""
+    for upload in _uploads(folder.store):
+        folder.store.abort(upload)
+
+
+def delete_orphans(folder: RunFolder, orphans: Collection[Orphan], attempt: int) -> None:
+    """Delete the orphans on behalf of `attempt`; what has a manifest loses it first.
+
+    Raises FencedError if a newer attempt has the run.
+    """
+    for orphan in orphans:
+        lease.check(folder.store, attempt)
+        _delete(folder.store, orphan)
+
+
+def _delete(store: Store, orphan: Orphan) -> None:
+    if orphan.upload:
+        try:
+            store.abort(orphan.upload)
+        except StorageError as error:
+            _log.warning("parts of an unfinished upload are left where they are: %s", error)
+        return
+    if orphan.is_late:
+        store.delete(f"{orphan.key}/{MANIFEST_JSON}")
+    store.delete(orphan.key)
+
+
+def _orphan(folder: RunFolder, name: CheckpointName) -> Orphan | None:
+    store, key = folder.store, f"{CHECKPOINTS}/{name}"
+    if store.exists(f"{key}/{QUARANTINED_JSON}"):
+        return None
+    if not store.exists(f"{key}/{MANIFEST_JSON}"):
+        return Orphan(key, "never committed, or half deleted")
+    sealed_by, sealed = lease.read_seal(store)
+    if name.attempt < sealed_by and str(name) not in sealed:
+        why = f"committed when attempt {sealed_by} had the run already: it does not count"
+        return Orphan(key, why, is_late=True)
+    return None
+
+
+def _uploads(store: Store) -> list[Upload]:
+    try:
+        return store.unfinished_uploads()
+    except (StorageError, FileNotFoundError) as error:
+        # A right of its own on S3, and not every server can: all else is collected all the same.
+        _log.warning("parts of unfinished uploads are left where they are: %s", error)
+        return []
+
+
+def _uploads_of_attempts(
+    uploads: Iterable[Upload], is_over: Callable[[int], bool]
+) -> Iterator[Orphan]:
+    """Those of checkpoints' files and of segments: also of one that was committed since."""
+    for upload in uploads:
+        above, _, below = upload.key.partition("/")
+        name: CheckpointName | SegmentName | None = None
+        if above == CHECKPOINTS:
+            name = CheckpointName.parse(below.partition("/")[0])
+        elif above == JOURNAL:
+            name = SegmentName.parse(below)
+        if name and is_over(name.attempt):
+            yield Orphan(upload.key, "an upload that was never finished", upload=upload)
+
+
+def _unfinished_results(folder: RunFolder, uploads: Collection[Upload]) -> Iterator[Orphan]:
+    store = folder.store
+    # Names of predictions end with what tells two of one checkpoint apart.
+    of = {f"{PREDICTIONS}/{name}": name.rpartition("-")[0] for name in store.names(PREDICTIONS)}
+    of |= {
+        f"{EVALUATIONS}/{checkpoint}/{name}": checkpoint
+        for checkpoint in store.names(EVALUATIONS)
+        for name in store.names(f"{EVALUATIONS}/{checkpoint}")
+    }
+    uploads_of = {upload: _scored(upload.key) for upload in uploads}
+    # IMPORTANT: in this order. Who works on one pinned its checkpoint before there was anything to
+    # list, and commits it before the pin is taken away.
+    pinned = {
+        found.checkpoint
+        for found in (pins.valid_pins(store) if of or any(uploads_of.values()) else ())
+        if not (found.pin and found.pin.is_lasting)
+    }
+
+    def is_nobodys(checkpoint: str) -> bool:
+        return CheckpointName.parse(checkpoint) is not None and checkpoint not in pinned
+
+    for key, checkpoint in of.items():
+        if is_nobodys(checkpoint) and not store.exists(f"{key}/{MANIFEST_JSON}"):
+            yield Orphan(key, "never committed, and nobody works on it")
+    for upload, checkpoint in uploads_of.items():
+        if is_nobodys(checkpoint):
+            why = "an upload that was never finished, and nobody works on it"
+            yield Orphan(upload.key, why, upload=upload)
+
+
+def _scored(key: str) -> str:
+    """The checkpoint that the result with the object at `key` is of; empty: it is of no result."""
+    above, _, below = key.partition("/")
+    name = below.partition("/")[0]
+    return {PREDICTIONS: name.rpartition("-")[0], EVALUATIONS: name}.get(above, "")
+
+
+def _uncovered(
+    folder: RunFolder, covered: Collection[str], is_over: Callable[[int], bool]
+) -> Iterator[Orphan]:
+    for text in folder.store.names(JOURNAL):
+        segment = SegmentName.parse(text)
+        if segment and text not in covered and is_over(segment.attempt):
+            yield Orphan(f"{JOURNAL}/{text}", "no commit covers it")
+
+
+def _manifests(
+    folder: RunFolder, names: Collection[CheckpointName]
+) -> Iterator[CheckpointManifest]:
+    for name in names:
+        with suppress(FileNotFoundError):
+            yield folder.checkpoint(name).manifest
+
+
+def _segments(manifests: Iterable[CheckpointManifest]) -> set[str]:
+    return {entry.name for manifest in manifests for entry in manifest.journal}

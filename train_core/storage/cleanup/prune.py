@@ -1,0 +1,104 @@
+"""Pruning: everything of a run folder that nothing keeps, and why each other thing stays."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal
+
+from train_core.policy.retention import RetentionRules
+from train_core.storage.cleanup.orphans import delete_orphans, find_orphans
+from train_core.storage.cleanup.retention import delete_unless_pinned, verdicts
+from train_core.storage.coordination import pins
+from train_core.storage.run_folder import Checkpoint, RunFolder
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A checkpoint, or something that no commit counts, and what is to become of it."""
+
+    name: str
+    """A checkpoint's name; an orphan's key in the run folder."""
+    kind: Literal["checkpoint", "damaged", "quarantined", "orphan"]
+    goes: bool
+    why: str
+    """Why it stays; for an orphan, why it goes."""
+    size_bytes: int = 0
+    """Of a checkpoint's files, as far as known."""
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What to prune and by which rules.
+
+    The newest checkpoint is read whole: if it is not what was committed, a resume begins with an
+    older one, and the rules are applied to what is good. What is damaged or quarantined stays,
+    and is shown: it is for people to look at.
+    """
+
+    folder: RunFolder
+    rules: RetentionRules
+    now: datetime
+    ignored_pins: Collection[str] = ()
+    """The keys of pins that need not be respected."""
+
+    def survey(self, attempt: int) -> list[Finding]:
+        """What `attempt` would delete, and why each other thing stays; writes nothing.
+
+        Raises StorageError or CheckpointError where a reference cannot be read.
+        """
+        good, damaged = self._good_and_damaged()
+        sizes = {str(one.name): _size_bytes(one) for one in good}
+        judged = verdicts(
+            self.folder, good, self.rules, now=self.now, ignored_pins=self.ignored_pins
+        )
+        findings = [
+            Finding(
+                verdict.candidate.name,
+                "checkpoint",
+                goes=not verdict.is_kept,
+                why="; ".join(verdict.reasons) or "no rule keeps it",
+                size_bytes=sizes[verdict.candidate.name],
+            )
+            for verdict in judged
+        ]
+        findings += [Finding(name, "damaged", goes=False, why=why) for name, why in damaged.items()]
+        findings += [
+            Finding(name, "quarantined", goes=False, why=why)
+            for name, why in self.folder.quarantined().items()
+        ]
+        gone = [finding.name for finding in findings if finding.goes]
+        orphans = find_orphans(self.folder, attempt, gone=gone)
+        return findings + [Finding(one.key, "orphan", goes=True, why=one.why) for one in orphans]
+
+    def carry_out(self, attempt: int) -> list[Finding]:
+        """Delete on behalf of `attempt`, which has the run; gives what was found and done.
+
+        Raises FencedError if a newer attempt has the run.
+        """
+        findings = []
+        for finding in self.survey(attempt):
+            if finding.kind == "orphan":
+                continue
+            if finding.goes and not delete_unless_pinned(
+                self.folder, finding.name, attempt=attempt, ignored_pins=self.ignored_pins
+            ):
+                findings.append(replace(finding, goes=False, why="pinned just now"))
+            else:
+                findings.append(finding)
+        # Only now: what was pinned meanwhile still needs its segments.
+        orphans = find_orphans(self.folder, attempt)
+        delete_orphans(self.folder, orphans, attempt)
+        pins.sweep(self.folder.store)
+        return findings + [Finding(one.key, "orphan", goes=True, why=one.why) for one in orphans]
+
+    def _good_and_damaged(self) -> tuple[list[Checkpoint], dict[str, str]]:
+        good, damaged = self.folder.checkpoints(), self.folder.damaged()
+        while good and (faults := self.folder.file_faults(good[-1])):
+            damaged[str(good.pop().name)] = "; ".join(faults)
+        return good, damaged
+
+
+def _size_bytes(checkpoint: Checkpoint) -> int:
+    return sum(file.size_bytes for file in checkpoint.manifest.files)

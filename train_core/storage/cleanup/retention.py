@@ -1,0 +1,80 @@
+"""Retention in a run folder: what rules and references keep, and how the rest is deleted."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from datetime import UTC, datetime
+
+from train_core.policy.retention import RetentionRules, Verdict, finalists, retention_verdicts
+from train_core.policy.selection import Candidate
+from train_core.storage.coordination import pins
+from train_core.storage.records.names import PINS, REPORT_JSON, CheckpointName
+from train_core.storage.run_folder import Checkpoint, RunFolder
+
+
+def verdicts(
+    folder: RunFolder,
+    checkpoints: Collection[Checkpoint],
+    rules: RetentionRules,
+    *,
+    now: datetime,
+    ignored_pins: Collection[str] = (),
+) -> list[Verdict]:
+    """What is to become of the checkpoints, oldest first: by the rules, the report and the pins.
+
+    `ignored_pins` are the keys of pins that need not be respected. Raises StorageError or
+    CheckpointError where a reference cannot be read: then nothing may be deleted.
+    """
+    protected = defaultdict(list)
+    if best := folder.reported(str, "best", "name"):
+        protected[best].append(f"the best of {REPORT_JSON}")
+    for found in pins.valid_pins(folder.store):
+        if found.key not in ignored_pins:
+            protected[found.checkpoint].append(str(found))
+    candidates = [_candidate(one) for one in checkpoints]
+    return retention_verdicts(candidates, rules, now=now, protected=protected)
+
+
+def finalists_of(checkpoints: Collection[Checkpoint], rules: RetentionRules) -> list[Checkpoint]:
+    """The finalists of those that were kept, oldest first."""
+    named = {str(one.name): one for one in checkpoints}
+    return [named[one.name] for one in finalists(map(_candidate, checkpoints), rules)]
+
+
+def delete_unless_pinned(
+    folder: RunFolder, name: str, *, attempt: int, ignored_pins: Collection[str] = ()
+) -> bool:
+    """Delete a checkpoint on behalf of `attempt`, its manifest first; whether nobody pinned it.
+
+    Raises FencedError if a newer attempt has the run.
+    """
+    parsed = CheckpointName.parse(name)
+    if parsed is None:
+        raise ValueError(f"{name!r} is not the name of a checkpoint")
+    with pins.deleting(folder.store, parsed, attempt, ignored=ignored_pins) as others:
+        if others:
+            return False
+        folder.delete_checkpoint(parsed, attempt=attempt)
+        folder.store.delete(f"{PINS}/{name}")
+    return True
+
+
+def _candidate(checkpoint: Checkpoint) -> Candidate:
+    manifest = checkpoint.manifest
+    return Candidate(
+        str(checkpoint.name),
+        manifest.step,
+        # Metrics of another step rank nothing.
+        manifest.metrics if manifest.validated else {},
+        _parse_time(manifest.created_at),
+        manifest.in_turn,
+    )
+
+
+def _parse_time(text: str) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

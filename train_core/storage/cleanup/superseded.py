@@ -1,0 +1,125 @@
+"""Retention while a run is driven: after each commit, and when an attempt begins."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+
+from train_core.config import TrainConfig
+from train_core.errors import CheckpointError, EvertrainError, FencedError
+from train_core.storage.cleanup.orphans import collect_orphans, delete_unfinished_results
+from train_core.storage.cleanup.retention import delete_unless_pinned, verdicts
+from train_core.storage.coordination import lease, pins
+from train_core.storage.coordination.mailbox import STANDSTILL_S, Calls, hearts_of_scorers
+from train_core.storage.objects.retries import HASTE
+from train_core.storage.objects.store import Store
+from train_core.storage.records.names import JOURNAL
+from train_core.storage.run_folder import Checkpoint, RunFolder
+
+_log = logging.getLogger(__name__)
+
+
+def delete_superseded(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
+    """Apply the retention rules; a failure leaves a checkpoint more, never one less.
+
+    A newer commit stands, so nobody resumes from what is deleted here; and nothing depends on
+    where this attempt began, or an interrupted run would keep other checkpoints. The best one of
+    a run that has ended and was extended stays: its report names it.
+    """
+    try:
+        checkpoints = folder.checkpoints()
+        found = verdicts(folder, checkpoints, config.retention, now=datetime.now(UTC))
+        gone = {
+            verdict.candidate.name
+            for verdict in found
+            if not verdict.is_kept
+            and delete_unless_pinned(folder, verdict.candidate.name, attempt=attempt)
+        }
+        _delete_merged_segments(folder, checkpoints, gone, attempt)
+    except FencedError:
+        raise
+    except (OSError, EvertrainError) as error:
+        _log.warning("a superseded checkpoint could not be deleted: %s", error)
+
+
+def _delete_merged_segments(
+    folder: RunFolder, checkpoints: Collection[Checkpoint], gone: Collection[str], attempt: int
+) -> None:
+    """Delete the segments that only deleted checkpoints list: they are in larger ones now.
+
+    Those of a checkpoint that is quarantined stay. Raises CheckpointError, and deletes none, if
+    one cannot be read.
+    """
+    if not gone:
+        return
+    listed: dict[bool, set[str]] = {True: set(), False: set()}
+    for checkpoint in checkpoints:
+        listed[str(checkpoint.name) in gone] |= {s.name for s in checkpoint.manifest.journal}
+    for text in folder.quarantined():
+        with suppress(FileNotFoundError):
+            listed[False] |= {s.name for s in folder.find(text).manifest.journal}
+    lease.check(folder.store, attempt)
+    # IMPORTANT: the newest first. Who reads them by an older manifest meanwhile, as the mirror
+    # may, finds a beginning without a gap, and not what comes after one.
+    for name in sorted(listed[True] - listed[False], reverse=True):
+        folder.store.delete(f"{JOURNAL}/{name}")
+
+
+def delete_orphans_of_the_dead(folder: RunFolder, attempt: int) -> None:
+    """Delete what earlier attempts left without a commit; a failure leaves it to the next."""
+    try:
+        for orphan in collect_orphans(folder, attempt):
+            _log.info("deleted %s of run %r: %s", orphan.key, folder.name, orphan.why)
+    except (OSError, CheckpointError) as error:
+        _log.warning("what an earlier attempt left could not be deleted: %s", error)
+
+
+@contextmanager
+def clearing_dead_scorers(
+    folder: RunFolder, own: str = "", after_s: float = STANDSTILL_S
+) -> Iterator[None]:
+    """Delete, at the end, what jobs left that only scored and died together with their callers.
+
+    Nobody else would: such a job has no lease. It is dead if no heart of its calls has moved since
+    the beginning, nor while it is looked at for `after_s` seconds more. If the storage fails, all
+    is left to the next who looks. `own` is the job that looks, if one does.
+    """
+    before: dict[str, dict[str, int]] = {}
+    with _or_left_to_the_next():
+        before = hearts_of_scorers(folder.store, own)
+    yield
+    if before:
+        with _or_left_to_the_next():
+            _clear_dead_scorers(folder, before, after_s)
+
+
+def _clear_dead_scorers(
+    folder: RunFolder, before: dict[str, dict[str, int]], after_s: float
+) -> None:
+    # Who is about to end is not kept by a storage that is away.
+    store = folder.store.with_patience(HASTE)
+    if not _still(store, before):
+        return
+    # After an outage, hearts may not have come to move again.
+    time.sleep(after_s)
+    for job in _still(store, before):
+        Calls(store, job).clear()
+        pins.sweep_ended(store)
+        delete_unfinished_results(folder)
+        _log.info("deleted what the job %s left, which died", job)
+
+
+def _still(store: Store, before: dict[str, dict[str, int]]) -> list[str]:
+    """The jobs whose hearts are where they were."""
+    return [job for job, hearts in before.items() if Calls(store, job).hearts() == hearts]
+
+
+@contextmanager
+def _or_left_to_the_next() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EvertrainError) as error:
+        _log.warning("what a dead job left could not be deleted: %s", error)

@@ -1,0 +1,304 @@
+"""Pins: an evaluation or an inference keeps its checkpoint from being deleted meanwhile.
+
+Commands that look at one (`diff`, `export`, `verify`) pin nothing, as they may run where they may
+not write; if it goes meanwhile, they say so.
+
+`pins/<checkpoint>/<who>.json` is one pin. It holds for as long as its process runs, or its job on a
+cluster has calls that nobody cleared away, or lastingly.
+Whoever wants to delete the checkpoint writes a pin of his own kind there first and looks for others
+then; whoever reads writes his pin first and looks for a deletion then. So of the two at least one
+sees the other and steps back: a checkpoint that was pinned is not deleted.
+
+Who finds no pin writes down that the deletion is decided, and looks at his lease after that. He may
+stand still then, be replaced, and go on at any time: so who takes the run over deletes what was
+decided before a seal says what exists, whatever pins there are: they came too late, or were to be
+ignored. What was announced only, the lease keeps from being deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from train_core.errors import CheckpointError, ConfigError, StorageError
+from train_core.storage.coordination import lease, mailbox
+from train_core.storage.coordination.lease import Holder
+from train_core.storage.objects.store import Store
+from train_core.storage.records.documents import read_document
+from train_core.storage.records.names import (
+    CHECKPOINTS,
+    MANIFEST_JSON,
+    PINS,
+    CheckpointName,
+    PinName,
+)
+
+MLFLOW_MODEL = "mlflow-model"
+"""Who keeps a checkpoint whose model is in MLflow, where an alias may point to it."""
+
+_DELETION = "deletion"
+_log = logging.getLogger(__name__)
+
+
+class Pin(BaseModel):
+    """Why a checkpoint is kept, and whose pin it is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    why: str
+    created_at: str = Field(description="UTC, ISO 8601.")
+    holder: Holder | None = Field(description="The process that it ends with; null: it lasts.")
+    attempt: int = Field(default=0, ge=0, description="The attempt it is of; 0: of none.")
+    job: str = Field(default="", description="The job on a cluster that it ends with; empty: none.")
+    decided: bool = Field(
+        default=False, description="Of a deletion: whether nobody has stepped in."
+    )
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether it ends with no process."""
+        return self.holder is None
+
+
+@dataclass(frozen=True)
+class Found:
+    """Something that lies in `pins/<checkpoint>/`."""
+
+    key: str
+    pin: Pin | None
+    """None for what cannot be read as a pin: it keeps the checkpoint, to be safe."""
+    is_valid: bool
+    """Whether it still keeps the checkpoint."""
+
+    @property
+    def checkpoint(self) -> str:
+        """The name of the checkpoint that it keeps."""
+        return self.key.split("/")[1]
+
+    @property
+    def who(self) -> str:
+        """Who pinned it, by the object's name."""
+        return self.key.rpartition("/")[2].removesuffix(".json")
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it ends with a process of another machine, which cannot be looked at."""
+        return bool(self.pin and self.pin.holder and not self.pin.holder.is_local)
+
+    @property
+    def is_deletion(self) -> bool:
+        """Whether it announces that the checkpoint is being deleted."""
+        return self.pin is not None and self.who.startswith(_DELETION)
+
+    def __str__(self) -> str:
+        holder = f", {self.pin.holder}" if self.pin and self.pin.holder else ""
+        return (
+            f"pinned: {self.pin.why if self.pin else 'by an unreadable pin'} ({self.key}{holder})"
+        )
+
+
+def pin(
+    store: Store,
+    checkpoint: CheckpointName,
+    who: str,
+    why: str,
+    *,
+    attempt: int = 0,
+    job: str = "",
+    is_lasting: bool = False,
+) -> str:
+    """Pin a checkpoint and give the pin's key: delete that object to let the checkpoint go.
+
+    The pin ends with this process, with `attempt` if a newer one takes the run, and with `job` when
+    its calls are cleared away, unless it is lasting; a lasting one that is there already is left as
+    it is. Raises FileNotFoundError if the checkpoint is not there, or is just being deleted.
+    """
+    key = f"{PINS}/{PinName(checkpoint, who)}"
+    if is_lasting and store.exists(key):
+        return key
+    _write(store, key, why, attempt=attempt, job=job, is_lasting=is_lasting)
+    try:
+        _check_there(store, checkpoint)
+    except BaseException:
+        store.delete(key)
+        raise
+    return key
+
+
+@contextmanager
+def pinned(
+    store: Store,
+    checkpoints: Iterable[CheckpointName],
+    activity: str,
+    *,
+    attempt: int = 0,
+    job: str = "",
+) -> Iterator[None]:
+    """Keep the checkpoints while the block runs. Raises FileNotFoundError if one is not there.
+
+    `activity` is a word for what is done with them; it becomes part of the pins' names.
+    """
+    who = f"{activity}-{uuid.uuid4().hex[:8]}"
+    with ExitStack() as stack:
+        for name in checkpoints:
+            key = pin(store, name, who, activity, attempt=attempt, job=job)
+            stack.callback(_take_away, store, key)
+        yield
+
+
+def pins_of(store: Store, checkpoint: str, *, newest_attempt: int | None = None) -> list[Found]:
+    """What lies in the checkpoint's folder of pins, deletions too. `newest_attempt` spares asking.
+
+    Raises StorageError if that cannot be told.
+    """
+    names = store.names(f"{PINS}/{checkpoint}")
+    if names and newest_attempt is None:
+        newest_attempt = lease.newest_attempt(store)
+    keys = (f"{PINS}/{checkpoint}/{name}" for name in names)
+    found = (_find(store, key, newest_attempt or 0) for key in keys)
+    return [one for one in found if one]
+
+
+def valid_pins(store: Store) -> list[Found]:
+    """The pins that keep checkpoints now, deletions left out. Raises StorageError."""
+    newest = lease.newest_attempt(store)
+    found = (
+        one
+        for checkpoint in store.names(PINS)
+        for one in pins_of(store, checkpoint, newest_attempt=newest)
+    )
+    return [one for one in found if one.is_valid and not one.is_deletion]
+
+
+@contextmanager
+def deleting(
+    store: Store,
+    checkpoint: CheckpointName,
+    attempt: int,
+    *,
+    ignored: Collection[str] = (),
+    is_decided: bool = False,
+) -> Iterator[list[Found]]:
+    """Announce a deletion, and give the valid pins: step back from them. If none, it is decided.
+
+    `ignored` are the keys of pins that need not be respected. One that `is_decided` already is
+    another attempt's, which is carried out in its stead.
+    """
+    key = f"{PINS}/{PinName(checkpoint, f'{_DELETION}-a{attempt:04d}')}"
+    announce = partial(_write, store, key, "deletion", attempt=attempt, is_lasting=False)
+    announce(decided=is_decided)
+    try:
+        others = [
+            found
+            for found in ([] if is_decided else pins_of(store, str(checkpoint)))
+            if found.is_valid and not found.is_deletion and found.key not in ignored
+        ]
+        if not (others or is_decided):
+            announce(decided=True)
+        yield others
+    finally:
+        store.delete(key)
+
+
+def decided(store: Store) -> list[CheckpointName]:
+    """The checkpoints that a replaced attempt may still delete. Raises StorageError."""
+    newest = lease.newest_attempt(store)
+    parsed = (CheckpointName.parse(text) for text in store.names(PINS))
+    return [
+        name
+        for name in parsed
+        if name
+        and any(
+            found.is_valid and found.is_deletion and found.pin and found.pin.decided
+            for found in pins_of(store, str(name), newest_attempt=newest)
+        )
+    ]
+
+
+def sweep(store: Store) -> None:
+    """Delete pins that hold no more, and all those of checkpoints that are not there."""
+    # IMPORTANT: in this order. Who stands still in between may be replaced, and what is committed
+    # and pinned meanwhile has no pin among those that were listed.
+    pinned_ones = store.names(PINS)
+    checkpoints = set(store.names(CHECKPOINTS))
+    for name in pinned_ones:
+        if CheckpointName.parse(name) and name not in checkpoints:
+            store.delete(f"{PINS}/{name}")
+    sweep_ended(store)
+
+
+def sweep_ended(store: Store) -> None:
+    """Delete pins that hold no more."""
+    newest = lease.newest_attempt(store)
+    for name in store.names(PINS):
+        for found in pins_of(store, name, newest_attempt=newest):
+            if not found.is_valid:
+                store.delete(found.key)
+
+
+def _check_there(store: Store, checkpoint: CheckpointName) -> None:
+    uri = store.uri(f"{CHECKPOINTS}/{checkpoint}")
+    if any(found.is_deletion and found.is_valid for found in pins_of(store, str(checkpoint))):
+        raise FileNotFoundError(f"{uri} is being deleted")
+    if not store.exists(f"{CHECKPOINTS}/{checkpoint}/{MANIFEST_JSON}"):
+        raise FileNotFoundError(f"{uri} does not exist")
+
+
+def _take_away(store: Store, key: str) -> None:
+    try:
+        store.delete(key)
+    except StorageError as error:
+        _log.warning("a pin was not taken away, it ends with this process: %s", error)
+
+
+def _write(
+    store: Store,
+    key: str,
+    why: str,
+    *,
+    attempt: int,
+    is_lasting: bool,
+    job: str = "",
+    decided: bool = False,
+) -> None:
+    written = Pin(
+        why=why,
+        created_at=datetime.now(UTC).isoformat(),
+        holder=None if is_lasting else Holder.here(),
+        attempt=attempt,
+        job=job,
+        decided=decided,
+    )
+    store.write(key, (written.model_dump_json(indent=1) + "\n").encode(), durable=is_lasting)
+
+
+def _find(store: Store, key: str, newest_attempt: int) -> Found | None:
+    try:
+        found, _ = read_document(store, Pin, key, "a pin")
+    except FileNotFoundError:
+        return None
+    except (CheckpointError, ConfigError):
+        return Found(key, None, is_valid=True)
+    counting = Found(key, found, is_valid=True)
+    return replace(counting, is_valid=_is_valid(store, counting, newest_attempt))
+
+
+def _is_valid(store: Store, found: Found, newest_attempt: int) -> bool:
+    pin = found.pin
+    if pin is None or pin.holder is None:  # it lasts
+        return True
+    if 0 < pin.attempt < newest_attempt and not (
+        found.is_deletion and pin.attempt >= lease.read_seal(store)[0]
+    ):
+        return False
+    if pin.job and not mailbox.are_left(store, pin.job):
+        return False
+    # What runs elsewhere cannot be looked at: its pin holds until somebody says otherwise.
+    return pin.holder.is_alive if pin.holder.is_local else True

@@ -1,0 +1,48 @@
+"""The request that an attempt at a run shall stop: save, end, and be continued later.
+
+`lease/0007-stop.json` is for attempt 7 alone: whoever continues the run does not meet it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from pydantic import BaseModel
+
+from train_core.storage.objects.store import Store
+from train_core.storage.records.documents import read_document
+from train_core.storage.records.names import LEASES
+
+
+class StopRequest(BaseModel):
+    """Why an attempt shall stop, for the log, and whether its driver begins another one then."""
+
+    reason: str
+    goes_on: bool = False
+
+
+def ask_to_stop(store: Store, attempt: int, reason: str) -> None:
+    """Ask the attempt to save and end. Raises StorageError."""
+    store.write(_key(attempt), StopRequest(reason=reason).model_dump_json().encode())
+
+
+def ask_to_move(store: Store, attempt: int, reason: str) -> None:
+    """Ask the attempt to save and end, for another one; who asked for an end gets that.
+
+    Raises StorageError.
+    """
+    request = StopRequest(reason=reason, goes_on=True)
+    with suppress(FileExistsError):
+        store.create(_key(attempt), request.model_dump_json().encode())
+
+
+def stop_request(store: Store, attempt: int) -> StopRequest | None:
+    """What the attempt was asked for, if it was. Raises StorageError."""
+    try:
+        return read_document(store, StopRequest, _key(attempt), "a request to stop")[0]
+    except FileNotFoundError:
+        return None
+
+
+def _key(attempt: int) -> str:
+    return f"{LEASES}/{attempt:04d}-stop.json"

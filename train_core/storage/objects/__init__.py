@@ -1,0 +1,1 @@
+"""A folder on any storage: a disk, S3, whatever fsspec reaches."""

@@ -1,0 +1,45 @@
+"""What a run was asked for last: run.json says what it began with, `asked/` what followed.
+
+More epochs, other workers, another cadence may be asked of a run that exists. Who goes on with it
+and says nothing of them goes on with the newest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from train_core.config import TrainConfig
+from train_core.storage.objects.store import Store
+from train_core.storage.records.documents import read_document
+from train_core.storage.records.names import ASKED, LeaseName
+
+
+class Asked(BaseModel):
+    """`asked/0007.json`: what attempt 7 was asked for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    config: TrainConfig
+    pipeline: dict[str, Any]
+    """What the flow was asked beyond the training."""
+
+
+def newest_asked(store: Store) -> Asked | None:
+    """What was asked last; None if that is what run.json says.
+
+    Raises CheckpointError if it is damaged.
+    """
+    parsed = (LeaseName.parse(name) for name in store.names(ASKED))
+    last = max((name for name in parsed if name), default=None)
+    if last is None:
+        return None
+    return read_document(store, Asked, f"{ASKED}/{last}", "what a run was asked")[0]
+
+
+def note_asked(store: Store, attempt: int, asked: Asked) -> None:
+    """Write down what `attempt` is asked for; only the attempt itself does."""
+    data = (asked.model_dump_json(indent=1) + "\n").encode()
+    store.create(f"{ASKED}/{LeaseName(attempt)}", data)

@@ -1,0 +1,124 @@
+"""The manifest: one small JSON object, created once, last, that makes a result exist."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from train_core.policy.stop_reasons import STOPPED
+from train_core.storage.objects.digests import ALGORITHM, digest_of
+from train_core.storage.objects.store import Store
+from train_core.storage.records.documents import FORMAT, read_document, sealed
+from train_core.storage.records.names import MANIFEST_JSON
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+
+
+def _plain_name(name: str) -> str:
+    if not _SAFE_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a file in the same folder")
+    return name
+
+
+class FileEntry(BaseModel):
+    """A file that a manifest vouches for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, AfterValidator(_plain_name)]
+    size_bytes: int = Field(ge=0)
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+    @classmethod
+    def of(cls, name: str, data: bytes | memoryview) -> FileEntry:
+        """The entry of a file with these bytes."""
+        return cls(name=name, size_bytes=len(data), digest=digest_of(data))
+
+
+class Manifest(BaseModel):
+    """What every manifest says: which format and kind, and every file with size and digest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = FORMAT
+    kind: str
+    digest_algorithm: Literal["blake3"] = ALGORITHM
+    created_at: str = Field(description="UTC, ISO 8601.")
+    files: tuple[FileEntry, ...]
+
+    def to_json(self) -> bytes:
+        """The manifest's bytes as they are stored."""
+        return sealed(self)
+
+
+class CheckpointManifest(Manifest):
+    """The commit of a checkpoint."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    attempt: int = Field(ge=1)
+    step: int = Field(ge=0, description="Optimizer steps done.")
+    epoch: int = Field(ge=0, description="Epochs completed.")
+    samples_seen: int = Field(ge=0)
+    metrics: dict[str, float | None] = Field(
+        description="The newest value of each metric; null where it was not finite."
+    )
+    validated: bool = Field(description="Whether the validation metrics are of this very step.")
+    stopped_by: str = Field(
+        description="Why the training ended with this step; empty: it did not; "
+        "request: it was asked to, and may go on."
+    )
+    in_turn: bool = Field(
+        default=True,
+        description="Whether it was due. One that was not, as where somebody stopped the training, "
+        "goes when the next is committed: no rule counts it.",
+    )
+    elapsed_s: float = Field(default=0, ge=0, description="Seconds of training until here.")
+    journal: tuple[FileEntry, ...] = Field(
+        description="The segments in ../../journal that this commit covers, oldest first."
+    )
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the training ended here by itself, and not because somebody wanted it."""
+        return self.stopped_by not in ("", STOPPED)
+
+
+class EvaluationManifest(Manifest):
+    """The commit of one checkpoint's evaluation on one split."""
+
+    kind: Literal["evaluation"] = "evaluation"
+    checkpoint: str
+    checkpoint_digest: str
+    split: str
+    num_samples: int = Field(ge=0)
+    max_batches: int = Field(ge=0, description="A dry run measures a part; 0: the whole split.")
+    metrics: dict[str, float | None]
+
+
+class PredictionsManifest(Manifest):
+    """The commit of a batch inference."""
+
+    kind: Literal["predictions"] = "predictions"
+    checkpoint: str
+    checkpoint_digest: str
+    step: int
+    input: dict[str, Any]
+    num_rows: int = Field(ge=0)
+    rows: tuple[int, ...] = Field(description="Rows of each file, in the order of `files`.")
+
+
+M = TypeVar("M", bound=Manifest)
+
+
+def read_manifest(store: Store, model: type[M], key: str = MANIFEST_JSON) -> tuple[M, str]:
+    """The manifest at `key` and its digest.
+
+    Raises FileNotFoundError if there is none, and CheckpointError if it is too large, altered,
+    not JSON, of another kind, or names files outside its own folder; ConfigError if a newer
+    evertrain wrote it: such a one is not damaged.
+    """
+    what = f"a manifest of format {FORMAT}"
+    found, data = read_document(store, model, key, what, is_sealed=True)
+    return found, digest_of(data)

@@ -1,0 +1,97 @@
+"""Files that a manifest vouches for: stored, read and checked by size and digest."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+
+from train_core.errors import CheckpointError, StorageError
+from train_core.storage.objects.digests import new_digest
+from train_core.storage.objects.store import Store
+from train_core.storage.records.manifest import FileEntry
+
+
+def write_file(store: Store, key: str, data: memoryview) -> FileEntry:
+    """Store the bytes as a new object and say what it is."""
+    return FileEntry(name=key.rpartition("/")[2], size_bytes=len(data), digest=store.put(key, data))
+
+
+def check_size(store: Store, key: str, entry: FileEntry) -> None:
+    """Raise CheckpointError if the object is missing, or is not as large as was committed."""
+    if fault := _fault_of_size(store, key, entry):
+        raise CheckpointError(f"{store.uri(key)} {fault}")
+
+
+def are_there(store: Store, folder: str, entries: Iterable[FileEntry]) -> bool:
+    """Whether all files that a result's manifest lists are there, and as large as committed.
+
+    They need not be: who was replaced while it wrote may commit what was cleared away meanwhile.
+    """
+    return not any(_fault_of_size(store, f"{folder}/{entry.name}", entry) for entry in entries)
+
+
+def read_file(store: Store, key: str, entry: FileEntry) -> memoryview:
+    """The object's bytes, which may be changed.
+
+    Raises CheckpointError, naming the object, if they are not what was committed, and StorageError
+    if they are, but this machine's memory is too small for them: it may be larger elsewhere.
+    """
+    if fault := _fault_of_way(store, key):
+        raise CheckpointError(f"{store.uri(key)} {fault}")
+    # Imported late: who serves a model reads no such file, and need not have it.
+    import psutil
+
+    if entry.size_bytes > psutil.virtual_memory().total:
+        raise _too_large(store, key, entry)
+    try:
+        data, digest = store.load(key, entry.size_bytes)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{store.uri(key)} is missing") from error
+    except StorageError as error:
+        if isinstance(error.__cause__, MemoryError):
+            raise _too_large(store, key, entry) from error
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO:
+            raise CheckpointError(f"the disk cannot read {store.uri(key)}: {error}") from error
+        raise
+    if digest != entry.digest:
+        fault = _fault_of_size(store, key, entry) or "has a digest that is not the committed one"
+        raise CheckpointError(f"{store.uri(key)} {fault}")
+    return data
+
+
+def fault_of(store: Store, key: str, entry: FileEntry) -> str:
+    """What is wrong with the object, read in bounded memory; nothing if all is well."""
+    if found := _fault_of_size(store, key, entry):
+        return f"{key} {found}"
+    digest = new_digest()
+    try:
+        for chunk in store.chunks(key):
+            digest.update(chunk)
+    except FileNotFoundError:
+        return f"{key} is missing"
+    return "" if digest.hexdigest() == entry.digest else f"{key}: its digest is another"
+
+
+def _too_large(store: Store, key: str, entry: FileEntry) -> StorageError:
+    """The error that the object is too large; raises CheckpointError if that was a lie."""
+    check_size(store, key, entry)
+    return StorageError(
+        f"{store.uri(key)}: its {entry.size_bytes} bytes do not fit into this machine's memory"
+    )
+
+
+def _fault_of_size(store: Store, key: str, entry: FileEntry) -> str:
+    if fault := _fault_of_way(store, key):
+        return fault
+    try:
+        size = store.size_bytes(key)
+    except FileNotFoundError:
+        return "is missing"
+    if size != entry.size_bytes:
+        return f"has {size} bytes, {entry.size_bytes} were committed"
+    return ""
+
+
+def _fault_of_way(store: Store, key: str) -> str:
+    link = store.link_on_the_way(key)
+    return f"is reached by the link {link}, and evertrain makes none" if link else ""
