@@ -18,7 +18,7 @@ from train_core.requests import DriverRequest
 from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
 
-MAX_DEATHS = 5
+MAX_CRASHES = 5
 """How often in a row a flow run may die without a new checkpoint."""
 
 
@@ -49,7 +49,7 @@ def refuse_endless(request: DriverRequest) -> None:
             run_logger().warning("MLflow may show the run as running: %s", error)
     raise GaveUpError(
         "prepare",
-        f"this flow run died {MAX_DEATHS} times in a row without a new checkpoint: look for "
+        f"this flow run died {MAX_CRASHES} times in a row without a new checkpoint: look for "
         f"why, then retry it, or go on with run {request.run!r} in a new flow run of that name",
     )
 
@@ -83,7 +83,7 @@ def announce_schedule() -> None:
 
 def _died_too_often(folder: RunFolder) -> bool:
     # The run that goes on now is counted, too.
-    if not deployment_of_flow_run() or runtime.flow_run.run_count <= MAX_DEATHS:
+    if not deployment_of_flow_run() or runtime.flow_run.run_count <= MAX_CRASHES:
         return False
     own, server = UUID(str(runtime.flow_run.id)), _server()
     states = server.ask(lambda client: client.read_flow_run_states(own))
@@ -102,7 +102,7 @@ def _server() -> ServerConnection:
 
 
 def is_in_vain(states: Iterable[State], newest: datetime | None) -> bool:
-    """Whether the last MAX_DEATHS runs of a flow run died, and the newest checkpoint is older.
+    """Whether the last MAX_CRASHES runs of a flow run died, and the newest checkpoint is older.
 
     `states` are all of the flow run's, which is running; `newest` is when the newest checkpoint
     was made, None if there is none. The clocks of Prefect's server and of the workers are compared.
@@ -113,5 +113,5 @@ def is_in_vain(states: Iterable[State], newest: datetime | None) -> bool:
             begun.append(state.timestamp)
         elif state.is_final() and not state.is_crashed():
             begun.clear()
-    died = begun[:-1][-MAX_DEATHS:]
-    return len(died) == MAX_DEATHS and (newest is None or newest < died[0])
+    died = begun[:-1][-MAX_CRASHES:]
+    return len(died) == MAX_CRASHES and (newest is None or newest < died[0])

@@ -17,7 +17,7 @@ from train_core.config import TrainConfig
 from train_core.engine.checkpoint.state import pack
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
-from train_core.policy.layout import share_out
+from train_core.policy.layout import assign
 from train_core.storage.records.manifest import CheckpointManifest
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
@@ -129,7 +129,7 @@ class Rank:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
         def note(what: str, step: int) -> None:
-            if self.trainer.group.is_first:
+            if self.trainer.group.is_rank0:
                 os.write(descriptor, f"{what} {step} {time.perf_counter()}\n".encode())
 
         self.folder.on_commit = lambda step: note("commit", step)
@@ -166,7 +166,7 @@ class Rank:
         group = self.trainer.group
         if not self.buffers:
             self.buffers = [tensor.clone() for tensor in live]
-        takers = share_out([tensor.nbytes for tensor in live], [0] * group.world_size)
+        takers = assign([tensor.nbytes for tensor in live], [0] * group.world_size)
         mine = [i for i, taker in enumerate(takers) if whole or taker == group.rank]
         targets, sources = [self.buffers[i] for i in mine], [live[i] for i in mine]
 

@@ -12,7 +12,7 @@ from flows.defaults import default_storage
 from flows.parameters import last_asked
 from train_core.errors import ConfigError
 from train_core.storage.addresses import absolute
-from train_core.storage.objects.retries import HASTE
+from train_core.storage.objects.retries import SHORT
 from train_core.storage.run_folder import RunFolder
 
 
@@ -57,7 +57,7 @@ def _of_run(asked: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(run, str) or not run or not isinstance(storage, str | None):
         return {}
     folder = RunFolder(absolute(storage) if storage else default_storage(), run)
-    folder.store = folder.store.with_patience(HASTE)
+    folder.store = folder.store.with_retries(SHORT)
     if not folder.exists():
         return {}
     found = last_asked(folder)

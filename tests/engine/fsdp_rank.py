@@ -139,7 +139,7 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
     except EvertrainError as error:
         found = {"error": f"{type(error).__name__}: {error}"}
     of_ranks = group.gather(found)
-    if group.is_first:
+    if group.is_rank0:
         outcome.write_text(json.dumps(of_ranks))
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -24,7 +24,7 @@ from train_core.engine.checkpoint.snapshot import Snapshot
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.policy.steps import MicroBatch
-from train_core.storage.objects.retries import Patience
+from train_core.storage.objects.retries import RetryPolicy
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import CheckpointManifest
 from train_core.storage.records.names import MANIFEST_JSON, CheckpointName
@@ -92,7 +92,7 @@ class MortalStore(Store):
 class MortalFolder(RunFolder):
     """`before_manifest`: all of a checkpoint is there but that; `after_manifest`: that, too."""
 
-    def __init__(self, storage: str, name: str, fault: Fault, patience: Patience) -> None:
+    def __init__(self, storage: str, name: str, fault: Fault, patience: RetryPolicy) -> None:
         super().__init__(storage, name)
         self.fault = fault
         store = MortalStore(storage, patience).child(name)
@@ -192,12 +192,12 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
     if "RANK" in environment:
         dist.init_process_group("nccl" if config.uses_gpu else "gloo")
     fault = Fault(task.get("point", ""), task.get("step", -1), task.get("after", 0))
-    patience = Patience(**task.get("patience", {}))
+    patience = RetryPolicy(**task.get("patience", {}))
     folder = MortalFolder(task["storage"], task["run"], fault, patience)
     group = Group.current(uses_gpu=config.uses_gpu)
     trainer = MortalTrainer(folder, config, task["attempt"], group)
     trainer.run()
-    if trainer.group.is_first:
+    if trainer.group.is_rank0:
         found = {"digest": digest_of_training(folder), "resumed_from": trainer._first_step}
         outcome.write_text(json.dumps(found))
     if dist.is_initialized():

@@ -54,10 +54,10 @@ class WatchedCheckpointer(Checkpointer):
     """Has a slow rank go on as soon as rank 0, who keeps the journal, waits for its checkpoint."""
 
     def wait(self) -> None:
-        if self._group.is_first and self.is_busy:
+        if self._group.is_rank0 and self.is_busy:
             WatchedStore.go_on.touch()
         super().wait()
-        if self._group.is_first:
+        if self._group.is_rank0:
             WatchedStore.go_on.unlink(missing_ok=True)
 
 
@@ -76,7 +76,7 @@ class WatchedTrainer(Trainer):
     def step(self) -> None:
         writing = self.checkpointer._writing
         # Rank 0's is over when all have stored theirs.
-        if writing is not None and not WatchedStore.is_slow and not self.group.is_first:
+        if writing is not None and not WatchedStore.is_slow and not self.group.is_rank0:
             futures.wait([writing.future], timeout=60)
         super().step()
 
@@ -105,6 +105,6 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
         "was_read": WatchedStore.was_read,
     }
     of_ranks = group.gather(said)
-    if group.is_first:
+    if group.is_rank0:
         outcome.write_text(json.dumps(of_ranks))
     dist.destroy_process_group()

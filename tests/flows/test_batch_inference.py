@@ -145,7 +145,7 @@ def test_predictions_are_made_though_mlflow_is_down(place: Place) -> None:
     folder = RunFolder(place.storage, "undisturbed")
     asked = folder.asked()
     away = asked.model_copy(update={"pipeline": asked.pipeline | {"tracking_uri": NOBODY_LISTENS}})
-    folder.note_asked(away, attempt=1)
+    folder.amend(away, attempt=1)
     ((found,), log) = place.infer({"run": "undisturbed", "infer_input": "validation"})
     assert found["num_rows"] > 0
     (told,) = [line for line in log.splitlines() if "MLflow does not show" in line]

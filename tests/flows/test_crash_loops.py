@@ -9,7 +9,7 @@ import pytest
 from prefect import State
 from prefect.states import AwaitingRetry, Cancelled, Crashed, Failed, Pending, Running
 
-from flows.crash_loops import MAX_DEATHS, is_in_vain
+from flows.crash_loops import MAX_CRASHES, is_in_vain
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -30,7 +30,7 @@ def history(*ends: State) -> list[State]:
     return list(chain.from_iterable(runs))
 
 
-DEATHS = [Crashed()] * MAX_DEATHS
+DEATHS = [Crashed()] * MAX_CRASHES
 
 
 @pytest.mark.promise("crash-loop")
@@ -61,7 +61,7 @@ def test_a_flow_run_is_in_vain_if_its_last_runs_died_and_left_no_checkpoint(
 
 def test_a_death_that_is_told_twice_is_one() -> None:
     states = history(*DEATHS[1:])
-    for number in range(MAX_DEATHS - 1):
+    for number in range(MAX_CRASHES - 1):
         states += [
             Crashed(timestamp=at(10 * number + 2)),
             AwaitingRetry(timestamp=at(10 * number + 3)),

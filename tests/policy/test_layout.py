@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from train_core.policy.layout import (
     PlannedFile,
     TensorInfo,
+    assign,
     file_names,
     part_of,
     plan_files,
     plan_row_files,
-    share_out,
 )
 from train_core.policy.sharding import rows_of_rank
 
@@ -104,7 +104,7 @@ def test_nobody_has_more_than_a_fair_share_and_the_largest_piece(
     sizes: list[int], workers: int
 ) -> None:
     loads = [0] * workers
-    for worker, size in zip(share_out(sizes, loads), sizes, strict=True):
+    for worker, size in zip(assign(sizes, loads), sizes, strict=True):
         loads[worker] += size
     assert max(loads) <= sum(sizes) / workers + max(sizes, default=0)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 from train_core.errors import StorageError
-from train_core.storage.objects.retries import Patience
+from train_core.storage.objects.retries import RetryPolicy
 from train_core.storage.objects.store import Store
 from train_core.storage.objects.uploads import Upload
 
@@ -46,15 +46,15 @@ class FaultyStore(Store):
     pickled copies and those in other processes go on counting where the others are.
     """
 
-    def __init__(self, url: str, notes: str | Path, patience: Patience | None = None) -> None:
-        super().__init__(url, patience or Patience())
+    def __init__(self, url: str, notes: str | Path, patience: RetryPolicy | None = None) -> None:
+        super().__init__(url, patience or RetryPolicy())
         self.notes = Path(notes)
         self.notes.mkdir(parents=True, exist_ok=True)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.url, str(self.notes), self.patience)
 
-    def _at(self, url: str, patience: Patience) -> Self:
+    def _at(self, url: str, patience: RetryPolicy) -> Self:
         return type(self)(url, self.notes, patience)
 
     def fail_at(

@@ -9,7 +9,7 @@ from train_core.errors import CheckpointError, ConfigError, RunBusyError
 from train_core.storage.addresses import named
 from train_core.storage.coordination import lease
 from train_core.storage.objects.store import Store
-from train_core.storage.records.amendments import Asked
+from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 
@@ -207,13 +207,13 @@ def test_a_fork_takes_and_deletes_nothing_that_lies_there(folder: RunFolder) -> 
 def test_what_was_asked_last_counts_and_a_fork_is_asked_for_the_same(folder: RunFolder) -> None:
     folder.create(record(epochs=1))
     begun = folder.asked()
-    assert begun == Asked(config=folder.record().config, pipeline=folder.record().pipeline)
+    assert begun == Amendment(config=folder.record().config, pipeline=folder.record().pipeline)
     longer, smaller = (
         begun.model_copy(update={"config": begun.config.model_copy(update=changes)})
         for changes in ({"epochs": 5}, {"epochs": 5, "num_workers": 2})
     )
     for attempt, asked in ((1, begun), (2, longer), (3, longer), (11, smaller)):
-        folder.note_asked(asked, attempt=attempt)
+        folder.amend(asked, attempt=attempt)
         assert folder.asked() == asked
     # Only what is another than before is written down.
     assert folder.store.names("asked") == ["0002.json", "0011.json"]

@@ -26,7 +26,7 @@ from train_core.storage.cleanup.prune import Finding, Pruning
 from train_core.storage.coordination import lease, pins
 from train_core.storage.coordination.lease import Holder
 from train_core.storage.coordination.stop_request import ask_to_stop
-from train_core.storage.objects.retries import HASTE
+from train_core.storage.objects.retries import SHORT
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import RUN_JSON, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder, said_in
@@ -164,7 +164,7 @@ def fork_run(folder: RunFolder, at: int, to: str = "") -> RunFolder:
 def refuse_driven(folder: RunFolder) -> None:
     """Raise RunBusyError if a process of this machine drives the run; others are not waited for."""
     try:
-        holder = lease.holder_of(folder.store.with_patience(HASTE))
+        holder = lease.holder_of(folder.store.with_retries(SHORT))
     except StorageError:
         # Whoever goes on says what is wrong with it.
         return

@@ -50,7 +50,7 @@ _POLL_S = 0.25
 _LAST_BREATH_S = 30.0
 
 
-class ProofRequest(Result):
+class VerifyResumeRequest(Result):
     """What to prove."""
 
     workload: str
@@ -126,7 +126,9 @@ class Verdict(Result):
     comparison: RunsComparison
 
 
-def prove(request: ProofRequest, folder: Path, on_step: OnStep | None = None) -> Verdict:
+def verify_resume(
+    request: VerifyResumeRequest, folder: Path, on_step: OnStep | None = None
+) -> Verdict:
     """Train undisturbed; train, kill and resume; compare.
 
     What the ranks are told, and what they say, goes into `folder`. Raises ConfigError for a request

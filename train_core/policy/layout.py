@@ -104,7 +104,7 @@ def plan_row_files(
     return planned
 
 
-def share_out(sizes: Sequence[int], loads: Sequence[int]) -> list[int]:
+def assign(sizes: Sequence[int], loads: Sequence[int]) -> list[int]:
     """Which of some workers, who have `loads` already, takes each of some pieces of work.
 
     The largest piece goes first, each to the worker who has the least.
@@ -137,7 +137,7 @@ def file_names(part: str, count: int) -> list[str]:
 
 def _spread(tensors: Sequence[TensorInfo], loads: Sequence[int]) -> dict[int, list[TensorInfo]]:
     """The tensors of each shard that gets some, next to what the shards have to write already."""
-    shards = share_out([t.size_bytes for t in tensors], loads)
+    shards = assign([t.size_bytes for t in tensors], loads)
     return {
         shard: [t for t, taker in zip(tensors, shards, strict=True) if taker == shard]
         for shard in sorted(set(shards))

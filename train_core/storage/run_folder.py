@@ -30,7 +30,7 @@ from train_core.results import CheckpointSummary
 from train_core.storage.coordination import lease, pins
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.store import Store
-from train_core.storage.records.amendments import Asked, newest_asked, note_asked
+from train_core.storage.records.amendments import Amendment, amend, newest_amendment
 from train_core.storage.records.data_files import FileList, SourceRecord, key_of, read_file_list
 from train_core.storage.records.documents import read_document, read_object
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry, M, read_manifest
@@ -155,21 +155,21 @@ class RunFolder:
         """
         return read_file_list(self.store, record.files) if record.files else None
 
-    def asked(self) -> Asked:
+    def asked(self) -> Amendment:
         """What was asked last: what `record` says, or what was changed since. Raises as it does."""
-        if found := newest_asked(self.store):
+        if found := newest_amendment(self.store):
             return found
         record = self.record()
-        return Asked(config=record.config, pipeline=record.pipeline)
+        return Amendment(config=record.config, pipeline=record.pipeline)
 
-    def note_asked(self, asked: Asked, *, attempt: int) -> None:
+    def amend(self, asked: Amendment, *, attempt: int) -> None:
         """Write down what `attempt` is asked for, if that is not what was asked last.
 
         Raises FencedError if a newer attempt has the run.
         """
         if asked != self.asked():
             lease.check(self.store, attempt)
-            note_asked(self.store, attempt, asked)
+            amend(self.store, attempt, asked)
 
     def create(self, record: RunRecord, files: FileList | None = None) -> None:
         """Create the run, with the list of data files that `record.files` vouches for.
@@ -370,8 +370,8 @@ class RunFolder:
         with lease.beating(held):
             for key in [*keys, f"{checkpoint.key}/{MANIFEST_JSON}"]:
                 self.store.copy(key, fork.store, key)
-            if asked := newest_asked(self.store):
-                note_asked(fork.store, held.attempt, asked)
+            if asked := newest_amendment(self.store):
+                amend(fork.store, held.attempt, asked)
             record = self.record()
             try:
                 fork.create(record.model_copy(update=changed), self.files_of(record))

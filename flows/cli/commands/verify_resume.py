@@ -16,7 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from flows.cli.commands.checkpoints import tensor_rows, value_rows
 from flows.cli.output import DIFFERENT, print_mapping, print_rows, say
-from train_core.client.verify_resume import OnStep, Phase, ProofRequest, Verdict, prove
+from train_core.client.verify_resume import (
+    OnStep,
+    Phase,
+    Verdict,
+    VerifyResumeRequest,
+    verify_resume,
+)
 from train_core.config import WorkloadName
 from train_core.storage.addresses import absolute
 from train_core.storage.objects.store import Store
@@ -31,7 +37,7 @@ class VerifyResumeCommand(BaseModel):
     identical, 1 if they differ and 2 if a training failed by itself.
     """
 
-    workload: WorkloadName = Field(description="What to prove, as package.module:Name.")
+    workload: WorkloadName = Field(description="What to verify_resume, as package.module:Name.")
     settings: dict[str, Any] = Field(
         default_factory=dict, description="The workload's settings, a JSON object."
     )
@@ -64,12 +70,12 @@ class VerifyResumeCommand(BaseModel):
         """Print the verdict; leave with code 1 if the runs differ."""
         folder = Path(tempfile.mkdtemp(prefix="evertrain-proof-"))
         runs = f"{absolute(self.storage)}/{folder.name}" if self.storage else str(folder)
-        asked = {name: getattr(self, name) for name in ProofRequest.model_fields}
-        request = ProofRequest(**asked | {"storage": runs})
+        asked = {name: getattr(self, name) for name in VerifyResumeRequest.model_fields}
+        request = VerifyResumeRequest(**asked | {"storage": runs})
         is_over = False
         try:
             with _progress(request, quiet=self.as_json) as on_step:
-                verdict = prove(request, folder, on_step)
+                verdict = verify_resume(request, folder, on_step)
             is_over = True
         finally:
             # Of a training that failed by itself the log is wanted.
@@ -124,7 +130,7 @@ def print_verdict(verdict: Verdict) -> None:
 
 
 @contextmanager
-def _progress(request: ProofRequest, *, quiet: bool) -> Iterator[OnStep]:
+def _progress(request: VerifyResumeRequest, *, quiet: bool) -> Iterator[OnStep]:
     """A bar for each of the three trainings on a terminal, a line for each elsewhere."""
     console = Console(stderr=True, quiet=quiet)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

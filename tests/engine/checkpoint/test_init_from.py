@@ -17,7 +17,7 @@ from tests.engine.processes import train
 from tests.engine.tiny import Tiny, TinySettings
 from train_core.client.isolated import compare_checkpoints, export_weights
 from train_core.config import TrainConfig
-from train_core.engine.checkpoint.init_from import FirstState
+from train_core.engine.checkpoint.init_from import InitialState
 from train_core.engine.checkpoint.reader import load_state, load_weights
 from train_core.engine.driver.origin import find_origin
 from train_core.engine.driver.preflight import check, new_record
@@ -67,7 +67,7 @@ def first_state(origin: Origin, **config: Any) -> tuple[torch.nn.Module, torch.o
     workload = Tiny(TinySettings())
     model = workload.model()
     optimizer = workload.optimizer(model)
-    first = FirstState.read(origin, TrainConfig(**ASKED | {"init_from": "source"} | config))
+    first = InitialState.read(origin, TrainConfig(**ASKED | {"init_from": "source"} | config))
     first.give_weights(model)
     first.give_optimizer(model, optimizer)
     return model, optimizer

@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine.digests import digest_of_training, journal_of
 from tests.engine.growing import add_files, write_rows, write_splits
-from train_core.client.verify_resume import ProofRequest, prove
+from train_core.client.verify_resume import VerifyResumeRequest, prove
 from train_core.config import TrainConfig
 from train_core.datasets.files import PinnedFiles
 from train_core.engine.data.inputs import open_input
@@ -301,7 +301,7 @@ def test_a_new_run_finds_the_files_of_the_newest_one_of_its_workload(
 def test_a_proof_of_a_workload_that_names_its_files_is_not_disturbed(
     local: str, tmp_path: Path
 ) -> None:
-    request = ProofRequest(
+    request = VerifyResumeRequest(
         workload="tests.engine.growing:Overnight",
         settings={"data": local},
         steps=8,

@@ -62,7 +62,7 @@ def no_leaks() -> None:
     """The cluster's own look for them is enough."""
 
 
-class Asked:
+class Amendment:
     """A run that waits after a step until it may go on."""
 
     def __init__(
@@ -137,8 +137,8 @@ def dashboard_of(ray_address: str) -> str:
 
 
 @pytest.fixture
-def asked(ray_address: str, tmp_path: Path) -> Asked:
-    return Asked(ray_address, tmp_path)
+def asked(ray_address: str, tmp_path: Path) -> Amendment:
+    return Amendment(ray_address, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
     (tmp_path / "code/mine.py").write_text(MINE)
     # The code is the asking machine's, and the cluster has a GPU for one of the two workers only.
     runtime_env = {"working_dir": str(tmp_path / "code"), "env_vars": {"COLOUR": "red"}}
-    asked = Asked(
+    asked = Amendment(
         *(ray_address, tmp_path),
         workload="mine:Mine",
         runtime_env=runtime_env,
@@ -202,7 +202,7 @@ def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
 
 @pytest.mark.slow
 def test_the_workers_start_before_anybody_asks_for_the_training(
-    asked: Asked, ray_address: str
+    asked: Amendment, ray_address: str
 ) -> None:
     cluster, num_workers = dashboard_of(ray_address), asked.request.config.num_workers
     with Driver(asked.request, print) as driver:
@@ -212,7 +212,7 @@ def test_the_workers_start_before_anybody_asks_for_the_training(
 
 @pytest.mark.promise("job-dies")
 @pytest.mark.slow
-def test_a_job_that_dies_is_followed_by_another(asked: Asked, undisturbed: str) -> None:
+def test_a_job_that_dies_is_followed_by_another(asked: Amendment, undisturbed: str) -> None:
     with asked.training() as driver:
         job = asked.job()
         process_of(job).send_signal(signal.SIGKILL)
@@ -226,7 +226,7 @@ def test_a_job_that_dies_is_followed_by_another(asked: Asked, undisturbed: str) 
 
 
 @pytest.mark.slow
-def test_an_end_that_is_asked_for_is_orderly(asked: Asked, undisturbed: str) -> None:
+def test_an_end_that_is_asked_for_is_orderly(asked: Amendment, undisturbed: str) -> None:
     with asked.training() as driver:
         training = driver._call("train")
         closing = threading.Thread(target=driver.close, args=("KILLED",))
@@ -245,7 +245,7 @@ def test_an_end_that_is_asked_for_is_orderly(asked: Asked, undisturbed: str) -> 
 
 
 @pytest.mark.slow
-def test_of_two_callers_the_last_one_ends_the_job(asked: Asked, undisturbed: str) -> None:
+def test_of_two_callers_the_last_one_ends_the_job(asked: Amendment, undisturbed: str) -> None:
     with asked.training() as first, Driver(asked.request, print) as second:
         job = asked.job()
         assert second.prepared().job_url.endswith(job)
@@ -263,7 +263,7 @@ def test_a_job_that_nobody_comes_back_to_has_failed_in_mlflow(
     ray_address: str, tmp_path: Path
 ) -> None:
     mlflow = f"sqlite:///{tmp_path}/mlflow.db"
-    asked = Asked(ray_address, tmp_path, mlflow)
+    asked = Amendment(ray_address, tmp_path, mlflow)
     with asked.training() as driver:
         driver.leave()
     (tmp_path / "go-on").touch()
@@ -288,7 +288,7 @@ def dashboard(ray_address: str) -> Iterator[FaultProxy]:
 def test_a_training_goes_on_while_the_dashboard_is_away(
     dashboard: FaultProxy, tmp_path: Path, undisturbed: str
 ) -> None:
-    asked = Asked(dashboard.url, tmp_path)
+    asked = Amendment(dashboard.url, tmp_path)
     # A job that cannot be submitted is submitted again.
     dashboard.schedule.add(replace(AWAY, method="POST", target="/api/jobs", times=2))
     with asked.training() as driver:
@@ -306,7 +306,7 @@ def test_a_training_goes_on_while_the_dashboard_is_away(
 def test_a_job_that_dies_while_the_dashboard_is_away_is_missed_by_its_heart(
     dashboard: FaultProxy, tmp_path: Path, undisturbed: str
 ) -> None:
-    asked = Asked(dashboard.url, tmp_path)
+    asked = Amendment(dashboard.url, tmp_path)
     with asked.training() as driver:
         job = asked.job()
         dashboard.schedule.add(AWAY)
@@ -332,7 +332,7 @@ def test_a_job_that_dies_while_its_caller_cannot_reach_the_storage_is_missed(
         FaultProxy(os.environ["AWS_ENDPOINT_URL"]) as proxy,
         patch.dict(os.environ, {"AWS_ENDPOINT_URL": proxy.url}),
     ):
-        asked = Asked(ray_address, tmp_path, storage=storage, runtime_env=told)
+        asked = Amendment(ray_address, tmp_path, storage=storage, runtime_env=told)
         with asked.training() as driver:
             job = asked.job()
             proxy.schedule.add(AWAY)

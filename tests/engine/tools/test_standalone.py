@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.engine.tiny import PlainDataset, TinyStream
-from train_core.client.verify_resume import ProofRequest, prove
+from train_core.client.verify_resume import VerifyResumeRequest, prove
 from train_core.engine.tools.standalone import Beginning
 from train_core.errors import ConfigError, StageError
 from train_core.requests import StandaloneTask
@@ -20,10 +20,10 @@ from train_core.workload import ArrayDataset, fetch, is_stream
 pytestmark = pytest.mark.timeout(240)
 
 
-def request(storage: Path | str, name: str = "Tiny", **changes: Any) -> ProofRequest:
+def request(storage: Path | str, name: str = "Tiny", **changes: Any) -> VerifyResumeRequest:
     # 150 samples would be 5 steps an epoch: the proof cuts them to 4, so it crosses two ends.
     asked = {"steps": 8, "kill_after": 5, "workload": f"tests.engine.tiny:{name}"}
-    return ProofRequest(storage=str(storage), **asked | changes)
+    return VerifyResumeRequest(storage=str(storage), **asked | changes)
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def test_a_run_that_was_extended_and_failed_unseen_is_shown_as_failed(
     assert stages(tracking_uri)["pipeline"].info.status == "FINISHED"
     run.lease = run.folder.begin_attempt()
     more = asked.config.model_copy(update={"epochs": asked.config.epochs + 1})
-    run.folder.note_asked(asked.model_copy(update={"config": more}), attempt=run.lease.attempt)
+    run.folder.amend(asked.model_copy(update={"config": more}), attempt=run.lease.attempt)
     # It dies with what it has begun.
     dying = Mirror(run.folder, tracking_uri, "tests")
     dying.start()

@@ -19,7 +19,7 @@ from train_core.config import available_cpus
 from train_core.errors import StoppedError
 from train_core.requests import DriverRequest
 from train_core.storage.coordination.lease import newest_attempt
-from train_core.storage.objects.retries import HASTE
+from train_core.storage.objects.retries import SHORT
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -86,7 +86,7 @@ def test_a_storage_that_hangs_keeps_nobody_who_wants_to_end(
             began = time.monotonic()
             driver.close("KILLED")
             # Asking for the last checkpoint and freeing the run each wait for the storage.
-            assert time.monotonic() - began < config.grace_s + 4 * HASTE.budget_s
+            assert time.monotonic() - began < config.grace_s + 4 * SHORT.budget_s
     assert any("the training cannot be asked to save" in line for line in log)
     kept = folder.checkpoints()[-1].manifest.step
     result = fit(config, storage=storage, run="run", on_log=log.append)

@@ -18,7 +18,7 @@ from train_core.config import TrainConfig
 from train_core.engine.data.recorded import check_continuation, with_defaults
 from train_core.engine.driver.preflight import new_record, pipeline_of
 from train_core.requests import DriverRequest
-from train_core.storage.records.amendments import Asked
+from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 
@@ -36,8 +36,8 @@ def drive(folder: RunFolder, workers: int, config: dict[str, Any], **fault: Any)
     held = folder.begin_attempt()
     try:
         check_continuation(folder, asked)
-        last = Asked(config=with_defaults(asked).recorded(), pipeline=pipeline_of(request))
-        folder.note_asked(last, attempt=held.attempt)
+        last = Amendment(config=with_defaults(asked).recorded(), pipeline=pipeline_of(request))
+        folder.amend(last, attempt=held.attempt)
         how: dict[str, Any] = {"attempt": held.attempt, "workers": workers, **fault}
         return train(folder.storage, folder.name, config=config, **how)
     finally:

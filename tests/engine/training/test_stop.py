@@ -18,7 +18,7 @@ from tests.engine.tiny import Tiny
 from tests.engine.training.test_exact import CONFIG
 from tests.marks import slow
 from train_core.config import TrainConfig
-from train_core.engine.distributed.control_message import ControlWord
+from train_core.engine.distributed.control_message import ControlMessage
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.engine.training.stop_listener import StopListener
@@ -38,7 +38,7 @@ class AskingTrainer(MortalTrainer):
     """Its rank 0 asks, as somebody outside would, and waits until it has heard itself."""
 
     def step(self) -> None:
-        if self.progress.step == ASKED_AFTER and self.attempt == 1 and self.group.is_first:
+        if self.progress.step == ASKED_AFTER and self.attempt == 1 and self.group.is_rank0:
             ask_to_stop(self.folder.store, self.attempt, "the test wants it")
             while not self.listener.is_asked:
                 time.sleep(0.01)
@@ -97,7 +97,7 @@ class AskingInValidation(MortalTrainer):
             super().end_epoch()
             return
         self.workload.__class__ = type("Lengthy", (Lengthy, type(self.workload)), {})
-        if self.group.is_first:
+        if self.group.is_rank0:
             ask_to_stop(self.folder.store, self.attempt, "the test wants it")
         super().end_epoch()
         assert isinstance(self.workload, Lengthy)
@@ -232,7 +232,7 @@ def test_the_end_has_its_own_reason_also_if_somebody_asked(tmp_path: Path) -> No
 @pytest.mark.parametrize("wish", ["wants_retry", "is_asked_to_stop", "is_busy"])
 def test_the_word_tells_wishes_apart(wish: str) -> None:
     assert not dist.is_initialized()
-    word = ControlWord(1, Group.current())
+    word = ControlMessage(1, Group.current())
     names = ["wants_checkpoint", "wants_retry", "is_time_up", "is_asked_to_stop", "is_busy"]
     word.send(**{name: name == wish for name in names})
     told = word.read()

@@ -24,7 +24,7 @@ Prove = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def prove(tmp_path: Path) -> Prove:
+def verify_resume(tmp_path: Path) -> Prove:
     """Runs the command in an empty folder, with an empty one for temporary files."""
     for name in ("here", "temporary"):
         (tmp_path / name).mkdir()
@@ -58,7 +58,7 @@ def proof_folder(tmp_path: Path) -> Path:
 def test_a_workload_that_resumes_exactly_ends_with_code_0_and_leaves_nothing(
     prove: Prove, tmp_path: Path, workers: int
 ) -> None:
-    done = prove("Tiny", "--json", "--storage", "runs", "--workers", str(workers))
+    done = verify_resume("Tiny", "--json", "--storage", "runs", "--workers", str(workers))
     assert done.returncode == 0, done.stderr
     verdict = json.loads(done.stdout)
     comparison = verdict.pop("comparison")
@@ -83,7 +83,7 @@ def test_a_workload_that_resumes_exactly_ends_with_code_0_and_leaves_nothing(
 def test_one_that_does_not_ends_with_code_1_and_the_first_difference(
     prove: Prove, tmp_path: Path
 ) -> None:
-    done = prove("Undetermined", "--workers", "1", "--storage", "runs", "--keep")
+    done = verify_resume("Undetermined", "--workers", "1", "--storage", "runs", "--keep")
     assert done.returncode == 1, done.stderr
     assert done.stdout.startswith("different  tests.engine.tiny:Undetermined: 1 workers, killed")
     # The hook draws after the first step; the first checkpoint is of the second.
@@ -111,7 +111,7 @@ def test_one_that_does_not_ends_with_code_1_and_the_first_difference(
 
 @pytest.mark.slow
 def test_without_a_storage_both_runs_lie_beside_their_logs(prove: Prove, tmp_path: Path) -> None:
-    done = prove("Tiny", "--workers", "1", "--json", "--keep")
+    done = verify_resume("Tiny", "--workers", "1", "--json", "--keep")
     assert done.returncode == 0, done.stderr
     folder = str(proof_folder(tmp_path))
     verdict = json.loads(done.stdout)
@@ -124,7 +124,7 @@ def test_without_a_storage_both_runs_lie_beside_their_logs(prove: Prove, tmp_pat
 def test_a_training_that_fails_by_itself_ends_with_code_2_and_leaves_its_log(
     prove: Prove, tmp_path: Path
 ) -> None:
-    done = prove("Buggy", "--storage", "runs")
+    done = verify_resume("Buggy", "--storage", "runs")
     assert done.returncode == 2
     log = proof_folder(tmp_path) / "undisturbed.log"
     (said,) = [line for line in done.stderr.splitlines() if "KeyError" in line]

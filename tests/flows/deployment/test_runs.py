@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.crash_loops import MAX_DEATHS
+from flows.crash_loops import MAX_CRASHES
 from tests.engine.digests import digest_of_training
 from tests.flows.deployment.deployed import (
     HELD,
@@ -187,10 +187,10 @@ def test_a_run_that_dies_again_and_again_is_given_up_and_goes_on_when_it_is_aske
     with held(prefect, home, "endless") as (folder, go_on):
         # What the first run of it commits is the last that comes of it.
         wait_for(folder.checkpoints, home)
-        for attempt in range(1, MAX_DEATHS + 2):
+        for attempt in range(1, MAX_CRASHES + 2):
             kill_flow(folder, attempt, home)
         wait_for(lambda: state(api, "endless") == "FAILED", home)
-        assert f"{MAX_DEATHS} times in a row without a new checkpoint" in message(api, "endless")
+        assert f"{MAX_CRASHES} times in a row without a new checkpoint" in message(api, "endless")
         tracking_uri = f"sqlite:///{home}/mlflow.db"
         assert shown_at(tracking_uri, folder.url)["pipeline"]["status"] == "FAILED"
         go_on.touch()

@@ -99,7 +99,7 @@ def test_a_callers_heart_is_heard(store: Store) -> None:
 def test_a_call_can_be_taken_back(store: Store) -> None:
     caller, job = Calls(store, JOB), Calls(store, JOB)
     name = caller.ask("train", {})
-    caller.take_back(name)
+    caller.cancel(name)
     assert job.asked() == []
     assert job.read(name) is None
 

@@ -15,7 +15,7 @@ import pytest
 from tests.web import served
 from train_core.errors import StorageError
 from train_core.storage.objects.ranges import RangeReader
-from train_core.storage.objects.retries import Patience
+from train_core.storage.objects.retries import RetryPolicy
 from train_core.storage.objects.store import Store
 
 
@@ -54,7 +54,7 @@ def test_a_server_that_is_away_is_no_empty_folder() -> None:
         nobody.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         with pytest.raises(StorageError):
-            Store(url, Patience(budget_s=1)).sizes()
+            Store(url, RetryPolicy(budget_s=1)).sizes()
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 10), (3, 7), (9, 10), (4, 4)])

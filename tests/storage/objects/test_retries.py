@@ -13,9 +13,9 @@ import pytest
 
 from train_core.errors import StorageError
 from train_core.storage.objects.retries import (
-    HASTE,
     RETRY_BUDGET_S,
-    Patience,
+    SHORT,
+    RetryPolicy,
     UnfinishedError,
     may_pass,
     retried,
@@ -123,7 +123,7 @@ def test_a_deadline_in_the_end_does_not_hide_what_failed_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "warnings"), [(RETRY_BUDGET_S, 1), (HASTE.budget_s, 0)], ids=["patient", "hasty"]
+    ("budget_s", "warnings"), [(RETRY_BUDGET_S, 1), (SHORT.budget_s, 0)], ids=["patient", "hasty"]
 )
 def test_who_is_in_haste_fills_no_log(
     budget_s: float, warnings: int, caplog: pytest.LogCaptureFixture
@@ -134,7 +134,7 @@ def test_who_is_in_haste_fills_no_log(
 
 
 def test_a_transfer_has_a_second_more_for_each_mebibyte() -> None:
-    assert Patience(budget_s=5).for_bytes(3 * 2**20) == 8
+    assert RetryPolicy(budget_s=5).for_bytes(3 * 2**20) == 8
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,15 @@ from blake3 import blake3
 
 from tests.storage.fault_proxy import Fault, FaultProxy, Kind
 from train_core.errors import StorageError
-from train_core.storage.objects.retries import Patience
+from train_core.storage.objects.retries import RetryPolicy
 from train_core.storage.objects.store import Store
 
 pytestmark = pytest.mark.s3
 
 PARTS = os.urandom(17 * 2**20)  # two of obstore's parts, and a rest
 LARGE = 120 * 2**20  # several parts
-PATIENCE = Patience(budget_s=30, silence_s=1)
-IMPATIENCE = Patience(budget_s=4, silence_s=0.5)
+PATIENCE = RetryPolicy(budget_s=30, silence_s=1)
+IMPATIENCE = RetryPolicy(budget_s=4, silence_s=0.5)
 DELETED_NOTHING = b"""<?xml version="1.0" encoding="UTF-8"?>
 <DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Error><Key>object</Key>
 <Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error></DeleteResult>"""

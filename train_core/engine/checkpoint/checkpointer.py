@@ -19,11 +19,11 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
 from train_core.config import TrainConfig
-from train_core.engine.checkpoint.journal_buffer import Recorder
+from train_core.engine.checkpoint.journal_buffer import JournalBuffer
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.checkpoint.snapshot import Snapshot, SnapshotFile
 from train_core.engine.distributed.group import Group
-from train_core.engine.distributed.rank_mailbox import Posts
+from train_core.engine.distributed.rank_mailbox import RankMailbox
 from train_core.errors import (
     CheckpointError,
     EvertrainError,
@@ -80,7 +80,7 @@ class Checkpointer:
         folder: RunFolder,
         config: TrainConfig,
         attempt: int,
-        recorder: Recorder,
+        recorder: JournalBuffer,
         group: Group,
     ) -> None:
         self.newest: Checkpoint | None = None
@@ -91,7 +91,7 @@ class Checkpointer:
         self._recorder = recorder
         self._group = group
         self._snapshot = Snapshot(config.shards, group)
-        self._posts = Posts(group)
+        self._posts = RankMailbox(group)
         self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(1, "checkpointer")
         self._writing: _Save | None = None
@@ -154,7 +154,7 @@ class Checkpointer:
         self._writing = _Save(future, entries, progress.step, begin)
         self._recorder.rate("checkpoint/blocked_s", time.monotonic() - begin)
 
-    def make_way(self) -> None:
+    def wait_for_in_flight(self) -> None:
         """Wait for the checkpoint under way, as the next one is due; count it. Raises as `wait`."""
         if self.is_busy:
             begin = time.monotonic()
@@ -172,7 +172,7 @@ class Checkpointer:
             return
         if self._writing.future.done():
             self.wait()
-        elif self._group.is_first:
+        elif self._group.is_rank0:
             since = self._unsaved.since if self._unsaved else self._writing.begun
             self._give_up_if_too_long(since, self._writing.step, "it is still being stored")
 
@@ -195,10 +195,10 @@ class Checkpointer:
             _log.warning("a checkpoint was not saved, training goes on: %s", error)
             since = self._unsaved.since if self._unsaved else save.begun
             self._unsaved = _Unsaved(since, save.step, time.monotonic())
-            if self._group.is_first:
+            if self._group.is_rank0:
                 self._give_up_if_too_long(since, save.step, str(error))
         else:
-            if self._unsaved and self._group.is_first:
+            if self._unsaved and self._group.is_rank0:
                 _log.warning("checkpoints are saved again, after step %d", save.step)
             self._unsaved = None
             self._recorder.forget(save.entries)
@@ -252,7 +252,7 @@ class Checkpointer:
         # No other one can be chosen as the best in its stead.
         insist_s = min(INSIST_S, self._config.max_unsaved_s or math.inf)
         self._insists_until = time.monotonic() + (insist_s if facts["validated"] else 0)
-        if not self._group.is_first:
+        if not self._group.is_rank0:
             self._write_share(folder, save, step)
             return None
         try:
@@ -353,7 +353,7 @@ class Checkpointer:
         self._check_weights(step)
         stored = [self._store_file(folder, file) for file in self._snapshot.files]
         self._stored = {entry.digest: f"{folder}/{entry.name}" for entry in stored}
-        if self._group.is_first:
+        if self._group.is_rank0:
             for name, data in self._snapshot.small_files().items():
                 stored.append(self._store_anew(f"{folder}/{name}", memoryview(data)))
         return stored

@@ -33,7 +33,7 @@ _IMPLEMENTATION = {
 
 
 @dataclass(frozen=True)
-class FirstState:
+class InitialState:
     """Weights, and an optimizer's state if it was asked for, read and verified."""
 
     uri: str

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from train_core.errors import StorageError
-from train_core.storage.objects.retries import HASTE
+from train_core.storage.objects.retries import SHORT
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import Entry, finite
 from train_core.storage.records.names import LIVE_JSON
@@ -19,14 +19,14 @@ _LIVE_EVERY_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-class Recorder:
+class JournalBuffer:
     """Collects journal entries until a checkpoint covers them; shows the newest in live.json."""
 
     def __init__(self, store: Store, *, is_enabled: bool) -> None:
         self.pending: list[Entry] = []
         self._is_enabled = is_enabled
         # A hint is soon followed by a newer one, and nobody waits for it.
-        self._store = store.with_patience(HASTE)
+        self._store = store.with_retries(SHORT)
         self._rates: dict[str, float] = {}
         self._live: dict[str, Any] = {}
         self._ended = threading.Event()

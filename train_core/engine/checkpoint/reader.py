@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from train_core.engine.checkpoint.row_shards import Pieces, read_rows, rows_here
+from train_core.engine.checkpoint.row_shards import RowShards, read_rows, rows_here
 from train_core.engine.checkpoint.snapshot import bytes_of, tensors_in
 from train_core.engine.checkpoint.state import unpack
 from train_core.engine.distributed.fsdp import is_distributed
@@ -57,7 +57,7 @@ class Assembly:
         self._mesh = mesh
         self._is_cut = is_cut
         self._whole: dict[str, Tensor] = {}
-        self._pieces: dict[str, tuple[Pieces, torch.Size]] = {}
+        self._pieces: dict[str, tuple[RowShards, torch.Size]] = {}
         self._plain: Any = None
 
     def add(self, file: str, buffer: Tensor) -> None:
@@ -94,7 +94,7 @@ class Assembly:
         state: dict[str, Any] = unpack(self._plain, self.tensors())
         return state
 
-    def _piece(self, path: str, shape: torch.Size, like: Tensor) -> Pieces:
+    def _piece(self, path: str, shape: torch.Size, like: Tensor) -> RowShards:
         if path not in self._pieces:
             size_bytes = math.prod(shape) * like.itemsize
             if not shape or size_bytes > psutil.virtual_memory().total:
@@ -102,7 +102,7 @@ class Assembly:
             wanted = range(shape[0])
             if self._mesh is not None and self._group is not None:
                 wanted = rows_here(shape[0], self._group)
-            self._pieces[path] = Pieces(shape, like.dtype, wanted), shape
+            self._pieces[path] = RowShards(shape, like.dtype, wanted), shape
         pieces, known = self._pieces[path]
         if shape != known:
             raise CheckpointError(f"the tensor {path!r} is of shape {known} and of {shape}")

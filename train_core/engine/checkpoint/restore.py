@@ -11,7 +11,7 @@ import torch
 from train_core.engine.checkpoint.reader import Assembly, read_buffers
 from train_core.engine.distributed.group import Group
 from train_core.errors import CheckpointError
-from train_core.policy.layout import share_out
+from train_core.policy.layout import assign
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 
@@ -24,13 +24,13 @@ def newest_good(
     who put them together in an `assembly()`. A checkpoint that does not verify is quarantined.
     Raises CheckpointError if there are checkpoints and none is good.
     """
-    for checkpoint in reversed(group.from_first_of(folder.quarantine_damaged)):
+    for checkpoint in reversed(group.call_on_rank0(folder.quarantine_damaged)):
         try:
             return checkpoint, _load(folder, checkpoint, group, assembly())
         except CheckpointError as error:
             reason = str(error)
-            group.from_first_of(partial(folder.quarantine, checkpoint.name, reason))
-    group.from_first_of(lambda: _refuse_if_none_is_good(folder))
+            group.call_on_rank0(partial(folder.quarantine, checkpoint.name, reason))
+    group.call_on_rank0(lambda: _refuse_if_none_is_good(folder))
     return None
 
 
@@ -49,9 +49,9 @@ def _load(
 ) -> dict[str, Any]:
     """The checkpoint's state. Raises CheckpointError, on every rank, for what any of them met."""
     files = checkpoint.manifest.files
-    reader = share_out([file.size_bytes for file in files], [0] * group.world_size)
+    reader = assign([file.size_bytes for file in files], [0] * group.world_size)
     mine = [file for file, rank in zip(files, reader, strict=True) if rank == group.rank]
-    buffers = group.all_succeed(partial(read_buffers, folder.store, checkpoint.key, mine))
+    buffers = group.raise_if_any_failed(partial(read_buffers, folder.store, checkpoint.key, mine))
     faults: list[CheckpointError] = []
     for file, rank in zip(files, reader, strict=True):
         # One file at a time: of a sharded model, no rank has room for all of them.
@@ -69,4 +69,4 @@ def _load(
             raise faults[0]
         return assembly.state()
 
-    return group.all_succeed(put_together)
+    return group.raise_if_any_failed(put_together)

@@ -41,7 +41,7 @@ def check_rows(path: str, tensor: Tensor) -> None:
         )
 
 
-class Pieces:
+class RowShards:
     """Collects a tensor's rows from the files that have them: all of them, or this rank's."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, wanted: range) -> None:

@@ -42,7 +42,7 @@ class Buffers:
         """Start to send shard 0's values to all ranks."""
         if not self._buffers:
             return
-        if self._has_several and self._group.is_first:
+        if self._has_several and self._group.is_rank0:
             torch._foreach_copy_(self._buffers, self._of_shard_0)
         if self._group.world_size == 1:
             return
@@ -57,7 +57,7 @@ class Buffers:
         """Wait for shard 0's values and take them."""
         for work, same, flat in self._sent:
             work.wait()
-            if not self._group.is_first:
+            if not self._group.is_rank0:
                 parts = flat.split([b.numel() for b in same])
                 torch._foreach_copy_(same, [p.view_as(b) for p, b in zip(parts, same, strict=True)])
         self._sent.clear()

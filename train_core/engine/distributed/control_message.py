@@ -35,7 +35,7 @@ class Word:
     """Whether a rank still stores the last checkpoint."""
 
 
-class ControlWord:
+class ControlMessage:
     """One step's word, sent when the rank's last forward pass is done."""
 
     def __init__(self, num_shards: int, group: Group) -> None:

@@ -48,7 +48,7 @@ class Group:
         return cls(rank, world_size, torch.device("cpu"))
 
     @property
-    def is_first(self) -> bool:
+    def is_rank0(self) -> bool:
         """Whether this is rank 0: the one that commits."""
         return self.rank == 0
 
@@ -60,21 +60,21 @@ class Group:
         dist.all_gather_object(values, value)
         return values  # type: ignore[return-value]  # all are filled
 
-    def from_first_of(self, call: Callable[[], T]) -> T:
+    def call_on_rank0(self, call: Callable[[], T]) -> T:
         """What rank 0's `call()` gives, on every rank; what it raises is raised on every rank."""
         found: T | None = None
         error: EvertrainError | OSError | None = None
-        if self.is_first:
+        if self.is_rank0:
             try:
                 found = call()
             except (EvertrainError, OSError) as raised:
                 error = raised
-        found, error = self.from_first((found, error))
+        found, error = self.broadcast_from_rank0((found, error))
         if error is not None:
             raise error
         return found  # type: ignore[return-value]  # it is what rank 0's call gave
 
-    def all_succeed(self, call: Callable[[], T]) -> T:
+    def raise_if_any_failed(self, call: Callable[[], T]) -> T:
         """What this rank's `call()` gives, if those of all ranks succeed.
 
         The first error of any rank is raised on every rank.
@@ -99,7 +99,7 @@ class Group:
             dist.broadcast(sent, src=source)
             piece.copy_(sent)
 
-    def from_first(self, value: T) -> T:
+    def broadcast_from_rank0(self, value: T) -> T:
         """Rank 0's value, on every rank."""
         if self.world_size == 1:
             return value

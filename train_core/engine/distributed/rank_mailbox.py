@@ -20,7 +20,7 @@ from train_core.errors import StorageError
 _POLL_S = 0.02
 
 
-class Posts:
+class RankMailbox:
     """Messages of one attempt, by the save that they are about: all ranks count alike.
 
     All ranks have to make theirs at the same time.
@@ -31,8 +31,8 @@ class Posts:
         self._store: TCPStore | None = None
         self._served: RendezvousStore | None = None
         if group.world_size > 1:
-            self._served = RendezvousStore(own_address()) if group.is_first else None
-            address = group.from_first(self._served.address if self._served else ("", 0))
+            self._served = RendezvousStore(own_address()) if group.is_rank0 else None
+            address = group.broadcast_from_rank0(self._served.address if self._served else ("", 0))
             self._store = TCPStore(*address, is_master=False)
 
     def send(self, save: int, message: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from train_core.config import LOCAL, TrainConfig
 from train_core.datasets.files import state_of
-from train_core.engine.checkpoint.init_from import FirstState
+from train_core.engine.checkpoint.init_from import InitialState
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.cluster.resources import check_resources
 from train_core.engine.data.inputs import open_input
@@ -185,7 +185,7 @@ def _check_origin(
             return found
         recorded = found
     origin = with_login(recorded, config, folder.storage)
-    first = FirstState.read(origin, config)
+    first = InitialState.read(origin, config)
     model = workload.model()
     first.give_weights(model)
     first.give_optimizer(model, workload.optimizer(model))

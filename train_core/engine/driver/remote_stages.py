@@ -251,7 +251,7 @@ class JobStages:
                 if answer := asking.answer_to(name):
                     return answer
                 if has_ended:
-                    asking.take_back(name)
+                    asking.cancel(name)
                     raise JobEndedError(stage, self._jobs.end_of(job))
                 if time.monotonic() - looked_at > _LOOK_EVERY_S:
                     found, now = self._jobs.has_ended(job), asking.heard(THE_JOB)

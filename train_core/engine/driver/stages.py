@@ -41,7 +41,7 @@ from train_core.storage.cleanup.superseded import (
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.lease import Lease
 from train_core.storage.coordination.pins import pinned
-from train_core.storage.records.amendments import Asked
+from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.journal import read_good_segments
 from train_core.storage.records.names import CURVES_PNG, REPORT_JSON
@@ -137,8 +137,8 @@ class DriverStages:
         self.folder.check_name(self.request.flow_run)
         check_continuation(self.folder, self.config)
         config = with_defaults(self.config).recorded()
-        asked = Asked(config=config, pipeline=pipeline_of(self.request))
-        self.folder.note_asked(asked, attempt=attempt)
+        asked = Amendment(config=config, pipeline=pipeline_of(self.request))
+        self.folder.amend(asked, attempt=attempt)
 
     def _run_that_has_it(self, record: RunRecord, files: FileList | None) -> str:
         """The finished run that has all that this one would come to, if it is not to come again."""

@@ -21,7 +21,7 @@ from train_core.storage.coordination import lease
 from train_core.storage.coordination.lease import Lease
 from train_core.storage.coordination.stop_request import ask_to_stop, stop_request
 from train_core.storage.finished_runs import is_finished
-from train_core.storage.objects.retries import HASTE
+from train_core.storage.objects.retries import SHORT
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 MAX_RESTARTS = 3
@@ -116,7 +116,7 @@ class Supervisor:
         if self._is_idle.is_set():
             return
         # An end that was asked for is not kept waiting by a storage that is away.
-        store = self._folder.store.with_patience(HASTE)
+        store = self._folder.store.with_retries(SHORT)
         try:
             # Between two attempts the training itself sees that it shall end.
             ask_to_stop(store, self._lease.attempt, "the program that wanted it ends")
@@ -138,7 +138,7 @@ class Supervisor:
     def is_replaced(self) -> bool:
         """Whether a newer attempt has the run, as far as can be told."""
         try:
-            lease.check(self._folder.store.with_patience(HASTE), self._lease.attempt)
+            lease.check(self._folder.store.with_retries(SHORT), self._lease.attempt)
         except FencedError:
             return True
         except StorageError:

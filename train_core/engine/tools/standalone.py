@@ -81,7 +81,7 @@ class StandaloneTrainer(Trainer):
         return shortened(super()._load_workload(), self._task.max_samples)
 
     def _forward(self, micro: MicroBatch) -> torch.Tensor:
-        if self.group.is_first and self.progress.step == self._task.kill_after:
+        if self.group.is_rank0 and self.progress.step == self._task.kill_after:
             # What is under way is committed first: which checkpoint is resumed is no race.
             self.checkpointer.wait()
             died_mark(self._told).touch()
@@ -104,11 +104,11 @@ def train(task: StandaloneTask, told: Path) -> None:
     task = with_epochs(task)
     folder = RunFolder(task.storage, task.run)
     held = None
-    if group.is_first:
+    if group.is_rank0:
         if not folder.exists():
             folder.create(*_record(task))
         held = folder.begin_attempt()
-    attempt = group.from_first(held.attempt if held else 0)
+    attempt = group.broadcast_from_rank0(held.attempt if held else 0)
     StandaloneTrainer(task, told, attempt, group).run()
     if held:
         held.release()

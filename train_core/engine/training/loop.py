@@ -20,7 +20,7 @@ import torch
 
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.checkpointer import Checkpointer
-from train_core.engine.checkpoint.journal_buffer import Recorder
+from train_core.engine.checkpoint.journal_buffer import JournalBuffer
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.checkpoint.restore import newest_good
 from train_core.engine.checkpoint.state import TrainingState
@@ -32,13 +32,13 @@ from train_core.engine.data.batches import (
     to_device,
 )
 from train_core.engine.data.recorded import load_recorded, with_login
-from train_core.engine.distributed.control_message import ControlWord
+from train_core.engine.distributed.control_message import ControlMessage
 from train_core.engine.distributed.fsdp import check_passes
 from train_core.engine.distributed.group import Group, use_deterministic_algorithms
 from train_core.engine.distributed.watchdog import Watchdog
 from train_core.engine.metrics.measure import check_split, forward
 from train_core.engine.training.stop_listener import StopListener
-from train_core.engine.training.train_state import TrainedModel
+from train_core.engine.training.train_state import TrainState
 from train_core.engine.training.validation import validate
 from train_core.errors import NotFiniteError
 from train_core.policy.randomness import FORWARD, derive_seed
@@ -80,16 +80,16 @@ class Trainer:
             if is_stream(self.train_set)
             else None
         )
-        self.trained = TrainedModel(self.workload, config, group, self._schedule_steps())
+        self.trained = TrainState(self.workload, config, group, self._schedule_steps())
         if self.trained.is_sharded:
             check_passes(self.plan, self.train_set, group.world_size)
         self.state = self._all_state()
-        self.recorder = Recorder(folder.store, is_enabled=group.is_first)
+        self.recorder = JournalBuffer(folder.store, is_enabled=group.is_rank0)
         self.checkpointer = Checkpointer(folder, config, attempt, self.recorder, group)
-        self.listener = StopListener(folder.store, attempt, is_enabled=group.is_first)
+        self.listener = StopListener(folder.store, attempt, is_enabled=group.is_rank0)
         self.watchdog = Watchdog(config.hang_timeout_s)
         self.batches: Iterator[Batch] = iter(())
-        self._unsettled: tuple[ControlWord, dict[str, float], int] | None = None
+        self._unsettled: tuple[ControlMessage, dict[str, float], int] | None = None
         self._grad_norm: torch.Tensor | None = None
         self._wants_checkpoint = self._wants_retry = False
         self._is_time_up = self._is_asked_to_stop = False
@@ -130,7 +130,7 @@ class Trainer:
             if not self.progress.awaits_validation(self.plan):
                 self._saved_step = self.progress.step
             self.progress.stopped_by = self.progress.reason_to_stop(self.config, self.plan)
-            if self.group.is_first:
+            if self.group.is_rank0:
                 _log.info("resuming after step %d from %s", self.progress.step, checkpoint.name)
                 if quarantined := self.folder.quarantined():
                     self.recorder.rate("checkpoint/quarantined", len(quarantined))
@@ -147,7 +147,7 @@ class Trainer:
         self._settle()
         self.checkpointer.poll()
         progress, trained = self.progress, self.trained
-        word = ControlWord(self.config.shards, self.group)
+        word = ControlMessage(self.config.shards, self.group)
         work = self._micro_batches(progress.epoch, progress.step_in_epoch)
         for shard, micro_batches in zip(self.shards, work, strict=True):
             trained.reducer.begin_shard(shard)
@@ -194,7 +194,7 @@ class Trainer:
         self.progress.judge(self.config)
         self.recorder.add(self.progress.step, metrics)
         self._show()
-        if self.group.is_first:
+        if self.group.is_rank0:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
             _log.info("epoch %d, step %d: %s", self.progress.epoch, self.progress.step, shown)
         if self.streams is not None:
@@ -226,7 +226,7 @@ class Trainer:
         if self._is_busy:
             # A rank that still stores keeps all waiting, and none of them hangs.
             with self.watchdog.resting():
-                self.group.all_succeed(self.checkpointer.make_way)
+                self.group.raise_if_any_failed(self.checkpointer.wait_for_in_flight)
         progress.elapsed_s = self._elapsed_s()
         self._saved_step, self._saved_in_turn = progress.step, in_turn
         self._save()
@@ -244,8 +244,8 @@ class Trainer:
 
     def _outcome(self) -> str:
         # No rank still stores when rank 0 makes the way free for another try.
-        self.group.all_succeed(self.checkpointer.wait)
-        return self.group.from_first_of(self.checkpointer.outcome)
+        self.group.raise_if_any_failed(self.checkpointer.wait)
+        return self.group.call_on_rank0(self.checkpointer.outcome)
 
     def _is_too_early(self) -> bool:
         """Whether all ranks leave out this checkpoint because one still stores the last.
@@ -345,7 +345,7 @@ class Trainer:
             self.checkpointer.wait()
             newest = self.checkpointer.newest
             # No rank ends before the checkpoint under way is committed.
-            last_good = self.group.from_first(str(newest.name) if newest else None)
+            last_good = self.group.broadcast_from_rank0(str(newest.name) if newest else None)
             raise NotFiniteError(self.progress.step, told.loss, last_good)
         self.progress.add_loss(told.loss, num_samples)
         self._wants_checkpoint |= told.wants_checkpoint
@@ -389,8 +389,8 @@ class Trainer:
         every = self.config.checkpoint_every_s
         is_due = 0 < every <= time.monotonic() - self._saved_at
         is_too_early = self._skips and self.checkpointer.is_busy
-        return self.group.is_first and is_due and not is_too_early
+        return self.group.is_rank0 and is_due and not is_too_early
 
     def _time_is_up(self) -> bool:
         limit = self.config.max_duration_s
-        return self.group.is_first and 0 < limit <= self._elapsed_s()
+        return self.group.is_rank0 and 0 < limit <= self._elapsed_s()

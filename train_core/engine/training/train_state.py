@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from train_core.config import TrainConfig
-from train_core.engine.checkpoint.init_from import FirstState
+from train_core.engine.checkpoint.init_from import InitialState
 from train_core.engine.checkpoint.reader import Assembly, sharded_assembly
 from train_core.engine.checkpoint.state import TrainingState, load_optimizer_state, optimizer_state
 from train_core.engine.data.batches import model_to_device, seed_generators
@@ -25,7 +25,7 @@ from train_core.storage.run_folder import Origin
 from train_core.workload import Workload
 
 
-class TrainedModel:
+class TrainState:
     """A workload's model on this rank, whole or sharded, with all that a step changes in it.
 
     `model` has the parameters, `forward_model` computes: the same, or what it was compiled to.
@@ -67,7 +67,9 @@ class TrainedModel:
         """Load the weights that a new run begins with: the workload's, or those of `origin`."""
         first = None
         if self._config.init_from:
-            first = self._group.all_succeed(partial(FirstState.read, origin, self._config))
+            first = self._group.raise_if_any_failed(
+                partial(InitialState.read, origin, self._config)
+            )
         is_default = type(self._workload).initialize is Workload.initialize
         if self.is_sharded and first is None and is_default:
             return

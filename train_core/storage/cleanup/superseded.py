@@ -14,7 +14,7 @@ from train_core.storage.cleanup.orphans import collect_orphans, delete_unfinishe
 from train_core.storage.cleanup.retention import delete_unless_pinned, verdicts
 from train_core.storage.coordination import lease, pins
 from train_core.storage.coordination.mailbox import STANDSTILL_S, Calls, hearts_of_scorers
-from train_core.storage.objects.retries import HASTE
+from train_core.storage.objects.retries import SHORT
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import JOURNAL
 from train_core.storage.run_folder import Checkpoint, RunFolder
@@ -100,7 +100,7 @@ def _clear_dead_scorers(
     folder: RunFolder, before: dict[str, dict[str, int]], after_s: float
 ) -> None:
     # Who is about to end is not kept by a storage that is away.
-    store = folder.store.with_patience(HASTE)
+    store = folder.store.with_retries(SHORT)
     if not _still(store, before):
         return
     # After an outage, hearts may not have come to move again.

@@ -25,7 +25,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
 
 from train_core.errors import FencedError, RunBusyError, StorageError
-from train_core.storage.objects.retries import HASTE
+from train_core.storage.objects.retries import SHORT
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import read_document
 from train_core.storage.records.names import LEASES, CheckpointName, LeaseName
@@ -91,7 +91,7 @@ class Beat(BaseModel):
     """How the run ended as it was given free: FINISHED, FAILED, KILLED; empty: it is not known."""
 
 
-class Seal(BaseModel):
+class FenceList(BaseModel):
     """Which checkpoints of earlier attempts exist as an attempt begins."""
 
     checkpoints: tuple[str, ...]
@@ -144,7 +144,7 @@ class Lease:
     def _write_beat(self, *, released: bool) -> None:
         beat = Beat(counter=self.counter, released=released, end=self.end if released else "")
         # The next beat is due soon, and who is about to end is not kept by a storage that is away.
-        self.store.with_patience(HASTE).write(
+        self.store.with_retries(SHORT).write(
             _beat_key(self.attempt), beat.model_dump_json().encode()
         )
 
@@ -252,7 +252,7 @@ def alive(held: Lease) -> Iterator[None]:
 
 def seal(store: Store, attempt: int, checkpoints: list[CheckpointName]) -> None:
     """Write down which checkpoints of earlier attempts exist as `attempt` begins."""
-    written = Seal(checkpoints=tuple(map(str, checkpoints)))
+    written = FenceList(checkpoints=tuple(map(str, checkpoints)))
     store.create(_seal_key(attempt), written.model_dump_json().encode())
 
 
@@ -260,7 +260,7 @@ def read_seal(store: Store) -> tuple[int, frozenset[str]]:
     """The newest sealed attempt and the checkpoints that it found; (0, {}) if none is."""
     for attempt in range(newest_attempt(store), 0, -1):
         try:
-            found, _ = read_document(store, Seal, _seal_key(attempt), "a lease's seal")
+            found, _ = read_document(store, FenceList, _seal_key(attempt), "a lease's seal")
         except FileNotFoundError:
             continue
         return attempt, frozenset(found.checkpoints)

@@ -107,13 +107,13 @@ class Calls:
         self._store.write(self._key(name), call.model_dump_json().encode())
         return name
 
-    def take_back(self, name: str) -> None:
+    def cancel(self, name: str) -> None:
         """Delete a call that nobody will answer."""
         self._store.delete(self._key(name))
 
     def withdraw(self, name: str) -> None:
         """Take the only call back, and be no caller any more."""
-        self.take_back(name)
+        self.cancel(name)
         self._store.delete(self._key(f"{self._caller}-beat"))
 
     def answer_to(self, name: str) -> Answer | None:

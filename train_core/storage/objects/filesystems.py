@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fsspec
 
-from train_core.storage.objects.retries import Patience, s3_config
+from train_core.storage.objects.retries import RetryPolicy, s3_config
 
 LOCAL, S3 = ("file", "local"), ("s3", "s3a")
 """Protocols; every other one is spoken to through fsspec alone."""
 
 
-def filesystem(protocol: str, patience: Patience) -> fsspec.AbstractFileSystem:
+def filesystem(protocol: str, patience: RetryPolicy) -> fsspec.AbstractFileSystem:
     """The filesystem. Raises ValueError or ImportError where there is none."""
     if protocol in LOCAL:
         return fsspec.filesystem(protocol)

@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How long storage is waited for, in seconds."""
 
     budget_s: float = RETRY_BUDGET_S
@@ -67,7 +67,7 @@ class Patience:
         return self.budget_s + size_bytes / SLOWEST_BYTES_PER_S
 
 
-HASTE = Patience(budget_s=5.0, silence_s=5.0)
+SHORT = RetryPolicy(budget_s=5.0, silence_s=5.0)
 """For what is soon done anew, and for who is about to end."""
 
 
@@ -148,7 +148,7 @@ def _was_lost_on_the_way(error: BaseException) -> bool:
     return isinstance(error, lost) and not isinstance(error, boto.SSLError)
 
 
-def s3_config(patience: Patience) -> dict[str, Any]:
+def s3_config(patience: RetryPolicy) -> dict[str, Any]:
     """How botocore is told to wait, and not to repeat a request."""
     return {
         "connect_timeout": min(CONNECT_S, patience.silence_s),

@@ -28,14 +28,14 @@ from train_core.storage.objects import local_disk, uploads
 from train_core.storage.objects import transfer as bulk
 from train_core.storage.objects.filesystems import LOCAL, S3, filesystem
 from train_core.storage.objects.retries import (
-    Patience,
+    RetryPolicy,
     UnfinishedError,
     may_pass,
     retried,
     storage_errors,
 )
 
-_DEFAULT_PATIENCE = Patience()
+_DEFAULT_PATIENCE = RetryPolicy()
 # A wrong address is to be told in seconds, before anything is computed.
 _PROBE_BUDGET_S = 10.0
 # A condition holds for one small request only: completing a multipart upload ignores it on some
@@ -54,7 +54,7 @@ class Store:
     else when `patience` is at its end.
     """
 
-    def __init__(self, url: str, patience: Patience = _DEFAULT_PATIENCE) -> None:
+    def __init__(self, url: str, patience: RetryPolicy = _DEFAULT_PATIENCE) -> None:
         self.protocol: str = get_protocol(stringify_path(url))
         self.is_local = self.protocol in LOCAL
         self.patience = patience
@@ -93,7 +93,7 @@ class Store:
         """The folder below this one."""
         return self._at(self.uri(key), self.patience)
 
-    def with_patience(self, patience: Patience) -> Self:
+    def with_retries(self, patience: RetryPolicy) -> Self:
         """The same folder, waited for so long."""
         return self._at(self.url, patience)
 
@@ -364,7 +364,7 @@ class Store:
         Raises StorageError, naming what failed, within seconds.
         """
         budget_s = min(self.patience.budget_s, _PROBE_BUDGET_S)
-        store = self.with_patience(replace(self.patience, budget_s=budget_s))
+        store = self.with_retries(replace(self.patience, budget_s=budget_s))
         key = f"probe-{uuid.uuid4().hex}"
         store.create(key, b"1")
         try:
@@ -389,7 +389,7 @@ class Store:
             local_disk.check_inside(path, self._root)
         return path
 
-    def _at(self, url: str, patience: Patience) -> Self:
+    def _at(self, url: str, patience: RetryPolicy) -> Self:
         """A store of the same kind at another address."""
         return type(self)(url, patience)
 

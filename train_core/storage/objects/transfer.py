@@ -29,7 +29,7 @@ from train_core.storage.objects.retries import (
     CONNECT_S,
     SLOWEST_BYTES_PER_S,
     STATUSES_THAT_PASS,
-    Patience,
+    RetryPolicy,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _AWS = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
 
 
 def put(
-    fs: fsspec.AbstractFileSystem, path: str, data: memoryview, patience: Patience, left_s: float
+    fs: fsspec.AbstractFileSystem, path: str, data: memoryview, patience: RetryPolicy, left_s: float
 ) -> str:
     """Store the bytes as a new object, durable when this returns; their digest.
 
@@ -80,7 +80,7 @@ def put(
 
 
 def load(
-    fs: fsspec.AbstractFileSystem, path: str, size_bytes: int, patience: Patience, left_s: float
+    fs: fsspec.AbstractFileSystem, path: str, size_bytes: int, patience: RetryPolicy, left_s: float
 ) -> tuple[memoryview, str]:
     """The object's bytes, which may be changed, and their digest, or "" if it has another size.
 
@@ -106,7 +106,9 @@ def load(
     return data, digest.hexdigest() if num_bytes == size_bytes else ""
 
 
-def _s3_range(fs: fsspec.AbstractFileSystem, path: str, patience: Patience) -> Callable[..., Any]:
+def _s3_range(
+    fs: fsspec.AbstractFileSystem, path: str, patience: RetryPolicy
+) -> Callable[..., Any]:
     """What gives a range of the object's bytes, within the client's own limits of time."""
     import obstore
 
@@ -222,7 +224,7 @@ def _meaning(kind: str, said: str) -> type[OSError | EOFError]:
     return meanings.get(kind, OSError)
 
 
-def _bucket(fs: Any, path: str, patience: Patience) -> tuple[S3Store, str]:
+def _bucket(fs: Any, path: str, patience: RetryPolicy) -> tuple[S3Store, str]:
     """The object's bucket as obstore knows it, and its name in there."""
     fs.connect()
     bucket, _, name = path.partition("/")
@@ -230,7 +232,7 @@ def _bucket(fs: Any, path: str, patience: Patience) -> tuple[S3Store, str]:
 
 
 @lru_cache(maxsize=8)
-def _connect(fs: Any, endpoint: str, region: str, bucket: str, patience: Patience) -> S3Store:
+def _connect(fs: Any, endpoint: str, region: str, bucket: str, patience: RetryPolicy) -> S3Store:
     from obstore.store import S3Store
 
     async def ask() -> Any:

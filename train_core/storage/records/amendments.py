@@ -16,7 +16,7 @@ from train_core.storage.records.documents import read_document
 from train_core.storage.records.names import ASKED, LeaseName
 
 
-class Asked(BaseModel):
+class Amendment(BaseModel):
     """`asked/0007.json`: what attempt 7 was asked for."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -27,7 +27,7 @@ class Asked(BaseModel):
     """What the flow was asked beyond the training."""
 
 
-def newest_asked(store: Store) -> Asked | None:
+def newest_amendment(store: Store) -> Amendment | None:
     """What was asked last; None if that is what run.json says.
 
     Raises CheckpointError if it is damaged.
@@ -36,10 +36,10 @@ def newest_asked(store: Store) -> Asked | None:
     last = max((name for name in parsed if name), default=None)
     if last is None:
         return None
-    return read_document(store, Asked, f"{ASKED}/{last}", "what a run was asked")[0]
+    return read_document(store, Amendment, f"{ASKED}/{last}", "what a run was asked")[0]
 
 
-def note_asked(store: Store, attempt: int, asked: Asked) -> None:
+def amend(store: Store, attempt: int, asked: Amendment) -> None:
     """Write down what `attempt` is asked for; only the attempt itself does."""
     data = (asked.model_dump_json(indent=1) + "\n").encode()
     store.create(f"{ASKED}/{LeaseName(attempt)}", data)
