@@ -193,7 +193,17 @@ def noticed_by(mutant: Mutant, more: list[str]) -> str:
         mutant.put_into(tree)
         ended = subprocess.run(
             [
-                *(PYTHON, "-m", "pytest", "-m", "not slow and not s3", "-x", "-q", "-n", "4"),
+                *(
+                    PYTHON,
+                    "-m",
+                    "pytest",
+                    "-m",
+                    "not slow and not s3 and not table",
+                    "-x",
+                    "-q",
+                    "-n",
+                    "4",
+                ),
                 # They look at the code itself, which is another one here.
                 *(f"--ignore=tests/test_{name}.py" for name in ("mutants", "promises")),
                 *more,

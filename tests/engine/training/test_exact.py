@@ -1,7 +1,7 @@
 """A training that is killed and resumed, on any number of workers, ends with the same bits.
 
 Every interruption is a SIGKILL that a real rank of a real gloo group gives itself at a scheduled
-point. What is marked slow makes the table complete: `make exact`.
+point. `make exact` runs the whole table, and `make test-all` each tenth row of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.engine.processes import train
-from tests.marks import SLOW
+from tests.marks import SLOW, TABLE
 
 # 150 samples make 5 steps an epoch, the last of 22 samples.
 CONFIG: dict[str, Any] = {
@@ -212,11 +212,15 @@ def spelled(row: Any) -> str:
     )
 
 
+def mark_of(number: int) -> pytest.MarkDecorator:
+    """Of the rows that `make test` leaves out, each tenth is run by `make test-all`."""
+    return TABLE if number % 10 else SLOW
+
+
 SOME = some_of_the_table()
+REST = [row for row in rest_of_the_table() if row not in SOME]
 ROWS = [pytest.param(*row, id=spelled(row)) for row in SOME] + [
-    pytest.param(*row, id=spelled(row), marks=SLOW)
-    for row in rest_of_the_table()
-    if row not in SOME
+    pytest.param(*row, id=spelled(row), marks=mark_of(number)) for number, row in enumerate(REST)
 ]
 
 
@@ -244,7 +248,7 @@ ROWS_ON_S3 = [
     pytest.param([Killed(3, "mid-epoch"), Killed(2, "before manifest")], 4, id="twice"),
     pytest.param(CHAIN, 4, id="chain", marks=SLOW),
     *(
-        pytest.param([Killed(2, point, rank_for(point, 2, turn))], 3, id=point, marks=SLOW)
+        pytest.param([Killed(2, point, rank_for(point, 2, turn))], 3, id=point, marks=TABLE)
         for turn, point in enumerate(POINTS)
     ),
 ]

@@ -143,12 +143,14 @@ def test_what_an_mlflow_missed_is_sent_by_a_flow_of_its_own(prefect: Prefect, ho
     assert shown_at(another, url) == shown_at(f"sqlite:///{home}/mlflow.db", url)
 
 
-def test_mnist_reaches_its_accuracy(prefect: Prefect, home: Path, real_data: Path) -> None:
+def test_mnist_is_learned(prefect: Prefect, home: Path, real_data: Path) -> None:
+    # How good it gets in a whole epoch is a figure of `make bench-pipeline`.
     parameters = {
         "run": "mnist",
         "workload": "train_core.workloads.mnist:MnistResNet18",
         "settings": {"data": str(real_data / "mnist")},
         "num_workers": 2,
+        "max_steps": 120,
     }
     prefect(
         "deployment", "run", "retrain/retrain",
@@ -156,8 +158,8 @@ def test_mnist_reaches_its_accuracy(prefect: Prefect, home: Path, real_data: Pat
     )  # fmt: skip
     report = RunFolder(str(home / "runs"), "mnist").report()
     assert report is not None, (home / "worker.log").read_text()
-    assert report["train"]["epoch"] == 1
-    assert report["test_metrics"]["accuracy"] >= 0.985
+    assert report["train"]["step"] == 120
+    assert report["test_metrics"]["accuracy"] >= 0.9
 
 
 def kill_flow(folder: RunFolder, attempt: int, home: Path) -> None:
