@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 SLOW = pytest.mark.slow
-TABLE = pytest.mark.table
+FULL_TABLE = pytest.mark.table
 
 
 def slow(*values: Any) -> Any:

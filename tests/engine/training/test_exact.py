@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.engine.processes import train
-from tests.marks import SLOW, TABLE
+from tests.marks import FULL_TABLE, SLOW
 
 # 150 samples make 5 steps an epoch, the last of 22 samples.
 CONFIG: dict[str, Any] = {
@@ -214,7 +214,7 @@ def spelled(row: Any) -> str:
 
 def mark_of(number: int) -> pytest.MarkDecorator:
     """Of the rows that `make test` leaves out, each tenth is run by `make test-all`."""
-    return TABLE if number % 10 else SLOW
+    return FULL_TABLE if number % 10 else SLOW
 
 
 SOME = some_of_the_table()
@@ -248,7 +248,7 @@ ROWS_ON_S3 = [
     pytest.param([Killed(3, "mid-epoch"), Killed(2, "before manifest")], 4, id="twice"),
     pytest.param(CHAIN, 4, id="chain", marks=SLOW),
     *(
-        pytest.param([Killed(2, point, rank_for(point, 2, turn))], 3, id=point, marks=TABLE)
+        pytest.param([Killed(2, point, rank_for(point, 2, turn))], 3, id=point, marks=FULL_TABLE)
         for turn, point in enumerate(POINTS)
     ),
 ]
