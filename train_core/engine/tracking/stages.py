@@ -10,6 +10,7 @@ from pathlib import Path
 from train_core.engine.metrics import figures
 from train_core.engine.tracking.runs import MlflowRuns, seconds
 from train_core.errors import CheckpointError
+from train_core.policy.metric_names import TEST, VALIDATION, full_names, is_of
 from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import read_good_segments
@@ -57,7 +58,7 @@ def show_evaluations(runs: MlflowRuns, results: Sequence[EvaluationResult]) -> N
     for result in results:
         store, step = Store(result.uri), result.checkpoint.step
         manifest, _ = read_manifest(store, EvaluationManifest)
-        metrics = below(result.split, result.metrics)
+        metrics = full_names(result.split, result.metrics)
         runs.log_metrics("evaluate", metrics, step=step, time_s=seconds(manifest.created_at))
         for file in (file for file in manifest.files if file.name == CONFUSION_MATRIX_JSON):
             found = json.loads(bytes(read_file(store, file.name, file)))
@@ -118,14 +119,9 @@ def headline(
     chosen = {
         key: value
         for key, value in best.metrics.items()
-        if key == monitor or key.startswith("validation/")
+        if key == monitor or is_of(VALIDATION, key)
     }
-    return chosen | below("test", test_metrics)
-
-
-def below(split: str, metrics: dict[str, float | None]) -> dict[str, float | None]:
-    """The metrics, each named `<split>/<name>`."""
-    return {f"{split}/{key.removeprefix(f'{split}/')}": value for key, value in metrics.items()}
+    return chosen | full_names(TEST, test_metrics)
 
 
 def _last_step(segment: str) -> int:
