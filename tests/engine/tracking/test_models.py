@@ -302,6 +302,10 @@ def test_a_users_module_travels_with_the_model_and_nothing_is_pickled(
         sys.path.remove(str(code))
         del sys.modules["line_workload"]
     assert not list(tmp_path.rglob("*.pkl"))
+    code_paths = [path for path in tmp_path.rglob("code") if path.parent.name == "artifacts"]
+    assert [sorted(one.name for one in path.iterdir()) for path in code_paths] == [
+        ["line_workload.py", "train_core"]
+    ]
     environment = {
         key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")
     }

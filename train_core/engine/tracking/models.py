@@ -22,6 +22,7 @@ from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature, infer_signature
 
+import train_core
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.reader import load_weights
 from train_core.engine.data.recorded import load_recorded
@@ -256,7 +257,7 @@ def _example(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[A
 
 def _code_paths(workload: object) -> list[str]:
     """This library, and the user's module or package unless it is an installed one."""
-    paths = [str(Path(serving.__file__).parents[1])]
+    paths = [str(Path(train_core.__file__).parent)]
     top = _top_module(workload)
     if top != "train_core" and not _is_installed(top):
         module = sys.modules[top]
