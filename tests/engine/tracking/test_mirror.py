@@ -20,15 +20,16 @@ from tests.engine.tracking.run_builder import RunBuilder, entry
 from train_core.config import TrainConfig
 from train_core.engine.driver.stages import DriverStages
 from train_core.engine.tracking.metrics import Position
-from train_core.engine.tracking.mirror import POLL_S, EndStatus, Mirror
+from train_core.engine.tracking.mirror import POLL_S, Mirror
 from train_core.engine.tracking.runs import MlflowRuns
+from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
 from train_core.storage.records.data_files import SourceRecord
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 
 
-def mirror_once(run: RunBuilder, uri: str, status: EndStatus = "FINISHED") -> Mirror:
+def mirror_once(run: RunBuilder, uri: str, status: EndStatus = EndStatus.FINISHED) -> Mirror:
     mirror = Mirror(run.folder, uri, "tests")
     mirror.start()
     assert mirror.flush()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from train_core.engine.tracking.mirror import EndStatus, Mirror
+from train_core.engine.tracking.mirror import Mirror
 from train_core.errors import TrackingError
+from train_core.policy.end_status import EndStatus
 from train_core.results import Report, Tracking
 from train_core.storage.coordination import lease
 from train_core.storage.finished_runs import is_finished
@@ -43,9 +44,9 @@ def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S
         for predictions in committed_predictions(folder):
             mirror.log_predictions(predictions)
         is_sent = mirror.flush(timeout_s)
-        status: EndStatus = "FINISHED" if is_whole else "KILLED"
-        if held.end == "FAILED" and not is_whole:
-            status = "FAILED"
+        status = EndStatus.FINISHED if is_whole else EndStatus.KILLED
+        if held.end == EndStatus.FAILED and not is_whole:
+            status = EndStatus.FAILED
         is_sent = mirror.close(status) and is_sent
     if mirror.not_shown or not is_sent:
         why = "; ".join(mirror.not_shown) or "it does not answer"

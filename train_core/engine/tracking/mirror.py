@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from train_core.engine.tracking.client import set_environment
 from train_core.errors import TrackingError
+from train_core.policy.end_status import EndStatus
 from train_core.results import (
     CheckpointSummary,
     EvaluationResult,
@@ -40,7 +41,6 @@ MAX_BACKOFF_S = 60.0
 PATIENCE_S = 5.0
 _log = logging.getLogger(__name__)
 
-EndStatus = Literal["FINISHED", "FAILED", "KILLED"]
 _Task = Callable[["MlflowRuns"], None]
 
 

@@ -23,6 +23,7 @@ from sqlalchemy.engine import make_url
 
 from train_core.engine.tracking.metrics import MAX_METRICS, Position, batches, metrics_of, plain_key
 from train_core.errors import StorageError, TrackingError
+from train_core.policy.end_status import EndStatus
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.journal import Entry
 from train_core.storage.records.names import RUN_JSON
@@ -30,7 +31,7 @@ from train_core.storage.run_folder import RunFolder, RunRecord
 
 Stage = Literal["pipeline", "train", "evaluate", "infer"]
 """`pipeline` is the parent run."""
-Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+Status = Literal["RUNNING"] | EndStatus
 
 _ID = "evertrain.id"
 _RUN = "evertrain.run"
@@ -59,7 +60,7 @@ class MlflowRuns:
         self._id = digest_of(folder.store.read(RUN_JSON))
         self.experiment_id = _experiment_id(self.client, tracking_uri, experiment)
         self._ids: dict[Stage, str] = {}
-        self._statuses: dict[Stage, Status] = {}
+        self._statuses: dict[Stage, str] = {}
         self._describe()
         self.set_status("pipeline", "RUNNING")
 
@@ -82,7 +83,7 @@ class MlflowRuns:
         """Whether the stage's run was looked up or created."""
         return stage in self._ids
 
-    def status(self, stage: Stage) -> Status:
+    def status(self, stage: Stage) -> str:
         """How MLflow says the stage is."""
         self.run_id(stage)
         return self._statuses[stage]
@@ -97,14 +98,14 @@ class MlflowRuns:
             self.client.set_terminated(self.run_id(stage), status)
         self._statuses[stage] = status
 
-    def end(self, status: Status) -> None:
+    def end(self, status: EndStatus) -> None:
         """End every stage that still runs, the parent last."""
         children: tuple[Stage, ...] = ("train", "evaluate", "infer")
         for stage in children:
             if self._statuses.get(stage) == "RUNNING":
                 self.set_status(stage, status)
         # How a run ended that somebody shows afterwards, MLflow may know better.
-        if self._is_live or status == "FINISHED" or self.status("pipeline") == "RUNNING":
+        if self._is_live or status == EndStatus.FINISHED or self.status("pipeline") == "RUNNING":
             self.set_status("pipeline", status)
 
     def mirrored(self) -> Position:
