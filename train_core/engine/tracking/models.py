@@ -45,7 +45,7 @@ from train_core.storage.run_folder import Checkpoint, RunFolder
 
 _CHECKPOINT = "evertrain.checkpoint"
 _DIGEST = "evertrain.checkpoint_digest"
-_MODEL_ID = re.compile(r"\bm-[0-9a-f]{32}\b")
+_MODEL_ID = re.compile(r"m-[0-9a-f]{32}")
 _MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))?")
 REQUIREMENTS = (
     "blake3",
@@ -101,15 +101,14 @@ def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
     try:
         client = existing_client(tracking_uri)
         versions = _all_pages(client.search_model_versions)
-        registered = {version.model_id for version in versions}
-        sources = " ".join(str(version.source) for version in versions)
+        registered = {model_id_of(version.model_id, version.source) for version in versions}
         experiments = [one.experiment_id for one in _all_pages(client.search_experiments)]
         found = []
         for checkpoint in folder.checkpoints():
             filter_string = f"tags.`{_DIGEST}` = '{checkpoint.digest}'"
             search = partial(client.search_logged_models, experiments, filter_string)
-            models = [model.model_id for model in _all_pages(search)]
-            if models and not any(one in registered or one in sources for one in models):
+            models = {model.model_id for model in _all_pages(search)}
+            if models and not models & registered:
                 found.append(str(checkpoint.name))
     except (MlflowException, OSError) as error:
         said = " ".join(str(error).split())[:500]
@@ -118,6 +117,16 @@ def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
             f"{without_login(said, tracking_uri)}"
         ) from error
     return found
+
+
+def model_id_of(recorded: str | None, source: str | None) -> str | None:
+    """The id of the LoggedModel that a registered version points to, None if of no such model.
+
+    Not every store keeps the id; the address of what was registered has it as a part of its path.
+    """
+    parts = (source or "").split("/")
+    # A folder above the models may have the name of another one.
+    return recorded or next((part for part in parts[::-1] if _MODEL_ID.fullmatch(part)), None)
 
 
 def _all_pages(search: Callable[..., Any]) -> list[Any]:
@@ -166,9 +175,7 @@ def _tags_of_model(
         found = client.get_model_version(name, version)
     else:
         return dict(client.get_logged_model(name).tags)
-    # Not every store keeps the id; the address of what was registered has it, too.
-    of_source = _MODEL_ID.search(found.source or "")
-    model_id = found.model_id or (of_source and of_source[0])
+    model_id = model_id_of(found.model_id, found.source)
     logged = client.get_logged_model(model_id).tags if model_id else {}
     return {**logged, **found.tags}
 
