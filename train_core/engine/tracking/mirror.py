@@ -16,7 +16,7 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from train_core.engine.tracking.client import set_environment
+from train_core.engine.tracking.client import REPEATED_BY_CALLER
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
 from train_core.results import (
@@ -221,7 +221,7 @@ class Mirror:
         return time.monotonic() - self._failed_last >= backoff_s
 
     def _contact(self) -> None:
-        set_environment()
+        REPEATED_BY_CALLER.apply()
         # Here, and not at the top: loading MLflow takes seconds, which pass beside Ray's start.
         from train_core.engine.tracking.runs import contact
 

@@ -27,7 +27,7 @@ from train_core.config import TrainConfig
 from train_core.engine.checkpoint.reader import load_weights
 from train_core.engine.data.recorded import load_recorded
 from train_core.engine.tracking import serving
-from train_core.engine.tracking.client import set_environment
+from train_core.engine.tracking.client import ONE_QUESTION, REPEATED_BY_CALLER
 from train_core.engine.tracking.runs import (
     MlflowRuns,
     existing_client,
@@ -97,6 +97,7 @@ def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
     A checkpoint that MLflow knows nothing of is not among them. Raises TrackingError if MLflow
     cannot be asked.
     """
+    ONE_QUESTION.apply()
     folder = RunFolder.at(run_url)
     try:
         client = existing_client(tracking_uri)
@@ -151,7 +152,7 @@ def checkpoint_of_model(model_uri: str, tracking_uri: str) -> tuple[str, str]:
         raise TrackingError(
             f"{model_uri!r} names no model: models:/name/version or models:/name@alias"
         )
-    set_environment()
+    REPEATED_BY_CALLER.apply()
     client = MlflowClient(tracking_uri, tracking_uri)
     try:
         tags = _tags_of_model(client, **parsed.groupdict())

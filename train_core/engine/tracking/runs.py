@@ -21,6 +21,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils import mlflow_tags
 from sqlalchemy.engine import make_url
 
+from train_core.engine.tracking.client import ONE_QUESTION
 from train_core.engine.tracking.metrics import MAX_METRICS, Position, batches, metrics_of, plain_key
 from train_core.errors import StorageError, TrackingError
 from train_core.policy.end_status import EndStatus
@@ -211,6 +212,7 @@ def delete_runs(run_url: str, tracking_uri: str) -> None:
 
     Call it while the folder exists: its run.json says which runs are meant.
     """
+    ONE_QUESTION.apply()
     client = client_of(tracking_uri)
     identity = digest_of(RunFolder.at(run_url).store.read(RUN_JSON))
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
