@@ -21,7 +21,7 @@ def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S
     Raises RunBusyError if somebody does, whose own mirror catches up by itself, and TrackingError
     if MLflow refuses, does not take all within `timeout_s`, or cannot show something of it.
     """
-    from train_core.engine.tracking.runs import public_uri
+    from train_core.engine.tracking.server import public_uri
 
     held = lease.acquire(folder.store, folder.name)
     with lease.beating(held):

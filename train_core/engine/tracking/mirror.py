@@ -223,7 +223,7 @@ class Mirror:
     def _contact(self) -> None:
         REPEATED_BY_CALLER.apply()
         # Here, and not at the top: loading MLflow takes seconds, which pass beside Ray's start.
-        from train_core.engine.tracking.runs import contact
+        from train_core.engine.tracking.server import contact
 
         try:
             contact(self._uri, self._experiment)
@@ -261,7 +261,8 @@ class Mirror:
                 self._changed.notify_all()
 
     def _open_runs(self) -> MlflowRuns:
-        from train_core.engine.tracking.runs import MlflowRuns, public_uri
+        from train_core.engine.tracking.runs import MlflowRuns
+        from train_core.engine.tracking.server import public_uri
 
         runs = MlflowRuns(self._folder, self._uri, self._experiment, is_live=self._is_live)
         if self._job_url:
@@ -301,7 +302,7 @@ class Mirror:
         }
 
     def _run_tasks(self, runs: MlflowRuns) -> None:
-        from train_core.engine.tracking.runs import is_outage
+        from train_core.engine.tracking.server import is_outage
 
         while self._tasks:
             try:
@@ -317,7 +318,7 @@ class Mirror:
             self._tasks.popleft()
 
     def _say(self, error: Exception) -> str:
-        from train_core.engine.tracking.runs import without_login
+        from train_core.engine.tracking.server import without_login
 
         return without_login(str(error), self._uri)
 

@@ -28,12 +28,11 @@ from train_core.engine.checkpoint.reader import load_weights
 from train_core.engine.data.recorded import load_recorded
 from train_core.engine.tracking import serving
 from train_core.engine.tracking.client import ONE_QUESTION, REPEATED_BY_CALLER
-from train_core.engine.tracking.runs import (
-    MlflowRuns,
+from train_core.engine.tracking.runs import MlflowRuns, seconds
+from train_core.engine.tracking.server import (
     existing_client,
     is_refusal,
     public_uri,
-    seconds,
     without_login,
 )
 from train_core.engine.tracking.stages import headline
