@@ -14,6 +14,7 @@ from tasks.server.flow_run import deployment_of_flow_run
 from tasks.session import run_logger
 from train_core.client.isolated import mirror_run
 from train_core.errors import EvertrainError, GaveUpError, RunBusyError
+from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
 from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
@@ -33,7 +34,7 @@ def refuse_endless(request: DriverRequest) -> None:
             return
         if folder.exists():
             held = lease.acquire(folder.store, folder.name)
-            held.end = "FAILED"
+            held.end = EndStatus.FAILED
             held.release()
     except RunBusyError:
         # Only flows died; the job on the cluster works.

@@ -30,6 +30,7 @@ from tasks.server.flow_run import deployment_of_flow_run
 from tasks.session import Session, Stages, stopped
 from train_core.config import LOCAL
 from train_core.errors import StoppedError
+from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def drive(session: Session, stages: Stages) -> Any:
             raise
         # A second one ends the driver at once.
         with suppress(KeyboardInterrupt, TerminationSignal):
-            session.close("KILLED")
+            session.close(EndStatus.KILLED)
             session.wait_until_ended(ENDS_WITHIN_S)
         raise stopped(session.request) from None
 

@@ -5,7 +5,7 @@ Their process died, or Prefect's server was away when they ended. How a run ende
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -23,6 +23,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed
 from flows.defaults import default_storage
 from train_core.config import LOCAL
 from train_core.errors import EvertrainError
+from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
 from train_core.storage.coordination import lease
 from train_core.storage.objects.store import Store
@@ -31,6 +32,11 @@ from train_core.storage.run_folder import RunFolder
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
+_STATES: dict[str, Callable[..., State[Any]]] = {
+    EndStatus.FINISHED: Completed,
+    EndStatus.KILLED: Cancelled,
+    EndStatus.FAILED: Failed,
+}
 _WENT_ON = "Another flow run goes on with the run."
 _DIED = "Its process died: nobody drives the run."
 _SAYS = "Prefect's server was away when the run ended; its folder says how."
@@ -83,13 +89,12 @@ def true_state(found: FlowRun, request: DriverRequest) -> State[Any] | None:
         return None
     is_deployed = found.deployment_id is not None
     is_elsewhere = asked.get("ray_address", LOCAL) != LOCAL
-    if (is_own and is_elsewhere) or (is_deployed and end != "FINISHED"):
+    if (is_own and is_elsewhere) or (is_deployed and end != EndStatus.FINISHED):
         # Another flow may live that is attached to the job; or the automations run it again, and
         # it may be about to take its run.
         return None
     if end:
-        named = {"FINISHED": Completed, "KILLED": Cancelled, "FAILED": Failed}
-        return named[end](message=_SAYS) if end in named else None
+        return _STATES[end](message=_SAYS) if end in _STATES else None
     if is_elsewhere or not folder.exists():
         return None
     return Crashed(message=_WENT_ON if is_own else _DIED)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prefect import task
 
-from tasks.report.numbers import full_metrics
 from tasks.retries import OPTIONS
+from train_core.policy.metric_names import full_names
 from train_core.policy.selection import Candidate, Order, ranked
 from train_core.results import EvaluationResult, Selection
 
@@ -16,7 +16,7 @@ def select(evaluations: list[EvaluationResult], metric: str, order: Order) -> Se
     # What was measured of this very checkpoint, not the newest validation before it.
     checkpoints = {
         one.checkpoint.name: one.checkpoint.model_copy(
-            update={"metrics": {**one.checkpoint.metrics, **full_metrics(one)}}
+            update={"metrics": {**one.checkpoint.metrics, **full_names(one.split, one.metrics)}}
         )
         for one in evaluations
     }

@@ -24,6 +24,7 @@ import psutil
 from train_core.client.driver import Driver, end_status
 from train_core.errors import StageError, StoppedError, StorageError
 from train_core.log_lines import WARNING, warning_in
+from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Prepared
 from train_core.storage.run_folder import RunFolder
 
@@ -183,13 +184,13 @@ class Session:
         """Say something that somebody should look at, in the terminal and in the log."""
         self._hear(f"{WARNING}{warning}")
 
-    def close(self, status: str = "FINISHED") -> None:
-        """End the driver: FINISHED, FAILED or KILLED. The request may be opened again.
+    def close(self, status: EndStatus = EndStatus.FINISHED) -> None:
+        """End the driver, with how the run ended. The request may be opened again.
 
         Who closes second waits until it is closed.
         """
         self._end()
-        if status == "KILLED" and self.stages[-1] != STOPPING:
+        if status == EndStatus.KILLED and self.stages[-1] != STOPPING:
             self.stages.append(STOPPING)
         try:
             with self._close_lock:
@@ -229,7 +230,7 @@ class Session:
         with self._lock:
             self._refuse_ending()
             if self._has_failed or (self._is_prepared and not self._driver.is_alive):
-                self._driver.close("FAILED")
+                self._driver.close(EndStatus.FAILED)
                 self._hear(f"{WARNING}the driver process ended; another one goes on with the run")
                 self._driver = self._new_driver()
                 self._has_failed = self._is_prepared = False

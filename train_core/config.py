@@ -26,6 +26,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from train_core.policy.logins import hide_logins
+from train_core.policy.metric_names import VALIDATION_ACCURACY
 from train_core.policy.retention import RetentionRules
 from train_core.policy.steps import StepPlan
 
@@ -133,7 +134,7 @@ class TrainConfig(BaseModel):
         json_schema_extra=MAY_CHANGE,
     )
     monitor: str = Field(
-        default="validation/accuracy",
+        default=VALIDATION_ACCURACY,
         description="The metric that ranks checkpoints and stops early.",
     )
     monitor_order: Literal["max", "min"] = Field(

@@ -32,6 +32,7 @@ from tests.storage.fault_proxy import FaultProxy
 from train_core import TrainConfig
 from train_core.client.driver import Driver
 from train_core.errors import StoppedError
+from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
 
 KILLS, STOCK_KILLS, MIRROR_ROUNDS = 20, 6, 2
@@ -83,7 +84,7 @@ class Training:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.driver.close("KILLED")
+        self.driver.close(EndStatus.KILLED)
         self._thread.join()
 
     def warned_at(self, after: float) -> float:

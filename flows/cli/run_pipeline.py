@@ -20,6 +20,7 @@ from train_core.client.runs import refuse_driven
 from train_core.config import LOCAL
 from train_core.errors import StageError, UnchangedError
 from train_core.log_lines import warning_in
+from train_core.policy.end_status import EndStatus
 from train_core.requests import Prepared
 from train_core.results import Report
 from train_core.storage.records.names import REPORT_JSON, check_run_name
@@ -116,7 +117,7 @@ def _outcome(session: Session, flow: FlowThread | None, stages: Stages) -> Repor
         session.close()
         return report
     except KeyboardInterrupt:
-        session.close("KILLED")
+        session.close(EndStatus.KILLED)
         session.wait_until_ended(ENDS_WITHIN_S)
         raise stopped(session.request) from None
     except BaseException as error:

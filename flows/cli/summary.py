@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tasks.report.numbers import number
+from train_core.policy.metric_names import VALIDATION
 from train_core.results import Report
 
 
@@ -19,7 +20,7 @@ def print_summary(report: Report, report_uri: str, console: Console) -> None:
 
 def _checkpoints(report: Report) -> Table:
     evaluations = sorted(
-        (one for one in report.evaluations if one.split == "validation"),
+        (one for one in report.evaluations if one.split == VALIDATION),
         key=lambda one: one.checkpoint.step,
     )
     names = sorted({name for one in evaluations for name in one.metrics})

@@ -15,11 +15,12 @@ from uuid import UUID
 from prefect import runtime
 from prefect.client.schemas.actions import ArtifactCreate
 
-from tasks.report.numbers import full_metrics, number
+from tasks.report.numbers import number
 from tasks.report.page import report_markdown
 from tasks.server.flow_run import deployment_of_flow_run
 from tasks.session import Session
 from train_core.errors import EvertrainError
+from train_core.policy.metric_names import VALIDATION, full_names
 from train_core.results import Report
 from train_core.storage.records.names import workload_slug
 from train_core.storage.run_folder import RunFolder
@@ -106,9 +107,9 @@ def checkpoint_rows(report: Report) -> list[dict[str, Any]]:
             "checkpoint": one.checkpoint.name,
             "step": one.checkpoint.step,
             "epoch": one.checkpoint.epoch,
-            **{name: number(value) for name, value in full_metrics(one).items()},
+            **{name: number(value) for name, value in full_names(one.split, one.metrics).items()},
             "best": "yes" if one.checkpoint.name == report.best.name else "",
         }
         for one in sorted(report.evaluations, key=lambda e: e.checkpoint.step)
-        if one.split == "validation"
+        if one.split == VALIDATION
     ]

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from tasks.report.numbers import number
 from train_core.errors import StorageError
+from train_core.policy.metric_names import TEST, VALIDATION, short_names
 from train_core.results import Report
 from train_core.storage.finished_runs import finished_runs
 from train_core.storage.records.names import CURVES_PNG, REPORT_JSON
@@ -19,7 +20,7 @@ from train_core.storage.run_folder import RunFolder, RunRecord
 Datasets = Mapping[str, Mapping[str, Any]]
 """What is recorded of each split: its samples, and its digest if it has one."""
 DIGEST_CHARS = 12
-SPLITS = ("validation", "test")
+SPLITS = (VALIDATION, TEST)
 BESIDE = (" before", " difference")
 
 
@@ -127,9 +128,7 @@ def table(heading: list[str], rows: list[list[str]]) -> str:
 def _of_best(report: Report) -> dict[str, dict[str, float | None]]:
     """The metrics of the report's best checkpoint, by split and by their short names."""
     return {
-        one.split: {
-            name.removeprefix(f"{one.split}/"): value for name, value in one.metrics.items()
-        }
+        one.split: short_names(one.split, one.metrics)
         for one in report.evaluations
         if one.checkpoint.name == report.best.name
     }

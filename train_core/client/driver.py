@@ -24,6 +24,7 @@ import psutil
 
 from train_core.entry_points import DRIVER
 from train_core.errors import EvertrainError, StageError, StoppedError, rebuild
+from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Prepared
 from train_core.results import (
     CheckpointSummary,
@@ -120,8 +121,8 @@ class Driver:
         ).result()
         return Report.model_validate(found)
 
-    def close(self, status: str = "FINISHED", timeout_s: float = 60) -> None:
-        """End the driver, with what MLflow shall say of the run: FINISHED, FAILED or KILLED.
+    def close(self, status: EndStatus = EndStatus.FINISHED, timeout_s: float = 60) -> None:
+        """End the driver, with what MLflow shall say of the run.
 
         A training that still runs gets its `grace_s` beside the timeout, and saves.
         """
@@ -222,12 +223,12 @@ class Driver:
         return f"the driver process ended unexpectedly (exit code {code})"
 
 
-def end_status(kind: type[BaseException] | None) -> str:
+def end_status(kind: type[BaseException] | None) -> EndStatus:
     """What MLflow shall say of a run that ended with such an exception, or with none."""
     if kind is None:
-        return "FINISHED"
+        return EndStatus.FINISHED
     was_asked_to_stop = issubclass(kind, StoppedError) or not issubclass(kind, Exception)
-    return "KILLED" if was_asked_to_stop else "FAILED"
+    return EndStatus.KILLED if was_asked_to_stop else EndStatus.FAILED
 
 
 def _dump(results: list[Any]) -> list[dict[str, Any]]:

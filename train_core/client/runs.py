@@ -18,6 +18,7 @@ from train_core.client.isolated import delete_tracking, unregistered_checkpoints
 from train_core.client.live import Live, last_reading
 from train_core.config import TrainConfig
 from train_core.errors import ConfigError, EvertrainError, RunBusyError, StorageError
+from train_core.policy.metric_names import VALIDATION, short_name
 from train_core.policy.retention import RetentionRules
 from train_core.policy.selection import Candidate, ranked
 from train_core.results import Result
@@ -302,6 +303,6 @@ def _best_value(checkpoints: list[Checkpoint], config: TrainConfig) -> float | N
 def _tested_value(report: dict[str, Any] | None, config: TrainConfig) -> float | None:
     """The best checkpoint's value of the monitored metric on the test split, by the report."""
     measured = (report or {}).get("test_metrics")
-    name = config.monitor.removeprefix("validation/")
+    name = short_name(VALIDATION, config.monitor)
     value = measured.get(name) if isinstance(measured, dict) else None
     return value if isinstance(value, float) else None

@@ -22,6 +22,7 @@ from train_core.config import TrainConfig
 from train_core.differences import RunsComparison
 from train_core.entry_points import STANDALONE_RANK
 from train_core.errors import ConfigError, StageError
+from train_core.policy.metric_names import VALIDATION_LOSS
 from train_core.requests import StandaloneTask, died_mark, error_file
 from train_core.results import Result
 from train_core.storage.run_folder import RunFolder
@@ -90,7 +91,7 @@ class VerifyResumeRequest(Result):
                 f"{', '.join(decided)} cannot be given as a parameter of the training: "
                 "verify-resume decides it, or has an argument for it"
             )
-        asked = {"monitor": "validation/loss", "monitor_order": "min"} | self.training
+        asked = {"monitor": VALIDATION_LOSS, "monitor_order": "min"} | self.training
         try:
             return TrainConfig(
                 **asked,

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, ConfigError, StorageError
+from train_core.policy.metric_names import VALIDATION, is_of
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination import lease, pins
 from train_core.storage.objects.digests import digest_of
@@ -299,7 +300,7 @@ class RunFolder:
             metrics={
                 name: value
                 for name, value in manifest.metrics.items()
-                if manifest.validated or not name.startswith("validation/")
+                if manifest.validated or not is_of(VALIDATION, name)
             },
         )
 

@@ -16,6 +16,7 @@ from train_core.client.isolated import mirror_run
 from train_core.engine.tracking.catch_up import catch_up
 from train_core.engine.tracking.mirror import Mirror
 from train_core.errors import RunBusyError, StageError, TrackingError
+from train_core.policy.end_status import EndStatus
 from train_core.storage.run_folder import RunFolder
 from train_core.workload import load_workload
 
@@ -25,7 +26,7 @@ def test_what_was_missed_is_sent_and_what_is_there_is_not(
     run: RunBuilder, tracking_uri: str
 ) -> None:
     run.commit(range(1, 30))
-    mirror_once(run, tracking_uri, "FAILED")
+    mirror_once(run, tracking_uri, EndStatus.FAILED)
     run.new_attempt()
     run.commit(range(30, 60))
     run.lease.release()
@@ -63,7 +64,7 @@ def test_a_training_that_failed_unseen_is_shown_as_failed(
     run: RunBuilder, tracking_uri: str
 ) -> None:
     run.commit(range(1, 30))
-    run.lease.end = "FAILED"
+    run.lease.end = EndStatus.FAILED
     run.lease.release()
     empty = Path(tracking_uri.removeprefix("sqlite:///"))
     another = f"sqlite:///{shutil.copy(empty, empty.with_name('another.db'))}"
@@ -91,7 +92,7 @@ def test_a_run_that_was_extended_and_failed_unseen_is_shown_as_failed(
     assert dying.flush()
     dying.close(None)
     assert stages(tracking_uri)["pipeline"].info.status == "RUNNING"
-    run.lease.end = "FAILED"
+    run.lease.end = EndStatus.FAILED
     run.lease.release()
     catch_up(run.folder, tracking_uri)
     assert stages(tracking_uri)["pipeline"].info.status == "FAILED"

@@ -5,8 +5,6 @@ import json
 import math
 import subprocess
 import sys
-import threading
-import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,16 +17,20 @@ from mlflow.entities import Run
 from tests.engine.tracking.run_builder import RunBuilder, entry
 from train_core.config import TrainConfig
 from train_core.engine.driver.stages import DriverStages
+from train_core.engine.tracking.delivery import Timing
 from train_core.engine.tracking.metrics import Position
-from train_core.engine.tracking.mirror import POLL_S, EndStatus, Mirror
+from train_core.engine.tracking.mirror import Mirror
 from train_core.engine.tracking.runs import MlflowRuns
+from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
 from train_core.storage.records.data_files import SourceRecord
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 
+OFTEN = Timing(poll_s=0.1)
 
-def mirror_once(run: RunBuilder, uri: str, status: EndStatus = "FINISHED") -> Mirror:
+
+def mirror_once(run: RunBuilder, uri: str, status: EndStatus = EndStatus.FINISHED) -> Mirror:
     mirror = Mirror(run.folder, uri, "tests")
     mirror.start()
     assert mirror.flush()
@@ -96,7 +98,7 @@ def test_mirroring_again_adds_nothing(run: RunBuilder, tracking_uri: str) -> Non
         mirror = Mirror(run.folder, tracking_uri, "tests")
         mirror.start()
         mirror.log_evaluations(evaluations)
-        assert mirror.close("FINISHED")
+        assert mirror.close(EndStatus.FINISHED)
     assert points(tracking_uri) == expected(range(1, 50))
     assert points(tracking_uri, "evaluate") == Counter(
         (f"{split}/{key}", 49) for split in ("validation", "test") for key in ("accuracy", "loss")
@@ -105,7 +107,7 @@ def test_mirroring_again_adds_nothing(run: RunBuilder, tracking_uri: str) -> Non
 
 def test_a_lost_position_adds_nothing(run: RunBuilder, tracking_uri: str) -> None:
     run.commit(range(1, 50))
-    mirror_once(run, tracking_uri, "KILLED")
+    mirror_once(run, tracking_uri, EndStatus.KILLED)
     train = stages(tracking_uri)["train"].info.run_id
     MlflowClient(tracking_uri).set_tag(train, "evertrain.mirrored", "20+1")
     mirror_once(run, tracking_uri)
@@ -115,7 +117,7 @@ def test_a_lost_position_adds_nothing(run: RunBuilder, tracking_uri: str) -> Non
 @pytest.mark.promise("mlflow-same-runs")
 def test_a_restart_goes_on_in_the_same_mlflow_runs(run: RunBuilder, tracking_uri: str) -> None:
     run.commit(range(1, 30))
-    before = mirror_once(run, tracking_uri, "KILLED").tracking()
+    before = mirror_once(run, tracking_uri, EndStatus.KILLED).tracking()
     assert stages(tracking_uri)["train"].info.status == "KILLED"
     run.new_attempt()
     run.commit(range(30, 60), finished=True)
@@ -132,7 +134,7 @@ def test_steps_that_are_trained_again_are_not_shown_twice(
     run.commit(range(1, 30))
     good = run.segments
     damaged = run.commit(range(30, 60))
-    mirror_once(run, tracking_uri, "FAILED")
+    mirror_once(run, tracking_uri, EndStatus.FAILED)
     run.segments = good
     name = CheckpointName.parse(damaged.name)
     assert name is not None
@@ -153,11 +155,11 @@ def test_what_a_later_attempt_adds_to_a_step_is_shown_and_the_rest_not_twice(
 ) -> None:
     # It was stopped after the last step of an epoch, before its validation.
     run.commit(range(1, 21))
-    mirror_once(run, tracking_uri, "KILLED")
+    mirror_once(run, tracking_uri, EndStatus.KILLED)
     run.new_attempt()
     validation = entry(20).model_copy(update={"metrics": {"validation/loss": 0.5}, "rates": {}})
     run.commit(range(20, 21), entries=[validation])
-    mirror_once(run, tracking_uri, "KILLED")
+    mirror_once(run, tracking_uri, EndStatus.KILLED)
     run.new_attempt()
     run.commit(range(21, 40), finished=True)
     for _ in range(2):
@@ -183,7 +185,7 @@ def test_what_a_driver_did_not_come_to_show_is_shown_with_the_report(
         predictions=predictions.model_dump(),
         seconds={},
     )
-    assert driver.mirror.close("FINISHED")
+    assert driver.mirror.close(EndStatus.FINISHED)
     assert points(tracking_uri, "evaluate") == Counter(
         (f"{split}/{key}", 49) for split in ("validation", "test") for key in ("accuracy", "loss")
     )
@@ -204,36 +206,7 @@ def test_commits_are_shown_while_the_training_runs(run: RunBuilder, tracking_uri
         system = stages(tracking_uri)["train"].data.metrics
         assert "system/cpu_utilization_percentage" in system
     finally:
-        mirror.close("KILLED")
-    assert {s.info.status for s in stages(tracking_uri).values()} == {"KILLED"}
-
-
-class SlowMirror(Mirror):
-    """Looks for commits, and is not done with it before somebody closes it."""
-
-    def _mirror_training(self, runs: MlflowRuns) -> None:
-        super()._mirror_training(runs)
-        self.has_looked.set()
-        assert self.closes.wait(60)
-
-    def close(self, *arguments: Any, **named: Any) -> bool:
-        self.closes.set()
-        return super().close(*arguments, **named)
-
-    has_looked, closes = threading.Event(), threading.Event()
-
-
-def test_who_closes_in_the_middle_of_an_attempt_waits_for_the_next(
-    run: RunBuilder, tracking_uri: str
-) -> None:
-    mirror = SlowMirror(run.folder, tracking_uri, "tests")
-    mirror.start()
-    assert mirror.has_looked.wait(60)
-    run.commit(range(1, 10))
-    begin = time.monotonic()
-    assert mirror.close("KILLED", timeout_s=30)
-    assert time.monotonic() - begin < 20
-    assert points(tracking_uri) == expected(range(1, 10))
+        mirror.close(EndStatus.KILLED)
     assert {s.info.status for s in stages(tracking_uri).values()} == {"KILLED"}
 
 
@@ -320,7 +293,7 @@ def test_stages_show_their_figures_and_files(run: RunBuilder, tracking_uri: str)
     mirror.log_evaluations([run.evaluate(best, "test")])
     predictions = run.predict(best)
     mirror.log_predictions(predictions)
-    assert mirror.close("FINISHED")
+    assert mirror.close(EndStatus.FINISHED)
     found, client = stages(tracking_uri), MlflowClient(tracking_uri)
 
     def files(stage: str, folder: str | None = None) -> set[str]:
@@ -372,7 +345,7 @@ def test_a_result_that_cannot_be_shown_hides_no_other(
     mirror.start()
     mirror.log_evaluations([lost])
     mirror.log_evaluations([run.evaluate(best, "test")])
-    assert mirror.close("FINISHED")
+    assert mirror.close(EndStatus.FINISHED)
     assert set(points(tracking_uri, "evaluate")) == {("test/accuracy", 9), ("test/loss", 9)}
     assert "not shown in MLflow" in caplog.text
 
@@ -383,16 +356,16 @@ def test_a_commit_after_the_end_does_not_begin_the_training_again(
     class CommittingLate(Mirror):
         """A training that has not stopped yet commits once more before the mirror is closed."""
 
-        def flush(self, timeout_s: float = 60) -> bool:
+        def flush(self, timeout_s: float | None = None) -> bool:
             is_sent = super().flush(timeout_s)
             run.commit(range(5, 10))
-            self._thread.join(3 * POLL_S)
+            self._delivery._thread.join(10 * OFTEN.poll_s)
             return is_sent
 
     run.commit(range(1, 5))
-    mirror = CommittingLate(run.folder, tracking_uri, "tests")
+    mirror = CommittingLate(run.folder, tracking_uri, "tests", timing=OFTEN)
     mirror.start()
-    mirror.close("KILLED")
+    mirror.close(EndStatus.KILLED)
     assert {name: one.info.status for name, one in stages(tracking_uri).items()} == {
         "pipeline": "KILLED",
         "train": "KILLED",
@@ -415,14 +388,14 @@ def test_who_was_replaced_does_not_say_how_the_run_ended(tmp_path: Path, trackin
     store = RunFolder(str(tmp_path), "run").store
     # Frozen for a while, it does not know yet.
     store.create("lease/0002.json", store.read("lease/0001.json"))
-    driver.close("FAILED")
+    driver.close(EndStatus.FAILED)
     statuses = {name: stage.info.status for name, stage in stages(tracking_uri).items()}
     assert statuses == {"pipeline": "RUNNING", "train": "RUNNING"}
 
 
 FIRST = """
 import sys
-from train_core.engine.tracking.runs import client_of
+from train_core.engine.tracking.server import client_of
 client_of(sys.argv[1]).search_experiments()
 """
 

@@ -20,10 +20,15 @@ from tests.engine.tracking.run_builder import RunBuilder
 from train_core.config import TrainConfig
 from train_core.engine.driver.origin import find_origin
 from train_core.engine.tracking.mirror import Mirror
-from train_core.engine.tracking.models import log_checkpoint_model, unregistered_checkpoints
+from train_core.engine.tracking.models import (
+    log_checkpoint_model,
+    model_id_of,
+    unregistered_checkpoints,
+)
 from train_core.engine.tracking.runs import MlflowRuns
 from train_core.engine.tracking.serving import SERVED_FILE
 from train_core.errors import ConfigError, StorageError, TrackingError
+from train_core.policy.end_status import EndStatus
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination.pins import MLFLOW_MODEL, valid_pins
 from train_core.storage.run_folder import RunFolder
@@ -57,7 +62,7 @@ def log_best(run: RunBuilder, uri: str, best: CheckpointSummary) -> str:
     mirror = Mirror(run.folder, uri, "tests")
     mirror.start()
     mirror.log_outcome(best, {"accuracy": 0.75})
-    assert mirror.close("FINISHED")
+    assert mirror.close(EndStatus.FINISHED)
     return mirror.tracking().model_uri
 
 
@@ -99,7 +104,7 @@ def test_the_example_is_read_with_the_login_that_no_record_has(
     mirror = Mirror(run.folder, tracking_uri, "tests")
     mirror.start()
     mirror.log_outcome(best, {"accuracy": 0.75}, config)
-    assert mirror.close("FINISHED")
+    assert mirror.close(EndStatus.FINISHED)
     assert mirror.not_shown == []
     found = Path(tracking_uri.removeprefix("sqlite:///")).parent.rglob(SERVED_FILE)
     # The tests' own models travel with the tests' code.
@@ -233,6 +238,44 @@ def test_only_models_without_a_registered_version_are_let_go(
     assert unregistered_checkpoints(url, tracking_uri) == [aliased.name]
 
 
+def test_a_version_whose_source_only_contains_the_models_id_is_of_another_model(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    best, model = commit_digits(run)
+    later = run.commit(range(12, 14), finished=True, model=model)
+    model_id, other = (
+        log_best(run, tracking_uri, one).removeprefix("models:/") for one in (best, later)
+    )
+    client = MlflowClient(tracking_uri, tracking_uri)
+    client.create_registered_model("copies")
+    client.create_model_version("copies", f"s3://bucket/copy-of-{model_id}/model")
+    client.create_model_version("copies", f"s3://bucket/{model_id}/models/{other}/artifacts")
+    assert unregistered_checkpoints(run.folder.url, tracking_uri) == [best.name]
+
+
+A, B = f"m-{'a' * 32}", f"m-{'b' * 32}"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "source", "expected"),
+    [
+        (A, None, A),
+        (A, f"models:/{B}", A),
+        (None, f"models:/{A}", A),
+        ("", f"mlflow-artifacts:/1/models/{A}/artifacts", A),
+        (None, f"file:///home/{B}/models/{A}/artifacts/model", A),
+        (None, f"s3://bucket/copy-of-{A}/model", None),
+        (None, f"s3://bucket/{A}0/model", None),
+        (None, "s3://bucket/model", None),
+        (None, None, None),
+    ],
+)
+def test_a_version_points_to_the_model_whose_whole_id_its_source_has(
+    recorded: str | None, source: str | None, expected: str | None
+) -> None:
+    assert model_id_of(recorded, source) == expected
+
+
 def test_another_mlflow_lets_nothing_go(
     run: RunBuilder, tracking_uri: str, empty_database: Path
 ) -> None:
@@ -302,6 +345,10 @@ def test_a_users_module_travels_with_the_model_and_nothing_is_pickled(
         sys.path.remove(str(code))
         del sys.modules["line_workload"]
     assert not list(tmp_path.rglob("*.pkl"))
+    code_paths = [path for path in tmp_path.rglob("code") if path.parent.name == "artifacts"]
+    assert [sorted(one.name for one in path.iterdir()) for path in code_paths] == [
+        ["line_workload.py", "train_core"]
+    ]
     environment = {
         key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")
     }

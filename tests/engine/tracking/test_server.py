@@ -15,6 +15,7 @@ from tests.engine.tracking.test_mirror import expected, mirror_once, points, sta
 from tests.engine.tracking.test_models import commit_digits
 from train_core.engine.tracking.mirror import Mirror
 from train_core.errors import TrackingError
+from train_core.policy.end_status import EndStatus
 
 
 def check(run: RunBuilder, uri: str, experiment: str = "tests") -> None:
@@ -22,7 +23,7 @@ def check(run: RunBuilder, uri: str, experiment: str = "tests") -> None:
     try:
         mirror.check()
     finally:
-        mirror.close("FAILED")
+        mirror.close(EndStatus.FAILED)
 
 
 @pytest.mark.promise("mlflow-checked")
@@ -64,9 +65,9 @@ def test_nothing_that_is_said_shows_a_password(
     assert not mirror.flush(timeout_s=2)
     with contextlib.suppress(TrackingError):
         mirror.check()
-    assert not mirror.close("FAILED", timeout_s=1)
+    assert not mirror.close(EndStatus.FAILED, timeout_s=1)
     assert "MLflow" in caplog.text
-    assert "secret" not in caplog.text + str(mirror._refusal)
+    assert "secret" not in caplog.text + str(mirror._sender.refusal)
 
 
 @pytest.mark.promise("mlflow-checked")
@@ -104,7 +105,7 @@ def test_what_a_down_server_missed_is_mirrored_when_it_is_up(
         run.commit(range(900, 1000), finished=True)
         assert mirror.flush()
     finally:
-        assert mirror.close("FINISHED")
+        assert mirror.close(EndStatus.FINISHED)
     assert points(server.uri) == expected(range(1, 1000))
     assert {stage.info.status for stage in stages(server.uri).values()} == {"FINISHED"}
     fails = [r for r in caplog.records if "fails, and is tried again" in r.getMessage()]
@@ -119,7 +120,7 @@ def test_a_dead_server_delays_the_end_by_seconds(run: RunBuilder, server: Mlflow
     run.commit(range(1, 10), finished=True)
     begin = time.monotonic()
     assert not mirror.flush()
-    assert not mirror.close("FINISHED")
+    assert not mirror.close(EndStatus.FINISHED)
     assert time.monotonic() - begin < 20
     assert mirror.tracking().run_id == ""
     server.start()
@@ -139,7 +140,7 @@ def test_a_server_keeps_the_model_and_the_page_of_the_run(
     mirror.log_outcome(best, {"accuracy": 0.75})
     assert mirror.flush()
     tracking = mirror.tracking()
-    assert mirror.close("FINISHED")
+    assert mirror.close(EndStatus.FINISHED)
     page = f"{server.uri}/#/experiments/{tracking.experiment_id}/runs/{tracking.run_id}"
     assert tracking.url == page
     mlflow.set_tracking_uri(server.uri)

@@ -32,6 +32,7 @@ from train_core.errors import (
     UnsavedError,
     WorkloadError,
 )
+from train_core.policy import metric_names
 from train_core.storage.cleanup.superseded import delete_superseded
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.journal import Entry, append, finite
@@ -152,15 +153,15 @@ class Checkpointer:
         self._num_saves += 1
         future = self._thread.submit(self._write, self._num_saves, facts, entries)
         self._writing = _Save(future, entries, progress.step, begin)
-        self._recorder.rate("checkpoint/blocked_s", time.monotonic() - begin)
+        self._recorder.rate(metric_names.CHECKPOINT_BLOCKED_S, time.monotonic() - begin)
 
     def wait_for_in_flight(self) -> None:
         """Wait for the checkpoint under way, as the next one is due; count it. Raises as `wait`."""
         if self.is_busy:
             begin = time.monotonic()
             self.wait()
-            self._recorder.rate("checkpoint/waited", 1)
-            self._recorder.rate("checkpoint/waited_s", time.monotonic() - begin)
+            self._recorder.rate(metric_names.CHECKPOINT_WAITED, 1)
+            self._recorder.rate(metric_names.CHECKPOINT_WAITED_S, time.monotonic() - begin)
 
     def poll(self) -> None:
         """See whether the checkpoint under way has ended, and warn if it failed.
@@ -191,7 +192,7 @@ class Checkpointer:
         except (EvertrainError, OSError) as error:
             if not isinstance(error, OSError):
                 raise
-            self._recorder.rate("checkpoint/failed", 1)
+            self._recorder.rate(metric_names.CHECKPOINT_FAILED, 1)
             _log.warning("a checkpoint was not saved, training goes on: %s", error)
             since = self._unsaved.since if self._unsaved else save.begun
             self._unsaved = _Unsaved(since, save.step, time.monotonic())

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from train_core.config import TrainConfig
+from train_core.policy.metric_names import EPOCH_LOSS
 from train_core.policy.selection import score
 from train_core.policy.steps import StepPlan
 
@@ -57,7 +58,7 @@ class Progress:
         self.epoch += 1
         self.step_in_epoch = self.epoch_samples = 0
         self.epoch_loss_sum = 0.0
-        return {"train/epoch_loss": mean}
+        return {EPOCH_LOSS: mean}
 
     def judge(self, config: TrainConfig) -> None:
         """Compare the newest validation with the best, for early stopping."""

@@ -26,6 +26,7 @@ from train_core.engine.driver.preflight import effective
 from train_core.engine.driver.stages import DriverStages
 from train_core.errors import ConfigError, RunBusyError, StorageError, describe, rebuild
 from train_core.log_lines import set_up_logging
+from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
 from train_core.storage.coordination import mailbox
 from train_core.storage.coordination.mailbox import (
@@ -135,13 +136,13 @@ class JobServer:
                 return end
             if self._is_cut_off():
                 _log.error("nobody can be told how it ended for %g s: the job ends", CUT_OFF_S)
-                self._done("close", {"status": "FAILED"})
+                self._done("close", {"status": EndStatus.FAILED})
                 return False
             if found or self._works or self._unsent or self._living():
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > LINGER_S:
                 _log.warning("nobody has called for %g s: the job ends", LINGER_S)
-                self._done("close", {"status": "FAILED"})
+                self._done("close", {"status": EndStatus.FAILED})
                 return False
             self._is_done.wait(mailbox.pause_s(time.monotonic() - spoken_at))
 
@@ -223,7 +224,7 @@ class JobServer:
         self._unsent[name] = self._done("close", self._closing.arguments)
         # What it ended has something to say, too.
         wait([work.future for work in self._works.values()], _ENDS_WITHIN_S)
-        return self._closing.arguments.get("status") == "FINISHED"
+        return self._closing.arguments.get("status") == EndStatus.FINISHED
 
     def _prepare(self, arguments: dict[str, Any]) -> Answer:
         """The first caller's request is the job's; who comes later must want the same."""

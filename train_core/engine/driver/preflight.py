@@ -30,6 +30,7 @@ from train_core.engine.metrics.measure import check_split, split_metrics
 from train_core.engine.tools.provenance import code_of, fingerprint
 from train_core.errors import ConfigError, RunConflictError
 from train_core.policy.logins import hide_logins
+from train_core.policy.metric_names import VALIDATION, full_name
 from train_core.requests import DriverRequest, Prepared
 from train_core.storage.objects.store import Store
 from train_core.storage.records.data_files import FileList
@@ -193,7 +194,7 @@ def _check_origin(
 
 
 def _check_monitor(workload: Workload[Any], monitor: str) -> None:
-    names = [f"validation/{name}" for name in split_metrics(workload)]
+    names = [full_name(VALIDATION, name) for name in split_metrics(workload)]
     if monitor not in names:
         raise ConfigError(
             f"monitor {monitor!r} is not measured: {type(workload).__name__} gives "

@@ -19,9 +19,10 @@ from train_core.engine.driver.timeline import (
     WORKERS_READY,
     Timeline,
 )
-from train_core.engine.tracking.mirror import EndStatus, Mirror
+from train_core.engine.tracking.mirror import Mirror
 from train_core.entry_points import MEASURE_SHARD, TRAIN
 from train_core.errors import StoppedError, StorageError
+from train_core.policy.end_status import EndStatus
 from train_core.policy.stop_reasons import STOPPED
 from train_core.requests import DriverRequest
 from train_core.results import (
@@ -285,11 +286,12 @@ class DriverStages:
         self._check_lease()
         self.folder.store.write(CURVES_PNG, curves_until(newest, self.folder.store))
 
-    def close(self, status: EndStatus) -> None:
+    def close(self, status: str) -> None:
         """End the mirror and free the run; Ray ends with the process.
 
         A training that still runs is asked to stop, and may take `grace_s` for its last checkpoint.
         """
+        end = EndStatus(status)
         try:
             if self._supervisor:
                 self._supervisor.stop()
@@ -299,10 +301,10 @@ class DriverStages:
             if self.mirror:
                 # What becomes of a run that a newer attempt has, that one says.
                 is_replaced = self._supervisor and self._supervisor.is_replaced()
-                self.mirror.close(None if is_replaced else status)
+                self.mirror.close(None if is_replaced else end)
             self._alive.close()
         if self._lease:
-            self._lease.end = status
+            self._lease.end = end
             try:
                 self._lease.release()
             except StorageError as error:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from train_core.policy.metric_names import TRAIN_LOSS
 from train_core.storage.records.journal import Entry
 
 RAY_UP, WORKERS_READY = "Ray up", "workers ready"
 FIRST_STEP, LAST_STEP = "first step", "last step"
 EVALUATED, PUBLISHED = "evaluated", "published"
-_STEP = "train/loss"
 
 
 class Timeline:
@@ -29,7 +29,9 @@ class Timeline:
     def mark_steps(self, entries: Sequence[Entry]) -> None:
         """Note the first and the last step since the beginning, if there was one."""
         steps = [
-            entry.time for entry in entries if _STEP in entry.metrics and entry.time >= self._since
+            entry.time
+            for entry in entries
+            if TRAIN_LOSS in entry.metrics and entry.time >= self._since
         ]
         if steps:
             self.mark(FIRST_STEP, min(steps))

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from train_core.policy.metric_names import split_and_name
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import Entry, read_good_segments
 from train_core.storage.run_folder import Checkpoint
@@ -40,7 +41,7 @@ def curves(entries: Iterable[Entry]) -> Figure:
     panels: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
     for entry in entries:
         for key, value in entry.metrics.items():
-            split, _, name = key.rpartition("/")
+            split, name = split_and_name(key)
             steps, values = panels.setdefault(name, {}).setdefault(split, ([], []))
             steps.append(entry.step)
             values.append(np.nan if value is None else value)

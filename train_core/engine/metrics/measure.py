@@ -18,11 +18,11 @@ from torchmetrics import MeanMetric, Metric
 from train_core.config import TrainConfig
 from train_core.engine.data.batches import seed_generators, to_device
 from train_core.errors import DataError, WorkloadError
+from train_core.policy.metric_names import LOSS
 from train_core.policy.randomness import EVALUATE, derive_seed
 from train_core.policy.sharding import split_evenly
 from train_core.workload import Batch, Dataset, Stream, Workload, fetch
 
-LOSS = "loss"
 CONFUSION = "confusion_matrix"
 
 MetricStates = dict[str, dict[str, Any]]

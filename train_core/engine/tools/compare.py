@@ -22,6 +22,7 @@ from train_core.differences import (
 )
 from train_core.engine.checkpoint.reader import load_state
 from train_core.errors import CheckpointError
+from train_core.policy.metric_names import VALIDATION, is_of
 from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
@@ -84,7 +85,7 @@ def compare_runs(a: RunFolder, b: RunFolder) -> RunsComparison:
         steps=steps,
         num_entries=len(entries_a),
         num_validations=sum(
-            any(name.startswith("validation/") for name in entry.metrics) for entry in entries_a
+            any(is_of(VALIDATION, name) for name in entry.metrics) for entry in entries_a
         ),
         metric=_first_difference(entries_a, entries_b),
         state=state,

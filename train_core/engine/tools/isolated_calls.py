@@ -9,7 +9,6 @@ What a user's module prints goes to stderr.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -34,8 +33,6 @@ def delete_tracking(run_url: str, tracking_uri: str) -> str:
 
 def unregistered_checkpoints(run_url: str, tracking_uri: str) -> str:
     """The checkpoints whose models in MLflow no registered version points to."""
-    # MLflow's own patience with a server that is down is minutes.
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     from train_core.engine.tracking.models import unregistered_checkpoints
 
     return json.dumps(unregistered_checkpoints(run_url, tracking_uri))

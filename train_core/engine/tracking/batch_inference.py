@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train_core.engine.tracking.client import set_environment
+from train_core.engine.tracking.client import ONE_QUESTION
 from train_core.errors import TrackingError
 from train_core.storage.predictions import committed_predictions
 from train_core.storage.run_folder import RunFolder
@@ -14,8 +14,9 @@ def show_batch_inference(run_url: str, predictions_url: str, tracking_uri: str) 
     It needs no lease and tells nothing else of the run. Raises TrackingError if MLflow does not
     have the run, and what its client raises if it does not answer.
     """
-    set_environment()
-    from train_core.engine.tracking.runs import MlflowRuns, has_run, public_uri
+    ONE_QUESTION.apply()
+    from train_core.engine.tracking.runs import MlflowRuns, has_run
+    from train_core.engine.tracking.server import public_uri
     from train_core.engine.tracking.stages import show_predictions
 
     folder = RunFolder.at(run_url)

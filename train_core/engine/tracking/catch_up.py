@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from train_core.engine.tracking.mirror import EndStatus, Mirror
+from train_core.engine.tracking.delivery import TIMING, Timing
+from train_core.engine.tracking.mirror import Mirror
 from train_core.errors import TrackingError
+from train_core.policy.end_status import EndStatus
 from train_core.results import Report, Tracking
 from train_core.storage.coordination import lease
 from train_core.storage.finished_runs import is_finished
 from train_core.storage.predictions import committed_predictions
 from train_core.storage.run_folder import RunFolder
 
-# What a run's whole history may take.
-CATCH_UP_S = 3600.0
 
-
-def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S) -> Tracking:
+def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> Tracking:
     """Send MLflow what it lacks of a run that nobody drives; where it shows the run.
 
     Raises RunBusyError if somebody does, whose own mirror catches up by itself, and TrackingError
-    if MLflow refuses, does not take all within `timeout_s`, or cannot show something of it.
+    if MLflow refuses, does not take all within `catch_up_s`, or cannot show something of it.
     """
-    from train_core.engine.tracking.runs import public_uri
+    from train_core.engine.tracking.server import public_uri
 
     held = lease.acquire(folder.store, folder.name)
     with lease.beating(held):
@@ -33,7 +32,7 @@ def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S
             report.train.step >= one.manifest.step and is_finished(one, config) for one in newest
         )
         experiment = str(folder.record().pipeline.get("experiment", "evertrain"))
-        mirror = Mirror(folder, tracking_uri, experiment, is_live=False)
+        mirror = Mirror(folder, tracking_uri, experiment, is_live=False, timing=timing)
         mirror.check()
         mirror.start()
         if report:
@@ -42,10 +41,10 @@ def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S
         # Those of the report, and batch inferences of later.
         for predictions in committed_predictions(folder):
             mirror.log_predictions(predictions)
-        is_sent = mirror.flush(timeout_s)
-        status: EndStatus = "FINISHED" if is_whole else "KILLED"
-        if held.end == "FAILED" and not is_whole:
-            status = "FAILED"
+        is_sent = mirror.flush(timing.catch_up_s)
+        status = EndStatus.FINISHED if is_whole else EndStatus.KILLED
+        if held.end == EndStatus.FAILED and not is_whole:
+            status = EndStatus.FAILED
         is_sent = mirror.close(status) and is_sent
     if mirror.not_shown or not is_sent:
         why = "; ".join(mirror.not_shown) or "it does not answer"

@@ -22,17 +22,17 @@ from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature, infer_signature
 
+import train_core
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.reader import load_weights
 from train_core.engine.data.recorded import load_recorded
 from train_core.engine.tracking import serving
-from train_core.engine.tracking.client import set_environment
-from train_core.engine.tracking.runs import (
-    MlflowRuns,
+from train_core.engine.tracking.client import ONE_QUESTION, REPEATED_BY_CALLER
+from train_core.engine.tracking.runs import MlflowRuns, seconds
+from train_core.engine.tracking.server import (
     existing_client,
     is_refusal,
     public_uri,
-    seconds,
     without_login,
 )
 from train_core.engine.tracking.stages import headline
@@ -44,7 +44,7 @@ from train_core.storage.run_folder import Checkpoint, RunFolder
 
 _CHECKPOINT = "evertrain.checkpoint"
 _DIGEST = "evertrain.checkpoint_digest"
-_MODEL_ID = re.compile(r"\bm-[0-9a-f]{32}\b")
+_MODEL_ID = re.compile(r"m-[0-9a-f]{32}")
 _MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))?")
 REQUIREMENTS = (
     "blake3",
@@ -96,19 +96,19 @@ def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
     A checkpoint that MLflow knows nothing of is not among them. Raises TrackingError if MLflow
     cannot be asked.
     """
+    ONE_QUESTION.apply()
     folder = RunFolder.at(run_url)
     try:
         client = existing_client(tracking_uri)
         versions = _all_pages(client.search_model_versions)
-        registered = {version.model_id for version in versions}
-        sources = " ".join(str(version.source) for version in versions)
+        registered = {model_id_of(version.model_id, version.source) for version in versions}
         experiments = [one.experiment_id for one in _all_pages(client.search_experiments)]
         found = []
         for checkpoint in folder.checkpoints():
             filter_string = f"tags.`{_DIGEST}` = '{checkpoint.digest}'"
             search = partial(client.search_logged_models, experiments, filter_string)
-            models = [model.model_id for model in _all_pages(search)]
-            if models and not any(one in registered or one in sources for one in models):
+            models = {model.model_id for model in _all_pages(search)}
+            if models and not models & registered:
                 found.append(str(checkpoint.name))
     except (MlflowException, OSError) as error:
         said = " ".join(str(error).split())[:500]
@@ -117,6 +117,16 @@ def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
             f"{without_login(said, tracking_uri)}"
         ) from error
     return found
+
+
+def model_id_of(recorded: str | None, source: str | None) -> str | None:
+    """The id of the LoggedModel that a registered version points to, None if of no such model.
+
+    Not every store keeps the id; the address of what was registered has it as a part of its path.
+    """
+    parts = (source or "").split("/")
+    # A folder above the models may have the name of another one.
+    return recorded or next((part for part in parts[::-1] if _MODEL_ID.fullmatch(part)), None)
 
 
 def _all_pages(search: Callable[..., Any]) -> list[Any]:
@@ -141,7 +151,7 @@ def checkpoint_of_model(model_uri: str, tracking_uri: str) -> tuple[str, str]:
         raise TrackingError(
             f"{model_uri!r} names no model: models:/name/version or models:/name@alias"
         )
-    set_environment()
+    REPEATED_BY_CALLER.apply()
     client = MlflowClient(tracking_uri, tracking_uri)
     try:
         tags = _tags_of_model(client, **parsed.groupdict())
@@ -165,9 +175,7 @@ def _tags_of_model(
         found = client.get_model_version(name, version)
     else:
         return dict(client.get_logged_model(name).tags)
-    # Not every store keeps the id; the address of what was registered has it, too.
-    of_source = _MODEL_ID.search(found.source or "")
-    model_id = found.model_id or (of_source and of_source[0])
+    model_id = model_id_of(found.model_id, found.source)
     logged = client.get_logged_model(model_id).tags if model_id else {}
     return {**logged, **found.tags}
 
@@ -256,7 +264,7 @@ def _example(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[A
 
 def _code_paths(workload: object) -> list[str]:
     """This library, and the user's module or package unless it is an installed one."""
-    paths = [str(Path(serving.__file__).parents[1])]
+    paths = [str(Path(train_core.__file__).parent)]
     top = _top_module(workload)
     if top != "train_core" and not _is_installed(top):
         module = sys.modules[top]

@@ -10,6 +10,8 @@ from pathlib import Path
 from train_core.engine.metrics import figures
 from train_core.engine.tracking.runs import MlflowRuns, seconds
 from train_core.errors import CheckpointError
+from train_core.policy.end_status import EndStatus
+from train_core.policy.metric_names import TEST, VALIDATION, full_names, is_of
 from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import read_good_segments
@@ -42,12 +44,12 @@ def show_training(runs: MlflowRuns) -> bool:
     if quarantined := runs.folder.quarantined():
         runs.set_tags("train", {"evertrain.quarantined": ", ".join(sorted(quarantined))})
         runs.client.log_dict(runs.run_id("train"), quarantined, "quarantined.json")
-    if is_finished and runs.status("train") != "FINISHED":
+    if is_finished and runs.status("train") != EndStatus.FINISHED:
         with tempfile.TemporaryDirectory() as folder:
             picture = Path(folder, CURVES_PNG)
             picture.write_bytes(figures.curves_until(checkpoints[-1], store))
             runs.client.log_artifact(runs.run_id("train"), str(picture))
-        runs.set_status("train", "FINISHED")
+        runs.set_status("train", EndStatus.FINISHED)
     return is_finished
 
 
@@ -57,7 +59,7 @@ def show_evaluations(runs: MlflowRuns, results: Sequence[EvaluationResult]) -> N
     for result in results:
         store, step = Store(result.uri), result.checkpoint.step
         manifest, _ = read_manifest(store, EvaluationManifest)
-        metrics = below(result.split, result.metrics)
+        metrics = full_names(result.split, result.metrics)
         runs.log_metrics("evaluate", metrics, step=step, time_s=seconds(manifest.created_at))
         for file in (file for file in manifest.files if file.name == CONFUSION_MATRIX_JSON):
             found = json.loads(bytes(read_file(store, file.name, file)))
@@ -66,7 +68,7 @@ def show_evaluations(runs: MlflowRuns, results: Sequence[EvaluationResult]) -> N
             figure = figures.confusion_matrix(found["counts"], names, title)
             place = f"confusion_matrix/{result.split}-{result.checkpoint.name}.png"
             runs.client.log_figure(runs.run_id("evaluate"), figure, place)
-    runs.set_status("evaluate", "FINISHED")
+    runs.set_status("evaluate", EndStatus.FINISHED)
 
 
 def show_predictions(runs: MlflowRuns, result: PredictionsResult) -> None:
@@ -93,7 +95,7 @@ def show_predictions(runs: MlflowRuns, result: PredictionsResult) -> None:
                 _PREDICTIONS_OF: manifest.created_at,
             },
         )
-    runs.set_status("infer", "FINISHED")
+    runs.set_status("infer", EndStatus.FINISHED)
 
 
 def show_outcome(
@@ -118,14 +120,9 @@ def headline(
     chosen = {
         key: value
         for key, value in best.metrics.items()
-        if key == monitor or key.startswith("validation/")
+        if key == monitor or is_of(VALIDATION, key)
     }
-    return chosen | below("test", test_metrics)
-
-
-def below(split: str, metrics: dict[str, float | None]) -> dict[str, float | None]:
-    """The metrics, each named `<split>/<name>`."""
-    return {f"{split}/{key.removeprefix(f'{split}/')}": value for key, value in metrics.items()}
+    return chosen | full_names(TEST, test_metrics)
 
 
 def _last_step(segment: str) -> int:

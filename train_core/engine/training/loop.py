@@ -41,6 +41,7 @@ from train_core.engine.training.stop_listener import StopListener
 from train_core.engine.training.train_state import TrainState
 from train_core.engine.training.validation import validate
 from train_core.errors import NotFiniteError
+from train_core.policy import metric_names
 from train_core.policy.randomness import FORWARD, derive_seed
 from train_core.policy.sharding import shards_of_rank
 from train_core.policy.steps import MicroBatch, due
@@ -133,7 +134,7 @@ class Trainer:
             if self.group.is_rank0:
                 _log.info("resuming after step %d from %s", self.progress.step, checkpoint.name)
                 if quarantined := self.folder.quarantined():
-                    self.recorder.rate("checkpoint/quarantined", len(quarantined))
+                    self.recorder.rate(metric_names.CHECKPOINT_QUARANTINED, len(quarantined))
         else:
             self.trained.begin(self._origin())
         self._first_step = self.progress.step
@@ -174,7 +175,7 @@ class Trainer:
         self._grad_norm = trained.apply_gradients(progress.step)
         num_samples = len(self.plan.step_samples(progress.step_in_epoch))
         progress.count_step(num_samples)
-        self._unsettled = word, {"train/learning_rate": learning_rate}, num_samples
+        self._unsettled = word, {metric_names.LEARNING_RATE: learning_rate}, num_samples
         self.workload.after_step(trained.model, progress.step)
 
     def end_epoch(self) -> None:
@@ -221,7 +222,7 @@ class Trainer:
         self._settle()
         self._wants_checkpoint = self._wants_retry = False
         if self._is_too_early():
-            self.recorder.rate("checkpoint/skipped", 1)
+            self.recorder.rate(metric_names.CHECKPOINT_SKIPPED, 1)
             return
         if self._is_busy:
             # A rank that still stores keeps all waiting, and none of them hangs.
@@ -353,14 +354,14 @@ class Trainer:
         self._is_time_up |= told.is_time_up
         self._is_asked_to_stop |= told.is_asked_to_stop
         self._is_busy = told.is_busy
-        metrics = {"train/loss": told.loss, **metrics}
+        metrics = {metric_names.TRAIN_LOSS: told.loss, **metrics}
         if self._grad_norm is not None:
-            metrics["train/grad_norm"] = float(self._grad_norm)
+            metrics[metric_names.GRAD_NORM] = float(self._grad_norm)
         self.progress.metrics |= metrics
         now = time.monotonic()
         rate = num_samples / (now - self._settled_at)
         self._settled_at = now
-        self.recorder.add(self.progress.step, metrics, {"train/samples_per_s": rate})
+        self.recorder.add(self.progress.step, metrics, {metric_names.SAMPLES_PER_S: rate})
         self._show()
 
     def _show(self) -> None:
@@ -375,10 +376,10 @@ class Trainer:
             total_steps=total,
             epoch=progress.epoch,
             epochs=config.epochs,
-            loss=progress.metrics.get("train/loss"),
+            loss=progress.metrics.get(metric_names.TRAIN_LOSS),
             samples_per_s=rate * config.batch_size,
             eta_s=(total - progress.step) / rate if rate else None,
-            metrics={k: v for k, v in progress.metrics.items() if k.startswith("validation/")},
+            metrics=metric_names.only(metric_names.VALIDATION, progress.metrics),
         )
 
     def _elapsed_s(self) -> float:

@@ -11,6 +11,7 @@ from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.watchdog import Watchdog
 from train_core.engine.metrics.measure import MetricStates, measure_shard, merge, split_metrics
 from train_core.engine.training.stop_listener import StopListener
+from train_core.policy.metric_names import VALIDATION, full_name
 from train_core.policy.sharding import shards_of_rank
 from train_core.workload import Dataset, Workload
 
@@ -52,7 +53,7 @@ def validate(
     # Shards are consecutive over the ranks, so this is their order.
     shards = [states for of_rank in complete for states in of_rank]
     merged = merge(split_metrics(workload), shards)
-    return {f"validation/{name}": value for name, value in merged.items()}
+    return {full_name(VALIDATION, name): value for name, value in merged.items()}
 
 
 class _AskedToStopError(Exception):

@@ -1,0 +1,233 @@
+"""What a mirror delivers of a run: its commits, samples of the machine's load, and tasks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from train_core.engine.tracking.client import REPEATED_BY_CALLER
+from train_core.errors import TrackingError
+from train_core.policy.end_status import EndStatus
+from train_core.results import CheckpointSummary, Tracking
+from train_core.storage.records.names import CHECKPOINTS, MANIFEST_JSON
+from train_core.storage.run_folder import RunFolder
+
+# Loading MLflow takes seconds: it is imported in the delivery's thread, while Ray starts.
+if TYPE_CHECKING:
+    from train_core.config import TrainConfig
+    from train_core.engine.tracking.runs import MlflowRuns
+    from train_core.engine.tracking.system import SystemMetrics
+
+MAX_SAMPLES = 1000
+_log = logging.getLogger(__name__)
+
+Task = Callable[["MlflowRuns"], None]
+
+
+class RunSender:
+    """Sends MLflow what it lacks of one run; all but `tasks` is the delivery's thread's."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        tracking_uri: str,
+        experiment: str,
+        *,
+        is_live: bool,
+        job_url: str,
+        sample_s: float,
+    ) -> None:
+        self.refusal: TrackingError | None = None
+        """Why the server refuses, if it did as it was first asked."""
+        self.tracking = Tracking()
+        """Where MLflow shows the run, as far as is known."""
+        self.tasks = Tasks()
+        self._folder = folder
+        self._uri = tracking_uri
+        self._experiment = experiment
+        self._is_live = is_live
+        self._job_url = job_url
+        self._commits = Commits(folder)
+        self._samples = SystemSamples(sample_s)
+        self._runs: MlflowRuns | None = None
+
+    def connect(self) -> None:
+        """Load MLflow, and ask the server whether it refuses."""
+        REPEATED_BY_CALLER.apply()
+        from train_core.engine.tracking.server import contact
+
+        try:
+            contact(self._uri, self._experiment)
+        except TrackingError as error:
+            self.refusal = error
+        except Exception as error:  # noqa: BLE001 (the client raises what its transport raises)
+            described = self.describe(error)
+            _log.warning("MLflow does not answer, and is tried again later: %s", described)
+
+    def poll(self) -> None:
+        """Measure the machine's load while the run is trained here."""
+        if self._is_live and not self._commits.is_complete:
+            self._samples.measure()
+
+    def deliver(self) -> None:
+        """Send commits, samples and tasks, in this order."""
+        with self._opened_runs() as runs:
+            self._commits.send(runs)
+            if self._commits.is_complete:
+                self._samples.clear()
+            self._samples.send(runs)
+            self.tasks.send(runs, self.describe)
+
+    def end(self, status: EndStatus) -> None:
+        """End the MLflow runs. What is delivered afterwards would show them as running."""
+        with self._opened_runs() as runs:
+            runs.end(status)
+
+    def describe(self, error: Exception) -> str:
+        """The error's message without the login that the server's address has."""
+        from train_core.engine.tracking.server import without_login
+
+        return without_login(str(error), self._uri)
+
+    def log_model(
+        self,
+        runs: MlflowRuns,
+        best: CheckpointSummary,
+        test_metrics: dict[str, float | None],
+        config: TrainConfig | None,
+    ) -> None:
+        """Log the best checkpoint's model, and note its address."""
+        from train_core.engine.tracking.models import log_checkpoint_model
+
+        uri = log_checkpoint_model(runs, best, test_metrics, config)
+        self.tracking = self.tracking.model_copy(update={"model_uri": uri})
+
+    @contextmanager
+    def _opened_runs(self) -> Iterator[MlflowRuns]:
+        try:
+            if self._runs is None:
+                self._runs = self._open_runs()
+            yield self._runs
+        except Exception:
+            # The next attempt looks everything up again: it may have been deleted meanwhile.
+            self._runs = None
+            raise
+
+    def _open_runs(self) -> MlflowRuns:
+        from train_core.engine.tracking.runs import MlflowRuns
+        from train_core.engine.tracking.server import public_uri
+
+        runs = MlflowRuns(self._folder, self._uri, self._experiment, is_live=self._is_live)
+        if self._job_url:
+            runs.link_job(self._job_url)
+        uri, run_id = public_uri(self._uri).rstrip("/"), runs.run_id("pipeline")
+        page = f"{uri}/#/experiments/{runs.experiment_id}/runs/{run_id}"
+        self.tracking = Tracking(
+            tracking_uri=uri,
+            experiment_id=runs.experiment_id,
+            run_id=run_id,
+            url=page if uri.startswith("http") else "",
+            model_uri=self.tracking.model_uri,
+        )
+        self._commits.forget_sent()
+        return runs
+
+
+class Commits:
+    """The checkpoints that the training commits, with the journal that each covers."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.is_complete = False
+        """Whether the training's last checkpoint was sent."""
+        self._folder = folder
+        self._sent: set[str] = set()
+
+    def forget_sent(self) -> None:
+        """Compare all of them with what MLflow has when they are sent next."""
+        self._sent = set()
+
+    def send(self, runs: MlflowRuns) -> None:
+        """Send what MLflow lacks, if there is a new commit."""
+        from train_core.engine.tracking.stages import show_training
+
+        committed = self._committed_names()
+        if not runs.is_known("train") or not committed <= self._sent:
+            self.is_complete = show_training(runs)
+            self._sent = committed
+
+    def _committed_names(self) -> set[str]:
+        """What looks committed, by requests as cheap as can be: they are made at every poll."""
+        store = self._folder.store
+        return {
+            name
+            for name in store.names(CHECKPOINTS)
+            if name in self._sent or store.exists(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")
+        }
+
+
+class SystemSamples:
+    """Samples of the machine's load; in a long outage only the newest are kept."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._next_at = 0.0
+        self._metrics: SystemMetrics | None = None
+        self._samples: deque[tuple[float, dict[str, float]]] = deque(maxlen=MAX_SAMPLES)
+
+    def measure(self) -> None:
+        """Take a sample if it is time to."""
+        if time.monotonic() < self._next_at:
+            return
+        from train_core.engine.tracking.system import SystemMetrics
+
+        self._next_at = time.monotonic() + self._every_s
+        try:
+            self._metrics = self._metrics or SystemMetrics()
+            self._samples.append((time.time(), self._metrics.sample()))
+        except Exception as error:  # noqa: BLE001 (a machine may hide what is to be measured)
+            _log.debug("the machine's load is not known: %s", error)
+
+    def clear(self) -> None:
+        """Drop the samples that were not sent."""
+        self._samples.clear()
+
+    def send(self, runs: MlflowRuns) -> None:
+        """Send the samples, oldest first."""
+        while self._samples:
+            time_s, values = self._samples[0]
+            runs.log_system_metrics(values, time_s)
+            self._samples.popleft()
+
+
+class Tasks:
+    """What the stages log, in its order; any thread may add to it."""
+
+    def __init__(self) -> None:
+        self.not_shown: list[str] = []
+        """Why something cannot be shown, though MLflow answers."""
+        self._pending: deque[Task] = deque()
+
+    def add(self, task: Task) -> None:
+        """Have `task` called once all that was added before is done."""
+        self._pending.append(task)
+
+    def send(self, runs: MlflowRuns, describe: Callable[[Exception], str]) -> None:
+        """Do the tasks. One that fails is left out; in an outage it and all after it stay."""
+        from train_core.engine.tracking.server import is_outage
+
+        while self._pending:
+            try:
+                self._pending[0](runs)
+            except Exception as error:
+                if is_outage(error):
+                    raise
+                # It would fail again, and what comes after it shall be shown.
+                described = f"{type(error).__name__}: {describe(error)}"
+                self.not_shown.append(described)
+                _log.warning("something is not shown in MLflow: %s", described)
+                _log.debug("where it failed", exc_info=True)
+            self._pending.popleft()

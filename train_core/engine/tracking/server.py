@@ -1,0 +1,136 @@
+"""An MLflow server, or the database in its place: its clients, its experiments, what it answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import requests
+from filelock import FileLock
+from mlflow import MlflowClient
+from mlflow.entities import Experiment
+from mlflow.exceptions import MlflowException
+from sqlalchemy.engine import make_url
+
+from train_core.errors import StorageError, TrackingError
+
+
+def contact(tracking_uri: str, experiment: str) -> None:
+    """Ask the server for the experiment; nothing is created.
+
+    Raises TrackingError if it refuses, and whatever the client raises if it is merely down.
+    """
+    parts = urlsplit(tracking_uri)
+    shown = public_uri(tracking_uri)
+    if parts.scheme in ("http", "https") and not parts.hostname:
+        raise TrackingError(f"MLflow's address {shown!r} names no host: http://host:port")
+    try:
+        if parts.scheme == "sqlite" and not _prepare_database(tracking_uri):
+            return
+        found = client_of(tracking_uri).get_experiment_by_name(experiment)
+    except (MlflowException, ImportError, OSError) as error:
+        if is_refusal(error):
+            said = without_login(_first_line(error), tracking_uri)
+            raise TrackingError(
+                f"MLflow at {shown!r} refuses: {said}. Mend the address or the credentials "
+                "(MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN)."
+            ) from error
+        raise
+    if found is not None and found.lifecycle_stage != "active":
+        raise TrackingError(
+            f"experiment {experiment!r} was deleted in MLflow at {shown!r}: restore it "
+            f"(mlflow experiments restore -x {found.experiment_id}) or name another"
+        )
+
+
+def client_of(tracking_uri: str) -> MlflowClient:
+    """A client; a SQLite database that is not there is created, by one process at a time.
+
+    MLflow creates it in many steps, and two that do so at once spoil it for good.
+    """
+    if urlsplit(tracking_uri).scheme != "sqlite":
+        return MlflowClient(tracking_uri, tracking_uri)
+    with FileLock(f"{_database_path(tracking_uri)}.lock"):
+        return MlflowClient(tracking_uri, tracking_uri)
+
+
+def existing_client(tracking_uri: str) -> MlflowClient:
+    """A client of an MLflow that is there. Raises TrackingError for a database that is not."""
+    if urlsplit(tracking_uri).scheme == "sqlite" and not _database_path(tracking_uri).exists():
+        raise TrackingError(
+            f"there is no MLflow database {_database_path(tracking_uri)}: give the address that "
+            "the run was mirrored to"
+        )
+    return client_of(tracking_uri)
+
+
+def experiment_id(client: MlflowClient, tracking_uri: str, name: str) -> str:
+    """The id of the experiment, which is created if there is none of that name."""
+    found: Experiment | None = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return str(client.create_experiment(name, _artifact_location(tracking_uri)))
+        except MlflowException:
+            # Another run may have created it just now.
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    return str(found.experiment_id)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether asking again cannot help: a wrong address, 401, 404, a driver not installed."""
+    if isinstance(error, MlflowException):
+        # MLflow wraps a failed connection, and a page that is no answer of an MLflow server, in
+        # the same exception as a server's own failure.
+        if isinstance(error.__context__, requests.exceptions.SSLError):
+            return True
+        return 400 <= _http_status(error) < 500 or "valid JSON" in str(error)
+    return isinstance(error, (ImportError, OSError))
+
+
+def is_outage(error: Exception) -> bool:
+    """Whether the server or the storage may answer the same request later."""
+    if isinstance(error, MlflowException):
+        return _http_status(error) != 400
+    return isinstance(error, (requests.RequestException, StorageError, ConnectionError))
+
+
+def public_uri(uri: str) -> str:
+    """The address without a user's name and password."""
+    return without_login(uri, uri)
+
+
+def without_login(text: str, uri: str) -> str:
+    """`text` without the user's name and password that the address holds."""
+    login, at, _ = urlsplit(uri).netloc.rpartition("@")
+    return text.replace(login + at, "") if at else text
+
+
+def _http_status(error: MlflowException) -> int:
+    return int(error.get_http_status_code())
+
+
+def _prepare_database(tracking_uri: str) -> bool:
+    """See that the SQLite file can be there; whether it is."""
+    path = _database_path(tracking_uri)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrackingError(f"MLflow's database {path} cannot be created: {error}") from error
+    return path.exists()
+
+
+def _database_path(tracking_uri: str) -> Path:
+    return Path(make_url(tracking_uri).database or "").absolute()
+
+
+def _artifact_location(tracking_uri: str) -> str | None:
+    """Beside the database; MLflow's own choice would be the working directory."""
+    if urlsplit(tracking_uri).scheme != "sqlite":
+        return None
+    return (_database_path(tracking_uri).parent / "mlartifacts").as_uri()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:500]
