@@ -225,7 +225,7 @@ class FlowThread(threading.Thread):
     def run(self) -> None:
         """Run the flow; its outcome is the session's."""
         try:
-            with self._session.alone():
+            with self._session.attached():
                 self._run_flow()
         except BaseException as error:  # noqa: BLE001 (whatever the engine raises)
             self.failure = f"{type(error).__name__}: {error}"

@@ -1,9 +1,10 @@
 """The session of a flow run: its driver, shared by the tasks of this process.
 
-A task finds its session by the request, so that tasks take and give plain values only. The command
-line opens it before Prefect is imported, and Ray starts while Prefect does; a flow that a worker
-started opens its own. The flow closes it, with what MLflow shall say of the run. The stages run in
-a thread of their own, so that no signal and nothing of Prefect's interrupts a task.
+A task finds its session in its context, so that tasks take and give plain values only: Prefect
+runs each task in a copy of the context that submits it. The command line opens the session before
+Prefect is imported, and Ray starts while Prefect does; a flow that a worker started opens its own.
+The flow closes it, with what MLflow shall say of the run. The stages run in a thread of their own,
+so that no signal and nothing of Prefect's interrupts a task.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Session:
         with self._lock:
             if self._has_begun.is_set():
                 return
-            self._refuse_ending()
+            self.refuse_ending()
             self.began_without_flow = without_flow
             self._has_begun.set()
         context = contextvars.copy_context()
@@ -138,13 +139,13 @@ class Session:
         self.stages.append(stage)
         begin = time.monotonic()
         try:
-            self._refuse_ending()
+            self.refuse_ending()
             self.prepared()
             yield self._driver
         except StoppedError:
             raise
         except Exception as error:
-            self._refuse_ending()
+            self.refuse_ending()
             if not isinstance(error, StageError):
                 raise
             # What the first rank that failed says, at the end of all that Ray and the others do.
@@ -171,13 +172,13 @@ class Session:
         self.listen(log)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Make this the only session that `open_session` gives in the context, even once closed."""
-        token = _only.set(self)
+    def attached(self) -> Iterator[None]:
+        """Make this the session of the calling context, even once it is closed."""
+        token = _current.set(self)
         try:
             yield
         finally:
-            _only.reset(token)
+            _current.reset(token)
 
     def tell(self, warning: str) -> None:
         """Say something that somebody should look at, in the terminal and in the log."""
@@ -208,13 +209,11 @@ class Session:
         self._is_closed.wait()
 
     def _end(self) -> None:
-        with _lock:
-            if _sessions.get(_key(self.request)) is self:
-                del _sessions[_key(self.request)]
         with self._lock:
             self._is_ending = True
 
-    def _refuse_ending(self) -> None:
+    def refuse_ending(self) -> None:
+        """Raise StoppedError if the session is closed, or is being closed."""
         if self._is_ending:
             raise stopped(self.request)
 
@@ -227,7 +226,7 @@ class Session:
     def _usable_driver(self) -> Driver:
         # A driver that died took its Ray with it: a retry needs a new one.
         with self._lock:
-            self._refuse_ending()
+            self.refuse_ending()
             if self._has_failed or (self._is_prepared and not self._driver.is_alive):
                 self._driver.close("FAILED")
                 self._hear(f"{WARNING}the driver process ended; another one goes on with the run")
@@ -267,40 +266,36 @@ def run_logger() -> logging.Logger | logging.LoggerAdapter[Any]:
         return logging.getLogger("tasks")
 
 
-def open_session(request: DriverRequest) -> Session:
-    """The open session of `request`, or a new one, whose driver starts at once."""
-    only = _only.get()
-    if only is not None:
-        return only
-    with _lock:
-        key = _key(request)
-        if key not in _sessions:
-            _sessions[key] = Session(request)
-        return _sessions[key]
+@contextmanager
+def open_session(request: DriverRequest) -> Iterator[Session]:
+    """A new session, whose driver starts at once; it is closed at the end of the block.
+
+    In a context that is attached to a session of an equal request, that one: the command line opens
+    it in one thread, and the flow runs in another.
+    """
+    current = _current.get()
+    session = current if current and current.request == request else Session(request)
+    with session.attached(), session:
+        yield session
 
 
 def session_of(request: DriverRequest) -> Session:
-    """The session that the flow of this task has open.
+    """The session of the flow that calls this task with its request.
 
-    Raises RuntimeError if there is none: a task that outlives its flow starts nothing new.
+    Raises RuntimeError if this context has none of that request, and StoppedError once it is
+    closed: a task that outlives its flow starts nothing new.
     """
-    with _lock:
-        session = _sessions.get(_key(request))
-    if session is None:
+    session = _current.get()
+    if session is None or session.request != request:
         raise RuntimeError(
             f"no session is open for run {request.run!r}: call the task in a flow, within "
             "`with open_session(request)`"
         )
+    session.refuse_ending()
     return session
 
 
 # Ray colours its workers' lines.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
-_only: contextvars.ContextVar[Session | None] = contextvars.ContextVar("only", default=None)
-_lock = threading.Lock()
-_sessions: dict[str, Session] = {}
-
-
-def _key(request: DriverRequest) -> str:
-    return request.model_dump_json()
+_current: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
