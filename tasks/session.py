@@ -201,7 +201,7 @@ class Session:
     def leave(self) -> None:
         """Let a job on a cluster go on by itself; the request may be opened again."""
         self._end()
-        self._driver.leave()
+        self._driver.detach()
         self._is_closed.set()
 
     def wait_until_closed(self) -> None:

@@ -148,7 +148,7 @@ class Driver:
         for thread in self._threads:
             thread.join()
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """End this process's part at once; a job on a cluster goes on without it."""
         self._process.kill()
         self._process.wait()
