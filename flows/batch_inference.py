@@ -14,7 +14,8 @@ from flows.driving import as_tasks, connected, drive
 from tasks.infer import infer
 from tasks.prepare import prepare
 from tasks.report_predictions import report_predictions
-from tasks.session import Session, open_session, run_logger
+from tasks.session import Session, open_session
+from tasks.session_log import run_logger
 from train_core.errors import ConfigError, StoppedError
 from train_core.requests import DriverRequest
 from train_core.results import CheckpointSummary, PredictionsResult
@@ -71,7 +72,7 @@ def batch_inference(
     tracking_uri = tracking_uri_of(folder, None)
     try:
         with open_session(request) as session, connected(session):
-            session.log_to(run_logger())
+            session.log.send_to(run_logger())
             name_flow_run(session, f"{folder.name} {summary.name}")
             predictions: PredictionsResult = drive(
                 session, partial(stages, summary, infer_input, tracking_uri)

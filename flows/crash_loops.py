@@ -11,7 +11,7 @@ from prefect.events import emit_event
 
 from tasks.server.connection import ServerConnection
 from tasks.server.flow_run import deployment_of_flow_run
-from tasks.session import run_logger
+from tasks.session_log import run_logger
 from train_core.client.isolated import mirror_run
 from train_core.errors import EvertrainError, GaveUpError, RunBusyError
 from train_core.requests import DriverRequest

@@ -19,7 +19,8 @@ from tasks.prepare import prepare
 from tasks.publish import publish
 from tasks.report.artifacts import show_job, show_report
 from tasks.select import select
-from tasks.session import Session, open_session, run_logger, stopped
+from tasks.session import Session, open_session, stopped
+from tasks.session_log import run_logger
 from tasks.train import train
 from train_core.errors import StoppedError, UnchangedError
 from train_core.results import Report
@@ -61,11 +62,11 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     report: Report | None = None
     try:
         with open_session(request) as session, connected(session):
-            session.log_to(run_logger())
+            session.log.send_to(run_logger())
             try:
                 report = drive(session, partial(stages, parameters, as_tasks))
-                if session.began_without_flow:
-                    # The server was lost before the flow came to its stages, and is back now.
+                if session.thread.is_without_flow:
+                    # The server was lost before the flow began its stages, and may be back now.
                     show_report(report, session)
             except UnchangedError as error:
                 return Completed(message=str(error))

@@ -6,7 +6,8 @@ from prefect import task
 
 from tasks.report.artifacts import new_artifact, show
 from tasks.retries import OPTIONS, cancelled_if_stopped
-from tasks.session import run_logger, session_of
+from tasks.session import session_of
+from tasks.session_log import run_logger
 from train_core.client.isolated import mirror_predictions
 from train_core.errors import EvertrainError
 from train_core.requests import DriverRequest
@@ -37,7 +38,7 @@ def report_predictions(
         mirror_predictions(folder, predictions, tracking_uri)
     except EvertrainError as error:
         said = str(error).splitlines()[0][:_MOST_SAID]
-        session.tell(
+        session.log.add_warning(
             f"MLflow does not show the predictions ({said}): `evertrain mirror {request.run}` "
             "sends what it lacks of the run, as soon as it answers"
         )

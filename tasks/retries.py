@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, cast
 
 from prefect.states import Cancelled
 
+from tasks.timing import TIMING
 from train_core.errors import (
     GaveUpError,
     StageError,
@@ -76,7 +77,7 @@ class TaskOptions(TypedDict):
 # results that it could take for the truth; the serializer rules out pickle where it must.
 OPTIONS = TaskOptions(
     retries=1,
-    retry_delay_seconds=2,
+    retry_delay_seconds=TIMING.retry_delay_s,
     retry_condition_fn=may_retry,
     persist_result=False,
     result_serializer="json",

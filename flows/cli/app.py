@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def command() -> NoReturn:
     """The program `evertrain`."""
-    prefect_server.leave(main())
+    prefect_server.exit_command(main())
 
 
 def _make_importable(folder: str) -> None:

@@ -19,11 +19,8 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from flows.databases import create_prefect_database
-from flows.timing import SEND_WITHIN_S
+from flows.timing import TIMING
 
-_UP_WITHIN_S = 120.0
-_ENDS_WITHIN_S = 5.0
-_POLL_INTERVAL_S = 0.1
 _SERVE = """
 import socket
 import sys
@@ -40,9 +37,6 @@ _SERVER_SETTINGS = {
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
     "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
-_GIVE_UP_WITHIN_S = 0.5
-"""How long, if the server does not answer."""
-
 prefect_is_lost = threading.Event()
 """Set when the command ends without Prefect's server."""
 
@@ -82,17 +76,18 @@ def warming_up() -> Iterator[threading.Thread]:
         thread.join()
 
 
-def leave(exit_code: int) -> NoReturn:
-    """End the command; Prefect's threads, which send what they know, get a while for it."""
+def exit_command(exit_code: int) -> NoReturn:
+    """End the command; Prefect's threads get a while to send their queues."""
 
     def end() -> None:
-        time.sleep(_GIVE_UP_WITHIN_S if prefect_is_lost.is_set() else SEND_WITHIN_S)
+        is_lost = prefect_is_lost.is_set()
+        time.sleep(TIMING.send_without_server_s if is_lost else TIMING.send_s)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)
 
     if "prefect" in sys.modules:
-        threading.Thread(target=end, name="leave", daemon=True).start()
+        threading.Thread(target=end, name="exit", daemon=True).start()
     sys.exit(exit_code)
 
 
@@ -139,7 +134,7 @@ class _Server:
         """Wait until the server answers, as long as it lives; one that is not wanted is ended."""
         import httpx
 
-        deadline = time.monotonic() + _UP_WITHIN_S
+        deadline = time.monotonic() + TIMING.server_start_s
         while self._process.poll() is None and time.monotonic() < deadline:
             if not is_wanted.is_set():
                 self._process.kill()
@@ -148,13 +143,13 @@ class _Server:
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{self.api_url}/health", timeout=1, trust_env=False).is_success:
                     return
-            time.sleep(_POLL_INTERVAL_S)
+            time.sleep(TIMING.server_poll_interval_s)
 
     def _end(self) -> None:
         """Let the server store what it has, and end it."""
         self._process.terminate()
         try:
-            self._process.wait(_ENDS_WITHIN_S)
+            self._process.wait(TIMING.server_end_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -92,7 +92,7 @@ def show_report(report: Report, session: Session) -> None:
         page = report_markdown(report, folder)
     except EvertrainError as error:
         # The run has ended; a storage that is away now must not fail it.
-        session.tell(f"the report is not shown in Prefect: {error}")
+        session.log.add_warning(f"the report is not shown in Prefect: {error}")
         return
     table = json.dumps(checkpoint_rows(report))
     show(session, new_artifact("table", "checkpoints", table, f"Checkpoints of {report.run}"))

@@ -29,9 +29,9 @@ def test_flows_with_equal_requests_have_a_session_each(tmp_path: Path) -> None:
         with open_session(request) as session:
             together.wait()
             session.begin(lambda _: session_of(request))
-            of_stages = session.outcome()
+            of_stages = session.thread.result()
             together.wait()
-            session.leave()
+            session.detach()
         return session, of_stages
 
     with ThreadPoolExecutor(2) as threads:
@@ -53,7 +53,7 @@ def test_a_flow_in_another_thread_has_the_session_that_is_attached_even_once_clo
             return found
 
     with open_session(request) as session, ThreadPoolExecutor(1) as thread:
-        session.leave()
+        session.detach()
         assert thread.submit(flow, session).result() is session
         with pytest.raises(StoppedError):
             session_of(request)
@@ -70,8 +70,8 @@ def test_a_dead_driver_is_replaced_for_the_next_try(
     lines: list[str] = []
     with open_session(request) as session:
         assert session_of(request) is session
-        session.listen(lines.append)
-        session.log_to(logging.getLogger("a flow run"))
+        session.log.listen(lines.append)
+        session.log.send_to(logging.getLogger("a flow run"))
         caplog.set_level(logging.INFO, "a flow run")
         assert not session.prepared().resumed
         with session.running("train") as driver:

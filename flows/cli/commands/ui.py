@@ -14,10 +14,8 @@ from pydantic import BaseModel, Field
 from flows.cli.output import say
 from flows.databases import create_prefect_database, create_tracking_database
 from flows.defaults import default_tracking_uri
+from flows.timing import TIMING
 from train_core.errors import ConfigError, StageError
-
-_LOOK_EVERY_S = 0.2
-_UP_WITHIN_S = 120.0
 
 
 class UiCommand(BaseModel):
@@ -64,7 +62,7 @@ class UiCommand(BaseModel):
                 say("Ctrl-C ends both." if len(processes) > 1 else "Ctrl-C ends it.")
             while processes:
                 _refuse_dead(processes)
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(TIMING.ui_poll_interval_s)
         finally:
             for process in processes:
                 process.terminate()
@@ -111,13 +109,13 @@ def _start(module: str, *arguments: str, **environment: str) -> subprocess.Popen
 
 def _wait_until_up(port: int, processes: list[subprocess.Popen[bytes]]) -> None:
     """Wait until the server takes connections. Raises StageError if one of them has ended."""
-    deadline = time.monotonic() + _UP_WITHIN_S
+    deadline = time.monotonic() + TIMING.server_start_s
     while time.monotonic() < deadline:
         _refuse_dead(processes)
         with suppress(OSError):
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
             return
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(TIMING.ui_poll_interval_s)
 
 
 def _refuse_dead(processes: list[subprocess.Popen[bytes]]) -> None:
