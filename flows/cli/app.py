@@ -21,7 +21,8 @@ from pydantic_settings import (
 )
 
 from flows.cli import prefect_server
-from flows.cli.commands.checkpoints import DiffCommand, ExportCommand
+from flows.cli.commands.diff import DiffCommand
+from flows.cli.commands.export import ExportCommand
 from flows.cli.commands.inspect import LsCommand, ShowCommand, VerifyCommand
 from flows.cli.commands.mirror import MirrorCommand
 from flows.cli.commands.prune import PruneCommand
