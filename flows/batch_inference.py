@@ -100,13 +100,13 @@ def find_run(storage: str, name: str, workload: str) -> RunFolder:
     """
     if name != LATEST:
         return RunFolder(storage, name)
-    found = newest_finished(storage, workload)
-    run_logger().info("the newest finished run in %s is %s", storage, found.name)
-    return found.folder
+    newest = newest_finished(storage, workload)
+    run_logger().info("the newest finished run in %s is %s", storage, newest.name)
+    return newest.folder
 
 
 def name_flow_run(session: Session, name: str) -> None:
-    """Call the flow run by what it scores with: its parameters may only say `latest` and `best`."""
+    """Name the flow run after run and checkpoint: its parameters may only say `latest`, `best`."""
     flow_run = runtime.flow_run.id
     if session.server and flow_run:
         session.server.show(
@@ -127,9 +127,10 @@ def find_checkpoint(folder: RunFolder, name: str) -> CheckpointSummary:
                 "let it finish, or name a checkpoint"
             )
         name = best
-    found = {str(one.name): one for one in folder.checkpoints()}
-    if CheckpointName.parse(name) is None or name not in found:
+    checkpoints = {str(one.name): one for one in folder.checkpoints()}
+    if CheckpointName.parse(name) is None or name not in checkpoints:
         raise ConfigError(
-            f"run {folder.name!r} has no checkpoint {name!r}; it has {', '.join(found) or 'none'}"
+            f"run {folder.name!r} has no checkpoint {name!r}; "
+            f"it has {', '.join(checkpoints) or 'none'}"
         )
-    return folder.summary(found[name])
+    return folder.summary(checkpoints[name])

@@ -48,15 +48,15 @@ def as_functions(task: Task[..., Any], *arguments: Any) -> Callable[[], Any]:
     """Run the task's function without Prefect, tried again as Prefect would."""
     for tries_left in range(OPTIONS["retries"], -1, -1):
         try:
-            found = task.fn(*arguments)
+            result = task.fn(*arguments)
             break
         except Exception as error:
             if not (tries_left and is_transient(error)):
                 raise
             time.sleep(OPTIONS["retry_delay_seconds"])
-    if isinstance(found, State):
-        raise _stopped(arguments, CancelledRun(found.message or ""))
-    return lambda: found
+    if isinstance(result, State):
+        raise _stopped(arguments, CancelledRun(result.message or ""))
+    return lambda: result
 
 
 def _stopped(arguments: tuple[Any, ...], error: CancelledRun) -> Exception:

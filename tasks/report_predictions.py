@@ -14,7 +14,7 @@ from train_core.requests import DriverRequest
 from train_core.results import PredictionsResult
 from train_core.storage.run_folder import RunFolder
 
-_MOST_SAID = 300
+_REASON_CHARS = 300
 
 
 @task(name="report", task_run_name="report {request.run}", **OPTIONS)
@@ -22,7 +22,7 @@ _MOST_SAID = 300
 def report_predictions(
     request: DriverRequest, predictions: PredictionsResult, tracking_uri: str
 ) -> None:
-    """Say where the predictions are. Neither Prefect nor MLflow has to be there for it."""
+    """Log the predictions' address, and show it in Prefect and MLflow if they answer."""
     session = session_of(request)
     run_logger().info(
         "%d rows of %s, scored by %s of run %s: %s",
@@ -37,9 +37,9 @@ def report_predictions(
     try:
         mirror_predictions(folder, predictions, tracking_uri)
     except EvertrainError as error:
-        said = str(error).splitlines()[0][:_MOST_SAID]
+        reason = str(error).splitlines()[0][:_REASON_CHARS]
         session.log.add_warning(
-            f"MLflow does not show the predictions ({said}): `evertrain mirror {request.run}` "
+            f"MLflow does not show the predictions ({reason}): `evertrain mirror {request.run}` "
             "sends what it lacks of the run, as soon as it answers"
         )
 

@@ -1,6 +1,6 @@
 """The session of a flow run: its driver, shared by the tasks of this process.
 
-A task finds its session in its context, so that tasks take and give plain values only: Prefect
+A task finds its session in its context, so that its arguments and results are plain values: Prefect
 runs each task in a copy of the context that submits it. The command line opens the session before
 Prefect is imported, and Ray starts while Prefect does; a flow that a worker started opens its own.
 The flow closes it, with the status that MLflow shall show. The stages run in a thread of their own,
@@ -69,7 +69,7 @@ class Session:
     def prepared(self) -> Prepared:
         """The outcome of the driver's checks; of another driver's after one that failed or died.
 
-        Raises ConfigError, RunBusyError, or what ended the driver.
+        Raises ConfigError, RunBusyError, or the error that ended the driver.
         """
         driver = self._usable_driver()
         try:

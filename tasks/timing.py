@@ -14,7 +14,7 @@ class Timing:
     server_poll_interval_s: float = 2.0
     """Between two checks of Prefect's server."""
     server_wait_interval_s: float = 0.5
-    """The same while somebody waits for it."""
+    """The same while a thread waits for the server."""
     progress_interval_s: float = 5.0
     """Between two updates of a training's progress in Prefect."""
     retry_delay_s: float = 2.0

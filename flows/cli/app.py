@@ -133,19 +133,18 @@ def _orderly_termination() -> Iterator[None]:
 
 
 def _one_line(error: ValidationError, arguments: list[str]) -> str:
-    found = []
+    messages = []
     for one in error.errors(include_url=False):
-        # The first places are the commands' names.
+        # The location begins with the commands' names.
         commands = zip(one["loc"], arguments, strict=False)
         count = sum(1 for _ in takewhile(lambda both: both[0] == both[1], commands))
         name = "".join(str(part) for part in one["loc"][count : count + 1])
         if one["type"] == "missing":
-            found.append(f"--{name} is required")
+            messages.append(f"--{name} is required")
             continue
-        given = f"{name}: ", f", got {one['input']!r}"
-        before, after = given if name else ("", "")
-        found.append(f"{before}{one['msg'].removeprefix('Value error, ')}{after}")
-    return "; ".join(found)
+        before, after = (f"{name}: ", f", got {one['input']!r}") if name else ("", "")
+        messages.append(f"{before}{one['msg'].removeprefix('Value error, ')}{after}")
+    return "; ".join(messages)
 
 
 def _refuse(message: str) -> int:

@@ -60,7 +60,7 @@ def configure(*, verbose: bool) -> None:
 
 @contextmanager
 def warming_up() -> Iterator[threading.Thread]:
-    """Import Prefect and start a server in a thread, beside what the block does.
+    """Import Prefect and start a server in a thread, beside the work of the block.
 
     Join the thread before the flow is run. The block's end waits for the import, also if it
     raises: a process that leaves while a thread loads compiled modules is aborted.
@@ -92,7 +92,7 @@ def exit_command(exit_code: int) -> NoReturn:
 
 
 def _start_prefect(is_wanted: threading.Event) -> None:
-    # What fails here fails again, and is told, when the flow is run.
+    # An error here is raised again, and shown, when the flow is run.
     with contextlib.suppress(Exception):
         from prefect.context import refresh_global_settings_context
         from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
@@ -119,7 +119,7 @@ class _Server:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port, listens_at = listening.getsockname()[1], listening.fileno()
             self._process = subprocess.Popen(
-                # -P: of what lies in the current directory nothing is imported.
+                # -P: nothing is imported from the current directory.
                 [sys.executable, "-P", "-c", _SERVE, str(listens_at)],
                 pass_fds=(listens_at,),
                 env=os.environ | _SERVER_SETTINGS,
@@ -146,7 +146,7 @@ class _Server:
             time.sleep(TIMING.server_poll_interval_s)
 
     def _end(self) -> None:
-        """Let the server store what it has, and end it."""
+        """Let the server store its data, and end it."""
         self._process.terminate()
         try:
             self._process.wait(TIMING.server_end_s)

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
     """Run the whole pipeline, showing where it is, and print the outcome.
 
-    The driver starts first, then Prefect, side by side; bad input is told before any flow run
+    The driver starts first, then Prefect, side by side; bad input is refused before any flow run
     exists. Raises EvertrainError.
     """
     parameters = parameters.named(new_run_name(parameters.workload))
     check_run_name(parameters.run)
     if parameters.ray_address == LOCAL:
-        # Before anything is started; on a cluster it is attached to.
+        # Before any process starts. A run that is driven on a cluster is attached to.
         refuse_driven(RunFolder(parameters.storage, parameters.run))
     prefect_server.configure(verbose=verbose)
     create_tracking_database(parameters.tracked_at())
@@ -52,7 +52,7 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
     log = Path(HOME, "logs", f"{parameters.run}.log").absolute()
     with _naming_log(log), open_session(parameters.request()) as session:
         session.log.listen(LogFile(log))
-        # Before Prefect is loaded: without anything new there is no flow run.
+        # Before Prefect is loaded: an unchanged workload gets no flow run.
         if parameters.skip_unchanged and (run := _prepared(session).unchanged_since):
             sys.stdout.write(str(UnchangedError(run)) + "\n")
             return
@@ -97,7 +97,7 @@ def _run_flow(
         if session.server.check_patiently():
             flow = FlowThread(session, lambda: retrain(parameters, return_state=True))
         if flow is None or not verbose:
-            # Where Prefect prints all, it prints them, too.
+            # With --verbose Prefect prints the warnings itself.
             session.log.listen(partial(_show_warning, console))
         report = _outcome(session, flow, partial(stages, parameters, as_functions))
     if verbose:

@@ -15,16 +15,16 @@ from train_core.storage.run_folder import RunFolder
 def print_runs(storage: str, *, as_json: bool) -> None:
     """Print the runs of a storage, oldest first."""
     rows = [one.model_dump(exclude_unset=True) for one in list_runs(storage)]
-    print_rows(rows, as_json=as_json, empty=f"no runs in {storage}{_why_there(storage)}")
+    print_rows(rows, as_json=as_json, empty=f"no runs in {storage}{_storage_origin(storage)}")
 
 
 def status_shown(folder: RunFolder, *, as_json: bool) -> dict[str, Any]:
-    """Where a run is: what its training tells is a line for people, and all of it for programs."""
-    found = run_status(folder)
-    shown = found.model_dump(exclude={"driven_by", "live"})
-    if found.driven_by:
-        live = found.live and (found.live.model_dump() if as_json else _line(found.live))
-        shown |= {"driven by": found.driven_by, "live": live}
+    """A run's state; its training's newest reading is one line, for programs a mapping."""
+    status = run_status(folder)
+    shown = status.model_dump(exclude={"driven_by", "live"})
+    if status.driven_by:
+        live = status.live and (status.live.model_dump() if as_json else _line(status.live))
+        shown |= {"driven by": status.driven_by, "live": live}
     return shown
 
 
@@ -32,8 +32,8 @@ def _line(live: Live) -> str:
     return f"{live.stage}: {live}"
 
 
-def _why_there(storage: str) -> str:
-    """Why the runs are looked for in that folder, if the command did not name it."""
+def _storage_origin(storage: str) -> str:
+    """Which setting names that storage, if the command did not."""
     if storage != default_storage():
         return ""
     if os.environ.get("EVERTRAIN_STORAGE"):

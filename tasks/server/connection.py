@@ -98,7 +98,7 @@ class ServerConnection:
         return self.answers
 
     def ask(self, question: Callable[[SyncPrefectClient], R]) -> R | None:
-        """The answer to a question; None if the server is away, which is not asked then."""
+        """The answer to a question; None if the server is away; then no request is sent."""
         if not self.answers:
             return None
         try:
@@ -111,7 +111,7 @@ class ServerConnection:
     def show(self, key: str, send: Callable[[SyncPrefectClient], object]) -> None:
         """Show something there: now, or once the server answers again.
 
-        Of what could not be shown under the same `key` only the newest is kept.
+        While the server is away only the newest of the same `key` is kept.
         """
         with self._lock:
             self._pending[key] = send
@@ -163,12 +163,12 @@ class ServerConnection:
                     if self._pending.get(key) is send:
                         del self._pending[key]
 
-    def _failed(self, error: Exception, what: str) -> bool:
+    def _failed(self, error: Exception, message: str) -> bool:
         """Note a failed request; whether another time may help."""
         if is_outage(error):
             self._note_failure(error)
             return True
-        self._warn(f"{what}: {_one_line(error)}")
+        self._warn(f"{message}: {_one_line(error)}")
         return False
 
     def _note_failure(self, error: Exception) -> None:

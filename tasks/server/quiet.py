@@ -1,4 +1,4 @@
-"""What Prefect's background services print while its server is away, which is filtered."""
+"""Filters for the messages of Prefect's background services while its server is away."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def quiet_prefects_services() -> None:
 
 
 def _add_filter(logger: str, keeps: Callable[[logging.LogRecord], bool]) -> None:
-    found = logging.getLogger(logger)
-    if keeps not in found.filters:
-        found.addFilter(keeps)
+    filtered = logging.getLogger(logger)
+    if keeps not in filtered.filters:
+        filtered.addFilter(keeps)
 
 
 def _is_urgent(record: logging.LogRecord) -> bool:

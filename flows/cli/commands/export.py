@@ -26,7 +26,7 @@ class ExportCommand(InStorage):
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
 
     def cli_cmd(self) -> None:
-        """Print what was written: its address, size and digest."""
+        """Print the written file's address, size and digest."""
         folder, checkpoint = find_checkpoint(self.what, absolute(self.storage), prefer_best=True)
         written = export_weights(folder, checkpoint, self.target, overwrite=self.force)
         print_mapping(written.model_dump(mode="json"), as_json=self.as_json)

@@ -1,4 +1,4 @@
-"""`evertrain ls`, `show` and `verify`: what is in a storage, a run, a checkpoint."""
+"""`evertrain ls`, `show` and `verify`: the content of a storage, a run, a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`evertrain prune`: delete what no rule and nobody keeps of a run."""
+"""`evertrain prune`: delete checkpoints that no rule and no pin keeps, and dead attempts' files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PruneCommand(Overrides, InStorage):
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
 
     def cli_cmd(self) -> None:
-        """Print what goes and why each other thing stays. Raises RunBusyError if it is driven."""
+        """Print which files go, and why others stay. Raises RunBusyError if the run is driven."""
         folder, name = find(self.run, absolute(self.storage))
         if name is not None:
             raise ConfigError(f"{self.run!r} is a checkpoint: name the run that is to be pruned")

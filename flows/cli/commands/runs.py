@@ -1,4 +1,4 @@
-"""`evertrain runs`: list, look at, resume, stop, extend, fork and delete them."""
+"""`evertrain runs`: list runs, show, resume, stop, extend, fork and delete one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DeleteCommand(InStorage):
     yes: bool = Field(default=False, description="Do not ask.")
 
     def cli_cmd(self) -> None:
-        """Delete the run, MLflow's side first: what fails can be tried again."""
+        """Delete the run, MLflow's side first, so that a failure can be tried again."""
         folder = open_run(absolute(self.storage), self.run)
         refuse_driven(folder)
         if not self.yes and not _agrees(f"Delete {folder.url}?"):

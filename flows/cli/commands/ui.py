@@ -24,8 +24,8 @@ class UiCommand(BaseModel):
     def cli_cmd(self) -> None:
         """Run the servers until Ctrl-C, or until one of them ends.
 
-        Raises ConfigError if a port is taken: the pages there would be somebody else's; StageError
-        if a server ends.
+        Raises ConfigError if a port is taken: the pages there would be another program's. Raises
+        StageError if a server ends.
         """
         starts_mlflow = not self.tracking_uri.startswith("http")
         starts_prefect = "PREFECT_API_URL" not in os.environ
