@@ -84,7 +84,7 @@ def test_a_dead_driver_is_replaced_for_the_next_try(
             assert replaced.prepared().resumed
         with pytest.raises(UserCodeError), session.running("train"):
             raise UserCodeError("train", "rank 1: KeyError: 'x'", "Traceback: in loss")
-        # What the first rank that failed says is heard where the log is.
+        # The log has the first failed rank's traceback.
         assert "Traceback: in loss" in lines
     levels = {one.getMessage(): one.levelno for one in caplog.records if one.name == "a flow run"}
     again = "warning: the driver process ended; another one goes on with the run"
