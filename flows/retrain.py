@@ -11,7 +11,7 @@ from prefect.states import Cancelled, Completed
 from flows.crash_loops import announce_schedule, refuse_crash_loop
 from flows.databases import create_tracking_database
 from flows.driving import Start, as_tasks, connected, drive
-from flows.left_running import left_running, correct_states
+from flows.left_running import correct_states, left_running
 from flows.parameters import RetrainParameters
 from tasks.evaluate import evaluate
 from tasks.infer import infer
