@@ -1,1 +1,1 @@
-"""What happens, in which order: Prefect flows, and the command line in front of them."""
+"""Prefect flows, which order the tasks, and the command line in front of them."""

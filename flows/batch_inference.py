@@ -14,7 +14,8 @@ from flows.driving import as_tasks, connected, drive
 from tasks.infer import infer
 from tasks.prepare import prepare
 from tasks.report_predictions import report_predictions
-from tasks.session import Session, open_session, run_logger
+from tasks.session import Session, open_session
+from tasks.session_log import run_logger
 from train_core.errors import ConfigError, StoppedError
 from train_core.requests import DriverRequest
 from train_core.results import CheckpointSummary, PredictionsResult
@@ -71,7 +72,7 @@ def batch_inference(
     tracking_uri = tracking_uri_of(folder, None)
     try:
         with open_session(request) as session, connected(session):
-            session.log_to(run_logger())
+            session.log.send_to(run_logger())
             name_flow_run(session, f"{folder.name} {summary.name}")
             predictions: PredictionsResult = drive(
                 session, partial(stages, summary, infer_input, tracking_uri)
@@ -99,13 +100,13 @@ def find_run(storage: str, name: str, workload: str) -> RunFolder:
     """
     if name != LATEST:
         return RunFolder(storage, name)
-    found = newest_finished(storage, workload)
-    run_logger().info("the newest finished run in %s is %s", storage, found.name)
-    return found.folder
+    newest = newest_finished(storage, workload)
+    run_logger().info("the newest finished run in %s is %s", storage, newest.name)
+    return newest.folder
 
 
 def name_flow_run(session: Session, name: str) -> None:
-    """Call the flow run by what it scores with: its parameters may only say `latest` and `best`."""
+    """Name the flow run after run and checkpoint: its parameters may only say `latest`, `best`."""
     flow_run = runtime.flow_run.id
     if session.server and flow_run:
         session.server.show(
@@ -126,9 +127,10 @@ def find_checkpoint(folder: RunFolder, name: str) -> CheckpointSummary:
                 "let it finish, or name a checkpoint"
             )
         name = best
-    found = {str(one.name): one for one in folder.checkpoints()}
-    if CheckpointName.parse(name) is None or name not in found:
+    checkpoints = {str(one.name): one for one in folder.checkpoints()}
+    if CheckpointName.parse(name) is None or name not in checkpoints:
         raise ConfigError(
-            f"run {folder.name!r} has no checkpoint {name!r}; it has {', '.join(found) or 'none'}"
+            f"run {folder.name!r} has no checkpoint {name!r}; "
+            f"it has {', '.join(checkpoints) or 'none'}"
         )
-    return folder.summary(found[name])
+    return folder.summary(checkpoints[name])

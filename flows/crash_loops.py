@@ -1,4 +1,4 @@
-"""The bound on flow runs that die again and again, as an automation runs them again each time."""
+"""Crash loops: the bound on flow runs that crash and are run again by an automation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prefect.events import emit_event
 
 from tasks.server.connection import ServerConnection
 from tasks.server.flow_run import deployment_of_flow_run
-from tasks.session import run_logger
+from tasks.session_log import run_logger
 from train_core.client.isolated import mirror_run
 from train_core.errors import EvertrainError, GaveUpError, RunBusyError
 from train_core.policy.end_status import EndStatus
@@ -20,30 +20,30 @@ from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
 
 MAX_CRASHES = 5
-"""How often in a row a flow run may die without a new checkpoint."""
+"""How often in a row a flow run may crash without a new checkpoint."""
 
 
-def refuse_endless(request: DriverRequest) -> None:
-    """Raise GaveUpError if the flow run died so often in vain that it would be for ever.
+def refuse_crash_loop(request: DriverRequest) -> None:
+    """Raise GaveUpError if the flow run crashed MAX_CRASHES times without a new checkpoint.
 
-    An automation runs again what crashed, without a bound; what failed it leaves alone.
+    An automation runs a crashed flow run again, without a bound; a failed one it leaves alone.
     """
     folder = RunFolder(request.storage, request.run)
     try:
-        if not _died_too_often(folder):
+        if not _is_crash_loop(folder):
             return
         if folder.exists():
             held = lease.acquire(folder.store, folder.name)
             held.end = EndStatus.FAILED
             held.release()
     except RunBusyError:
-        # Only flows died; the job on the cluster works.
+        # Only flows crashed; the job on the cluster works.
         return
     except EvertrainError as error:
         run_logger().warning("whether earlier runs came to anything is not known: %s", error)
         return
     if request.tracking_uri and folder.exists():
-        # No driver begins that would tell MLflow so.
+        # No driver starts that would set the status in MLflow.
         try:
             mirror_run(folder, request.tracking_uri)
         except EvertrainError as error:
@@ -58,9 +58,9 @@ def refuse_endless(request: DriverRequest) -> None:
 def announce_schedule() -> None:
     """Send the event of a scheduled flow run's first state, which Prefect's scheduler leaves out.
 
-    Automations see the events of a flow run in their order, and wait 15 minutes for one that is
-    missing. So late, a flow run that a schedule made less than five minutes before it began would
-    be run again when it died.
+    Automations handle the events of a flow run in their order, and wait 15 minutes for one that is
+    missing. Without it, a crashed flow run that a schedule made less than five minutes before it
+    began would be run again with that delay.
     """
     if not deployment_of_flow_run() or runtime.flow_run.run_count > 1:
         return
@@ -82,8 +82,8 @@ def announce_schedule() -> None:
     )
 
 
-def _died_too_often(folder: RunFolder) -> bool:
-    # The run that goes on now is counted, too.
+def _is_crash_loop(folder: RunFolder) -> bool:
+    # `run_count` includes the run that goes on now.
     if not deployment_of_flow_run() or runtime.flow_run.run_count <= MAX_CRASHES:
         return False
     own, server = UUID(str(runtime.flow_run.id)), _server()
@@ -92,18 +92,18 @@ def _died_too_often(folder: RunFolder) -> bool:
         return False
     checkpoints = folder.checkpoints()
     newest = datetime.fromisoformat(checkpoints[-1].manifest.created_at) if checkpoints else None
-    return is_in_vain(states, newest)
+    return is_crash_loop(states, newest)
 
 
 def _server() -> ServerConnection:
-    """Prefect's server, which has just begun this flow run, so that it answers if it has time."""
+    """A connection to Prefect's server, which is there: it has just begun this flow run."""
     server = ServerConnection(run_logger().warning)
     server.check_patiently()
     return server
 
 
-def is_in_vain(states: Iterable[State], newest: datetime | None) -> bool:
-    """Whether the last MAX_CRASHES runs of a flow run died, and the newest checkpoint is older.
+def is_crash_loop(states: Iterable[State], newest: datetime | None) -> bool:
+    """Whether the last MAX_CRASHES runs of a flow run crashed, and the newest checkpoint is older.
 
     `states` are all of the flow run's, which is running; `newest` is when the newest checkpoint
     was made, None if there is none. The clocks of Prefect's server and of the workers are compared.
@@ -114,5 +114,5 @@ def is_in_vain(states: Iterable[State], newest: datetime | None) -> bool:
             begun.append(state.timestamp)
         elif state.is_final() and not state.is_crashed():
             begun.clear()
-    died = begun[:-1][-MAX_CRASHES:]
-    return len(died) == MAX_CRASHES and (newest is None or newest < died[0])
+    crashed = begun[:-1][-MAX_CRASHES:]
+    return len(crashed) == MAX_CRASHES and (newest is None or newest < crashed[0])

@@ -22,10 +22,10 @@ PREFECT, MLFLOW = "prefect", "mlflow"
 SQLITE = "sqlite:///"
 _COMMANDS = {
     PREFECT: ("server", "database", "upgrade", "--yes"),
-    # Every command of MLflow's builds the database that it looks into.
+    # Every command of MLflow's builds the database that it reads.
     MLFLOW: ("experiments", "search"),
 }
-# SQLite would apply what a deleted database has left here to the copy.
+# Files that a deleted database has left: SQLite would apply them to the copy.
 _LEFT_BY_ANOTHER = ("-wal", "-journal")
 
 
@@ -53,7 +53,7 @@ def create_prefect_database(environment: Mapping[str, str] = os.environ) -> None
     """
     home = Path(environment.get("PREFECT_HOME", "~/.prefect")).expanduser()
     with suppress(OSError):
-        # Prefect lets nobody else look into its home.
+        # As Prefect creates its home: closed to other users.
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
     _create(PREFECT, home / "prefect.db")
 
@@ -62,7 +62,7 @@ def _create(library: str, path: Path) -> None:
     """Put an empty database there, unless there is something already."""
     if any(path.with_name(path.name + end).exists() for end in ("", *_LEFT_BY_ANOTHER)):
         return
-    # What cannot be copied is built by the library itself.
+    # If the copy fails, the library builds its database itself.
     with suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent) as beside:
         copy = shutil.copyfile(empty_database(library), Path(beside, path.name))
         # Refused if another process was quicker.

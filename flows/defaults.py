@@ -1,4 +1,4 @@
-"""What holds where nothing was asked for: EVERTRAIN_STORAGE, and where MLflow is."""
+"""Defaults of parameters that are not set: the storage and the address of MLflow."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def default_tracking_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{absolute(f'{HOME}/mlflow.db')}"
 
 
-def tracking_uri_of(folder: RunFolder, asked: str | None) -> str:
-    """MLflow's address: the one asked for, else the run's own, else the environment's."""
-    if asked is None:
-        asked = folder.asked().pipeline.get("tracking_uri")
-    return default_tracking_uri() if asked is None else asked
+def tracking_uri_of(folder: RunFolder, requested: str | None) -> str:
+    """MLflow's address: `requested`, else the run's own, else the environment's."""
+    if requested is None:
+        requested = folder.asked().pipeline.get("tracking_uri")
+    return default_tracking_uri() if requested is None else requested

@@ -1,6 +1,6 @@
-"""Flow runs that Prefect shows as running though nobody drives them any more.
+"""Flow runs that Prefect shows as running though no process drives them any more.
 
-Their process died, or Prefect's server was away when they ended. How a run ended is in its folder.
+Their process died, or Prefect's server was away when they ended. The run's lease has its end.
 """
 
 from __future__ import annotations
@@ -39,62 +39,64 @@ _STATES: dict[str, Callable[..., State[Any]]] = {
 }
 _WENT_ON = "Another flow run goes on with the run."
 _DIED = "Its process died: nobody drives the run."
-_SAYS = "Prefect's server was away when the run ended; its folder says how."
+_ENDED_UNREPORTED = "Prefect's server was away when the run ended; its folder says how."
 
 
 def left_running(client: SyncPrefectClient, request: DriverRequest) -> list[FlowRun]:
-    """The other flow runs of this flow that Prefect shows as running though nobody drives them.
+    """The other flow runs of this flow that Prefect shows as running though no process drives them.
 
-    To be called by who has the lease of the run that `request` names.
+    The caller must have the lease of the run that `request` names.
     """
     running = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING]))
     flow = FlowFilter(name=FlowFilterName(any_=[str(runtime.flow_run.flow_name)]))
     own = UUID(str(runtime.flow_run.id))
-    found = client.read_flow_runs(flow_filter=flow, flow_run_filter=FlowRunFilter(state=running))
-    return [one for one in found if one.id != own and true_state(one, request) is not None]
+    shown = client.read_flow_runs(flow_filter=flow, flow_run_filter=FlowRunFilter(state=running))
+    return [one for one in shown if one.id != own and true_state(one, request) is not None]
 
 
-def put_right(client: SyncPrefectClient, found: Iterable[FlowRun], request: DriverRequest) -> None:
-    """Give flow runs that nobody drives their true state.
+def correct_states(
+    client: SyncPrefectClient, flow_runs: Iterable[FlowRun], request: DriverRequest
+) -> None:
+    """Give flow runs that no process drives their true state.
 
-    Call it a while after they were found: one that was just beginning is driven by now, and one
-    that was just ending has ended by itself.
+    Call it a while after `left_running`: a flow run that was just beginning is driven by now, and
+    one that was just ending has ended by itself.
     """
-    for one in found:
+    for one in flow_runs:
         current = client.read_flow_run(one.id).state
         state = true_state(one, request)
         if state is not None and current is not None and current.is_running():
             client.set_flow_run_state(one.id, state, force=True)
 
 
-def true_state(found: FlowRun, request: DriverRequest) -> State[Any] | None:
-    """The state that a flow run should have; None if somebody drives its run or may do so.
+def true_state(flow_run: FlowRun, request: DriverRequest) -> State[Any] | None:
+    """The state that a flow run should have; None if a process drives its run or may do so.
 
     A run of that name in a folder of that path on another machine is taken for this one.
     """
-    asked = found.parameters.get("parameters", {})
-    storage = asked.get("storage") or default_storage()
+    parameters = flow_run.parameters.get("parameters", {})
+    storage = parameters.get("storage") or default_storage()
     try:
         if Store(storage).url != Store(request.storage).url:
             return None
-        folder = RunFolder(request.storage, found.name)
-        is_own = found.name == request.run
+        folder = RunFolder(request.storage, flow_run.name)
+        is_own = flow_run.name == request.run
         if not is_own and lease.holder_of(folder.store) is not None:
             return None
         # The attempt before the one that this process has.
         attempt = lease.newest_attempt(folder.store) - is_own
         end = lease.end_of(folder.store, attempt) if attempt > 0 else ""
     except EvertrainError:
-        # A storage that is unknown here, or is away.
+        # The storage is unknown here, or is away.
         return None
-    is_deployed = found.deployment_id is not None
-    is_elsewhere = asked.get("ray_address", LOCAL) != LOCAL
+    is_deployed = flow_run.deployment_id is not None
+    is_elsewhere = parameters.get("ray_address", LOCAL) != LOCAL
     if (is_own and is_elsewhere) or (is_deployed and end != EndStatus.FINISHED):
         # Another flow may live that is attached to the job; or the automations run it again, and
         # it may be about to take its run.
         return None
     if end:
-        return _STATES[end](message=_SAYS) if end in _STATES else None
+        return _STATES[end](message=_ENDED_UNREPORTED) if end in _STATES else None
     if is_elsewhere or not folder.exists():
         return None
     return Crashed(message=_WENT_ON if is_own else _DIED)

@@ -1,4 +1,4 @@
-"""The mirror flow: what MLflow missed while it was down is sent afterwards."""
+"""The mirror flow: it sends MLflow the metrics and models that it missed while it was down."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from train_core.storage.run_folder import RunFolder
     result_serializer="json",
 )
 def mirror(run: str, storage: str = "", tracking_uri: str = "") -> Tracking:
-    """Bring MLflow up to date with a run that nobody drives; sending twice changes nothing.
+    """Bring MLflow up to date with a run that no process drives; sending twice changes nothing.
 
     Args:
         run: The run's name.

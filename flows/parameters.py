@@ -1,4 +1,4 @@
-"""The parameters of the retrain flow: the training's, and where and as what it runs."""
+"""The parameters of the retrain flow: the training's, and its name, storage and tracking."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def new_run_name(workload: str) -> str:
     return default_run_name(workload, datetime.now(UTC), secrets.token_hex())
 
 
-def last_asked(folder: RunFolder) -> dict[str, Any]:
-    """The parameters that the run was asked for last, by their names."""
+def recorded_parameters(folder: RunFolder) -> dict[str, Any]:
+    """The newest parameters that the run's folder records, by their names."""
     asked, names = folder.asked(), RetrainParameters.model_fields
     return {
         **asked.config.model_dump(),
@@ -34,7 +34,7 @@ def last_asked(folder: RunFolder) -> dict[str, Any]:
 
 
 class RetrainParameters(TrainConfig):
-    """What the retrain flow is asked: the training's parameters and the pipeline's."""
+    """The retrain flow's parameters: those of the training and those of the pipeline."""
 
     run: str = Field(
         default="",
@@ -75,13 +75,13 @@ class RetrainParameters(TrainConfig):
     @field_validator("runtime_env")
     @classmethod
     def _make_code_absolute(cls, runtime_env: dict[str, Any]) -> dict[str, Any]:
-        """Whoever goes on with the run may do so in another directory."""
-        found = dict(runtime_env)
-        if isinstance(found.get("working_dir"), str):
-            found["working_dir"] = absolute(found["working_dir"])
-        if "py_modules" in found:
-            found["py_modules"] = [absolute(str(module)) for module in found["py_modules"]]
-        return found
+        """The run may be continued from another directory."""
+        made = dict(runtime_env)
+        if isinstance(made.get("working_dir"), str):
+            made["working_dir"] = absolute(made["working_dir"])
+        if "py_modules" in made:
+            made["py_modules"] = [absolute(str(module)) for module in made["py_modules"]]
+        return made
 
     @field_validator("tracking_uri")
     @classmethod
@@ -94,7 +94,7 @@ class RetrainParameters(TrainConfig):
         return tracking_uri
 
     def tracked_at(self) -> str:
-        """MLflow's address, the environment's where none was asked for; empty: no MLflow."""
+        """MLflow's address, the environment's if the parameter is not set; empty: no MLflow."""
         return default_tracking_uri() if self.tracking_uri is None else self.tracking_uri
 
     def named(self, run: str) -> Self:
@@ -103,19 +103,19 @@ class RetrainParameters(TrainConfig):
 
     @classmethod
     def of_run(cls, folder: RunFolder, **changes: Any) -> Self:
-        """What the run was asked last, as its folder records it, with `changes`."""
-        return cls(**last_asked(folder) | changes)
+        """The newest parameters that the run's folder records, with `changes`."""
+        return cls(**recorded_parameters(folder) | changes)
 
     def train_config(self) -> TrainConfig:
         """The training's part."""
         return TrainConfig(**{name: getattr(self, name) for name in TrainConfig.model_fields})
 
     def request(self, flow_run: str = "") -> DriverRequest:
-        """What the driver is started with. The run must be named.
+        """The request that the driver is started with. The run must have a name.
 
-        `flow_run` is the id of the flow run after which it was, if it was.
+        `flow_run` is the id of the flow run that the run is named after; empty: after none.
         """
-        # Recorded where it was asked for: the environment's address may hold a login.
+        # Recorded only if it is a parameter: the environment's address may hold a login.
         tracked = {} if self.tracking_uri is None else {"tracking_uri": self.tracking_uri}
         return DriverRequest(
             storage=self.storage,

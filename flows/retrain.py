@@ -8,10 +8,10 @@ from prefect import State, flow, runtime
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Completed
 
-from flows.crash_loops import announce_schedule, refuse_endless
+from flows.crash_loops import announce_schedule, refuse_crash_loop
 from flows.databases import create_tracking_database
 from flows.driving import Start, as_tasks, connected, drive
-from flows.left_running import left_running, put_right
+from flows.left_running import correct_states, left_running
 from flows.parameters import RetrainParameters
 from tasks.evaluate import evaluate
 from tasks.infer import infer
@@ -19,7 +19,8 @@ from tasks.prepare import prepare
 from tasks.publish import publish
 from tasks.report.artifacts import show_job, show_report
 from tasks.select import select
-from tasks.session import Session, open_session, run_logger, stopped
+from tasks.session import Session, open_session, stopped
+from tasks.session_log import run_logger
 from tasks.train import train
 from train_core.errors import StoppedError, UnchangedError
 from train_core.results import Report
@@ -27,15 +28,15 @@ from train_core.storage.records.names import default_run_name
 
 
 def run_name() -> str:
-    """The run's name: the one asked for, else one made of workload, scheduled start and id.
+    """The run's name: the parameter, else one made of workload, scheduled start and id.
 
     Prefect sets these two when it creates a flow run, and leaves them when the flow is run again.
-    Both are at hand here, so its API is not asked.
+    Both are in the flow run's context, so no request is made for them.
     """
-    asked = RetrainParameters.model_validate(runtime.flow_run.parameters["parameters"])
+    requested = RetrainParameters.model_validate(runtime.flow_run.parameters["parameters"])
     # The ids of flow runs that were scheduled together begin alike; their ends are random.
     scheduled, unique = runtime.flow_run.scheduled_start_time, str(runtime.flow_run.id)
-    return asked.run or default_run_name(asked.workload, scheduled, unique)
+    return requested.run or default_run_name(requested.workload, scheduled, unique)
 
 
 @flow(
@@ -47,30 +48,30 @@ def run_name() -> str:
 def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     """Train, choose the best checkpoint on validation, report it on test, infer with it.
 
-    Who cancels it, or sends SIGINT or SIGTERM, gets a last checkpoint and a cancelled flow run. A
-    job on a cluster ends for a cancel only: where only this process is to end, as when its pod is
-    moved, the flow crashes, the job goes on, and the flow attaches to it when it is run again.
+    A cancel, SIGINT or SIGTERM leaves a last checkpoint and a cancelled flow run. A job on a
+    cluster ends for a cancel only: where only this process is to end, as when its pod is moved, the
+    flow crashes, the job goes on, and the flow attaches to it when it is run again.
     """
     named_after = "" if parameters.run else str(runtime.flow_run.id)
     parameters = parameters.named(run_name())
     create_tracking_database(parameters.tracked_at())
     request = parameters.request(named_after)
-    # Before there is a driver, which would take the run.
+    # Before a driver starts, which would take the run's lease.
     announce_schedule()
-    refuse_endless(request)
+    refuse_crash_loop(request)
     report: Report | None = None
     try:
         with open_session(request) as session, connected(session):
-            session.log_to(run_logger())
+            session.log.send_to(run_logger())
             try:
                 report = drive(session, partial(stages, parameters, as_tasks))
-                if session.began_without_flow:
-                    # The server was lost before the flow came to its stages, and is back now.
+                if session.thread.is_without_flow:
+                    # The server was lost before the flow began its stages, and may be back now.
                     show_report(report, session)
             except UnchangedError as error:
                 return Completed(message=str(error))
     except (KeyboardInterrupt, TerminationSignal, StoppedError) as error:
-        # One that comes when all is done changes nothing.
+        # A signal that arrives after the report changes nothing.
         if report is None:
             if isinstance(error, TerminationSignal):
                 raise
@@ -82,7 +83,7 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
 def stages(parameters: RetrainParameters, start: Start, session: Session) -> Report:
     """The stages of a run in their order, each started by `start`.
 
-    Raises UnchangedError if nothing has changed and it shall be skipped then.
+    Raises UnchangedError if nothing has changed and `skip_unchanged` is set.
     """
     request, server = session.request, session.server
     prepared = start(prepare, request)()
@@ -97,7 +98,7 @@ def stages(parameters: RetrainParameters, start: Start, session: Session) -> Rep
         return _compute(parameters, start, session)
     finally:
         if server and left:
-            server.ask(lambda client: put_right(client, left, request))
+            server.ask(lambda client: correct_states(client, left, request))
 
 
 def _compute(parameters: RetrainParameters, start: Start, session: Session) -> Report:

@@ -6,14 +6,15 @@ from prefect import task
 
 from tasks.report.artifacts import new_artifact, show
 from tasks.retries import OPTIONS, cancelled_if_stopped
-from tasks.session import run_logger, session_of
+from tasks.session import session_of
+from tasks.session_log import run_logger
 from train_core.client.isolated import mirror_predictions
 from train_core.errors import EvertrainError
 from train_core.requests import DriverRequest
 from train_core.results import PredictionsResult
 from train_core.storage.run_folder import RunFolder
 
-_MOST_SAID = 300
+_REASON_CHARS = 300
 
 
 @task(name="report", task_run_name="report {request.run}", **OPTIONS)
@@ -21,7 +22,7 @@ _MOST_SAID = 300
 def report_predictions(
     request: DriverRequest, predictions: PredictionsResult, tracking_uri: str
 ) -> None:
-    """Say where the predictions are. Neither Prefect nor MLflow has to be there for it."""
+    """Log the predictions' address, and show it in Prefect and MLflow if they answer."""
     session = session_of(request)
     run_logger().info(
         "%d rows of %s, scored by %s of run %s: %s",
@@ -36,9 +37,9 @@ def report_predictions(
     try:
         mirror_predictions(folder, predictions, tracking_uri)
     except EvertrainError as error:
-        said = str(error).splitlines()[0][:_MOST_SAID]
-        session.tell(
-            f"MLflow does not show the predictions ({said}): `evertrain mirror {request.run}` "
+        reason = str(error).splitlines()[0][:_REASON_CHARS]
+        session.log.add_warning(
+            f"MLflow does not show the predictions ({reason}): `evertrain mirror {request.run}` "
             "sends what it lacks of the run, as soon as it answers"
         )
 

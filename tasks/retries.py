@@ -1,9 +1,9 @@
 """Which failures Prefect retries: decided here, for every task.
 
-The driver begins a training again whose workers died, up to a limit, and gives up for good.
-Prefect retries what is left of the infrastructure's failures: a stage or a driver process that
-failed, a storage that did. What the user has to mend, a workload's own
-bug, a diverged loss or a run that another process drives would fail again.
+The driver restarts a training whose workers died, up to a limit, and then gives up. Prefect retries
+the other failures of the infrastructure: those of a stage, a driver process or a storage. It does
+not retry what would fail again: bad input, a bug of the workload, a diverged loss, and a run that
+another process drives.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, cast
 
 from prefect.states import Cancelled
 
+from tasks.timing import TIMING
 from train_core.errors import (
     GaveUpError,
     StageError,
@@ -34,10 +35,9 @@ R = TypeVar("R")
 
 
 def cancelled_if_stopped(function: Callable[P, R]) -> Callable[P, R]:
-    """The function as a task's: where the run was asked to stop, the task is cancelled, not failed.
+    """Make a function a task's that is cancelled, and not failed, when its run is stopped.
 
-    Prefect takes a state that is returned for the task's own; a call of the task raises
-    `CancelledRun` for it.
+    Prefect makes a returned state the task's own; the future's `result` raises `CancelledRun`.
     """
 
     @wraps(function)
@@ -76,7 +76,7 @@ class TaskOptions(TypedDict):
 # results that it could take for the truth; the serializer rules out pickle where it must.
 OPTIONS = TaskOptions(
     retries=1,
-    retry_delay_seconds=2,
+    retry_delay_seconds=TIMING.retry_delay_s,
     retry_condition_fn=may_retry,
     persist_result=False,
     result_serializer="json",

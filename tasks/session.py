@@ -1,29 +1,29 @@
 """The session of a flow run: its driver, shared by the tasks of this process.
 
-A task finds its session by the request, so that tasks take and give plain values only. The command
-line opens it before Prefect is imported, and Ray starts while Prefect does; a flow that a worker
-started opens its own. The flow closes it, with what MLflow shall say of the run. The stages run in
-a thread of their own, so that no signal and nothing of Prefect's interrupts a task.
+A task finds its session in its context, so that its arguments and results are plain values: Prefect
+runs each task in a copy of the context that submits it. The command line opens the session before
+Prefect is imported, and Ray starts while Prefect does; a flow that a worker started opens its own.
+The flow closes it, with the status that MLflow shall show. The stages run in a thread of their own,
+so that no signal and nothing of Prefect's interrupts a task.
 """
 
 from __future__ import annotations
 
-import contextvars
-import logging
-import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
+from tasks.session_log import SessionLog
+from tasks.stages_thread import StagesThread
+from tasks.timing import TIMING
 from train_core.client.driver import Driver, end_status
 from train_core.errors import StageError, StoppedError, StorageError
-from train_core.log_lines import WARNING, warning_in
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Prepared
 from train_core.storage.run_folder import RunFolder
@@ -33,62 +33,54 @@ if TYPE_CHECKING:
 
 Stages = Callable[["Session"], Any]
 
-REMEMBERED_LINES = 2000
-_STARTED_FOR_IT_S = 60
 STOPPING = "stopping: a last checkpoint is stored; once more ends at once"
 
 
 class Session:
-    """One request's driver in this process, its log, and what its stages cost.
+    """One request's driver in this process, its log, and the seconds that its stages took.
 
     Get it from `open_session`; use it as a context manager to close it.
     """
 
     def __init__(self, request: DriverRequest) -> None:
         self.request = request
+        self.log = SessionLog()
+        self.thread = StagesThread()
+        """The thread of the stages; `begin` starts it."""
         self.stages = ["prepare"]
         """The stages that have begun, in their order."""
         self.seconds: dict[str, float] = {}
         """Wall-clock seconds of each stage; a stage that was retried counts all its tries."""
         self.server: ServerConnection | None = None
         """The connection to Prefect's server, where there is one."""
-        self.began_without_flow = False
-        """Whether the stages run outside of the flow run, and can show nothing as its artifacts."""
-        self._outcome: Future[Any] = Future()
-        self._has_begun = threading.Event()
         self._is_ending = False
         self._is_closed = threading.Event()
         self._close_lock = threading.Lock()
         self._lock = threading.Lock()
-        self._log_lock = threading.Lock()
-        self._lines: deque[str] = deque(maxlen=REMEMBERED_LINES)
-        self._listeners: list[Callable[[str], None]] = []
         self._begin = time.monotonic()
-        now, began_at = time.time(), psutil.Process().create_time()
-        # A process that has lived for long, as a notebook, was not started for this run.
-        self.began_at = began_at if now - began_at < _STARTED_FOR_IT_S else now
+        self.began_at = _began_at(TIMING.newest_start_s)
         """When the process began that was started for the run, in seconds since 1970."""
         self._driver = self._new_driver()
         self._is_prepared = self._has_failed = False
 
     def _new_driver(self) -> Driver:
         request = self.request.model_copy(update={"began_at": self.began_at})
-        return Driver(request, self._hear)
+        return Driver(request, self.log.add)
 
     def prepared(self) -> Prepared:
-        """The outcome of the driver's checks; of another driver's once that of the last is told.
+        """The outcome of the driver's checks; of another driver's after one that failed or died.
 
-        Raises ConfigError, RunBusyError, or what ended the driver.
+        Raises ConfigError, RunBusyError, or the error that ended the driver.
         """
         driver = self._usable_driver()
         try:
-            found = driver.prepared()
+            prepared = driver.prepared()
         except Exception:
             self._has_failed = True
             raise
         self._is_prepared = True
         self.seconds.setdefault("prepare", time.monotonic() - self._begin)
-        return found
+        return prepared
 
     def begin(self, stages: Stages, *, without_flow: bool = False) -> None:
         """Run the stages in a thread of their own, in the caller's context.
@@ -97,38 +89,9 @@ class Session:
         the stages run once. Raises StoppedError if the session was closed before they began.
         """
         with self._lock:
-            if self._has_begun.is_set():
-                return
-            self._refuse_ending()
-            self.began_without_flow = without_flow
-            self._has_begun.set()
-        context = contextvars.copy_context()
-        thread = threading.Thread(
-            target=context.run, args=(self._run, stages), name="stages", daemon=True
-        )
-        thread.start()
-
-    def wait_until_begun(self, timeout_s: float) -> bool:
-        """Whether the stages have begun within the time."""
-        return self._has_begun.wait(timeout_s)
-
-    def outcome(self) -> Any:
-        """What the stages come to; waits for it. Raises what they raise."""
-        return self._outcome.result()
-
-    def wait_until_ended(self, timeout_s: float) -> bool:
-        """Whether the stages have ended within the time, in whatever way."""
-        with suppress(Exception):
-            self._outcome.exception(timeout_s)
-        return self._outcome.done()
-
-    def _run(self, stages: Stages) -> None:
-        try:
-            self._outcome.set_result(stages(self))
-        except Exception as error:  # noqa: BLE001 (whoever waits for the outcome raises it)
-            self._outcome.set_exception(error)
-        except BaseException as error:  # noqa: BLE001 (who waits must not take it for one of its own)
-            self._outcome.set_exception(RuntimeError(f"the stages were interrupted: {error!r}"))
+            if not self.thread.has_begun:
+                self.refuse_ending()
+                self.thread.begin(partial(stages, self), without_flow=without_flow)
 
     @contextmanager
     def running(self, stage: str) -> Iterator[Driver]:
@@ -139,55 +102,35 @@ class Session:
         self.stages.append(stage)
         begin = time.monotonic()
         try:
-            self._refuse_ending()
+            self.refuse_ending()
             self.prepared()
             yield self._driver
         except StoppedError:
             raise
         except Exception as error:
-            self._refuse_ending()
+            self.refuse_ending()
             if not isinstance(error, StageError):
                 raise
-            # What the first rank that failed says, at the end of all that Ray and the others do.
+            # The first failed rank's traceback ends the log, below the lines of Ray and the others.
             if error.traceback:
-                self._hear(error.traceback)
+                self.log.add(error.traceback)
             raise
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0) + time.monotonic() - begin
 
-    def listen(self, listener: Callable[[str], None]) -> None:
-        """Give `listener` each line of the driver's log, those already heard too."""
-        with self._log_lock:
-            for line in self._lines:
-                listener(line)
-            self._listeners.append(listener)
-
-    def log_to(self, logger: logging.Logger | logging.LoggerAdapter[Any]) -> None:
-        """Log each line, those already heard too, with warnings as such."""
-
-        def log(line: str) -> None:
-            level = logging.INFO if warning_in(line) is None else logging.WARNING
-            logger.log(level, "%s", line)
-
-        self.listen(log)
-
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Make this the only session that `open_session` gives in the context, even once closed."""
-        token = _only.set(self)
+    def attached(self) -> Iterator[None]:
+        """Make this the session of the calling context, even once it is closed."""
+        token = _current.set(self)
         try:
             yield
         finally:
-            _only.reset(token)
-
-    def tell(self, warning: str) -> None:
-        """Say something that somebody should look at, in the terminal and in the log."""
-        self._hear(f"{WARNING}{warning}")
+            _current.reset(token)
 
     def close(self, status: EndStatus = EndStatus.FINISHED) -> None:
         """End the driver, with how the run ended. The request may be opened again.
 
-        Who closes second waits until it is closed.
+        A second call waits until the first has closed it.
         """
         self._end()
         if status == EndStatus.KILLED and self.stages[-1] != STOPPING:
@@ -198,26 +141,24 @@ class Session:
         finally:
             self._is_closed.set()
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Let a job on a cluster go on by itself; the request may be opened again."""
         self._end()
-        self._driver.leave()
+        self._driver.detach()
         self._is_closed.set()
 
     def wait_until_closed(self) -> None:
         """Wait until the driver has ended."""
         self._is_closed.wait()
 
-    def _end(self) -> None:
-        with _lock:
-            if _sessions.get(_key(self.request)) is self:
-                del _sessions[_key(self.request)]
-        with self._lock:
-            self._is_ending = True
-
-    def _refuse_ending(self) -> None:
+    def refuse_ending(self) -> None:
+        """Raise StoppedError if the session is closed, or is being closed."""
         if self._is_ending:
             raise stopped(self.request)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._is_ending = True
 
     def __enter__(self) -> Self:
         return self
@@ -228,28 +169,23 @@ class Session:
     def _usable_driver(self) -> Driver:
         # A driver that died took its Ray with it: a retry needs a new one.
         with self._lock:
-            self._refuse_ending()
+            self.refuse_ending()
             if self._has_failed or (self._is_prepared and not self._driver.is_alive):
                 self._driver.close(EndStatus.FAILED)
-                self._hear(f"{WARNING}the driver process ended; another one goes on with the run")
+                self.log.add_warning("the driver process ended; another one goes on with the run")
                 self._driver = self._new_driver()
                 self._has_failed = self._is_prepared = False
             return self._driver
 
-    def _hear(self, line: str) -> None:
-        line = _COLOURS.sub("", line)
-        with self._log_lock:
-            self._lines.append(line)
-            for listener in list(self._listeners):
-                try:
-                    listener(line)
-                except Exception:  # noqa: BLE001 (a full disk, a logger of Prefect's)
-                    # Whoever cannot listen must not keep the driver from being heard.
-                    self._listeners.remove(listener)
+
+def _began_at(newest_start_s: float) -> float:
+    """When this process began; now, if it is so old that it was not started for the run."""
+    now, began_at = time.time(), float(psutil.Process().create_time())
+    return began_at if now - began_at < newest_start_s else now
 
 
 def stopped(request: DriverRequest) -> StoppedError:
-    """What is left of a run that was stopped: its newest checkpoint, as far as can be told."""
+    """The error of a run that was stopped, with the step of its newest checkpoint, 0 if unknown."""
     try:
         checkpoints = RunFolder(request.storage, request.run).checkpoints()
     except StorageError:
@@ -257,51 +193,33 @@ def stopped(request: DriverRequest) -> StoppedError:
     return StoppedError(request.run, checkpoints[-1].manifest.step if checkpoints else 0)
 
 
-def run_logger() -> logging.Logger | logging.LoggerAdapter[Any]:
-    """Prefect's logger of the flow or task run that calls; outside of one, an ordinary one."""
-    from prefect import get_run_logger
-    from prefect.exceptions import MissingContextError
+@contextmanager
+def open_session(request: DriverRequest) -> Iterator[Session]:
+    """A new session, whose driver starts at once; it is closed at the end of the block.
 
-    try:
-        return get_run_logger()
-    except MissingContextError:
-        return logging.getLogger("tasks")
-
-
-def open_session(request: DriverRequest) -> Session:
-    """The open session of `request`, or a new one, whose driver starts at once."""
-    only = _only.get()
-    if only is not None:
-        return only
-    with _lock:
-        key = _key(request)
-        if key not in _sessions:
-            _sessions[key] = Session(request)
-        return _sessions[key]
+    In a context that is attached to a session of an equal request, that one: the command line opens
+    it in one thread, and the flow runs in another.
+    """
+    current = _current.get()
+    session = current if current and current.request == request else Session(request)
+    with session.attached(), session:
+        yield session
 
 
 def session_of(request: DriverRequest) -> Session:
-    """The session that the flow of this task has open.
+    """The session of the flow that calls this task with its request.
 
-    Raises RuntimeError if there is none: a task that outlives its flow starts nothing new.
+    Raises RuntimeError if this context has none of that request, and StoppedError once it is
+    closed: a task that outlives its flow starts nothing new.
     """
-    with _lock:
-        session = _sessions.get(_key(request))
-    if session is None:
+    session = _current.get()
+    if session is None or session.request != request:
         raise RuntimeError(
             f"no session is open for run {request.run!r}: call the task in a flow, within "
             "`with open_session(request)`"
         )
+    session.refuse_ending()
     return session
 
 
-# Ray colours its workers' lines.
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-
-_only: contextvars.ContextVar[Session | None] = contextvars.ContextVar("only", default=None)
-_lock = threading.Lock()
-_sessions: dict[str, Session] = {}
-
-
-def _key(request: DriverRequest) -> str:
-    return request.model_dump_json()
+_current: ContextVar[Session | None] = ContextVar("session", default=None)

@@ -1,4 +1,4 @@
-"""Doing something again and again beside a stage that takes long."""
+"""A function that is called at intervals beside a long stage."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Self
 class Ticker:
     """Calls `tick` every `every_s` seconds in a thread of its own, while the block runs.
 
-    `tick` is called a last time at the end of the block; who interrupts the block waits for no
-    tick. The thread sees the context variables of the thread that made it, Prefect's run context
-    among them.
+    `tick` is called a last time at the end of the block. A block that is interrupted ends without
+    waiting for a tick. The thread has a copy of its maker's context, with Prefect's run context.
     """
 
     def __init__(self, tick: Callable[[], None], every_s: float) -> None:
@@ -29,8 +28,8 @@ class Ticker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # A tick may wait for a server or a storage that is away, and the training shall be asked to
-        # save before that.
+        # A tick may wait for a server or a storage that is away; the training must get its request
+        # to save before that.
         self._is_interrupted = kind is not None and not issubclass(kind, Exception)
         self._done.set()
         if not self._is_interrupted:

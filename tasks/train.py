@@ -9,8 +9,10 @@ from prefect.client.schemas.actions import ArtifactUpdate
 
 from tasks.report.artifacts import creator, new_artifact
 from tasks.retries import OPTIONS, cancelled_if_stopped
-from tasks.session import Session, run_logger, session_of
+from tasks.session import Session, session_of
+from tasks.session_log import run_logger
 from tasks.ticker import Ticker
+from tasks.timing import TIMING
 from train_core.client.live import LiveReader
 from train_core.requests import DriverRequest
 from train_core.results import TrainResult
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
 
     from prefect.client.orchestration import SyncPrefectClient
 
-PROGRESS_EVERY_S = 5.0
-
 
 @task(name="train", task_run_name="train {request.run}", **OPTIONS)
 @cancelled_if_stopped
@@ -31,7 +31,7 @@ def train(request: DriverRequest) -> TrainResult:
     session = session_of(request)
     with session.running("train") as driver:
         progress = _Progress(session)
-        with Ticker(progress.tick, PROGRESS_EVERY_S):
+        with Ticker(progress.tick, TIMING.progress_interval_s):
             result = driver.train()
         progress.show(100.0)
         return result

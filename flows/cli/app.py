@@ -21,7 +21,8 @@ from pydantic_settings import (
 )
 
 from flows.cli import prefect_server
-from flows.cli.commands.checkpoints import DiffCommand, ExportCommand
+from flows.cli.commands.diff import DiffCommand
+from flows.cli.commands.export import ExportCommand
 from flows.cli.commands.inspect import LsCommand, ShowCommand, VerifyCommand
 from flows.cli.commands.mirror import MirrorCommand
 from flows.cli.commands.prune import PruneCommand
@@ -105,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def command() -> NoReturn:
     """The program `evertrain`."""
-    prefect_server.leave(main())
+    prefect_server.exit_command(main())
 
 
 def _make_importable(folder: str) -> None:
@@ -132,19 +133,18 @@ def _orderly_termination() -> Iterator[None]:
 
 
 def _one_line(error: ValidationError, arguments: list[str]) -> str:
-    found = []
+    messages = []
     for one in error.errors(include_url=False):
-        # The first places are the commands' names.
+        # The location begins with the commands' names.
         commands = zip(one["loc"], arguments, strict=False)
         count = sum(1 for _ in takewhile(lambda both: both[0] == both[1], commands))
         name = "".join(str(part) for part in one["loc"][count : count + 1])
         if one["type"] == "missing":
-            found.append(f"--{name} is required")
+            messages.append(f"--{name} is required")
             continue
-        given = f"{name}: ", f", got {one['input']!r}"
-        before, after = given if name else ("", "")
-        found.append(f"{before}{one['msg'].removeprefix('Value error, ')}{after}")
-    return "; ".join(found)
+        before, after = (f"{name}: ", f", got {one['input']!r}") if name else ("", "")
+        messages.append(f"{before}{one['msg'].removeprefix('Value error, ')}{after}")
+    return "; ".join(messages)
 
 
 def _refuse(message: str) -> int:

@@ -8,7 +8,7 @@ from flows.defaults import default_storage
 
 
 class InStorage(BaseModel):
-    """Arguments of all commands that look into a storage."""
+    """Arguments of all commands that read a storage."""
 
     storage: str = Field(
         default_factory=default_storage,

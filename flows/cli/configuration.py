@@ -1,4 +1,4 @@
-"""What is laid under the flags of `retrain`: a file, and what a run was asked before."""
+"""Values below the flags of `retrain`: those of a file, and those that its run recorded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from flows.defaults import default_storage
-from flows.parameters import last_asked
+from flows.parameters import recorded_parameters
 from train_core.errors import ConfigError
 from train_core.storage.addresses import absolute
 from train_core.storage.objects.retries import SHORT
@@ -19,21 +19,21 @@ from train_core.storage.run_folder import RunFolder
 def read_configuration(path: str) -> dict[str, Any]:
     """The parameters in a YAML or JSON file. Raises ConfigError."""
     try:
-        found = yaml.safe_load(Path(path).read_text())
+        values = yaml.safe_load(Path(path).read_text())
     except (OSError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"configuration {path!r} cannot be read: {reason}. Give a YAML or JSON file"
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise ConfigError(f"configuration {path!r} is not a mapping of parameters to values")
-    return found
+    return values
 
 
 def configuration_of(arguments: list[str]) -> dict[str, dict[str, Any]]:
-    """What is laid under the flags of `retrain` before anything is checked.
+    """The values below the flags of `retrain`, not validated yet.
 
-    Of a run that exists, what it was asked last; over it, what `--config` names.
+    They are the recorded parameters of a run that exists, and over them those of `--config`.
     """
     if arguments[:1] != ["retrain"]:
         return {}
@@ -44,26 +44,26 @@ def configuration_of(arguments: list[str]) -> dict[str, dict[str, Any]]:
         known, _ = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
-    given = read_configuration(known.config) if known.config else {}
+    of_file = read_configuration(known.config) if known.config else {}
     flags = {name: value for name, value in vars(known).items() if value is not None}
-    found = _of_run(given | flags) | given
-    return {"retrain": found} if found else {}
+    values = _of_run(of_file | flags) | of_file
+    return {"retrain": values} if values else {}
 
 
-def _of_run(asked: dict[str, Any]) -> dict[str, Any]:
-    """What the run that is asked for was asked last, if there is one."""
-    run, storage = asked.get("run"), asked.get("storage")
-    # Values of a file may be anything; what is wrong with them is told when they are checked.
+def _of_run(values: dict[str, Any]) -> dict[str, Any]:
+    """The recorded parameters of the run that the values name, if it exists."""
+    run, storage = values.get("run"), values.get("storage")
+    # A file may hold anything: the validation that follows reports what is wrong with it.
     if not isinstance(run, str) or not run or not isinstance(storage, str | None):
         return {}
     folder = RunFolder(absolute(storage) if storage else default_storage(), run)
     folder.store = folder.store.with_retries(SHORT)
     if not folder.exists():
         return {}
-    found = last_asked(folder)
-    # The run's own number of shards holds without being asked for.
-    del found["num_shards"]
-    if "num_workers" in asked:
-        # One number is asked for, or both are.
-        del found["min_workers"]
-    return found
+    recorded = recorded_parameters(folder)
+    # A run keeps its number of shards.
+    del recorded["num_shards"]
+    if "num_workers" in values:
+        # A number of workers replaces the recorded minimum, too.
+        del recorded["min_workers"]
+    return recorded

@@ -19,11 +19,8 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from flows.databases import create_prefect_database
-from flows.timing import SEND_WITHIN_S
+from flows.timing import TIMING
 
-_UP_WITHIN_S = 120.0
-_ENDS_WITHIN_S = 5.0
-_POLL_INTERVAL_S = 0.1
 _SERVE = """
 import socket
 import sys
@@ -40,9 +37,6 @@ _SERVER_SETTINGS = {
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
     "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
-_GIVE_UP_WITHIN_S = 0.5
-"""How long, if the server does not answer."""
-
 prefect_is_lost = threading.Event()
 """Set when the command ends without Prefect's server."""
 
@@ -66,7 +60,7 @@ def configure(*, verbose: bool) -> None:
 
 @contextmanager
 def warming_up() -> Iterator[threading.Thread]:
-    """Import Prefect and start a server in a thread, beside what the block does.
+    """Import Prefect and start a server in a thread, beside the work of the block.
 
     Join the thread before the flow is run. The block's end waits for the import, also if it
     raises: a process that leaves while a thread loads compiled modules is aborted.
@@ -82,22 +76,23 @@ def warming_up() -> Iterator[threading.Thread]:
         thread.join()
 
 
-def leave(exit_code: int) -> NoReturn:
-    """End the command; Prefect's threads, which send what they know, get a while for it."""
+def exit_command(exit_code: int) -> NoReturn:
+    """End the command; Prefect's threads get a while to send their queues."""
 
     def end() -> None:
-        time.sleep(_GIVE_UP_WITHIN_S if prefect_is_lost.is_set() else SEND_WITHIN_S)
+        is_lost = prefect_is_lost.is_set()
+        time.sleep(TIMING.send_without_server_s if is_lost else TIMING.send_s)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)
 
     if "prefect" in sys.modules:
-        threading.Thread(target=end, name="leave", daemon=True).start()
+        threading.Thread(target=end, name="exit", daemon=True).start()
     sys.exit(exit_code)
 
 
 def _start_prefect(is_wanted: threading.Event) -> None:
-    # What fails here fails again, and is told, when the flow is run.
+    # An error here is raised again, and shown, when the flow is run.
     with contextlib.suppress(Exception):
         from prefect.context import refresh_global_settings_context
         from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
@@ -124,7 +119,7 @@ class _Server:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port, listens_at = listening.getsockname()[1], listening.fileno()
             self._process = subprocess.Popen(
-                # -P: of what lies in the current directory nothing is imported.
+                # -P: nothing is imported from the current directory.
                 [sys.executable, "-P", "-c", _SERVE, str(listens_at)],
                 pass_fds=(listens_at,),
                 env=os.environ | _SERVER_SETTINGS,
@@ -139,7 +134,7 @@ class _Server:
         """Wait until the server answers, as long as it lives; one that is not wanted is ended."""
         import httpx
 
-        deadline = time.monotonic() + _UP_WITHIN_S
+        deadline = time.monotonic() + TIMING.server_start_s
         while self._process.poll() is None and time.monotonic() < deadline:
             if not is_wanted.is_set():
                 self._process.kill()
@@ -148,13 +143,13 @@ class _Server:
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{self.api_url}/health", timeout=1, trust_env=False).is_success:
                     return
-            time.sleep(_POLL_INTERVAL_S)
+            time.sleep(TIMING.server_poll_interval_s)
 
     def _end(self) -> None:
-        """Let the server store what it has, and end it."""
+        """Let the server store its data, and end it."""
         self._process.terminate()
         try:
-            self._process.wait(_ENDS_WITHIN_S)
+            self._process.wait(TIMING.server_end_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

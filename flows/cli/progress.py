@@ -8,13 +8,11 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from flows.timing import TIMING
 from tasks.session import Session
 from tasks.ticker import Ticker
 from train_core.client.live import Live, LiveReader
 from train_core.storage.run_folder import RunFolder
-
-EVERY_S = 0.5
-PLAIN_EVERY_S = 5.0
 
 
 class TerminalProgress:
@@ -27,7 +25,7 @@ class TerminalProgress:
         self._session = session
         self._reader = LiveReader(RunFolder(session.request.storage, session.request.run))
         self._view = _Lines(console) if plain or not console.is_terminal else _Bar(console)
-        self._ticker = Ticker(self._tick, EVERY_S)
+        self._ticker = Ticker(self._tick, TIMING.bar_interval_s)
 
     def __enter__(self) -> Self:
         self._view.open()
@@ -44,7 +42,7 @@ class TerminalProgress:
 
 
 class _Lines:
-    """A line for each stage that begins, and one every PLAIN_EVERY_S while training."""
+    """A line for each stage that begins, and one now and then while training."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -58,11 +56,11 @@ class _Lines:
         pass
 
     def show(self, stages: list[str], live: Live | None) -> None:
-        # A stage may be over before it is looked at.
+        # A stage may begin and end between two ticks.
         for stage in stages[self._num_shown :]:
             self._console.print(stage, highlight=False)
         self._num_shown = len(stages)
-        if live and time.monotonic() - self._last_s >= PLAIN_EVERY_S:
+        if live and time.monotonic() - self._last_s >= TIMING.line_interval_s:
             self._last_s = time.monotonic()
             self._console.print(f"  {live}", highlight=False, soft_wrap=True)
 
@@ -95,6 +93,6 @@ class _Bar:
                 self._task, description=stage, total=100, completed=live.percent, live=str(live)
             )
         elif stage != self._stage:
-            told = "waiting for the training" if stage == "train" else ""
-            self._progress.update(self._task, description=stage, total=None, live=told)
+            status = "waiting for the training" if stage == "train" else ""
+            self._progress.update(self._task, description=stage, total=None, live=status)
         self._stage = stage

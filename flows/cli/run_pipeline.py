@@ -14,6 +14,8 @@ from flows.cli import prefect_server
 from flows.databases import create_tracking_database
 from flows.defaults import HOME
 from flows.parameters import RetrainParameters, new_run_name
+from flows.policy import end_warning
+from flows.timing import TIMING
 from tasks.session import Session, Stages, open_session, stopped
 from train_core.client.driver import end_status
 from train_core.client.runs import refuse_driven
@@ -29,19 +31,19 @@ from train_core.storage.run_folder import RunFolder
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from flows.driving import FlowThread
+    from flows.prefect_engine import FlowThread
 
 
 def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
     """Run the whole pipeline, showing where it is, and print the outcome.
 
-    The driver starts first, then Prefect, side by side; bad input is told before any flow run
+    The driver starts first, then Prefect, side by side; bad input is refused before any flow run
     exists. Raises EvertrainError.
     """
     parameters = parameters.named(new_run_name(parameters.workload))
     check_run_name(parameters.run)
     if parameters.ray_address == LOCAL:
-        # Before anything is started; on a cluster it is attached to.
+        # Before any process starts. A run that is driven on a cluster is attached to.
         refuse_driven(RunFolder(parameters.storage, parameters.run))
     prefect_server.configure(verbose=verbose)
     create_tracking_database(parameters.tracked_at())
@@ -50,8 +52,8 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
         sys.stderr.write(f"preparing run {parameters.run}\n")
     log = Path(HOME, "logs", f"{parameters.run}.log").absolute()
     with _naming_log(log), open_session(parameters.request()) as session:
-        session.listen(LogFile(log))
-        # Before Prefect is loaded: without anything new there is no flow run.
+        session.log.listen(LogFile(log))
+        # Before Prefect is loaded: an unchanged workload gets no flow run.
         if parameters.skip_unchanged and (run := _prepared(session).unchanged_since):
             sys.stdout.write(str(UnchangedError(run)) + "\n")
             return
@@ -77,7 +79,8 @@ def _run_flow(
 
     from flows.cli.progress import TerminalProgress
     from flows.cli.summary import print_summary
-    from flows.driving import FlowThread, as_functions
+    from flows.driving import as_functions
+    from flows.prefect_engine import FlowThread
     from flows.retrain import retrain, stages
     from tasks.server.connection import ServerConnection
 
@@ -88,15 +91,15 @@ def _run_flow(
     kind = "continuing" if resumed else "new"
     console.print(f"{kind} run {parameters.run}{after}", highlight=False)
     with (
-        ServerConnection(session.tell) as session.server,
+        ServerConnection(session.log.add_warning) as session.server,
         TerminalProgress(session, console, plain=verbose),
     ):
         flow = None
         if session.server.check_patiently():
             flow = FlowThread(session, lambda: retrain(parameters, return_state=True))
         if flow is None or not verbose:
-            # Where Prefect prints all, it prints them, too.
-            session.listen(partial(_show_warning, console))
+            # With --verbose Prefect prints the warnings itself.
+            session.log.listen(partial(_show_warning, console))
         report = _outcome(session, flow, partial(stages, parameters, as_functions))
     if verbose:
         ended_s = time.time() - session.began_at
@@ -105,40 +108,48 @@ def _run_flow(
 
 
 def _outcome(session: Session, flow: FlowThread | None, stages: Stages) -> Report:
-    """What the stages come to, when Prefect knows it, too, or its server does not answer.
+    """The report, once Prefect has the end of the flow run, too, or its server does not answer.
 
-    `stages` are those that run if Prefect's engine does not come to its own.
+    `stages` are those that run if Prefect's engine does not begin its own.
     """
-    from flows.driving import ENDS_WITHIN_S, NOT_BEGUN, NOT_TOLD, await_prefect, begin
+    from flows.prefect_engine import begin
 
     try:
         begin(session, flow, stages)
-        report: Report = session.outcome()
+        report: Report = session.thread.result()
         session.close()
         return report
     except KeyboardInterrupt:
         session.close(EndStatus.KILLED)
-        session.wait_until_ended(ENDS_WITHIN_S)
+        session.thread.wait_until_ended(TIMING.stages_end_s)
         raise stopped(session.request) from None
     except BaseException as error:
         session.close(end_status(type(error)))
         raise
     finally:
-        if flow is None:
-            session.tell(NOT_BEGUN.format(run=session.request.run))
-        elif not (await_prefect(session, flow) and flow.has_ended):
-            answers = session.server is not None and session.server.answers
-            # Where its server is there, the engine failed for a reason of its own.
-            failed = f"Prefect's engine failed: {flow.failure.partition(chr(10))[0]}"
-            is_own = bool(answers and flow.failure)
-            session.tell(failed if is_own else NOT_TOLD.format(run=session.request.run))
-        if flow is None or not flow.has_ended:
-            prefect_server.prefect_is_lost.set()
+        _await_report(session, flow)
+
+
+def _await_report(session: Session, flow: FlowThread | None) -> None:
+    """Let Prefect's engine report the end, and warn if it cannot."""
+    from flows.prefect_engine import await_prefect
+
+    is_reported = flow is not None and await_prefect(session, flow) and flow.has_ended
+    if warning := end_warning(
+        session.request.run,
+        has_flow_run=flow is not None,
+        is_reported=is_reported,
+        failure=flow.failure if flow else "",
+        server_answers=session.server is not None and session.server.answers,
+    ):
+        session.log.add_warning(warning)
+    if flow is None or not flow.has_ended:
+        prefect_server.prefect_is_lost.set()
 
 
 def _show_warning(console: Console, line: str) -> None:
-    if said := warning_in(line):
-        text = f"warning: {said}"
+    if warning := warning_in(line):
+        text = f"warning: {warning}"
         console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 

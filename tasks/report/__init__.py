@@ -1,1 +1,1 @@
-"""What Prefect shows of a run."""
+"""Artifacts of a run in Prefect's UI."""

@@ -1,7 +1,7 @@
-"""What a run shows in Prefect's UI: a table of its checkpoints and a report with curves.
+"""A run's artifacts in Prefect's UI: a table of its checkpoints and a report with curves.
 
-Artifacts are there to be looked at: one that Prefect's server refuses is logged and left out, and
-what a server missed that was away is shown once it is back.
+No run depends on them: one that Prefect's server refuses is logged and left out, and one that the
+server missed while it was away is shown once it is back.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def new_artifact(
 
 
 def creator(session: Session, artifact: ArtifactCreate) -> Callable[[SyncPrefectClient], Artifact]:
-    """What creates the artifact under a key that it shares with those of the nights before.
+    """A function that creates the artifact under the key that earlier flow runs used for theirs.
 
-    That of the deployment and the artifact's own, so that Prefect shows its history; of a flow run
-    without a deployment, as on a command line, that of the workload.
+    The key begins with the deployment's name, so that Prefect shows the artifact's history; without
+    a deployment, as on a command line, with the workload's.
     """
     deployment_id = deployment_of_flow_run()
 
@@ -93,7 +93,7 @@ def show_report(report: Report, session: Session) -> None:
         page = report_markdown(report, folder)
     except EvertrainError as error:
         # The run has ended; a storage that is away now must not fail it.
-        session.tell(f"the report is not shown in Prefect: {error}")
+        session.log.add_warning(f"the report is not shown in Prefect: {error}")
         return
     table = json.dumps(checkpoint_rows(report))
     show(session, new_artifact("table", "checkpoints", table, f"Checkpoints of {report.run}"))

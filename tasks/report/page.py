@@ -18,7 +18,7 @@ from train_core.storage.records.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.run_folder import RunFolder, RunRecord
 
 Datasets = Mapping[str, Mapping[str, Any]]
-"""What is recorded of each split: its samples, and its digest if it has one."""
+"""The samples of each split, and its digest if it has one, as run.json records them."""
 DIGEST_CHARS = 12
 SPLITS = (VALIDATION, TEST)
 BESIDE = (" before", " difference")
@@ -27,18 +27,18 @@ BESIDE = (" before", " difference")
 def report_markdown(report: Report, folder: RunFolder) -> str:
     """The outcome in Markdown: links, figures, those of the run before, and curves."""
     record = folder.record()
-    found = previous(folder, record)
-    before = found[0] if found else None
+    earlier = previous(folder, record)
+    before = earlier[0] if earlier else None
     lines = [
         f"# {report.run}",
         f"Best checkpoint: `{report.best.name}` (step {report.best.step})",
         metrics_table(report, before),
-        *([compared_with(*found, record.datasets)] if found else []),
+        *([compared_with(*earlier, record.datasets)] if earlier else []),
         table(
             ["split", "samples", "data digest"],
             [
-                [split, str(found.get("samples", "-")), (found.get("digest") or "-")[:DIGEST_CHARS]]
-                for split, found in record.datasets.items()
+                [split, str(facts.get("samples", "-")), (facts.get("digest") or "-")[:DIGEST_CHARS]]
+                for split, facts in record.datasets.items()
             ],
         ),
         table(
@@ -98,11 +98,11 @@ def compared_with(before: Report, then: Datasets, now: Datasets) -> str:
         for split in SPLITS
         if split in now and split in then and _are_others(then[split], now[split])
     ]
-    told = f"Before: run `{before.run}`"
+    sentence = f"Before: run `{before.run}`"
     if not others:
-        return told
+        return sentence
     data = ", ".join(others)
-    return f"{told}, on other data ({data}): not all of a difference is the model's"
+    return f"{sentence}, on other data ({data}): not all of a difference is the model's"
 
 
 def _are_others(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What is known of the flow run that calls, read from its context: no request is made for it."""
+"""Facts of the calling flow run, read from its context: no request is made for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prefect.context import FlowRunContext
 def deployment_of_flow_run() -> UUID | None:
     """The deployment of this flow run; None on a command line, in a script and in a subflow.
 
-    `prefect.runtime.deployment` asks the API where there is none, and tells a subflow its parent's.
+    `prefect.runtime.deployment` asks the API where there is none, and gives a subflow its parent's.
     """
     context = FlowRunContext.get()
     flow_run = context.flow_run if context else None

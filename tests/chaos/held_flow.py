@@ -16,7 +16,7 @@ from tests.chaos.standing import HOLD, stand_still
 
 BEFORE = {
     "before the flow run": ("flows.cli.run_pipeline", "_run_flow"),
-    "before the first task": ("flows.retrain", "refuse_endless"),
+    "before the first task": ("flows.retrain", "refuse_crash_loop"),
     SELECTION: ("tasks.select", "ranked"),
     "artifacts": ("tasks.publish", "show_report"),
 }

@@ -1,4 +1,4 @@
-"""Digits that stand still after a step that the environment names, for good or until told."""
+"""Digits that stand still after a step that the environment names, until a file appears."""
 
 from __future__ import annotations
 

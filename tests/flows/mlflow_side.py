@@ -42,7 +42,7 @@ def runs_in(uri: str, url: str) -> list[Run]:
 
 
 def shown_in_mlflow(home: Path, url: str) -> dict[str, Any]:
-    """Each stage's status and metrics, those aside that tell of the machine."""
+    """Each stage's status and metrics, without those of the machine."""
     return shown_at(_database(home), url)
 
 

@@ -1,4 +1,4 @@
-"""The batch inference flow: the newest run, data that come each night, and what is said of it."""
+"""The batch inference flow: the newest run scores new data, and its outcome is shown."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_the_newest_run_scores_new_data_and_its_address_is_everywhere(place: Pla
     manifest, _ = read_manifest(Store(result.uri), PredictionsManifest)
     assert manifest.input["digest"] == result.input_digest
 
-    told = f"30 rows of {source}, scored by {best} of run undisturbed: {result.uri}"
-    assert sum(line.endswith(told) for line in log.splitlines()) == 1, log
+    logged = f"30 rows of {source}, scored by {best} of run undisturbed: {result.uri}"
+    assert sum(line.endswith(logged) for line in log.splitlines()) == 1, log
     shown = place.shown_in_prefect(f"undisturbed {best}")
     ((key, page),) = ((key, page) for key, page in shown if result.uri in page)
     assert key == "helddigits-predictions"
@@ -148,5 +148,5 @@ def test_predictions_are_made_though_mlflow_is_down(place: Place) -> None:
     folder.amend(away, attempt=1)
     ((found,), log) = place.infer({"run": "undisturbed", "infer_input": "validation"})
     assert found["num_rows"] > 0
-    (told,) = [line for line in log.splitlines() if "MLflow does not show" in line]
-    assert "`evertrain mirror undisturbed` sends what it lacks" in told
+    (line,) = [line for line in log.splitlines() if "MLflow does not show" in line]
+    assert "`evertrain mirror undisturbed` sends what it lacks" in line

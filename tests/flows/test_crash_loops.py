@@ -1,4 +1,4 @@
-"""When a flow run that dies again and again is given up."""
+"""When a flow run that crashes again and again is given up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from prefect import State
 from prefect.states import AwaitingRetry, Cancelled, Crashed, Failed, Pending, Running
 
-from flows.crash_loops import MAX_CRASHES, is_in_vain
+from flows.crash_loops import MAX_CRASHES, is_crash_loop
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -30,40 +30,40 @@ def history(*ends: State) -> list[State]:
     return list(chain.from_iterable(runs))
 
 
-DEATHS = [Crashed()] * MAX_CRASHES
+CRASHES = [Crashed()] * MAX_CRASHES
 
 
 @pytest.mark.promise("crash-loop")
 @pytest.mark.parametrize(
     ("ends", "newest", "expected"),
     [
-        (DEATHS, None, True),
-        (DEATHS[1:], None, False),
+        (CRASHES, None, True),
+        (CRASHES[1:], None, False),
         # A checkpoint of before them all, of the first of them, and of the last.
-        (DEATHS, -1, True),
-        (DEATHS, 0.5, False),
-        (DEATHS, 45, False),
-        ([Crashed(), *DEATHS], 0.5, True),
-        ([Crashed(), *DEATHS], 10.5, False),
+        (CRASHES, -1, True),
+        (CRASHES, 0.5, False),
+        (CRASHES, 45, False),
+        ([Crashed(), *CRASHES], 0.5, True),
+        ([Crashed(), *CRASHES], 10.5, False),
         # What failed or was cancelled was seen by somebody.
-        ([*DEATHS, Failed()], None, False),
-        ([*DEATHS[1:], Cancelled(), Crashed()], None, False),
-        ([Failed(), *DEATHS], None, True),
+        ([*CRASHES, Failed()], None, False),
+        ([*CRASHES[1:], Cancelled(), Crashed()], None, False),
+        ([Failed(), *CRASHES], None, True),
     ],
 )
-def test_a_flow_run_is_in_vain_if_its_last_runs_died_and_left_no_checkpoint(
+def test_a_flow_run_is_a_crash_loop_if_its_last_runs_crashed_and_left_no_checkpoint(
     ends: list[State], newest: float | None, *, expected: bool
 ) -> None:
     made = None if newest is None else at(newest)
-    assert is_in_vain(history(*ends), made) is expected
-    assert is_in_vain(reversed(history(*ends)), made) is expected
+    assert is_crash_loop(history(*ends), made) is expected
+    assert is_crash_loop(reversed(history(*ends)), made) is expected
 
 
-def test_a_death_that_is_told_twice_is_one() -> None:
-    states = history(*DEATHS[1:])
+def test_a_crash_that_is_reported_twice_is_one() -> None:
+    states = history(*CRASHES[1:])
     for number in range(MAX_CRASHES - 1):
         states += [
             Crashed(timestamp=at(10 * number + 2)),
             AwaitingRetry(timestamp=at(10 * number + 3)),
         ]
-    assert not is_in_vain(states, None)
+    assert not is_crash_loop(states, None)

@@ -1,4 +1,4 @@
-"""A pipeline that is told to stop saves, ends in order, and goes on from there as if it was not."""
+"""A pipeline that is stopped saves, ends in order, and is continued to the same end."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def log_of(home: Path, run: str) -> str:
 
 @dataclass(frozen=True)
 class Stopped:
-    """What became of a pipeline that was held, and told to stop by a signal."""
+    """The outcome of a pipeline that was held, and stopped by a signal."""
 
     run: str
     folder: RunFolder
     code: int
-    said: str
+    stderr: str
     last: CheckpointManifest
     """Of the newest checkpoint, before the run went on."""
     left: list[psutil.Process]
@@ -105,12 +105,12 @@ def stopped(
         os.kill(process.pid, number)
         wait_for(lambda: "asked to stop: " in log_of(home, run), process)
         go_on.touch()
-        _, said = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=60)
     _, alive = psutil.wait_procs(started, timeout=10)
     left = [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
     shown = shown_in_mlflow(home, folder.url)
     return Stopped(
-        *(run, folder, process.returncode, said),
+        *(run, folder, process.returncode, stderr),
         *(folder.checkpoints()[-1].manifest, left),
         in_mlflow={name: stage["status"] for name, stage in shown.items()},
         in_prefect=shown_in_prefect(home, run),
@@ -124,7 +124,7 @@ def test_a_signal_gets_a_last_checkpoint_and_an_orderly_end(stopped: Stopped) ->
     assert stopped.last.stopped_by == "request"
     assert stopped.code == 130
     goes_on = f"is saved up to step {stopped.last.step}. `evertrain runs resume {stopped.run}`"
-    assert f"{goes_on} goes on" in stopped.said
+    assert f"{goes_on} goes on" in stopped.stderr
     assert not stopped.left
     assert stopped.in_mlflow == {"pipeline": "KILLED", "train": "KILLED"}
     assert stopped.in_prefect == ["CANCELLED"]
@@ -169,10 +169,10 @@ def test_who_does_not_save_within_its_grace_is_ended(
         wait_for(lambda: folder.checkpoints()[-1:], process)
         newest = folder.checkpoints()[-1].name
         os.kill(process.pid, signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert folder.checkpoints()[-1].name == newest
-    assert f"is saved up to step {newest.step}" in said
+    assert f"is saved up to step {newest.step}" in stderr
     assert (
         "did not save within grace_s (2 s)" in (home / ".evertrain/logs/graceless.log").read_text()
     )
@@ -206,9 +206,9 @@ def test_stop_asks_the_training_wherever_it_is(
         assert (done.returncode, done.stderr) == (0, "")
         wait_for(lambda: "asked to stop: evertrain runs stop" in log_of(home, "asked"), process)
         go_on.touch()
-        _, said = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"is saved up to step {folder.checkpoints()[-1].manifest.step}" in said
+    assert f"is saved up to step {folder.checkpoints()[-1].manifest.step}" in stderr
     assert shown_in_mlflow(home, folder.url)["pipeline"]["status"] == "KILLED"
     assert shown_in_prefect(home, "asked") == ["CANCELLED"]
     again = evertrain("runs", "stop", "asked")

@@ -14,7 +14,7 @@ from train_core.storage.coordination import lease
 from train_core.storage.records.names import LIVE_JSON
 from train_core.storage.run_folder import RunFolder
 
-TOLD = "step 6/10  epoch 0/1  loss 0.5000  1,234 samples/s  3 s left"
+LINE = "step 6/10  epoch 0/1  loss 0.5000  1,234 samples/s  3 s left"
 
 
 def write_live(folder: RunFolder, time: float, step: int = 5) -> None:
@@ -31,7 +31,7 @@ def test_what_an_earlier_attempt_left_is_not_told(tmp_path: Path) -> None:
     write_live(folder, time=2.0, step=6)
     live = reader.read()
     assert live is not None
-    assert str(live) == TOLD
+    assert str(live) == LINE
     assert live.percent == 60
     assert reader.read() is None
 
@@ -52,12 +52,12 @@ def test_the_status_of_a_run_that_is_driven_tells_where_it_is(
         return dict(line.strip().split("  ", 1) for line in lines).get("live", "nothing").strip()
 
     with lease.alive(held):
-        assert shown() == f"train: {TOLD}"
+        assert shown() == f"train: {LINE}"
         assert main([*asked, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["live"]["step"] == 6
     held.release()
     assert shown() == "nothing"
-    # What the attempt before has told is not where this one is.
+    # The last attempt's reading is left out.
     with lease.alive(lease.acquire(folder.store, "r")):
         assert shown() == "-"
 

@@ -93,8 +93,8 @@ def test_figures_that_were_measured_on_other_data_are_told(tmp_path: Path) -> No
 def test_data_are_others_by_their_samples_or_by_both_digests(
     then: dict[str, Any], now: dict[str, Any], are_others: bool
 ) -> None:
-    told = compared_with(report("a", 0.5, 0.5), {"test": then}, {"test": now})
-    assert ("on other data" in told) == are_others
+    sentence = compared_with(report("a", 0.5, 0.5), {"test": then}, {"test": now})
+    assert ("on other data" in sentence) == are_others
 
 
 def test_a_first_night_has_nothing_beside_it(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from prefect.client.schemas.actions import ArtifactCreate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from benchmarks.services import prefect_server
-from tasks.server.connection import BACK, LOST, REQUEST_TIMEOUT_S, ServerConnection
+from tasks.server.connection import BACK, LOST, ServerConnection
+from tasks.timing import TIMING
 from tests.chaos.switch import Mode, Switch
 from tests.marks import slow
 
@@ -40,8 +41,8 @@ def switch(api: str) -> Iterator[Switch]:
         yield switch
 
 
-class Told(list[str]):
-    """The lines that were told, and an event for each."""
+class Warnings(list[str]):
+    """The warnings, and an event for each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,18 +71,18 @@ def shown(key: str) -> list[object]:
 @pytest.mark.promise("prefect-away")
 @pytest.mark.parametrize("mode", AWAY)
 def test_a_lost_server_is_told_once_and_gets_what_it_missed(switch: Switch, mode: Mode) -> None:
-    told, key = Told(), f"during-{mode.name.lower().replace('_', '-')}"
-    with ServerConnection(told) as server:
+    warnings, key = Warnings(), f"during-{mode.name.lower().replace('_', '-')}"
+    with ServerConnection(warnings) as server:
         server.show(key, artifact(key, "before"))
         switch.turn(mode)
         for text in ("first", "second"):
             server.show(key, artifact(key, text))
-        told.wait_for(1)
+        warnings.wait_for(1)
         switch.turn(Mode.PASS)
-        told.wait_for(2)
+        warnings.wait_for(2)
         assert server.wait_until_shown(30)
-    assert told[0].startswith(LOST.partition("(")[0])
-    assert told[1:] == [BACK]
+    assert warnings[0].startswith(LOST.partition("(")[0])
+    assert warnings[1:] == [BACK]
     # Of what it missed the newest.
     assert sorted(map(str, shown(key))) == ["before", "second"]
     # After the one that failed no artifact was tried.
@@ -90,13 +91,13 @@ def test_a_lost_server_is_told_once_and_gets_what_it_missed(switch: Switch, mode
 
 @pytest.mark.parametrize("mode", AWAY)
 def test_a_question_costs_seconds_once_and_then_nothing(switch: Switch, mode: Mode) -> None:
-    server = ServerConnection(Told())
+    server = ServerConnection(Warnings())
     assert server.ask(lambda client: client.api_version())
     switch.turn(mode)
     begin = time.monotonic()
     assert server.ask(lambda client: client.api_version()) is None
     # A request that waited for its answer took its time-out, and no second one was sent.
-    assert (time.monotonic() - begin >= REQUEST_TIMEOUT_S) is (mode is Mode.SILENT)
+    assert (time.monotonic() - begin >= TIMING.request_timeout_s) is (mode is Mode.SILENT)
     assert server.ask(lambda client: client.api_version()) is None
     assert len(switch.missed) == 1
     switch.turn(Mode.PASS)
@@ -105,19 +106,19 @@ def test_a_question_costs_seconds_once_and_then_nothing(switch: Switch, mode: Mo
 
 
 def test_what_the_server_refuses_is_told_and_not_tried_again(switch: Switch) -> None:
-    told = Told()
-    server = ServerConnection(told)
+    warnings = Warnings()
+    server = ServerConnection(warnings)
     server.show("Bad Key!", lambda client: client.request("POST", "/artifacts/", json={"key": "!"}))
-    assert len(told) == 1
-    assert told[0].startswith("Bad Key! is not shown in Prefect: HTTP 422")
+    assert len(warnings) == 1
+    assert warnings[0].startswith("Bad Key! is not shown in Prefect: HTTP 422")
     assert server.wait_until_shown(0)
     assert switch.missed == []
 
 
 def test_without_any_server_there_is_nothing_to_wait_for() -> None:
-    told = Told()
+    warnings = Warnings()
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        server = ServerConnection(told)
+        server = ServerConnection(warnings)
         assert not server.check_patiently()
         assert not server.wait_until_shown(0)
-    assert [line.partition(" (")[0] for line in told] == [LOST.partition(" (")[0]]
+    assert [line.partition(" (")[0] for line in warnings] == [LOST.partition(" (")[0]]

@@ -40,7 +40,7 @@ class Driver:
 
     The process starts, checks the request and starts Ray as soon as the handle is made; call
     `prepared` for the outcome of the checks. Each method blocks until its stage is done and may
-    be called from any thread. Errors of the driver are raised here as what they are: a
+    be called from any thread. Errors of the driver are raised here with their own types: a
     ConfigError (never retried), a RunBusyError, or a StageError with the traceback of the first
     rank that failed. `on_log` is called with each line that the driver or a worker logs.
     """
@@ -49,7 +49,7 @@ class Driver:
         self.request = request
         self.on_log = on_log
         self._calls: dict[int, Future[Any]] = {}
-        self._hears_no_more = False
+        self._replies_ended = False
         self._lock = threading.Lock()
         reading, writing = os.pipe()
         self._temporary = tempfile.mkdtemp(prefix="evertrain-")
@@ -94,13 +94,13 @@ class Driver:
 
     def evaluate(self, checkpoints: list[CheckpointSummary], split: str) -> list[EvaluationResult]:
         """Measure the checkpoints on a split, in parallel; in the order given."""
-        found = self._call("evaluate", checkpoints=_dump(checkpoints), split=split).result()
-        return [EvaluationResult.model_validate(one) for one in found]
+        results = self._call("evaluate", checkpoints=_dump(checkpoints), split=split).result()
+        return [EvaluationResult.model_validate(one) for one in results]
 
     def infer(self, checkpoint: CheckpointSummary, source: str) -> PredictionsResult:
         """Score new data with a checkpoint. `source` is a split's name or the data's URL."""
-        found = self._call("infer", checkpoint=_dump([checkpoint])[0], source=source).result()
-        return PredictionsResult.model_validate(found)
+        result = self._call("infer", checkpoint=_dump([checkpoint])[0], source=source).result()
+        return PredictionsResult.model_validate(result)
 
     def publish(
         self,
@@ -111,7 +111,7 @@ class Driver:
         seconds: dict[str, float],
     ) -> Report:
         """Write report.json, and the figures, the model and the outcome into MLflow."""
-        found = self._call(
+        result = self._call(
             "publish",
             train=train.model_dump(mode="json"),
             evaluations=_dump(evaluations),
@@ -119,10 +119,10 @@ class Driver:
             predictions=predictions.model_dump(mode="json"),
             seconds=seconds,
         ).result()
-        return Report.model_validate(found)
+        return Report.model_validate(result)
 
     def close(self, status: EndStatus = EndStatus.FINISHED, timeout_s: float = 60) -> None:
-        """End the driver, with what MLflow shall say of the run.
+        """End the driver, with the run's status for MLflow.
 
         A training that still runs gets its `grace_s` beside the timeout, and saves.
         """
@@ -133,12 +133,12 @@ class Driver:
                 with suppress(TimeoutError, EvertrainError):
                     closing.result(timeout_s)
             except BaseException:
-                # Who interrupts the wait, as by a second Ctrl-C, wants the end at once.
+                # An interrupt of the wait, as by a second Ctrl-C, asks for the end at once.
                 self._process.kill()
                 self._process.wait()
                 self._clear_away()
                 raise
-        with suppress(OSError):  # what a dead process did not read is still to be written
+        with suppress(OSError):  # flushes commands that a dead process has not read
             self._commands.close()
         try:
             self._process.wait(timeout_s)
@@ -149,8 +149,8 @@ class Driver:
         for thread in self._threads:
             thread.join()
 
-    def leave(self) -> None:
-        """End this process's part at once; a job on a cluster goes on without it."""
+    def detach(self) -> None:
+        """End the driver process at once; a job on a cluster goes on without it."""
         self._process.kill()
         self._process.wait()
         self.close()
@@ -162,12 +162,12 @@ class Driver:
         self.close(end_status(kind))
 
     def _clear_away(self) -> None:
-        """End what a process that was killed has left: Ray's agents, and what it wrote for a while.
+        """End the processes and delete the temporary files that a killed driver has left.
 
-        Ray's agents alone would live on for a minute.
+        Ray's agents would live on for a minute by themselves.
         """
-        # All of them are in the session that the process began. Its number is given to no other
-        # while one of them lives; whoever has it now that the process is gone is somebody else.
+        # All of them are in the session that the driver began. Its id is reused only when none of
+        # them lives: a process that has it now, after the driver's end, is an unrelated one.
         is_another = psutil.pid_exists(self._process.pid)
         for pid in [] if is_another else psutil.pids():
             with suppress(OSError):
@@ -180,7 +180,7 @@ class Driver:
         with self._lock:
             number = len(self._calls)
             self._calls[number] = future
-            if self._hears_no_more:
+            if self._replies_ended:
                 # The pipe may still be open, in a process that the dead one has left.
                 future.set_exception(StageError(stage, self._ended()))
                 return future
@@ -196,7 +196,7 @@ class Driver:
         with replies:
             for line in replies:
                 if not line.endswith("\n"):
-                    break  # it was killed in the middle of a reply
+                    break  # killed in the middle of a reply
                 reply = json.loads(line)
                 future = self._calls[reply["call"]]
                 if "error" in reply:
@@ -204,7 +204,7 @@ class Driver:
                 else:
                     future.set_result(reply["result"])
         with self._lock:
-            self._hears_no_more = True
+            self._replies_ended = True
             for future in self._calls.values():
                 if not future.done():
                     future.set_exception(StageError("driver", self._ended()))
@@ -224,11 +224,11 @@ class Driver:
 
 
 def end_status(kind: type[BaseException] | None) -> EndStatus:
-    """What MLflow shall say of a run that ended with such an exception, or with none."""
+    """MLflow's status for a run that ended with an exception of this class, or with none."""
     if kind is None:
         return EndStatus.FINISHED
-    was_asked_to_stop = issubclass(kind, StoppedError) or not issubclass(kind, Exception)
-    return EndStatus.KILLED if was_asked_to_stop else EndStatus.FAILED
+    was_stopped = issubclass(kind, StoppedError) or not issubclass(kind, Exception)
+    return EndStatus.KILLED if was_stopped else EndStatus.FAILED
 
 
 def _dump(results: list[Any]) -> list[dict[str, Any]]:

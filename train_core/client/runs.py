@@ -8,8 +8,9 @@ All of them raise StorageError where the storage does not answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -241,6 +242,12 @@ def prune_run(
     held = folder.begin_attempt()
     with lease.beating(held):
         return pruning.carry_out(held.attempt)
+
+
+def retention_rules(folder: RunFolder, overrides: Mapping[str, Any]) -> RetentionRules:
+    """The run's retention rules, with `overrides`, by their names, for those that are not None."""
+    given = {name: one for name, one in overrides.items() if one is not None}
+    return replace(folder.asked().config.retention, **given)
 
 
 def _ignored_pins(folder: RunFolder, *, elsewhere: bool, models_in: str) -> set[str]:

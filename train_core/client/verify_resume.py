@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +27,8 @@ from train_core.errors import ConfigError, StageError
 from train_core.policy.metric_names import VALIDATION_LOSS
 from train_core.requests import StandaloneTask, died_mark, error_file
 from train_core.results import Result
+from train_core.storage.addresses import absolute
+from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 
 Phase = Literal["undisturbed", "killed", "resumed"]
@@ -163,6 +167,26 @@ def verify_resume(
         resumed_after=resumed_after,
         comparison=comparison,
     )
+
+
+@contextmanager
+def temporary_runs(storage: str = "", *, keep: bool = False) -> Iterator[tuple[Path, str]]:
+    """A new local folder for the logs, and the address for both runs, below `storage` if given.
+
+    Both are deleted at the end of the block, unless `keep` is set. The local folder stays, too, if
+    a training failed by itself: its log is in there.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="evertrain-proof-"))
+    runs = f"{absolute(storage)}/{folder.name}" if storage else str(folder)
+    is_over = False
+    try:
+        yield folder, runs
+        is_over = True
+    finally:
+        if not keep and (is_over or not any(folder.glob("*.log"))):
+            shutil.rmtree(folder)
+        if not keep and runs != str(folder):
+            Store(runs).delete("")
 
 
 def _train(phase: Phase, task: StandaloneTask, folder: Path, on_step: OnStep | None) -> None:

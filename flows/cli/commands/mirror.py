@@ -30,5 +30,5 @@ class MirrorCommand(InStorage):
         folder = open_run(absolute(self.storage), self.run)
         tracking_uri = tracking_uri_of(folder, self.tracking_uri)
         create_tracking_database(tracking_uri)
-        found = mirror_run(folder, tracking_uri)
-        print_mapping(found.model_dump(), as_json=self.as_json)
+        tracking = mirror_run(folder, tracking_uri)
+        print_mapping(tracking.model_dump(), as_json=self.as_json)

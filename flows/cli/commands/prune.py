@@ -1,8 +1,6 @@
-"""`evertrain prune`: delete what no rule and nobody keeps of a run."""
+"""`evertrain prune`: delete checkpoints that no rule and no pin keeps, and dead attempts' files."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from pydantic import BaseModel, Field
 from pydantic_settings import CliPositionalArg
@@ -10,9 +8,8 @@ from pydantic_settings import CliPositionalArg
 from flows.cli.arguments import InStorage
 from flows.cli.output import Row, print_rows
 from flows.defaults import tracking_uri_of
-from train_core.client.runs import prune_run
+from train_core.client.runs import prune_run, retention_rules
 from train_core.errors import ConfigError
-from train_core.policy.retention import RetentionRules
 from train_core.storage.addresses import absolute, find
 from train_core.storage.cleanup.prune import Finding
 
@@ -35,11 +32,6 @@ class Overrides(BaseModel):
         allow_inf_nan=False,
         description="Keep those younger than so many seconds; 0: no rule.",
     )
-
-    def over(self, rules: RetentionRules) -> RetentionRules:
-        """The run's rules, with those that this call was given."""
-        given = {name: getattr(self, name) for name in Overrides.model_fields}
-        return replace(rules, **{name: one for name, one in given.items() if one is not None})
 
 
 class PruneCommand(Overrides, InStorage):
@@ -64,14 +56,15 @@ class PruneCommand(Overrides, InStorage):
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
 
     def cli_cmd(self) -> None:
-        """Print what goes and why each other thing stays. Raises RunBusyError if it is driven."""
+        """Print which files go, and why others stay. Raises RunBusyError if the run is driven."""
         folder, name = find(self.run, absolute(self.storage))
         if name is not None:
             raise ConfigError(f"{self.run!r} is a checkpoint: name the run that is to be pruned")
         release_in = tracking_uri_of(folder, self.tracking_uri) if self.release_models else ""
+        overrides = {name: getattr(self, name) for name in Overrides.model_fields}
         findings = prune_run(
             folder,
-            rules=self.over(folder.asked().config.retention),
+            rules=retention_rules(folder, overrides),
             dry_run=self.dry_run,
             ignore_pins_elsewhere=self.ignore_pins_elsewhere,
             release_models_in=release_in,

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from pydantic import BaseModel, Field
 
 from flows.defaults import default_storage
 from flows.parameters import RetrainParameters
+from train_core.client.numbered_runs import unfinished_or_next
 from train_core.config import available_cpus
-from train_core.storage.objects.store import Store
-from train_core.storage.run_folder import RunFolder
-
-_DEMO = re.compile(r"demo-(\d{3,})")
 
 
 class RetrainCommand(RetrainParameters):
@@ -47,14 +42,10 @@ class DemoCommand(BaseModel):
 
 def demo_parameters(storage: str) -> RetrainParameters:
     """The last demo in `storage` if it has no report, as it was recorded, else a new one."""
-    found = (_DEMO.fullmatch(name) for name in Store(storage).names())
-    last = max((int(match[1]) for match in found if match), default=0)
-    folder = RunFolder(storage, f"demo-{last:03d}")
-    if last and folder.report() is None:
-        if not folder.exists():
-            return _new_demo(storage, folder.name)
+    folder = unfinished_or_next(storage, "demo")
+    if folder.exists():
         return RetrainParameters.of_run(folder)
-    return _new_demo(storage, f"demo-{last + 1:03d}")
+    return _new_demo(storage, folder.name)
 
 
 def _new_demo(storage: str, run: str) -> RetrainParameters:

@@ -1,31 +1,25 @@
-"""`evertrain runs`: list, look at, resume, stop, extend, fork and delete them."""
+"""`evertrain runs`: list runs, show, resume, stop, extend, fork and delete one."""
 
 from __future__ import annotations
-
-import os
-from typing import Any
 
 from pydantic import BaseModel, Field
 from pydantic_settings import CliApp, CliPositionalArg, CliSubCommand
 
 from flows.cli.arguments import InStorage
-from flows.cli.output import print_mapping, print_rows, say
-from flows.defaults import default_storage, tracking_uri_of
+from flows.cli.output import print_mapping, say
+from flows.cli.run_views import print_runs, status_shown
+from flows.defaults import tracking_uri_of
 from flows.parameters import RetrainParameters
-from train_core.client.live import Live
 from train_core.client.runs import (
     delete_run,
     epochs_after,
     fork_run,
-    list_runs,
     open_run,
     refuse_driven,
-    run_status,
     stop_run,
 )
 from train_core.errors import ConfigError
 from train_core.storage.addresses import absolute
-from train_core.storage.run_folder import RunFolder
 
 
 class ListCommand(InStorage):
@@ -62,7 +56,7 @@ class DeleteCommand(InStorage):
     yes: bool = Field(default=False, description="Do not ask.")
 
     def cli_cmd(self) -> None:
-        """Delete the run, MLflow's side first: what fails can be tried again."""
+        """Delete the run, MLflow's side first, so that a failure can be tried again."""
         folder = open_run(absolute(self.storage), self.run)
         refuse_driven(folder)
         if not self.yes and not _agrees(f"Delete {folder.url}?"):
@@ -91,7 +85,7 @@ class StopCommand(InStorage):
     run: CliPositionalArg[str] = Field(description="The run's name.")
 
     def cli_cmd(self) -> None:
-        """Leave the request; the training looks for it about once a second."""
+        """Store the request; the training polls for it about once a second."""
         folder = open_run(absolute(self.storage), self.run)
         holder = stop_run(folder, reason="evertrain runs stop")
         say(f"{holder} is asked to save and to stop run {self.run}")
@@ -151,32 +145,3 @@ def _agrees(question: str) -> bool:
         return input(f"{question} [y/N] ").lower() in ("y", "yes")
     except EOFError:
         return False
-
-
-def print_runs(storage: str, *, as_json: bool) -> None:
-    """Print the runs of a storage, oldest first."""
-    rows = [one.model_dump(exclude_unset=True) for one in list_runs(storage)]
-    print_rows(rows, as_json=as_json, empty=f"no runs in {storage}{_why_there(storage)}")
-
-
-def status_shown(folder: RunFolder, *, as_json: bool) -> dict[str, Any]:
-    """Where a run is: what its training tells is a line for people, and all of it for programs."""
-    found = run_status(folder)
-    shown = found.model_dump(exclude={"driven_by", "live"})
-    if found.driven_by:
-        live = found.live and (found.live.model_dump() if as_json else _line(found.live))
-        shown |= {"driven by": found.driven_by, "live": live}
-    return shown
-
-
-def _line(live: Live) -> str:
-    return f"{live.stage}: {live}"
-
-
-def _why_there(storage: str) -> str:
-    """Why the runs are looked for in that folder, if the command did not name it."""
-    if storage != default_storage():
-        return ""
-    if os.environ.get("EVERTRAIN_STORAGE"):
-        return ", which EVERTRAIN_STORAGE names"
-    return ": EVERTRAIN_STORAGE is not set, so runs are looked for below the current directory"

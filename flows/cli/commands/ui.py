@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
-import time
-from contextlib import suppress
 
 from pydantic import BaseModel, Field
 
+from flows.cli.local_servers import LocalServers, refuse_taken_port
 from flows.cli.output import say
-from flows.databases import create_prefect_database, create_tracking_database
 from flows.defaults import default_tracking_uri
-from train_core.errors import ConfigError, StageError
-
-_LOOK_EVERY_S = 0.2
-_UP_WITHIN_S = 120.0
 
 
 class UiCommand(BaseModel):
@@ -33,43 +24,28 @@ class UiCommand(BaseModel):
     def cli_cmd(self) -> None:
         """Run the servers until Ctrl-C, or until one of them ends.
 
-        Raises ConfigError if a port is taken: the pages there would be somebody else's; StageError
-        if a server ends.
+        Raises ConfigError if a port is taken: the pages there would be another program's. Raises
+        StageError if a server ends.
         """
-        processes = []
-        is_ours = {
-            "--mlflow-port": (self.mlflow_port, not self.tracking_uri.startswith("http")),
-            "--prefect-port": (self.prefect_port, "PREFECT_API_URL" not in os.environ),
-        }
-        for flag, (port, starts) in is_ours.items():
-            if starts:
-                _refuse_taken(port, flag)
-        try:
-            if not self.tracking_uri.startswith("http"):
-                create_tracking_database(self.tracking_uri)
-                processes.append(_start("mlflow", *self._mlflow()))
-            if "PREFECT_API_URL" not in os.environ:
-                create_prefect_database()
-                # Its pages look for their data at the port that the environment names.
-                named = {"PREFECT_SERVER_API_PORT": str(self.prefect_port)}
-                processes.append(_start("prefect", "server", "start", **named))
-            if processes:
+        starts_mlflow = not self.tracking_uri.startswith("http")
+        starts_prefect = "PREFECT_API_URL" not in os.environ
+        if starts_mlflow:
+            refuse_taken_port(self.mlflow_port, "--mlflow-port")
+        if starts_prefect:
+            refuse_taken_port(self.prefect_port, "--prefect-port")
+        with LocalServers() as servers:
+            if starts_mlflow:
+                servers.start_mlflow(self.tracking_uri, self.mlflow_port)
+            if starts_prefect:
+                servers.start_prefect(self.prefect_port)
+            if servers:
                 say("starting …")
-            ports = [port for port, starts in is_ours.values() if starts]
-            for port in ports:
-                _wait_until_up(port, processes)
+            servers.wait_until_up()
             say(f"MLflow:  {self._mlflow_url()}")
             say(f"Prefect: {self._prefect_url()}")
-            if processes:
-                say("Ctrl-C ends both." if len(processes) > 1 else "Ctrl-C ends it.")
-            while processes:
-                _refuse_dead(processes)
-                time.sleep(_LOOK_EVERY_S)
-        finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.wait()
+            if servers:
+                say("Ctrl-C ends both." if len(servers) > 1 else "Ctrl-C ends it.")
+            servers.watch()
 
     def _mlflow_url(self) -> str:
         is_elsewhere = self.tracking_uri.startswith("http")
@@ -78,51 +54,3 @@ class UiCommand(BaseModel):
     def _prefect_url(self) -> str:
         elsewhere = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
         return elsewhere or f"http://127.0.0.1:{self.prefect_port}"
-
-    def _mlflow(self) -> tuple[str, ...]:
-        uri, port = self.tracking_uri, str(self.mlflow_port)
-        quiet = ("--uvicorn-opts", "--log-level warning")
-        return ("ui", "--backend-store-uri", uri, "--port", port, *quiet)
-
-
-def _refuse_taken(port: int, flag: str) -> None:
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except OSError as error:
-        raise ConfigError(
-            f"port {port} is taken, perhaps by another `evertrain ui`: name another with {flag}"
-        ) from error
-
-
-def _start(module: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
-    """A server that says only what goes wrong."""
-    quiet = {
-        "MLFLOW_LOGGING_LEVEL": "WARNING",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PYTHONWARNINGS": "ignore",
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        stdout=subprocess.DEVNULL,
-        # MLflow would start a dozen processes that wait for jobs; evertrain submits none.
-        env={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ, **quiet, **environment},
-    )
-
-
-def _wait_until_up(port: int, processes: list[subprocess.Popen[bytes]]) -> None:
-    """Wait until the server takes connections. Raises StageError if one of them has ended."""
-    deadline = time.monotonic() + _UP_WITHIN_S
-    while time.monotonic() < deadline:
-        _refuse_dead(processes)
-        with suppress(OSError):
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        time.sleep(_LOOK_EVERY_S)
-
-
-def _refuse_dead(processes: list[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        if process.poll() is not None:
-            assert isinstance(process.args, list)
-            shown = " ".join(process.args[2:4])
-            raise StageError("ui", f"`{shown}` ended with code {process.returncode}")

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flows.cli.commands.checkpoints import tensor_rows, value_rows
+from flows.cli.difference_rows import tensor_rows, value_rows
 from flows.cli.output import DIFFERENT, print_mapping, print_rows, say
 from train_core.client.verify_resume import (
     OnStep,
     Phase,
     Verdict,
     VerifyResumeRequest,
+    temporary_runs,
     verify_resume,
 )
 from train_core.config import WorkloadName
-from train_core.storage.addresses import absolute
-from train_core.storage.objects.store import Store
 
 
 class VerifyResumeCommand(BaseModel):
@@ -67,22 +63,12 @@ class VerifyResumeCommand(BaseModel):
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
 
     def cli_cmd(self) -> None:
-        """Print the verdict; leave with code 1 if the runs differ."""
-        folder = Path(tempfile.mkdtemp(prefix="evertrain-proof-"))
-        runs = f"{absolute(self.storage)}/{folder.name}" if self.storage else str(folder)
+        """Print the verdict; exit with code 1 if the runs differ."""
         asked = {name: getattr(self, name) for name in VerifyResumeRequest.model_fields}
-        request = VerifyResumeRequest(**asked | {"storage": runs})
-        is_over = False
-        try:
+        with temporary_runs(self.storage, keep=self.keep) as (folder, runs):
+            request = VerifyResumeRequest(**asked | {"storage": runs})
             with _progress(request, quiet=self.as_json) as on_step:
                 verdict = verify_resume(request, folder, on_step)
-            is_over = True
-        finally:
-            # Of a training that failed by itself the log is wanted.
-            if not self.keep and (is_over or not any(folder.glob("*.log"))):
-                shutil.rmtree(folder)
-            if not self.keep and runs != str(folder):
-                Store(runs).delete("")
         kept = {"folder": str(folder), "storage": runs} if self.keep else {}
         if self.as_json:
             print_mapping(verdict.model_dump(mode="json") | kept, as_json=True)

@@ -1,4 +1,4 @@
-"""`evertrain workloads`: what can be trained, and with which settings."""
+"""`evertrain workloads`: the shipped workloads, and the settings of one."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def setting_rows(schema: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "setting": name,
-            "type": _type(found),
-            "default": "required" if name in required else json.dumps(found.get("default")),
-            "what": found.get("description", ""),
+            "type": _type(one),
+            "default": "required" if name in required else json.dumps(one.get("default")),
+            "what": one.get("description", ""),
         }
-        for name, found in schema.get("properties", {}).items()
+        for name, one in schema.get("properties", {}).items()
     ]
 
 
-def _type(found: dict[str, Any]) -> str:
-    if "enum" in found:
-        return " | ".join(json.dumps(value) for value in found["enum"])
-    if "anyOf" in found:
-        return " | ".join(_type(one) for one in found["anyOf"])
-    return str(found.get("type", "object"))
+def _type(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return " | ".join(json.dumps(value) for value in schema["enum"])
+    if "anyOf" in schema:
+        return " | ".join(_type(one) for one in schema["anyOf"])
+    return str(schema.get("type", "object"))

@@ -185,7 +185,7 @@ def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
             pytest.raises(RunBusyError, match=f"{job}.* another epochs"),
         ):
             second.prepared()
-        driver.leave()
+        driver.detach()
     assert process_of(job).is_running()
     again = RetrainParameters.of_run(asked.folder, tracking_uri="").request()
     with Driver(again, print) as driver:
@@ -265,7 +265,7 @@ def test_a_job_that_nobody_comes_back_to_has_failed_in_mlflow(
     mlflow = f"sqlite:///{tmp_path}/mlflow.db"
     asked = Amendment(ray_address, tmp_path, mlflow)
     with asked.training() as driver:
-        driver.leave()
+        driver.detach()
     (tmp_path / "go-on").touch()
     # It trains to the end, and then waits for somebody who wants the rest.
     process_of(asked.job()).wait(240)
@@ -375,7 +375,7 @@ def _kill_a_batch_inference_and_score_again(ray_address: str, tmp_path: Path) ->
         wait_for(lambda: (notes / "held").exists() or (dying.done() and dying.result()))
         (job,) = mailbox.jobs(store)
         process_of(job).kill()
-        driver.leave()
+        driver.detach()
     assert mailbox.jobs(store) == [job]
     (pin,) = pins.pins_of(store, last.name)
     assert pin.pin is not None

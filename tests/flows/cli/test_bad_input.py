@@ -1,4 +1,4 @@
-"""What only the driver process can find out: told in one line, before anything is written.
+"""What only the driver process can find out: refused in one line, before anything is written.
 
 More of it, with the driver in the process of the test, is in test_continued.py.
 """
@@ -24,20 +24,20 @@ IMAGES = "t10k-images-idx3-ubyte"
 
 @pytest.mark.promise("one-line-refusal", "settings")
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--settings", '{"depth": 3}'], "depth: Extra inputs are not permitted, got 3"),
         (["--storage", "/proc/none"], "/proc/none"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_run(
-    arguments: list[str], told: str, evertrain: Evertrain, home: Path
+    arguments: list[str], message: str, evertrain: Evertrain, home: Path
 ) -> None:
     done = evertrain("retrain", "--run", "refused", *arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("evertrain: ")
-    assert told in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (home / ".evertrain/runs/refused").exists()
 
@@ -57,7 +57,7 @@ def empty(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (missing, f"{IMAGES} is missing"),
         (truncated, f"{IMAGES} is truncated: expected 31376 bytes for 40 x 28 x 28 values, found"),
@@ -65,7 +65,7 @@ def empty(file: Path) -> None:
     ],
 )
 def test_bad_data_is_named(
-    damage: Callable[[Path], None], told: str, evertrain: Evertrain, home: Path, tmp_path: Path
+    damage: Callable[[Path], None], message: str, evertrain: Evertrain, home: Path, tmp_path: Path
 ) -> None:
     store = Store(str(tmp_path))
     for part in ("train", "t10k"):
@@ -76,7 +76,7 @@ def test_bad_data_is_named(
     settings = json.dumps({"data": str(tmp_path), "validation_samples": 10})
     done = evertrain("retrain", "--run", "refused", "--workload", workload, "--settings", settings)
     assert (done.returncode, done.stdout) == (2, "")
-    assert told in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (home / ".evertrain/runs/refused").exists()
 

@@ -187,7 +187,7 @@ def test_of_runs_the_best_checkpoints_are_compared_and_the_newest_too(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["diff", "a", "nowhere"], "there is no run 'nowhere'"),
         (["diff", "a", "a/step-3"], "run 'a' has no checkpoint 'step-3': see `evertrain ls /"),
@@ -200,12 +200,12 @@ def test_of_runs_the_best_checkpoints_are_compared_and_the_newest_too(
     ],
 )
 def test_bad_input_is_one_line_with_code_2(
-    arguments: list[str], told: str, storage: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, storage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = [] if arguments[0] == "verify-resume" else ["--storage", storage]
     assert evertrain(*arguments, *place) == 2
     captured = capsys.readouterr()
-    assert told in captured.err
+    assert message in captured.err
     assert captured.err.count("\n") == 1
 
 

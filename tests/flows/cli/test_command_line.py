@@ -65,7 +65,7 @@ def test_a_json_file_is_as_good(tmp_path: Path) -> None:
 
 @pytest.mark.promise("one-line-refusal")
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["retrain", "--epochs", "-1"], "epochs: Input should be greater than or equal to 1"),
         (["retrain", "--epochs", "many"], "epochs: Input should be a valid integer"),
@@ -84,12 +84,12 @@ def test_a_json_file_is_as_good(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line_that_names_it(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("evertrain: ")
-    assert told in captured.err
+    assert message in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
 
@@ -140,13 +140,13 @@ def test_the_pages_are_there_once_their_addresses_are_said(tmp_path: Path) -> No
         text=True,
     ) as pages:
         assert pages.stdout is not None
-        said = []
-        while not said or not said[-1].startswith("Ctrl-C"):
-            said.append(pages.stdout.readline())
-            assert said[-1], "".join(said)
+        lines = []
+        while not lines or not lines[-1].startswith("Ctrl-C"):
+            lines.append(pages.stdout.readline())
+            assert lines[-1], "".join(lines)
         try:
             # MLflow says who may look at its pages.
-            assert [line for line in said if not line.startswith("[MLflow]")] == [
+            assert [line for line in lines if not line.startswith("[MLflow]")] == [
                 "starting …\n",
                 f"MLflow:  http://127.0.0.1:{mlflow}\n",
                 f"Prefect: http://127.0.0.1:{prefect}\n",

@@ -45,10 +45,10 @@ def test_a_run_is_looked_at_pruned_and_exported(
     first = f"{folder.url}/{names[0]}"
     assert printed(capsys, "diff", first, first)["same"]
     there, here = f"{folder.storage}/weights.safetensors", tmp_path / MODEL_FILE
-    told = printed(capsys, "export", first, there)
-    assert printed(capsys, "export", first, str(here))["digest"] == told["digest"]
+    exported = printed(capsys, "export", first, there)
+    assert printed(capsys, "export", first, str(here))["digest"] == exported["digest"]
     assert Store(folder.storage).read("weights.safetensors") == here.read_bytes()
-    assert len(load_file(here)) == told["num_tensors"]
+    assert len(load_file(here)) == exported["num_tensors"]
 
     rows = printed(capsys, "prune", folder.url, "--keep-last", "1")
     assert [one.name.step for one in folder.checkpoints()] == [5]

@@ -1,4 +1,4 @@
-"""What is asked of a run that exists by who does not say everything again."""
+"""The parameters of a run that is continued with some flags only, or with none."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def asked(folder: RunFolder) -> RetrainParameters:
 
 @pytest.mark.promise("one-line-refusal")
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (["--workload", "nowhere:Model"], "workload 'nowhere:Model' cannot be imported"),
         (["--monitor", "validation/beauty"], "'validation/beauty' is not measured: Digits gives"),
@@ -70,14 +70,14 @@ def test_what_only_the_driver_finds_out_is_one_line_and_leaves_no_run(
     folder: RunFolder,
     begin: Begin,
     flags: list[str],
-    told: str,
+    message: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert begin("--tracking-uri", "", *flags) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("evertrain: ")
-    assert told in captured.err
+    assert message in captured.err
     assert captured.err.count("\n") == 1
     assert not Path(folder.url).exists()
 

@@ -100,7 +100,7 @@ def test_the_server_ends_with_the_command(tmp_path: Path, number: signal.Signals
     assert not psutil.wait_procs([server], timeout=10)[1]
     home = tmp_path / "prefect"
     assert (home / "prefect.db").exists()
-    # What a server of this home finds there that comes later: no block type is said to be known.
+    # What a server of this home finds there that comes later: no block type is recorded as known.
     assert not (home / "memo_store.toml").exists()
 
 

@@ -83,9 +83,9 @@ def test_a_dry_run_tells_what_would_go_and_why_the_others_stay_and_writes_nothin
 def test_pruning_deletes_what_the_dry_run_told_and_frees_the_run(
     folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = gone(printed(folder, capsys, "--dry-run"))
+    announced = gone(printed(folder, capsys, "--dry-run"))
     rows = printed(folder, capsys)
-    assert gone(rows) == told
+    assert gone(rows) == announced
     assert {row["verdict"] for row in rows} == {"stays", "deleted"}
     assert steps(folder) == [10, 30, 40]
     assert folder.store.names("checkpoints") == [f"step-{step:08d}-a0001" for step in steps(folder)]
@@ -114,7 +114,7 @@ def test_the_rules_of_one_call_replace_the_runs_own(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--keep-last", "0"], "keep_last: Input should be greater than or equal to 1, got '0'"),
         (["--keep-best", "0"], "keep_best: Input should be greater than or equal to 1, got '0'"),
@@ -123,10 +123,10 @@ def test_the_rules_of_one_call_replace_the_runs_own(
     ],
 )
 def test_rules_that_keep_too_little_are_refused(
-    folder: RunFolder, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    folder: RunFolder, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evertrain(folder, *arguments) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert steps(folder) == [10, 20, 30, 40]
 
 
@@ -164,9 +164,9 @@ def test_a_run_that_is_driven_is_refused_and_a_dry_run_of_it_is_not(
         assert evertrain(folder) == 2
         assert f"run 'run' is being driven by process {driver.pid}" in capsys.readouterr().err
         assert steps(folder) == [10, 20, 30, 40]
-        told = gone(printed(folder, capsys, "--dry-run"))
+        announced = gone(printed(folder, capsys, "--dry-run"))
         # What the living driver is writing is none of it.
-        assert told == ["step-00000020-a0001", "checkpoints/step-00000050-a0001"]
+        assert announced == ["step-00000020-a0001", "checkpoints/step-00000050-a0001"]
         driver.kill()
 
 

@@ -56,6 +56,6 @@ def test_a_run_that_cannot_be_read_is_listed_as_such_and_hides_no_other(
     states = {row["run"]: row["state"] for row in json.loads(capsys.readouterr().out)}
     assert states.keys() == {"good", "torn", "damaged", "newer", "begun"}
     assert (states["good"], states["begun"]) == ("finished", "interrupted")
-    for name, told in (("torn", RUN_JSON), ("damaged", REPORT_JSON), ("newer", "has format 9")):
+    for name, message in (("torn", RUN_JSON), ("damaged", REPORT_JSON), ("newer", "has format 9")):
         assert states[name].startswith("cannot be read: ")
-        assert told in states[name]
+        assert message in states[name]

@@ -127,7 +127,7 @@ def test_a_training_that_fails_by_itself_ends_with_code_2_and_leaves_its_log(
     done = verify_resume("Buggy", "--storage", "runs")
     assert done.returncode == 2
     log = proof_folder(tmp_path) / "undisturbed.log"
-    (said,) = [line for line in done.stderr.splitlines() if "KeyError" in line]
-    assert str(log) in said
+    (line,) = [line for line in done.stderr.splitlines() if "KeyError" in line]
+    assert str(log) in line
     assert "in loss" in log.read_text()
     assert list((tmp_path / "here").glob("runs/*")) == []

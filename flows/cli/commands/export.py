@@ -1,0 +1,32 @@
+"""`evertrain export`: a checkpoint's weights as one plain file."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
+from flows.cli.arguments import InStorage
+from flows.cli.output import print_mapping
+from train_core.client.isolated import export_weights
+from train_core.storage.addresses import absolute, find_checkpoint
+
+
+class ExportCommand(InStorage):
+    """Write a checkpoint's verified weights as one plain safetensors file."""
+
+    what: CliPositionalArg[str] = Field(
+        description="RUN/CHECKPOINT, its path or URL, or a run: its report's best checkpoint, the "
+        "newest while there is no report."
+    )
+    target: CliPositionalArg[str] = Field(
+        description="Path or URL of the file; a name that does not end in .safetensors is a "
+        "folder, which gets model.safetensors."
+    )
+    force: bool = Field(default=False, description="Overwrite a file that is there.")
+    as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+    def cli_cmd(self) -> None:
+        """Print the written file's address, size and digest."""
+        folder, checkpoint = find_checkpoint(self.what, absolute(self.storage), prefer_best=True)
+        written = export_weights(folder, checkpoint, self.target, overwrite=self.force)
+        print_mapping(written.model_dump(mode="json"), as_json=self.as_json)

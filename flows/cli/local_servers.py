@@ -1,0 +1,109 @@
+"""MLflow's and Prefect's own servers on this machine, as `evertrain ui` starts them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Self
+
+from flows.databases import create_prefect_database, create_tracking_database
+from flows.timing import TIMING
+from train_core.errors import ConfigError, StageError
+
+Process = subprocess.Popen[bytes]
+
+
+class LocalServers:
+    """The servers that were started; use it as a context manager to end them."""
+
+    def __init__(self) -> None:
+        self._processes: list[Process] = []
+        self._ports: list[int] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait()
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def start_mlflow(self, tracking_uri: str, port: int) -> None:
+        """Start MLflow's server for a database or a folder."""
+        create_tracking_database(tracking_uri)
+        quiet = ("--uvicorn-opts", "--log-level warning")
+        address = ("--backend-store-uri", tracking_uri, "--port", str(port))
+        self._processes.append(_start("mlflow", "ui", *address, *quiet))
+        self._ports.append(port)
+
+    def start_prefect(self, port: int) -> None:
+        """Start Prefect's server."""
+        create_prefect_database()
+        # Its pages look for their data at the port that the environment names.
+        environment = {"PREFECT_SERVER_API_PORT": str(port)}
+        self._processes.append(_start("prefect", "server", "start", **environment))
+        self._ports.append(port)
+
+    def wait_until_up(self) -> None:
+        """Wait until all take connections. Raises StageError if one has ended."""
+        for port in self._ports:
+            _wait_until_up(port, self._processes)
+
+    def watch(self) -> None:
+        """Wait for ever. Raises StageError when one ends."""
+        while self._processes:
+            _refuse_dead(self._processes)
+            time.sleep(TIMING.ui_poll_interval_s)
+
+
+def refuse_taken_port(port: int, flag: str) -> None:
+    """Raise ConfigError if another process has the port: the pages there would be its own."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} is taken, perhaps by another `evertrain ui`: name another with {flag}"
+        ) from error
+
+
+def _start(module: str, *arguments: str, **environment: str) -> Process:
+    """Start a server that logs its warnings and errors only."""
+    quiet = {
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PYTHONWARNINGS": "ignore",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdout=subprocess.DEVNULL,
+        # MLflow would start a dozen processes that wait for jobs; evertrain submits none.
+        env={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ, **quiet, **environment},
+    )
+
+
+def _wait_until_up(port: int, processes: Sequence[Process]) -> None:
+    """Wait until the server takes connections. Raises StageError if one of them has ended."""
+    deadline = time.monotonic() + TIMING.server_start_s
+    while time.monotonic() < deadline:
+        _refuse_dead(processes)
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        time.sleep(TIMING.ui_poll_interval_s)
+
+
+def _refuse_dead(processes: Sequence[Process]) -> None:
+    for process in processes:
+        if process.poll() is not None:
+            assert isinstance(process.args, list)
+            shown = " ".join(process.args[2:4])
+            raise StageError("ui", f"`{shown}` ended with code {process.returncode}")
