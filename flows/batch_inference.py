@@ -17,7 +17,7 @@ from tasks.report_predictions import report_predictions
 from tasks.session import Session, open_session
 from tasks.session_log import run_logger
 from train_core.errors import ConfigError, StoppedError
-from train_core.requests import DriverRequest
+from train_core.requests import DriverRequest, PipelineRequest
 from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.storage.addresses import absolute
 from train_core.storage.finished_runs import newest_finished
@@ -66,7 +66,7 @@ def batch_inference(
         storage=storage,
         run=folder.name,
         config=config,
-        pipeline={"infer_input": infer_input},
+        pipeline=PipelineRequest(infer_input=infer_input),
         scores_only=True,
     )
     tracking_uri = tracking_uri_of(folder, None)

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from flows.defaults import default_storage, default_tracking_uri
 from train_core.config import TrainConfig
-from train_core.requests import DriverRequest
+from train_core.requests import DriverRequest, PipelineRequest
 from train_core.storage.addresses import absolute
 from train_core.storage.records.names import default_run_name
 from train_core.storage.run_folder import RunFolder
@@ -115,14 +115,13 @@ class RetrainParameters(TrainConfig):
 
         `flow_run` is the id of the flow run that the run is named after; empty: after none.
         """
-        # Recorded only if it is a parameter: the environment's address may hold a login.
-        tracked = {} if self.tracking_uri is None else {"tracking_uri": self.tracking_uri}
         return DriverRequest(
             storage=self.storage,
             run=self.run,
             flow_run=flow_run,
             config=self.train_config(),
-            pipeline={"infer_input": self.infer_input} | tracked,
+            # Recorded where it was asked for: the environment's address may hold a login.
+            pipeline=PipelineRequest(infer_input=self.infer_input, tracking_uri=self.tracking_uri),
             tracking_uri=self.tracked_at(),
             experiment=self.experiment,
             dry_run=self.dry_run,

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from train_core.config import TrainConfig
 from train_core.results import Result
+
+
+class PipelineRequest(Result):
+    """What a pipeline is asked beyond its training. As JSON, it has only what was asked."""
+
+    infer_input: str | None = None
+    """What is scored: a split's name or a URL; None: nothing is."""
+    tracking_uri: str | None = None
+    """Where MLflow is, if the request says so; None: the environment does."""
+
+    @classmethod
+    def recorded_in(cls, pipeline: Mapping[str, Any]) -> Self:
+        """What a run's record says of it; the record has more."""
+        return cls(**{name: pipeline[name] for name in cls.model_fields if name in pipeline})
+
+    @model_serializer(mode="wrap")
+    def _only_what_was_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value is not None}
 
 
 class DriverRequest(Result):
@@ -17,7 +38,7 @@ class DriverRequest(Result):
     flow_run: str = ""
     """The flow run after which the run is named: one that began otherwise is refused."""
     config: TrainConfig
-    pipeline: dict[str, Any] = {}
+    pipeline: PipelineRequest = PipelineRequest()
     tracking_uri: str = ""
     """Where MLflow is; empty: no mirror."""
     experiment: str = "evertrain"

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from flows.parameters import RetrainParameters, new_run_name
 from train_core.config import TrainConfig
-from train_core.requests import DriverRequest
+from train_core.requests import DriverRequest, PipelineRequest
 from train_core.storage.records.names import check_run_name
 
 
@@ -25,11 +25,31 @@ def test_the_request_carries_everything_beside_the_training() -> None:
         storage="s3://bucket/runs",
         run="r",
         config=TrainConfig(),
-        pipeline={"infer_input": "test", "tracking_uri": "http://m"},
+        pipeline=PipelineRequest(infer_input="test", tracking_uri="http://m"),
         tracking_uri="http://m",
         experiment="e",
         dry_run=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "dumped"),
+    [
+        ({}, {"infer_input": "test"}),
+        ({"tracking_uri": ""}, {"infer_input": "test", "tracking_uri": ""}),
+        (
+            {"infer_input": "s3://new", "tracking_uri": "http://m"},
+            {"infer_input": "s3://new", "tracking_uri": "http://m"},
+        ),
+    ],
+)
+def test_a_request_as_json_has_of_the_pipeline_what_was_asked(
+    asked: dict[str, str], dumped: dict[str, str]
+) -> None:
+    request = RetrainParameters(run="r", **asked).request()
+    assert request.model_dump(mode="json")["pipeline"] == dumped
+    assert PipelineRequest.recorded_in(dumped | {"dry_run": False}) == request.pipeline
+    assert DriverRequest.model_validate_json(request.model_dump_json()) == request
 
 
 def test_a_request_says_after_which_flow_run_the_run_is_named() -> None:

@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -131,7 +131,7 @@ def idx_header(store: Store, name: str, size_bytes: int) -> tuple[np.dtype[Any],
     """
     source, start = store.uri(name), store.piece(name, 0, min(size_bytes, _HEADER_BYTES))
     unpacked_bytes: int | None = size_bytes
-    if name.endswith(".gz"):
+    if name.endswith(PACKED):
         try:
             start = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(start, _HEADER_BYTES)
         except zlib.error as error:
@@ -140,6 +140,65 @@ def idx_header(store: Store, name: str, size_bytes: int) -> tuple[np.dtype[Any],
             ) from error
         unpacked_bytes = None
     return _parse_header(start, unpacked_bytes, source)[:2]
+
+
+class Readable(Protocol):
+    """A file that is open for reading in any order."""
+
+    def read(self, size: int, /) -> bytes:
+        """The next bytes, as many as are asked for and there."""
+        ...
+
+    def seek(self, offset: int, /) -> int:
+        """Read from there on."""
+        ...
+
+
+class IdxRows:
+    """The rows of an IDX file, read from an open file of `size_bytes` a range at a time.
+
+    It is packed if its name, `source`, ends with .gz: rows are then read fastest in their order.
+    Raises DataError if it is not a whole IDX file; of a packed one, its size is known at its end.
+    """
+
+    def __init__(self, file: Readable, size_bytes: int, source: str) -> None:
+        self._source = source
+        is_packed = source.endswith(PACKED)
+        self._file: Readable = gzip.GzipFile(fileobj=file) if is_packed else file
+        start = self._read(0, _HEADER_BYTES)
+        known = None if is_packed else size_bytes
+        self._dtype, self._shape, self._header_bytes = _parse_header(start, known, source)
+
+    @property
+    def num_rows(self) -> int:
+        """The first dimension."""
+        return self._shape[0]
+
+    def read(self, rows: range) -> npt.NDArray[Any]:
+        """Consecutive rows, in native byte order."""
+        shape = len(rows), *self._shape[1:]
+        row_bytes = math.prod(shape[1:]) * self._dtype.itemsize
+        size_bytes = len(rows) * row_bytes
+        # What follows the last row is looked at, too.
+        is_last = rows.stop == self.num_rows
+        data = self._read(self._header_bytes + rows.start * row_bytes, size_bytes + is_last)
+        if len(data) != size_bytes:
+            fault = "is truncated" if len(data) < size_bytes else "has trailing bytes"
+            raise DataError(
+                f"{self._source} {fault}: expected {size_bytes} bytes for rows {rows.start} to "
+                f"{rows.stop - 1} of {' x '.join(map(str, self._shape))} values"
+            )
+        values = np.frombuffer(data, self._dtype).reshape(shape)
+        return values.astype(self._dtype.newbyteorder("="), copy=False)
+
+    def _read(self, start: int, size_bytes: int) -> bytes:
+        try:
+            self._file.seek(start)
+            return self._file.read(size_bytes)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(
+                f"{self._source} is corrupt: expected a whole gzip stream ({error})"
+            ) from error
 
 
 def _gunzip(data: bytes, source: str) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine.digests import digest_of_training, journal_of
 from tests.engine.growing import add_files, write_rows, write_splits
-from train_core.client.verify_resume import VerifyResumeRequest, prove
+from train_core.client.verify_resume import VerifyResumeRequest, verify_resume
 from train_core.config import TrainConfig
 from train_core.datasets.files import PinnedFiles
 from train_core.engine.data.inputs import open_input
@@ -308,7 +308,7 @@ def test_a_proof_of_a_workload_that_names_its_files_is_not_disturbed(
         workers=1,
         storage=str(tmp_path / "proof"),
     )
-    assert prove(request, tmp_path).identical
+    assert verify_resume(request, tmp_path).identical
 
 
 def test_a_login_that_is_not_recorded_is_asked_for_again(local: str, tmp_path: Path) -> None:

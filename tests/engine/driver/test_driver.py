@@ -31,7 +31,7 @@ from train_core.errors import (
     UserCodeError,
 )
 from train_core.log_lines import warning_in
-from train_core.requests import DriverRequest
+from train_core.requests import DriverRequest, PipelineRequest
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination.pins import valid_pins
 from train_core.storage.objects.digests import digest_of
@@ -127,7 +127,7 @@ def test_data_without_a_column_is_refused_before_anything_is_started(
     trained: Trained, tmp_path: Path
 ) -> None:
     pq.write_table(pa.table({"picture": IMAGES.tolist()}), tmp_path / "new.parquet")
-    asked = {"scores_only": True, "pipeline": {"infer_input": str(tmp_path)}}
+    asked = {"scores_only": True, "pipeline": PipelineRequest(infer_input=str(tmp_path))}
     with (
         Driver(trained.driver.request.model_copy(update=asked)) as driver,
         pytest.raises(DataError, match=r"new\.parquet.*'image'.* picture$"),
@@ -174,7 +174,7 @@ def test_evaluation_measures_what_the_training_measured(trained: Trained) -> Non
 @pytest.mark.promise("batch-beside-training")
 def test_scoring_needs_nobody_to_have_the_run(trained: Trained) -> None:
     scoring = trained.driver.request.model_copy(
-        update={"scores_only": True, "pipeline": {"infer_input": "test"}}
+        update={"scores_only": True, "pipeline": PipelineRequest(infer_input="test")}
     )
     with Driver(scoring) as driver:
         assert driver.prepared().num_samples == {"infer": 360}

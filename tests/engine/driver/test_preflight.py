@@ -24,7 +24,7 @@ from train_core.engine.driver.preflight import check, new_record
 from train_core.engine.driver.stages import DriverStages
 from train_core.engine.training.loop import Trainer
 from train_core.errors import ConfigError, DataError, RunConflictError
-from train_core.requests import DriverRequest
+from train_core.requests import DriverRequest, PipelineRequest
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 from train_core.workload import load_workload
@@ -180,9 +180,9 @@ def test_no_login_of_what_is_scored_or_begun_with_is_recorded(tmp_path: Path) ->
     Store(place).write("new.parquet", rows.getvalue())
     weights = load_workload(TINY["workload"], {}).model().state_dict()
     Store(place).write("first.safetensors", safetensors.torch.save(weights))
-    scored = {"infer_input": f"{place}/new.parquet"}
+    scored = f"{place}/new.parquet"
     request = asked(tmp_path, init_from=f"{place}/first.safetensors").model_copy(
-        update={"pipeline": scored}
+        update={"pipeline": PipelineRequest(infer_input=scored)}
     )
     driver = DriverStages()
     driver.prepare(request.model_dump(mode="json"))
@@ -195,13 +195,17 @@ def test_no_login_of_what_is_scored_or_begun_with_is_recorded(tmp_path: Path) ->
     assert origin is not None
     assert origin.uri == "memory://***@host/first.safetensors"
     assert folder.asked().pipeline["infer_input"] == "memory://***@host/new.parquet"
-    described = open_input(scored["infer_input"], load_workload(TINY["workload"], {})).describe()
+    described = open_input(scored, load_workload(TINY["workload"], {})).describe()
     assert described["source"] == "memory://***@host"
 
     # The run has no checkpoint yet, so it begins with those weights again.
     assert check(folder, request).prepared.resumed
-    for part in ("config", "pipeline"):
-        hidden = request.model_copy(update={part: getattr(folder.asked(), part)})
+    recorded = folder.asked()
+    for part in (
+        {"config": recorded.config},
+        {"pipeline": PipelineRequest.recorded_in(recorded.pipeline)},
+    ):
+        hidden = request.model_copy(update=part)
         with pytest.raises(ConfigError, match=r"the login in the URL of the .* is not recorded"):
             check(folder, hidden)
     config = request.config.model_copy(update={"epochs": 1})

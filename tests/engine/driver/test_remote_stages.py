@@ -33,7 +33,7 @@ from train_core import TrainConfig
 from train_core.client.driver import Driver
 from train_core.engine.driver import remote_stages
 from train_core.errors import ConfigError, JobEndedError, ResourceError, RunBusyError, StoppedError
-from train_core.requests import DriverRequest
+from train_core.requests import DriverRequest, PipelineRequest
 from train_core.results import PredictionsResult
 from train_core.storage.cleanup.orphans import find_orphans
 from train_core.storage.coordination import lease, mailbox, pins
@@ -365,7 +365,9 @@ def _kill_a_batch_inference_and_score_again(ray_address: str, tmp_path: Path) ->
     )
     with Driver(trains, print) as driver:
         (last,) = driver.train().checkpoints
-    scores = trains.model_copy(update={"scores_only": True, "pipeline": {"infer_input": "test"}})
+    scores = trains.model_copy(
+        update={"scores_only": True, "pipeline": PipelineRequest(infer_input="test")}
+    )
     told = {"env_vars": {HOLD: "inference@0", NOTES: str(notes)}}
     held = scores.config.model_copy(update={"runtime_env": told})
     store = RunFolder(trains.storage, "run").store

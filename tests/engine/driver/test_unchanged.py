@@ -16,7 +16,7 @@ import pytest
 from tests.engine import alone, growing
 from train_core.config import TrainConfig
 from train_core.engine.driver.stages import DriverStages
-from train_core.requests import DriverRequest, Prepared
+from train_core.requests import DriverRequest, PipelineRequest, Prepared
 from train_core.storage.records.names import REPORT_JSON, RUN_JSON
 from train_core.storage.run_folder import RunFolder
 
@@ -29,7 +29,7 @@ def request(storage: Path, run: str, *, source: str = "test", **config: Any) -> 
         storage=str(storage),
         run=run,
         config=TrainConfig(**CONFIG | config),
-        pipeline={"infer_input": source},
+        pipeline=PipelineRequest(infer_input=source),
         skip_unchanged=True,
     )
 

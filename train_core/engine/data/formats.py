@@ -9,6 +9,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from train_core.errors import DataError, EvertrainError
 from train_core.storage.objects.ranges import RangeReader
 from train_core.storage.objects.store import Store
 from train_core.workload import Columns
+from train_core.workloads.idx import PACKED, idx_header
 
 Kind = Literal["split", "parquet", "images", "idx"]
 
@@ -33,7 +35,7 @@ _BUFFER_BYTES = 2**20
 KINDS: Mapping[Kind, Callable[[str], bool]] = {
     "parquet": lambda name: name.endswith(".parquet"),
     "images": lambda name: name.endswith(IMAGE_SUFFIXES),
-    "idx": lambda name: name.removesuffix(".gz").endswith(("idx3-ubyte", "idx4-ubyte")),
+    "idx": lambda name: name.removesuffix(PACKED).endswith(("idx3-ubyte", "idx4-ubyte")),
 }
 """Which files of a folder are of which kind, by their names in lowercase."""
 
@@ -51,8 +53,6 @@ def head_of(kind: Kind, store: Store, name: str, size_bytes: int) -> Head:
     if kind == "images":
         return Head(1, (_IMAGE,))
     if kind == "idx":
-        from train_core.workloads.idx import idx_header
-
         _, shape = idx_header(store, name, size_bytes)
         return Head(shape[0], (_IMAGE,))
     with _readable(store.uri(name)):
@@ -66,8 +66,6 @@ def first_rows(kind: Kind, store: Store, name: str, size_bytes: int) -> Columns:
     if kind == "images":
         return {_IMAGE: read_image(store.read(name), store.uri(name))[None]}
     if kind == "idx":
-        from train_core.workloads.idx import idx_header
-
         dtype, shape = idx_header(store, name, size_bytes)
         rows = (min(shape[0], _FEW), *shape[1:])
         return {_IMAGE: np.zeros(rows, dtype.newbyteorder("="))}
@@ -78,24 +76,43 @@ def first_rows(kind: Kind, store: Store, name: str, size_bytes: int) -> Columns:
         return columns_of(pa.Table.from_batches([batch]))
 
 
-def open_parquet(data: bytes, uri: str) -> pq.ParquetFile:
-    """The Parquet file with these bytes. Raises DataError if it is none."""
-    with _readable(uri):
-        return pq.ParquetFile(pa.BufferReader(data))
+class ParquetRows:
+    """The rows of a Parquet file, of which one row group at a time is held in memory.
 
+    The last one that was read is kept: the next rows are most often in the same. Raises DataError
+    if the file is none of Parquet.
+    """
 
-def parquet_rows(file: pq.ParquetFile, rows: range) -> pa.Table:
-    """The rows, reading only the row groups that hold them."""
-    groups: list[int] = []
-    before = start = 0
-    for group in range(file.metadata.num_row_groups):
-        size = file.metadata.row_group(group).num_rows
-        if before < rows.stop and before + size > rows.start:
-            if not groups:
-                start = before
-            groups.append(group)
-        before += size
-    return file.read_row_groups(groups).slice(rows.start - start, len(rows))
+    def __init__(self, file: RangeReader, uri: str) -> None:
+        self._uri = uri
+        with _readable(uri):
+            self._file = pq.ParquetFile(file)
+        metadata = self._file.metadata
+        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        self._starts = [0, *accumulate(sizes)]
+        self._kept: tuple[int, pa.Table] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """All rows of the file."""
+        return int(self._starts[-1])
+
+    def read(self, rows: range) -> pa.Table:
+        """Consecutive rows, at least one. Only the row groups that hold them are read."""
+        parts = []
+        for group, (start, stop) in enumerate(pairwise(self._starts)):
+            lo, hi = max(rows.start, start), min(rows.stop, stop)
+            if lo < hi:
+                parts.append(self._row_group(group).slice(lo - start, hi - lo))
+        return pa.concat_tables(parts)
+
+    def _row_group(self, group: int) -> pa.Table:
+        if self._kept is None or self._kept[0] != group:
+            # Before the next is read, so that only one is in memory.
+            self._kept = None
+            with _readable(self._uri):
+                self._kept = group, self._file.read_row_group(group)
+        return self._kept[1]
 
 
 def columns_of(table: pa.Table) -> Columns:

@@ -16,8 +16,6 @@ from functools import cached_property, lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow.parquet as pq
 
 from train_core.datasets.files import is_data
 from train_core.engine.data.formats import (
@@ -26,36 +24,33 @@ from train_core.engine.data.formats import (
     KINDS,
     Head,
     Kind,
+    ParquetRows,
     columns_of,
     first_rows,
     head_of,
-    open_parquet,
-    parquet_rows,
     read_image,
+)
+from train_core.engine.data.input_files import (
+    InputFile,
+    VerifiedFile,
+    changed,
+    hashed,
+    read_whole,
 )
 from train_core.engine.data.raw_columns import RawColumns, joined, try_prepare
 from train_core.errors import DataError, HiddenLoginError
 from train_core.policy.logins import has_hidden_login, hide_logins
-from train_core.storage.objects.digests import digest_of, new_digest
+from train_core.storage.objects.digests import new_digest
 from train_core.storage.objects.store import Store
 from train_core.workload import SPLITS, Columns, Dataset, Split, Workload, fetch, indexed
+from train_core.workloads.idx import PACKED, IdxRows
 
 _MOST_LISTED = 1000
 """Files that a manifest lists one by one; of more it has the digest of all."""
 _NUM_READERS = 16
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """A file with rows to score, as it was when the input was opened; or a split."""
-
-    name: str
-    rows: int
-    size_bytes: int = 0
-    digest: str = ""
-    """BLAKE3 of the content; empty where the input was opened without."""
+_Rows = TypeVar("_Rows", IdxRows, ParquetRows)
 
 
 @dataclass(frozen=True)
@@ -122,10 +117,7 @@ def open_input(source: str, workload: Workload[Any], *, with_digests: bool = Fal
 
 
 def _with_digests(found: Input) -> Input:
-    digests = _in_parallel(partial(_digest, Store(found.source)), found.files)
-    files = tuple(
-        replace(file, digest=digest) for file, digest in zip(found.files, digests, strict=True)
-    )
+    files = tuple(_in_parallel(partial(hashed, Store(found.source)), found.files))
     whole = new_digest()
     for file in files:
         whole.update(f"{file.name}\0{file.size_bytes}\0{file.digest}\n".encode())
@@ -183,7 +175,9 @@ def _open_kind(
 def _once_each(names: list[str]) -> list[str]:
     """Without the packed one of two files that are the same but for that."""
     there = set(names)
-    return [name for name in names if not (name.endswith(".gz") and name[:-3] in there)]
+    return [
+        name for name in names if not (name.endswith(PACKED) and name.removesuffix(PACKED) in there)
+    ]
 
 
 def _check_columns(
@@ -225,55 +219,16 @@ def _locate(found: Input, samples: range) -> list[tuple[InputFile, range]]:
 
 def _read_rows(kind: Kind, store: Store, file: InputFile, rows: range) -> tuple[list[str], Columns]:
     # Either spelling of a file of IDX is one name in the ids.
-    name = file.name.removesuffix(".gz") if kind == "idx" else file.name
+    name = file.name.removesuffix(PACKED) if kind == "idx" else file.name
     if kind == "images":
-        return [name], {"image": read_image(_read(store, file), store.uri(name))[None]}
+        return [name], {"image": read_image(read_whole(store, file), store.uri(name))[None]}
     numbered = [f"{name}#{row}" for row in rows]
     if kind == "idx":
-        return numbered, {"image": _idx(store.url, file)[rows.start : rows.stop]}
-    table = parquet_rows(_parquet(store.url, file), rows)
+        return numbered, {"image": _idx(store.url, file).read(rows)}
+    table = _parquet(store.url, file).read(rows)
     if ID in table.column_names:
         numbered = [str(value) for value in table[ID].to_pylist()]
     return numbered, columns_of(table)
-
-
-def _digest(store: Store, file: InputFile) -> str:
-    """Of the file's content, read in bounded memory."""
-    digest, num_bytes = new_digest(), 0
-    try:
-        for piece in store.chunks(file.name):
-            digest.update(piece)
-            num_bytes += len(piece)
-    except FileNotFoundError as error:
-        raise _changed(store, file) from error
-    if num_bytes != file.size_bytes:
-        raise _changed(store, file)
-    return digest.hexdigest()
-
-
-def _read(store: Store, file: InputFile) -> bytes:
-    """The file's content. Raises DataError if that is another than it was."""
-    try:
-        data = store.read(file.name)
-    except FileNotFoundError as error:
-        raise _changed(store, file) from error
-    if digest_of(data) != file.digest:
-        raise _changed(store, file)
-    return data
-
-
-def _check_rows(store: Store, file: InputFile, rows: int) -> None:
-    """Raise DataError if it was replaced after its head was read and before its digest was made."""
-    if rows != file.rows:
-        raise _changed(store, file)
-
-
-def _changed(store: Store, file: InputFile) -> DataError:
-    return DataError(
-        f"{store.uri(file.name)} is not what it was when the input was opened: it was replaced or "
-        "deleted meanwhile. Infer again, which reads what is there then, and write new data into "
-        "files of their own"
-    )
 
 
 def _in_parallel(call: Callable[[Any], _T], items: Iterable[Any]) -> list[_T]:
@@ -286,25 +241,29 @@ def _in_parallel(call: Callable[[Any], _T], items: Iterable[Any]) -> list[_T]:
             threads.shutdown(wait=False, cancel_futures=True)
 
 
-# The last few files stay open for the next batch; keys are plain, so that they are found again.
+# The last files stay open for the next batch; keys are plain, so that they are found again.
 @lru_cache(maxsize=2)
 def _split(workload: Workload[Any], split: Split) -> Dataset:
     return indexed(workload, split)
 
 
-@lru_cache(maxsize=4)
-def _idx(url: str, file: InputFile) -> npt.NDArray[Any]:
-    from train_core.workloads.idx import parse_idx_file
-
+@lru_cache(maxsize=2)
+def _idx(url: str, file: InputFile) -> IdxRows:
     store = Store(url)
-    images = parse_idx_file(_read(store, file), store.uri(file.name))
-    _check_rows(store, file, len(images))
-    return images
+    opened = IdxRows(VerifiedFile(store, file), file.size_bytes, store.uri(file.name))
+    return _with_the_rows_of(file, store, opened)
 
 
-@lru_cache(maxsize=4)
-def _parquet(url: str, file: InputFile) -> pq.ParquetFile:
+@lru_cache(maxsize=2)
+def _parquet(url: str, file: InputFile) -> ParquetRows:
     store = Store(url)
-    opened = open_parquet(_read(store, file), store.uri(file.name))
-    _check_rows(store, file, opened.metadata.num_rows)
+    return _with_the_rows_of(
+        file, store, ParquetRows(VerifiedFile(store, file), store.uri(file.name))
+    )
+
+
+def _with_the_rows_of(file: InputFile, store: Store, opened: _Rows) -> _Rows:
+    """Raise DataError if it was replaced after its head was read and before its digest was made."""
+    if opened.num_rows != file.rows:
+        raise changed(store, file)
     return opened

@@ -254,7 +254,7 @@ class JobServer:
             a[name], b[name] = getattr(ours, name), getattr(theirs, name)
         # By whichever way MLflow's address was given.
         a["pipeline"], b["pipeline"] = (
-            {k: v for k, v in one.pipeline.items() if k != "tracking_uri"} for one in (ours, theirs)
+            one.pipeline.model_copy(update={"tracking_uri": None}) for one in (ours, theirs)
         )
         if differing := sorted(name for name in a if a[name] != b[name]):
             others = " and another ".join(differing)

@@ -107,7 +107,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     plan = config.step_plan(num_samples["train"])
     if config.strategy == "fsdp":
         check_passes(plan, datasets["train"], config.num_workers)
-    if source := request.pipeline.get("infer_input"):
+    if source := request.pipeline.infer_input:
         open_input(source, workload)
     origin = _check_origin(folder, request, workload)
     if not resumed:
@@ -125,7 +125,9 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
 def check_scoring(folder: RunFolder, request: DriverRequest) -> Prepared:
     """Check the input of a batch inference of a run that exists. Raises ConfigError."""
     workload = load_recorded(folder, request.config)
-    source = open_input(request.pipeline["infer_input"], workload)
+    if request.pipeline.infer_input is None:
+        raise ConfigError("nothing to score is named: give infer_input")
+    source = open_input(request.pipeline.infer_input, workload)
     return Prepared(
         run=folder.name,
         url=folder.url,
@@ -139,11 +141,11 @@ def _check_continuation(folder: RunFolder, request: DriverRequest) -> None:
     config, record = request.config, folder.record()
     folder.check_name(request.flow_run)
     check_continuation(folder, config)
-    asked = pipeline_of(request)
+    asked = {"experiment": request.experiment, "dry_run": request.dry_run}
     # What is scored may be another thing every time; where MLflow shows the run may not.
     changed = {
         name: (record.pipeline[name], asked[name])
-        for name in ("experiment", "dry_run")
+        for name in asked
         if record.pipeline.get(name, asked[name]) != asked[name]
     }
     if changed:
@@ -218,7 +220,7 @@ def new_record(
         pipeline=pipeline_of(request),
         fingerprint=fingerprint(config),
         datasets={split: describe_data(dataset) for split, dataset in datasets.items()},
-        input_state=_input_state(request.pipeline.get("infer_input", "")),
+        input_state=_input_state(request.pipeline.infer_input or ""),
         code=code_of(config.workload),
         origin=without_login(origin) if origin else None,
     )
@@ -234,9 +236,9 @@ def with_surroundings(record: RunRecord, config: TrainConfig) -> RunRecord:
 
 def pipeline_of(request: DriverRequest) -> dict[str, Any]:
     """What the flow was asked beyond the training, as it is recorded."""
-    asked = request.pipeline | {"experiment": request.experiment, "dry_run": request.dry_run}
-    shown = {name: hide_logins(asked[name]) for name in ("infer_input",) if name in asked}
-    return asked | shown
+    shown = {"infer_input": hide_logins(request.pipeline.infer_input)}
+    asked = request.pipeline.model_copy(update=shown).model_dump()
+    return asked | {"experiment": request.experiment, "dry_run": request.dry_run}
 
 
 def _input_state(source: str) -> str:

@@ -1,0 +1,93 @@
+"""Errors from another process or from storage: whatever is read there, an error is raised."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from train_core import errors
+from train_core.errors import EvertrainError, StageError, describe, rebuild
+
+_OURS = [
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, EvertrainError)
+]
+
+
+class UsersError(EvertrainError):
+    """A user's own, which the other process cannot import."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Path",  # was never there
+        "traceback",
+        "Any",  # other names of the module, which are no errors
+        "annotations",
+        "Iterator",
+        "contextmanager",
+        "describe",
+        "FAILED",
+        "__builtins__",
+        "UnknownError",
+    ],
+)
+def test_a_type_that_is_no_error_of_ours_is_named(name: str) -> None:
+    rebuilt = rebuild({"type": name, "facts": ["a", "b", "c"]})
+    assert type(rebuilt) is StageError
+    assert repr(name) in str(rebuilt)
+    assert "'a', 'b', 'c'" in str(rebuilt)
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {},
+        {"type": "StageError"},
+        {"facts": ["train", "it failed", ""]},
+        {"type": ["StageError"], "facts": ["train", "it failed", ""]},
+        {"type": "StageError", "facts": "train"},
+        {"type": "StageError", "facts": {"stage": "train"}},
+        {"type": "StageError", "facts": ["train"]},
+        {"type": "StageError", "facts": ["train", 7, ""]},
+        {"type": "StoppedError", "facts": ["digits", "soon"]},
+        {"type": "StoppedError", "facts": ["digits", 3, "more"]},
+        {"type": "RunConflictError", "facts": ["digits", {"seed": 1}]},
+        {"type": "UnsavedError", "facts": [None, 3, None, "x"]},
+        {"type": "ConfigError", "facts": [{"a": "b"}]},
+        None,
+        "StageError",
+        ["StageError", ["train", "it failed", ""]],
+    ],
+    ids=repr,
+)
+def test_what_describes_no_error_is_shown(described: Any) -> None:
+    rebuilt = rebuild(described)
+    assert type(rebuilt) is StageError
+    assert repr(described) in str(rebuilt)
+
+
+@pytest.mark.parametrize("kind", _OURS, ids=lambda kind: kind.__name__)
+def test_every_error_travels(kind: type[EvertrainError]) -> None:
+    """One that is added here and not to the table would arrive as an unknown one."""
+    made = {
+        "RunConflictError": ("digits", {"seed": (1, 2)}),
+        "StoppedError": ("digits", 7),
+        "FencedError": (1, 2),
+        "UnsavedError": (3600.0, 7, None, "x"),
+        "NotFiniteError": (7, 1.5, "step-00000003-a0001", "the loss"),
+        "RunBusyError": ("digits", "a process"),
+    }
+    facts = made.get(kind.__name__, ("x", "y", "z") if issubclass(kind, StageError) else ("x",))
+    error = kind(*facts)
+    rebuilt = rebuild(json.loads(json.dumps(describe("train", error))))
+    assert (type(rebuilt), str(rebuilt), vars(rebuilt)) == (kind, str(error), vars(error))
+
+
+def test_a_users_own_error_is_the_nearest_of_ours() -> None:
+    rebuilt = rebuild(describe("train", UsersError("mine")))
+    assert (type(rebuilt), str(rebuilt)) == (EvertrainError, "mine")

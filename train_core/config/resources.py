@@ -1,0 +1,133 @@
+"""With how many workers a training runs, on what, and where."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from train_core.config.options import MAY_CHANGE, Options
+
+LOCAL = "local"
+"""The `ray_address` of a Ray that is started for the run."""
+
+
+class WorkerOptions(Options):
+    """The workers, what each of them has, and the cluster that they run on."""
+
+    num_workers: int = Field(
+        default=1,
+        ge=1,
+        description="Worker processes (ranks). With min_workers, or as MIN,MAX on the command "
+        "line, the most of them.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    min_workers: int = Field(
+        default=0,
+        ge=0,
+        description="Train with as many workers as there is room for, so many at least, and more "
+        "or fewer as nodes come and go; 0: with num_workers only.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    num_shards: int = Field(
+        default=0,
+        ge=0,
+        description="Shards of a batch, fixed for the run's life and at least num_workers; "
+        "0: the workers that the run starts with.",
+    )
+    cpus_per_worker: float = Field(
+        default=1, gt=0, description="CPUs that Ray reserves.", json_schema_extra=MAY_CHANGE
+    )
+    gpus_per_worker: float | None = Field(
+        default=None,
+        ge=0,
+        description="GPUs that Ray reserves; above 0 trains on CUDA with nccl. Unset: as the run "
+        "began; a new one gets a GPU for each worker, if there are enough.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    deterministic: bool = Field(
+        default=True,
+        description="On GPUs, use deterministic algorithms only: what makes a resume exact.",
+    )
+    threads_per_worker: int = Field(
+        default=1, ge=1, description="torch's threads in each worker; other counts, other bits."
+    )
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
+        default="PACK",
+        description="How Ray places workers on nodes.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    ray_address: str = Field(
+        default=LOCAL,
+        description="'local' starts Ray for this run; else the address of a running cluster, "
+        "where a job trains that outlives this program: http://head:8265 or head:6379.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    runtime_env: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Ray's runtime environment of the workers, a JSON object. Prefect shows it: "
+        "secrets belong into the environment.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    strict: bool = Field(
+        default=False,
+        description="Refuse to resume where library versions or hardware may change the bits.",
+        json_schema_extra=MAY_CHANGE,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_range(cls, given: Any) -> Any:
+        """`num_workers=(2, 4)`, or `"2,4"` on a command line, is a least and a most."""
+        if not isinstance(given, dict):
+            return given
+        asked = given.get("num_workers")
+        if isinstance(asked, str) and "," in asked:
+            asked = asked.strip("[]()").split(",")
+        if not isinstance(asked, (list, tuple)):
+            return given
+        if len(asked) != 2:
+            raise ValueError(f"num_workers is a number or MIN,MAX, got {given['num_workers']!r}")
+        return given | {"min_workers": asked[0], "num_workers": asked[1]}
+
+    @field_validator("runtime_env", mode="before")
+    @classmethod
+    def _parse_runtime_env(cls, value: object) -> object:
+        return json.loads(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check_workers(self) -> Self:
+        if self.min_workers > self.num_workers:
+            raise ValueError(
+                f"min_workers is {self.min_workers}, more than num_workers, {self.num_workers}"
+            )
+        if self.num_shards and self.num_shards < self.num_workers:
+            raise ValueError(
+                f"num_workers is {self.num_workers} but num_shards is {self.num_shards}: "
+                "a worker computes at least one shard, so ask for fewer workers or more shards"
+            )
+        return self
+
+    @property
+    def shards(self) -> int:
+        """The number of shards of every batch."""
+        return self.num_shards or self.num_workers
+
+    @property
+    def fewest_workers(self) -> int:
+        """The number of workers without which it does not train."""
+        return self.min_workers or self.num_workers
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether workers compute on a GPU."""
+        return bool(self.gpus_per_worker)
+
+
+def available_cpus() -> int:
+    """The CPUs that a local Ray has."""
+    # macOS has no affinity.
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

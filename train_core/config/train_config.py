@@ -1,0 +1,134 @@
+"""What a training is asked to do: all of its parameters, checked where they are made."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from train_core.config.checkpoints import CheckpointOptions, RetentionOptions
+from train_core.config.options import may_change
+from train_core.config.resources import WorkerOptions
+from train_core.config.training import (
+    InitOptions,
+    LengthOptions,
+    MonitorOptions,
+    StepOptions,
+    WorkloadOptions,
+)
+from train_core.policy.logins import hide_logins
+from train_core.policy.retention import RetentionRules
+from train_core.policy.steps import StepPlan
+
+
+# pydantic lists the fields of the last base first: this is the order of run.json and of --help.
+class TrainConfig(
+    WorkerOptions,
+    RetentionOptions,
+    CheckpointOptions,
+    MonitorOptions,
+    StepOptions,
+    InitOptions,
+    LengthOptions,
+    WorkloadOptions,
+):
+    """How to train one workload. Unknown names are an error; negative numbers too."""
+
+    def __hash__(self) -> int:
+        # Not of all fields, of which some are dicts; equal configurations have equal ones.
+        return hash((self.workload, self.seed, self.epochs, self.batch_size))
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        shards = max(self.num_shards, self.num_workers)
+        if self.batch_size < self.accumulation_steps * shards:
+            raise ValueError(
+                f"batch_size {self.batch_size} leaves nothing for some of "
+                f"{self.accumulation_steps} accumulation_steps x {shards} shards: raise batch_size"
+            )
+        if self.strategy == "fsdp":
+            self._check_fsdp()
+        return self
+
+    def _check_fsdp(self) -> None:
+        if self.fewest_workers < self.num_workers:
+            raise ValueError(
+                "with strategy fsdp other numbers of workers are other bits: ask for one number of "
+                f"workers, not for {self.min_workers} to {self.num_workers}, or for ddp"
+            )
+        for name in ("compile", "channels_last"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"{name} cannot be combined with strategy fsdp: leave it out, or use ddp"
+                )
+
+    @property
+    def retention(self) -> RetentionRules:
+        """Which checkpoints to keep."""
+        return RetentionRules(
+            metric=self.monitor,
+            order=self.monitor_order,
+            keep_last=self.keep_last,
+            keep_best=self.keep_best,
+            keep_every_steps=self.keep_every_steps,
+            keep_newer_than_s=self.keep_newer_than_s,
+        )
+
+    def step_plan(self, num_samples: int) -> StepPlan:
+        """Which samples each step takes of so many."""
+        return StepPlan(
+            num_samples, self.batch_size, self.accumulation_steps, self.shards, self.drop_last
+        )
+
+    def fixed(self) -> Self:
+        """The same configuration with what is derived written out."""
+        return self.model_copy(update={"num_shards": self.shards})
+
+    def without_secrets(self) -> Self:
+        """The same configuration without the workers' environment variables."""
+        shown = {name: value for name, value in self.runtime_env.items() if name != "env_vars"}
+        return self.model_copy(update={"runtime_env": shown})
+
+    def recorded(self) -> Self:
+        """What `run.json` says of it."""
+        return self.fixed().without_secrets().without_logins()
+
+    def without_logins(self) -> Self:
+        """The same configuration without the users and passwords in its URLs."""
+        shown = {name: hide_logins(getattr(self, name)) for name in ("settings", "init_from")}
+        return self.model_copy(update=shown)
+
+    def deciding(self) -> dict[str, object]:
+        """The fields that decide the numbers or how long it trains, settings and workload aside.
+
+        Without `num_shards` where that was not asked for: it follows the number of workers.
+        """
+        found = {
+            name: getattr(self, name)
+            for name, field in TrainConfig.model_fields.items()
+            if name in LengthOptions.model_fields or not may_change(field)
+        }
+        left_out = {"workload", "settings"} | ({"num_shards"} if not self.num_shards else set())
+        return {name: value for name, value in found.items() if name not in left_out}
+
+    def differences(self, asked: TrainConfig) -> dict[str, tuple[object, object]]:
+        """Fields that `asked` gives another value though they may not change, as (was, now)."""
+        found: dict[str, tuple[object, object]] = {}
+        for name, field in TrainConfig.model_fields.items():
+            was, now = getattr(self, name), getattr(asked, name)
+            if name == "num_shards" and now == 0:
+                continue
+            if was == now or may_change(field):
+                continue
+            if name == "settings":
+                found |= _different_settings(was, now)
+            else:
+                found[name] = (was, now)
+        return found
+
+
+def _different_settings(
+    was: dict[str, Any], now: dict[str, Any]
+) -> dict[str, tuple[object, object]]:
+    pairs = {key: (was.get(key), now.get(key)) for key in {**was, **now}}
+    return {f"settings.{key}": pair for key, pair in pairs.items() if pair[0] != pair[1]}

@@ -1,0 +1,166 @@
+"""What is trained, for how long, from which weights, and how a step is computed."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+
+from train_core.config.options import MAY_CHANGE, Options
+from train_core.policy.metric_names import VALIDATION_ACCURACY
+
+_WORKLOAD = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+
+
+def _check_workload(name: object) -> object:
+    """Say more than that a pattern does not match."""
+    if isinstance(name, str) and not re.fullmatch(_WORKLOAD, name):
+        raise ValueError(
+            "name it as package.module:Name, such as train_core.workloads.digits:Digits"
+        )
+    return name
+
+
+WorkloadName = Annotated[
+    str, StringConstraints(pattern=_WORKLOAD), BeforeValidator(_check_workload)
+]
+"""What is trained, as package.module:Name."""
+
+
+class WorkloadOptions(Options):
+    """What to train."""
+
+    workload: WorkloadName = Field(
+        default="train_core.workloads.digits:Digits",
+        description="What to train, as package.module:Name.",
+    )
+    settings: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The workload's own settings, a JSON object (see `evertrain workloads`).",
+    )
+
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _parse_settings(cls, value: object) -> object:
+        return json.loads(value) if isinstance(value, str) else value
+
+
+class LengthOptions(Options):
+    """How long to train."""
+
+    epochs: int = Field(
+        default=1, ge=1, description="Passes over the training split.", json_schema_extra=MAY_CHANGE
+    )
+    max_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Stop after so many optimizer steps; 0: no limit.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    max_duration_s: float = Field(
+        default=0,
+        ge=0,
+        description="Stop after so many seconds of training; 0: no limit.",
+        json_schema_extra=MAY_CHANGE,
+    )
+
+
+class InitOptions(Options):
+    """Whose weights a new run begins with."""
+
+    init_from: str = Field(
+        default="",
+        description="Whose weights a new run begins with: a run (its best checkpoint), "
+        "RUN/CHECKPOINT, the path or URL of either or of a .safetensors file, or a registered "
+        "model (models:/name/version, models:/name@alias); empty: the workload's own.",
+    )
+    init_from_optimizer: bool = Field(
+        default=False,
+        description="Begin with its optimizer's moments, too; the rates are the new run's.",
+    )
+    init_from_allow: list[str] = Field(
+        default_factory=list,
+        description="Tensors that may be missing there, be unexpected or have another shape: "
+        "names, or patterns as head.*",
+    )
+
+    @model_validator(mode="after")
+    def _check_init_from(self) -> Self:
+        if not self.init_from and (self.init_from_optimizer or self.init_from_allow):
+            raise ValueError(
+                "init_from_optimizer and init_from_allow say how to begin from other weights: "
+                "name them with init_from"
+            )
+        if self.init_from_optimizer and self.init_from.endswith(".safetensors"):
+            raise ValueError(
+                f"init_from {self.init_from!r} is a file of weights and has no optimizer: name a "
+                "run or a checkpoint, or leave out init_from_optimizer"
+            )
+        return self
+
+
+class StepOptions(Options):
+    """How a step is computed. All but `data_workers` decides the numbers."""
+
+    batch_size: int = Field(
+        default=128, ge=1, description="Samples of one optimizer step, over all workers."
+    )
+    accumulation_steps: int = Field(
+        default=1, ge=1, description="Micro-steps into which a batch is cut, to save memory."
+    )
+    drop_last: bool = Field(
+        default=False, description="Leave out the last, smaller batch of an epoch."
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="All randomness is derived from it.")
+    clip_norm: float = Field(
+        default=0, ge=0, description="Clip the gradient's norm to this; 0: no clipping."
+    )
+    strategy: Literal["ddp", "fsdp"] = Field(
+        default="ddp",
+        description="ddp: every worker keeps the whole model, and any number of workers ends with "
+        "the same bits. fsdp shards weights, gradients and optimizer state over the workers: for "
+        "a model whose training state does not fit into one; slower, and another number of "
+        "workers gives other last bits.",
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="bf16 computes the forward pass under autocast."
+    )
+    channels_last: bool = Field(
+        default=False, description="Keep 4-d tensors in the channels-last memory format."
+    )
+    compile: bool = Field(default=False, description="Compile the model with torch.compile.")
+    eval_batch_size: int = Field(
+        default=256, ge=1, description="Samples of a batch in validation, evaluation, inference."
+    )
+    data_workers: int = Field(
+        default=0,
+        ge=0,
+        description="Processes a worker starts to fetch its batches; 0: fetch in the loop.",
+        json_schema_extra=MAY_CHANGE,
+    )
+
+
+class MonitorOptions(Options):
+    """The metric that ranks checkpoints and stops early."""
+
+    monitor: str = Field(
+        default=VALIDATION_ACCURACY,
+        description="The metric that ranks checkpoints and stops early.",
+    )
+    monitor_order: Literal["max", "min"] = Field(
+        default="max", description="Whether more or less of the monitored metric is better."
+    )
+    early_stopping_patience: int = Field(
+        default=0, ge=0, description="Stop after so many validations without improvement; 0: never."
+    )
+    early_stopping_min_delta: float = Field(
+        default=0, ge=0, description="What counts as an improvement of the monitored metric."
+    )
