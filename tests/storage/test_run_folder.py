@@ -124,6 +124,37 @@ def test_a_damaged_manifest_is_left_out_and_quarantined_by_the_next_attempt(
     assert "not a manifest" in folder.quarantined()[str(bad)]
 
 
+@pytest.mark.promise("verified")
+@pytest.mark.parametrize(
+    "alias", [CheckpointName(9, 1), CheckpointName(7, 2), CheckpointName(2, 1), CheckpointName(9, 3)]
+)
+@pytest.mark.parametrize("is_renamed", [False, True], ids=["copied", "renamed"])
+def test_a_checkpoint_under_the_name_of_another_is_refused_and_quarantined(
+    folder: RunFolder, alias: CheckpointName, *, is_renamed: bool
+) -> None:
+    good, own = commit(folder, 5, 1), commit(folder, 7, 1)
+    for file in ("model.safetensors", "manifest.json"):
+        folder.store.copy(f"checkpoints/{own}/{file}", folder.store, f"checkpoints/{alias}/{file}")
+    if is_renamed:
+        folder.store.delete(f"checkpoints/{own}")
+    left = [good] if is_renamed else [good, own]
+    with pytest.raises(CheckpointError, match=f"{alias} has the manifest of {own}: .*delete"):
+        folder.checkpoint(alias)
+    with pytest.raises(CheckpointError, match=f"{alias} has the manifest of {own}"):
+        folder.find(str(alias))
+    assert names(folder) == left
+    assert list(folder.damaged()) == [str(alias)]
+    folder.begin_attempt().release()
+    assert names(folder) == left
+    assert f"has the manifest of {own}" in folder.quarantined()[str(alias)]
+
+
+def test_a_checkpoint_has_its_step_attempt_and_name_from_its_manifest(folder: RunFolder) -> None:
+    name = commit(folder, step=3, attempt=2)
+    [found] = folder.checkpoints()
+    assert (found.step, found.attempt, found.name) == (3, 2, name)
+
+
 def test_a_deleted_checkpoint_is_gone_and_its_neighbours_stay(folder: RunFolder) -> None:
     kept, gone = commit(folder, 1, 1), commit(folder, 1, 2)
     folder.delete_checkpoint(gone, attempt=2)

@@ -149,7 +149,7 @@ def fork_run(folder: RunFolder, at: int, to: str = "") -> RunFolder:
     Its name is `to`, or RUN-at-STEP. Raises ConfigError if there is no such checkpoint, or a run of
     that name already.
     """
-    found = {one.manifest.step: one for one in folder.checkpoints()}
+    found = {one.step: one for one in folder.checkpoints()}
     if at not in found:
         steps = ", ".join(map(str, found)) or "none"
         raise ConfigError(f"run {folder.name!r} has no checkpoint of step {at}; it has {steps}")
@@ -271,7 +271,7 @@ def _summary(folder: RunFolder) -> RunSummary:
         run=folder.name,
         created=f"{record.created_at[:16]}Z",
         workload=record.config.workload.rpartition(":")[2],
-        step=checkpoints[-1].name.step if checkpoints else 0,
+        step=checkpoints[-1].step if checkpoints else 0,
         best=_best_value(checkpoints, record.config),
         test=_tested_value(report, record.config),
         metric=record.config.monitor,
@@ -288,13 +288,13 @@ def _state(folder: RunFolder, checkpoints: list[Checkpoint], report: dict[str, A
         return "interrupted"
     reported = said_in(report, folder, int, "train", "step")
     # A run that was extended has the report of its first end.
-    is_whole = all(reported >= one.manifest.step for one in checkpoints[-1:])
+    is_whole = all(reported >= one.step for one in checkpoints[-1:])
     return "finished" if is_whole else "interrupted"
 
 
 def _best_value(checkpoints: list[Checkpoint], config: TrainConfig) -> float | None:
     """The best checkpoint's value of the monitored metric."""
-    candidates = [Candidate(str(c.name), c.name.step, c.manifest.metrics) for c in checkpoints]
+    candidates = [Candidate(str(c.name), c.step, c.manifest.metrics) for c in checkpoints]
     order = ranked(candidates, config.monitor, config.monitor_order)
     return order[0].metrics.get(config.monitor) if order else None
 

@@ -104,11 +104,25 @@ class _Mark(BaseModel):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint: its name, its manifest and the manifest's digest."""
+    """A committed checkpoint: its manifest, and the manifest's digest."""
 
-    name: CheckpointName
     manifest: CheckpointManifest
     digest: str
+
+    @property
+    def step(self) -> int:
+        """The optimizer steps that were done."""
+        return self.manifest.step
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that took it."""
+        return self.manifest.attempt
+
+    @property
+    def name(self) -> CheckpointName:
+        """Its folder's name."""
+        return CheckpointName(self.step, self.attempt)
 
     @property
     def key(self) -> str:
@@ -234,7 +248,7 @@ class RunFolder:
             with pins.deleting(self.store, name, held.attempt, is_decided=True):
                 self.delete_checkpoint(name, attempt=held.attempt)
         good = self.quarantine_damaged()
-        earlier = [c.name for c in good if c.name.attempt < held.attempt]
+        earlier = [c.name for c in good if c.attempt < held.attempt]
         lease.seal(self.store, held.attempt, earlier)
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -275,11 +289,21 @@ class RunFolder:
         return self.store.exists(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")
 
     def checkpoint(self, name: CheckpointName) -> Checkpoint:
-        """One checkpoint. Raises FileNotFoundError if it was never committed."""
-        manifest, digest = read_manifest(
-            self.store, CheckpointManifest, f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}"
-        )
-        return Checkpoint(name, manifest, digest)
+        """One checkpoint; every checkpoint that is read is opened here.
+
+        Raises FileNotFoundError if it was never committed, and CheckpointError if its manifest
+        cannot be read, or is another checkpoint's.
+        """
+        key = f"{CHECKPOINTS}/{name}"
+        found = Checkpoint(*read_manifest(self.store, CheckpointManifest, f"{key}/{MANIFEST_JSON}"))
+        if found.name != name:
+            # Its manifest and files are whole, so nothing else shows that the folder was copied.
+            raise CheckpointError(
+                f"{self.store.uri(key)} has the manifest of {found.name}: the folder was copied or "
+                f"renamed. If there is no {found.name}, give it that name again and delete its "
+                f"{QUARANTINED_JSON}; else delete the folder"
+            )
+        return found
 
     def find(self, name: str) -> Checkpoint:
         """The checkpoint called `name`. Raises FileNotFoundError if it was deleted."""
@@ -294,7 +318,7 @@ class RunFolder:
         return CheckpointSummary(
             name=str(checkpoint.name),
             uri=self.store.uri(checkpoint.key),
-            step=manifest.step,
+            step=checkpoint.step,
             epoch=manifest.epoch,
             metrics={
                 name: value
@@ -335,7 +359,7 @@ class RunFolder:
         lease.check(self.store, name.attempt)
         data = manifest.to_json()
         self.store.create(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}", data)
-        return Checkpoint(name, manifest, digest_of(data))
+        return Checkpoint(manifest, digest_of(data))
 
     def delete_checkpoint(self, name: CheckpointName, *, attempt: int) -> None:
         """Delete a checkpoint on behalf of `attempt`: its manifest first, so never half.
@@ -366,7 +390,7 @@ class RunFolder:
             "flow_run": "",
         }
         # Its attempts follow those whose names it has: two commits must not meet under one.
-        held = lease.acquire(fork.store, name, above=checkpoint.name.attempt)
+        held = lease.acquire(fork.store, name, above=checkpoint.attempt)
         with lease.beating(held):
             for key in [*keys, f"{checkpoint.key}/{MANIFEST_JSON}"]:
                 self.store.copy(key, fork.store, key)

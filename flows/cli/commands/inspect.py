@@ -110,7 +110,7 @@ def checkpoint_row(folder: RunFolder, checkpoint: Checkpoint) -> Row:
     manifest = checkpoint.manifest
     return {
         "checkpoint": str(checkpoint.name),
-        "step": manifest.step,
+        "step": checkpoint.step,
         "epoch": manifest.epoch,
         "MB": round(sum(file.size_bytes for file in manifest.files) / 1e6, 3),
         **folder.summary(checkpoint).metrics,

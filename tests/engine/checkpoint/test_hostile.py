@@ -305,6 +305,15 @@ def test_a_pickle_that_a_manifest_vouches_for_is_never_loaded(
         assert (NEWEST.rpartition("/")[2] in folder.quarantined()) == was_read
 
 
+@pytest.mark.promise("verified")
+def test_a_run_does_not_go_on_from_a_copied_checkpoint(folder: RunFolder, reference: str) -> None:
+    alias = "step-00000011-a0001"
+    shutil.copytree(Path(folder.url, OLDEST), Path(folder.url, "checkpoints", alias))
+    look_at(folder)
+    assert met_by_all(folder).endswith(reference)
+    assert "has the manifest of step-00000002-a0001" in folder.quarantined()[alias]
+
+
 @pytest.mark.promise("untrusted-files")
 @pytest.mark.parametrize("place", [*EVERY_FILE, *FOLDERS])
 def test_a_link_out_of_the_run_folder_is_not_followed(

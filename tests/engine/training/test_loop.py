@@ -346,7 +346,7 @@ def test_merged_segments_are_deleted_from_the_end(folder: RunFolder) -> None:
     )
     for one in segments:
         folder.store.write(f"journal/{one.name}", b"{}\n")
-    older = Checkpoint(name, manifest(3, 1).model_copy(update={"journal": segments}), "")
+    older = Checkpoint(manifest(3, 1).model_copy(update={"journal": segments}), "")
     folder.store = Watched(folder.url)
     Watched.listed = [one.name for one in segments]
     folder.begin_attempt()

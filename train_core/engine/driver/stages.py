@@ -193,9 +193,9 @@ class DriverStages:
         # A process that died after its last commit has not done it.
         delete_superseded(self.folder, self.config, held.attempt)
         # One of an attempt before was stopped, and this one had nothing left to do.
-        stopped_here = newest.name.attempt == held.attempt
+        stopped_here = newest.attempt == held.attempt
         if stopped_here and newest.manifest.stopped_by == STOPPED:
-            raise StoppedError(self.folder.name, newest.manifest.step)
+            raise StoppedError(self.folder.name, newest.step)
         return self._train_result(newest, time.monotonic() - begin).model_dump()
 
     def evaluate(self, checkpoints: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
@@ -379,7 +379,7 @@ class DriverStages:
         return TrainResult(
             run=self.folder.name,
             attempt=self._lease.attempt,
-            step=newest.manifest.step,
+            step=newest.step,
             epoch=newest.manifest.epoch,
             samples_seen=newest.manifest.samples_seen,
             stopped_by=newest.manifest.stopped_by,

@@ -191,4 +191,4 @@ class Supervisor:
 
     def _stopped(self) -> StoppedError:
         newest = self.newest()
-        return StoppedError(self._folder.name, newest.manifest.step if newest else 0)
+        return StoppedError(self._folder.name, newest.step if newest else 0)

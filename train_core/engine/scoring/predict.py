@@ -90,7 +90,7 @@ def _run(
         files=tuple(entry for entry, _ in written),
         checkpoint=str(checkpoint.name),
         checkpoint_digest=checkpoint.digest,
-        step=checkpoint.manifest.step,
+        step=checkpoint.step,
         input=found.describe(),
         num_rows=sum(rows for _, rows in written),
         rows=tuple(rows for _, rows in written),

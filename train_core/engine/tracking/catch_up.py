@@ -30,7 +30,7 @@ def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S
         # A run that was extended has the report of its first end.
         config = folder.asked().config
         is_whole = report and all(
-            report.train.step >= one.manifest.step and is_finished(one, config) for one in newest
+            report.train.step >= one.step and is_finished(one, config) for one in newest
         )
         experiment = str(folder.record().pipeline.get("experiment", "evertrain"))
         mirror = Mirror(folder, tracking_uri, experiment, is_live=False)

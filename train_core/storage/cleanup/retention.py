@@ -64,7 +64,7 @@ def _candidate(checkpoint: Checkpoint) -> Candidate:
     manifest = checkpoint.manifest
     return Candidate(
         str(checkpoint.name),
-        manifest.step,
+        checkpoint.step,
         # Metrics of another step rank nothing.
         manifest.metrics if manifest.validated else {},
         _parse_time(manifest.created_at),
