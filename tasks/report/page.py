@@ -14,7 +14,8 @@ from train_core.errors import StorageError
 from train_core.results import Report
 from train_core.storage.finished_runs import finished_runs
 from train_core.storage.records.names import CURVES_PNG, REPORT_JSON
-from train_core.storage.run_folder import RunFolder, RunRecord
+from train_core.storage.records.run_record import RunRecord
+from train_core.storage.run_folder import RunFolder
 
 Datasets = Mapping[str, Mapping[str, Any]]
 """What is recorded of each split: its samples, and its digest if it has one."""

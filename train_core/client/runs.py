@@ -30,6 +30,7 @@ from train_core.storage.objects.retries import SHORT
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import RUN_JSON, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder, said_in
+from train_core.storage.run_writer import RunWriter, begin_attempt, fork_checkpoint
 
 _READ_AT_ONCE = 16
 _DIGEST_SHOWN = 8
@@ -156,7 +157,7 @@ def fork_run(folder: RunFolder, at: int, to: str = "") -> RunFolder:
     origin = found[at]
     try:
         with pins.pinned(folder.store, [origin.name], "fork"):
-            return folder.fork(origin, to or f"{folder.name}-at-{at}")
+            return fork_checkpoint(folder, origin, to or f"{folder.name}-at-{at}")
     except FileExistsError as error:
         raise ConfigError(f"{error}: choose another name with --to") from error
 
@@ -185,9 +186,7 @@ def delete_run(folder: RunFolder, tracking_uri: str = "") -> None:
         if tracking_uri:
             delete_tracking(folder.url, tracking_uri)
     abort_uploads(folder)
-    # run.json first: without it the run is no more.
-    folder.store.delete(RUN_JSON)
-    folder.store.delete("")
+    RunWriter(folder, held.attempt).delete_run()
 
 
 def verify_run(
@@ -237,7 +236,7 @@ def prune_run(
     pruning = Pruning(folder, asked, datetime.now(UTC), ignored)
     if dry_run:
         return pruning.survey(lease.newest_attempt(folder.store) + 1)
-    held = folder.begin_attempt()
+    held = begin_attempt(folder)
     with lease.beating(held):
         return pruning.carry_out(held.attempt)
 

@@ -26,7 +26,8 @@ from train_core.errors import StorageError, TrackingError
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.journal import Entry
 from train_core.storage.records.names import RUN_JSON
-from train_core.storage.run_folder import RunFolder, RunRecord
+from train_core.storage.records.run_record import RunRecord
+from train_core.storage.run_folder import RunFolder
 
 Stage = Literal["pipeline", "train", "evaluate", "infer"]
 """`pipeline` is the parent run."""

@@ -31,6 +31,7 @@ from train_core.storage.records.names import (
     SegmentName,
 )
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter
 
 _log = logging.getLogger(__name__)
 
@@ -47,14 +48,15 @@ class Orphan:
     """The unfinished upload that it is, of the object at `key`; None: it is stored."""
 
 
-def collect_orphans(folder: RunFolder, attempt: int) -> list[Orphan]:
-    """Delete what attempts before `attempt`, which has the run, left; gives what was deleted.
+def collect_orphans(writer: RunWriter) -> list[Orphan]:
+    """Delete what attempts before the writer's left; gives what was deleted.
 
     A late commit stays, as somebody may have put it there: `evertrain prune` shows and deletes it.
     Raises FencedError if a newer attempt has the run.
     """
-    found = find_orphans(folder, attempt, with_late=False)
-    delete_orphans(folder, found, attempt)
+    folder = writer.folder
+    found = find_orphans(folder, writer.attempt, with_late=False)
+    delete_orphans(writer, found)
     folder.store.sweep()
     pins.sweep(folder.store)
     return found
@@ -97,14 +99,14 @@ def abort_uploads(folder: RunFolder) -> None:
         folder.store.abort(upload)
 
 
-def delete_orphans(folder: RunFolder, orphans: Collection[Orphan], attempt: int) -> None:
-    """Delete the orphans on behalf of `attempt`; what has a manifest loses it first.
+def delete_orphans(writer: RunWriter, orphans: Collection[Orphan]) -> None:
+    """Delete the orphans; what has a manifest loses it first.
 
     Raises FencedError if a newer attempt has the run.
     """
     for orphan in orphans:
-        lease.check(folder.store, attempt)
-        _delete(folder.store, orphan)
+        writer.check_lease()
+        _delete(writer.folder.store, orphan)
 
 
 def _delete(store: Store, orphan: Orphan) -> None:

@@ -12,33 +12,34 @@ from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, EvertrainError, FencedError
 from train_core.storage.cleanup.orphans import collect_orphans, delete_unfinished_results
 from train_core.storage.cleanup.retention import delete_unless_pinned, verdicts
-from train_core.storage.coordination import lease, pins
+from train_core.storage.coordination import pins
 from train_core.storage.coordination.mailbox import STANDSTILL_S, Calls, hearts_of_scorers
 from train_core.storage.objects.retries import SHORT
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import JOURNAL
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import RunWriter
 
 _log = logging.getLogger(__name__)
 
 
-def delete_superseded(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
+def delete_superseded(writer: RunWriter, config: TrainConfig) -> None:
     """Apply the retention rules; a failure leaves a checkpoint more, never one less.
 
     A newer commit stands, so nobody resumes from what is deleted here; and nothing depends on
     where this attempt began, or an interrupted run would keep other checkpoints. The best one of
     a run that has ended and was extended stays: its report names it.
     """
+    folder = writer.folder
     try:
         checkpoints = folder.checkpoints()
         found = verdicts(folder, checkpoints, config.retention, now=datetime.now(UTC))
         gone = {
             verdict.candidate.name
             for verdict in found
-            if not verdict.is_kept
-            and delete_unless_pinned(folder, verdict.candidate.name, attempt=attempt)
+            if not verdict.is_kept and delete_unless_pinned(writer, verdict.candidate.name)
         }
-        _delete_merged_segments(folder, checkpoints, gone, attempt)
+        _delete_merged_segments(writer, checkpoints, gone)
     except FencedError:
         raise
     except (OSError, EvertrainError) as error:
@@ -46,7 +47,7 @@ def delete_superseded(folder: RunFolder, config: TrainConfig, attempt: int) -> N
 
 
 def _delete_merged_segments(
-    folder: RunFolder, checkpoints: Collection[Checkpoint], gone: Collection[str], attempt: int
+    writer: RunWriter, checkpoints: Collection[Checkpoint], gone: Collection[str]
 ) -> None:
     """Delete the segments that only deleted checkpoints list: they are in larger ones now.
 
@@ -55,24 +56,25 @@ def _delete_merged_segments(
     """
     if not gone:
         return
+    folder = writer.folder
     listed: dict[bool, set[str]] = {True: set(), False: set()}
     for checkpoint in checkpoints:
         listed[str(checkpoint.name) in gone] |= {s.name for s in checkpoint.manifest.journal}
     for text in folder.quarantined():
         with suppress(FileNotFoundError):
             listed[False] |= {s.name for s in folder.find(text).manifest.journal}
-    lease.check(folder.store, attempt)
+    writer.check_lease()
     # IMPORTANT: the newest first. Who reads them by an older manifest meanwhile, as the mirror
     # may, finds a beginning without a gap, and not what comes after one.
     for name in sorted(listed[True] - listed[False], reverse=True):
         folder.store.delete(f"{JOURNAL}/{name}")
 
 
-def delete_orphans_of_the_dead(folder: RunFolder, attempt: int) -> None:
+def delete_orphans_of_the_dead(writer: RunWriter) -> None:
     """Delete what earlier attempts left without a commit; a failure leaves it to the next."""
     try:
-        for orphan in collect_orphans(folder, attempt):
-            _log.info("deleted %s of run %r: %s", orphan.key, folder.name, orphan.why)
+        for orphan in collect_orphans(writer):
+            _log.info("deleted %s of run %r: %s", orphan.key, writer.folder.name, orphan.why)
     except (OSError, CheckpointError) as error:
         _log.warning("what an earlier attempt left could not be deleted: %s", error)
 
