@@ -134,7 +134,7 @@ def test_a_damaged_manifest_is_left_out_and_quarantined_by_the_next_attempt(
 
 
 @pytest.mark.promise("verified")
-@pytest.mark.parametrize("alias", starmap(CheckpointName, [(9, 1), (2, 1), (7, 2), (9, 3)]))
+@pytest.mark.parametrize("alias", [*starmap(CheckpointName, [(9, 1), (2, 1), (7, 2), (9, 3)])])
 @pytest.mark.parametrize("is_renamed", [False, True], ids=["copied", "renamed"])
 def test_a_checkpoint_under_the_name_of_another_is_refused_and_quarantined(
     folder: RunFolder, alias: CheckpointName, *, is_renamed: bool

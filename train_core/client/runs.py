@@ -24,7 +24,7 @@ from train_core.results import Result
 from train_core.storage.cleanup.orphans import abort_uploads
 from train_core.storage.cleanup.prune import Finding, Pruning
 from train_core.storage.coordination import lease, pins
-from train_core.storage.coordination.lease import Holder
+from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.stop_request import ask_to_stop
 from train_core.storage.objects.retries import SHORT
 from train_core.storage.objects.store import Store

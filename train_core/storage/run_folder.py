@@ -24,7 +24,7 @@ from pydantic import BaseModel
 
 from train_core.errors import CheckpointError, ConfigError
 from train_core.results import CheckpointSummary
-from train_core.storage.coordination import lease
+from train_core.storage.coordination.fence_list import read_fence_list
 from train_core.storage.objects.store import Store
 from train_core.storage.records.amendments import Amendment, newest_amendment
 from train_core.storage.records.data_files import FileList, read_file_list
@@ -161,11 +161,11 @@ class RunFolder:
 
     def scan(self) -> tuple[list[Checkpoint], dict[CheckpointName, str]]:
         """The committed checkpoints, oldest first, and what is wrong with damaged manifests."""
-        sealed_by, sealed = lease.read_seal(self.store)
+        fenced_by, listed = read_fence_list(self.store)
         found, damaged = [], {}
         for text in self.store.names(CHECKPOINTS):
             name = CheckpointName.parse(text)
-            if name is None or (name.attempt < sealed_by and text not in sealed):
+            if name is None or (name.attempt < fenced_by and text not in listed):
                 continue
             if self.store.exists(f"{CHECKPOINTS}/{text}/{QUARANTINED_JSON}"):
                 continue

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 
 from train_core.errors import StorageError
 from train_core.storage.coordination import lease, pins
+from train_core.storage.coordination.fence_list import write_fence_list
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.amendments import Amendment, amend, newest_amendment
 from train_core.storage.records.data_files import FileList, key_of
@@ -131,7 +132,7 @@ def _fence_off_earlier_attempts(folder: RunFolder, held: lease.Lease) -> None:
             RunWriter(folder, held.attempt).delete_checkpoint(name)
     good = quarantine_damaged(folder)
     earlier = [one.name for one in good if one.attempt < held.attempt]
-    lease.seal(folder.store, held.attempt, earlier)
+    write_fence_list(folder.store, held.attempt, earlier)
 
 
 def quarantine(folder: RunFolder, name: CheckpointName, reason: str) -> None:

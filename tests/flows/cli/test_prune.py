@@ -13,7 +13,7 @@ import pytest
 from flows.cli.app import main
 from tests.storage.samples import commit, manifest, record, save
 from train_core.storage.coordination import lease, pins
-from train_core.storage.coordination.lease import Holder
+from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder

@@ -12,7 +12,7 @@ from tests.storage.samples import commit, manifest, save
 from train_core.errors import FencedError, StorageError
 from train_core.storage.cleanup.orphans import collect_orphans, delete_orphans, find_orphans
 from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
-from train_core.storage.coordination.lease import Holder
+from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.pins import pin, pinned
 from train_core.storage.objects import local_disk
 from train_core.storage.objects.store import Store

@@ -14,7 +14,9 @@ from tests.marks import slow
 from tests.storage.samples import commit, manifest, save
 from train_core.errors import FencedError, RunBusyError, StorageError
 from train_core.storage.coordination import lease
-from train_core.storage.coordination.lease import DYING_GRACE_S, STANDSTILL_S, Holder, Lease
+from train_core.storage.coordination.fence_list import read_fence_list
+from train_core.storage.coordination.holder import Holder
+from train_core.storage.coordination.lease import DYING_GRACE_S, STANDSTILL_S, Lease
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
@@ -267,7 +269,7 @@ def test_the_newest_seal_counts_also_when_a_later_attempt_died_before_its_own(
     kept = commit(folder, step=5, attempt=1)
     begin_attempt(folder).release()
     lease.acquire(folder.store, "run").release()  # attempt 3 ends before it seals
-    assert lease.read_seal(folder.store) == (2, frozenset({str(kept)}))
+    assert read_fence_list(folder.store) == (2, frozenset({str(kept)}))
     late = CheckpointName(6, 1)
     folder.store.create(f"checkpoints/{late}/manifest.json", manifest(6, 1).to_json())
     begin_attempt(folder)

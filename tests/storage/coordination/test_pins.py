@@ -15,7 +15,7 @@ from train_core.storage.cleanup.orphans import find_orphans
 from train_core.storage.cleanup.retention import delete_unless_pinned
 from train_core.storage.cleanup.superseded import clearing_dead_scorers, delete_superseded
 from train_core.storage.coordination import mailbox, pins
-from train_core.storage.coordination.lease import Holder
+from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.mailbox import THE_JOB, Calls
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CALLS, PINS, PREDICTIONS, CheckpointName, JobName

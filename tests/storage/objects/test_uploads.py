@@ -31,7 +31,7 @@ from train_core.storage.cleanup.orphans import (
 from train_core.storage.cleanup.prune import Pruning
 from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
-from train_core.storage.coordination.lease import Holder
+from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.pins import pin, pinned
 from train_core.storage.objects.store import Store
 from train_core.storage.objects.uploads import Upload

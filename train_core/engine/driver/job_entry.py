@@ -28,6 +28,7 @@ from train_core.errors import ConfigError, RunBusyError, StorageError, describe,
 from train_core.log_lines import set_up_logging
 from train_core.requests import DriverRequest
 from train_core.storage.coordination import mailbox
+from train_core.storage.coordination.heartbeat import HeartbeatObserver
 from train_core.storage.coordination.mailbox import (
     BEAT_EVERY_S,
     STANDSTILL_S,
@@ -50,8 +51,8 @@ _PAUSE_S = 1.0
 _TAKEN_WITHIN_S = 10.0
 _ENDS_WITHIN_S = 2.0
 _LAST_BEAT_S = 2.0
-_DEAF_S = 2.0
-"""Who has listened so much later than it wanted to waited for the storage."""
+_LATE_S = 2.0
+"""Heartbeats that are read so much later than they were due had to wait for the storage."""
 _log = logging.getLogger("train_core.driver")
 
 
@@ -63,14 +64,6 @@ class Work:
     names: list[str] = field(default_factory=list)
 
 
-@dataclass
-class Caller:
-    """Who calls, and when a move of its heart was last seen."""
-
-    counter: int = 0
-    moved_at: float = field(default_factory=time.monotonic)
-
-
 @dataclass(frozen=True)
 class Closing:
     """A call that ends the job, unless one of the other callers moves again."""
@@ -78,7 +71,7 @@ class Closing:
     name: str
     arguments: dict[str, Any]
     others: dict[str, int]
-    """How far each other's heart was."""
+    """How far each other's heartbeat was."""
 
 
 class JobServer:
@@ -96,8 +89,8 @@ class JobServer:
         self._request: DriverRequest | None = None
         self._prepared: dict[str, Any] = {}
         self._seen: set[str] = set()
-        self._callers: dict[str, Caller] = {}
-        self._heard_at = 0.0
+        self._callers: dict[str, HeartbeatObserver[int]] = {}
+        self._observed_at = 0.0
         self._closing: Closing | None = None
         self._works: dict[str, Work] = {}
         self._unsent: dict[str, Answer] = {}
@@ -112,14 +105,12 @@ class JobServer:
         Raises ConfigError if that call is not there.
         """
         self._wait_for(first)
-        ended = threading.Event()
-        heart = threading.Thread(target=self._calls.beat_until, args=(ended,), daemon=True)
-        heart.start()
+        heartbeat = self._calls.heartbeat_sender()
+        heartbeat.start()
         try:
             return self._serve()
         finally:
-            ended.set()
-            heart.join(_LAST_BEAT_S)
+            heartbeat.stop(_LAST_BEAT_S)
 
     def _serve(self) -> bool:
         idle_since = spoken_at = time.monotonic()
@@ -175,7 +166,7 @@ class JobServer:
 
     def _take(self, name: str, call: Call) -> None:
         """Begin what is asked."""
-        self._callers.setdefault(caller_of(name), Caller())
+        self._callers.setdefault(caller_of(name), HeartbeatObserver(0, time.monotonic()))
         if call.stage == "close":
             del self._callers[caller_of(name)]
             self._listen()
@@ -274,27 +265,27 @@ class JobServer:
     def _living(self) -> bool:
         """Whether a caller lives."""
         now = time.monotonic()
-        if now - self._heard_at > BEAT_EVERY_S:
+        if now - self._observed_at > BEAT_EVERY_S:
             self._listen()
-        return any(now - caller.moved_at < STANDSTILL_S for caller in self._callers.values())
+        return any(caller.still_s(now) < STANDSTILL_S for caller in self._callers.values())
 
     def _listen(self) -> None:
-        """Look how far each caller's heart is."""
-        heard_before, is_deaf = self._heard_at, False
+        """Observe each caller's heartbeat."""
+        observed_before, storage_unreachable = self._observed_at, False
         counters = {}
         for name in self._callers:
             try:
                 counters[name] = self._calls.heard(name)
             except (StorageError, ValueError) as error:
-                is_deaf |= isinstance(error, StorageError)
+                storage_unreachable |= isinstance(error, StorageError)
                 _log.debug("whether caller %s lives is not known: %s", name, error)
-        now = self._heard_at = time.monotonic()
-        # While a storage is away, callers cannot be heard, nor can they say anything.
-        is_deaf |= now - heard_before > BEAT_EVERY_S + _DEAF_S
+        now = self._observed_at = time.monotonic()
+        # While a storage is away, heartbeats can neither be read nor written.
+        storage_unreachable |= now - observed_before > BEAT_EVERY_S + _LATE_S
         for name, caller in self._callers.items():
-            counter = counters.get(name, caller.counter)
-            if counter != caller.counter or is_deaf:
-                caller.counter, caller.moved_at = counter, now
+            caller.observe(counters.get(name, caller.counter), now)
+            if storage_unreachable:
+                caller.restart(now)
 
     def _done(self, stage: str, arguments: dict[str, Any]) -> Answer:
         try:

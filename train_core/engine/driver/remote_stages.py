@@ -33,6 +33,7 @@ from train_core.errors import (
 )
 from train_core.requests import DriverRequest
 from train_core.storage.coordination import lease, mailbox
+from train_core.storage.coordination.heartbeat import HeartbeatObserver, HeartbeatSender
 from train_core.storage.coordination.mailbox import THE_JOB, Answer, Calls
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.names import JobName
@@ -40,7 +41,7 @@ from train_core.storage.run_folder import RunFolder
 
 _LOOK_EVERY_S = 3.0
 _SILENT_S = 60.0
-"""A job counts as dead when Ray does not say how it is, and its heart stands still for so long."""
+"""A job counts as dead when Ray says nothing of it, and its heartbeat stands still, for so long."""
 _LAST_LINES_S = 1.5
 """How long the end of a job's log is waited for: Ray reads it once a second."""
 _log = logging.getLogger("train_core.driver")
@@ -48,23 +49,23 @@ _log = logging.getLogger("train_core.driver")
 
 @dataclass(frozen=True)
 class Attachment:
-    """A job that is called, as long as it is: with a heart that beats, and its log followed."""
+    """A job while it is called: heartbeats are sent to it, and its log is followed."""
 
     calls: Calls
     first: str
     """The name of the first call."""
+    heartbeat: HeartbeatSender
     threads: list[threading.Thread]
     has_left: threading.Event
 
     @classmethod
     def begin(cls, calls: Calls, request: DriverRequest) -> Self:
-        """Ask for the first stage, and beat from now on."""
+        """Ask for the first stage, and send heartbeats from now on."""
         calls.beat()
         first = calls.ask("prepare", {"request": request.model_dump(mode="json")})
-        has_left = threading.Event()
-        begun = cls(calls, first, [], has_left)
-        begun.start(calls.beat_until, has_left)
-        return begun
+        heartbeat = calls.heartbeat_sender()
+        heartbeat.start()
+        return cls(calls, first, heartbeat, [], threading.Event())
 
     def start(self, work: Callable[..., None], *arguments: Any) -> None:
         """Do the work in a thread, until this one has left."""
@@ -72,9 +73,10 @@ class Attachment:
         self.threads[-1].start()
 
     def leave(self) -> None:
-        """Beat no more, and hear the last lines of the log."""
+        """Send no more heartbeats, and print the last lines of the log."""
         self.has_left.set()
         deadline = time.monotonic() + _LAST_LINES_S
+        self.heartbeat.stop(_LAST_LINES_S)
         for thread in self.threads:
             thread.join(max(deadline - time.monotonic(), 0))
 
@@ -244,8 +246,9 @@ class JobStages:
         return answer.result
 
     def _answer(self, asking: Calls, stage: str, name: str) -> Answer:
-        job, pulse, has_ended = asking.job, 0, False
-        asked_at = looked_at = alive_at = time.monotonic()
+        job, has_ended = asking.job, False
+        asked_at = looked_at = time.monotonic()
+        heartbeat = HeartbeatObserver(0, asked_at)
         while True:
             try:
                 if answer := asking.answer_to(name):
@@ -254,18 +257,20 @@ class JobStages:
                     asking.cancel(name)
                     raise JobEndedError(stage, self._jobs.end_of(job))
                 if time.monotonic() - looked_at > _LOOK_EVERY_S:
-                    found, now = self._jobs.has_ended(job), asking.heard(THE_JOB)
-                    if found is False or now != pulse:
-                        alive_at, pulse = time.monotonic(), now
+                    found, counter = self._jobs.has_ended(job), asking.heard(THE_JOB)
+                    heartbeat.observe(counter, time.monotonic())
+                    if found is False:
+                        heartbeat.restart(time.monotonic())
                     # Its last answer may have come just before.
-                    has_ended = bool(found) or time.monotonic() - alive_at > _SILENT_S
+                    has_ended = bool(found) or heartbeat.still_s(time.monotonic()) > _SILENT_S
                     looked_at = time.monotonic()
             except StorageError as error:
                 if has_ended:
                     raise JobEndedError(stage, self._jobs.end_of(job)) from error
                 _log.warning("whether %s is done is not known: %s", stage, error)
-                # Nobody hears its heart, but Ray may know.
-                has_ended, alive_at = bool(self._jobs.has_ended(job)), time.monotonic()
+                # Its heartbeat cannot be read, but Ray may know.
+                has_ended = bool(self._jobs.has_ended(job))
+                heartbeat.restart(time.monotonic())
             time.sleep(mailbox.pause_s(time.monotonic() - asked_at))
 
     def _leave(self, attached: Attachment) -> None:

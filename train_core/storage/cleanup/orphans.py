@@ -17,6 +17,7 @@ from functools import cache
 
 from train_core.errors import CheckpointError, StorageError
 from train_core.storage.coordination import lease, pins
+from train_core.storage.coordination.fence_list import read_fence_list
 from train_core.storage.objects.store import Store
 from train_core.storage.objects.uploads import Upload
 from train_core.storage.records.manifest import CheckpointManifest
@@ -127,9 +128,9 @@ def _orphan(folder: RunFolder, name: CheckpointName) -> Orphan | None:
         return None
     if not store.exists(f"{key}/{MANIFEST_JSON}"):
         return Orphan(key, "never committed, or half deleted")
-    sealed_by, sealed = lease.read_seal(store)
-    if name.attempt < sealed_by and str(name) not in sealed:
-        why = f"committed when attempt {sealed_by} had the run already: it does not count"
+    fenced_by, listed = read_fence_list(store)
+    if name.attempt < fenced_by and str(name) not in listed:
+        why = f"committed when attempt {fenced_by} had the run already: it does not count"
         return Orphan(key, why, is_late=True)
     return None
 

@@ -13,6 +13,7 @@ from train_core.errors import CheckpointError, EvertrainError, FencedError
 from train_core.storage.cleanup.orphans import collect_orphans, delete_unfinished_results
 from train_core.storage.cleanup.retention import delete_unless_pinned, verdicts
 from train_core.storage.coordination import pins
+from train_core.storage.coordination.heartbeat import HeartbeatObserver
 from train_core.storage.coordination.mailbox import STANDSTILL_S, Calls, hearts_of_scorers
 from train_core.storage.objects.retries import SHORT
 from train_core.storage.objects.store import Store
@@ -20,6 +21,8 @@ from train_core.storage.records.names import JOURNAL
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter
 
+_Observers = dict[str, HeartbeatObserver[dict[str, int]]]
+"""By job: of its own heartbeat and those of its callers."""
 _log = logging.getLogger(__name__)
 
 
@@ -85,38 +88,41 @@ def clearing_dead_scorers(
 ) -> Iterator[None]:
     """Delete, at the end, what jobs left that only scored and died together with their callers.
 
-    Nobody else would: such a job has no lease. It is dead if no heart of its calls has moved since
+    Nobody else would: such a job has no lease. It is dead if none of its heartbeats has moved since
     the beginning, nor while it is looked at for `after_s` seconds more. If the storage fails, all
     is left to the next who looks. `own` is the job that looks, if one does.
     """
-    before: dict[str, dict[str, int]] = {}
+    observers: _Observers = {}
     with _or_left_to_the_next():
-        before = hearts_of_scorers(folder.store, own)
+        found, now = hearts_of_scorers(folder.store, own), time.monotonic()
+        observers = {job: HeartbeatObserver(counters, now) for job, counters in found.items()}
     yield
-    if before:
+    if observers:
         with _or_left_to_the_next():
-            _clear_dead_scorers(folder, before, after_s)
+            _clear_dead_scorers(folder, observers, after_s)
 
 
-def _clear_dead_scorers(
-    folder: RunFolder, before: dict[str, dict[str, int]], after_s: float
-) -> None:
-    # Who is about to end is not kept by a storage that is away.
+def _clear_dead_scorers(folder: RunFolder, observers: _Observers, after_s: float) -> None:
+    # A driver that is about to end does not wait for a storage that is away.
     store = folder.store.with_retries(SHORT)
-    if not _still(store, before):
+    if not (unmoved := _unmoved(store, observers)):
         return
-    # After an outage, hearts may not have come to move again.
+    # After an outage, heartbeats may not have come to move again.
     time.sleep(after_s)
-    for job in _still(store, before):
+    for job in _unmoved(store, unmoved):
         Calls(store, job).clear()
         pins.sweep_ended(store)
         delete_unfinished_results(folder)
         _log.info("deleted what the job %s left, which died", job)
 
 
-def _still(store: Store, before: dict[str, dict[str, int]]) -> list[str]:
-    """The jobs whose hearts are where they were."""
-    return [job for job, hearts in before.items() if Calls(store, job).hearts() == hearts]
+def _unmoved(store: Store, observers: _Observers) -> _Observers:
+    """The jobs of which no heartbeat has moved since the observation before."""
+    return {
+        job: observer
+        for job, observer in observers.items()
+        if not observer.observe(Calls(store, job).hearts(), time.monotonic())
+    }
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-import threading
 import time
 import uuid
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from train_core.errors import StorageError
+from train_core.storage.coordination.heartbeat import Heartbeat, HeartbeatSender
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import read_document
 from train_core.storage.records.names import CALLS, JobName
@@ -29,7 +29,6 @@ STANDSTILL_S = 12.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 THE_JOB = "job"
 
-_log = logging.getLogger("train_core.driver")
 _CALL = re.compile(r"([0-9a-f]{32}-\d{4,})\.json")
 _BEAT = re.compile(rf"([0-9a-f]{{32}}|{THE_JOB})-beat\.json")
 
@@ -50,12 +49,6 @@ class Answer(BaseModel):
 
     result: JsonValue = None
     error: dict[str, JsonValue] | None = None
-
-
-class Beat(BaseModel):
-    """What a caller, or the job, tells of itself."""
-
-    counter: int
 
 
 def pause_s(waited_s: float) -> float:
@@ -131,22 +124,18 @@ class Calls:
 
     def beat(self) -> None:
         """Say that this one lives."""
-        beat = Beat(counter=next(self._beats))
+        beat = Heartbeat(counter=next(self._beats))
         self._store.write(self._key(f"{self._caller}-beat"), beat.model_dump_json().encode())
 
-    def beat_until(self, ended: threading.Event) -> None:
-        """Say so until it has `ended`; what the storage does not take is left."""
-        while not ended.wait(BEAT_EVERY_S):
-            try:
-                self.beat()
-            except StorageError as error:
-                _log.debug("the heartbeat was not written: %s", error)
+    def heartbeat_sender(self) -> HeartbeatSender:
+        """What sends this one's heartbeats once it is started."""
+        return HeartbeatSender(self.beat, BEAT_EVERY_S, logging.DEBUG)
 
     def heard(self, caller: str) -> int:
         """How often a caller, or THE_JOB, has said that it lives."""
         try:
             key = self._key(f"{caller}-beat")
-            return read_document(self._store, Beat, key, "a heartbeat")[0].counter
+            return read_document(self._store, Heartbeat, key, "a heartbeat")[0].counter
         except FileNotFoundError:
             return 0
 

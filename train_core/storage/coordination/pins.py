@@ -9,10 +9,10 @@ Whoever wants to delete the checkpoint writes a pin of his own kind there first 
 then; whoever reads writes his pin first and looks for a deletion then. So of the two at least one
 sees the other and steps back: a checkpoint that was pinned is not deleted.
 
-Who finds no pin writes down that the deletion is decided, and looks at his lease after that. He may
-stand still then, be replaced, and go on at any time: so who takes the run over deletes what was
-decided before a seal says what exists, whatever pins there are: they came too late, or were to be
-ignored. What was announced only, the lease keeps from being deleted.
+A driver that finds no pin records that the deletion is decided, and checks its lease after that. It
+may stand still then, be fenced, and go on at any time. So the next attempt carries out what was
+decided before its fence list says what exists, whatever pins there are: they came too late, or were
+to be ignored. A deletion that was only announced is kept from happening by the lease.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from train_core.errors import CheckpointError, ConfigError, StorageError
 from train_core.storage.coordination import lease, mailbox
-from train_core.storage.coordination.lease import Holder
+from train_core.storage.coordination.fence_list import read_fence_list
+from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import read_document
 from train_core.storage.records.names import (
@@ -295,7 +296,7 @@ def _is_valid(store: Store, found: Found, newest_attempt: int) -> bool:
     if pin is None or pin.holder is None:  # it lasts
         return True
     if 0 < pin.attempt < newest_attempt and not (
-        found.is_deletion and pin.attempt >= lease.read_seal(store)[0]
+        found.is_deletion and pin.attempt >= read_fence_list(store)[0]
     ):
         return False
     if pin.job and not mailbox.are_left(store, pin.job):
