@@ -100,7 +100,7 @@ class ImpatientStore(Store):
     """Takes a heartbeat only from who would not wait for long."""
 
     def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
-        assert "-beat" not in key or self.patience.budget_s <= lease.STANDSTILL_S / 2
+        assert "-beat" not in key or self.retry_policy.budget_s <= lease.STANDSTILL_S / 2
         super().write(key, data, durable=durable)
 
 

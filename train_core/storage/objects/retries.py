@@ -148,13 +148,13 @@ def _was_lost_on_the_way(error: BaseException) -> bool:
     return isinstance(error, lost) and not isinstance(error, boto.SSLError)
 
 
-def s3_config(patience: RetryPolicy) -> dict[str, Any]:
+def s3_config(retry_policy: RetryPolicy) -> dict[str, Any]:
     """How botocore is told to wait, and not to repeat a request."""
     return {
-        "connect_timeout": min(CONNECT_S, patience.silence_s),
-        "read_timeout": patience.silence_s,
+        "connect_timeout": min(CONNECT_S, retry_policy.silence_s),
+        "read_timeout": retry_policy.silence_s,
         "retries": {"mode": "standard", "total_max_attempts": 1},
-        "connector_args": {"socket_factory": partial(_socket, patience.silence_s)},
+        "connector_args": {"socket_factory": partial(_socket, retry_policy.silence_s)},
     }
 
 
