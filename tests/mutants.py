@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         "a digest's check: of a document's own",
         "train_core/storage/records/documents.py",
-        "    if data != content + _seal(content):\n",
+        "    if data != content + _checksum(content):\n",
         "    if not content:\n",
     ),
     Mutant(

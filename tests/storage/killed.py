@@ -36,7 +36,7 @@ def delete(folder: RunFolder) -> None:
 def prune(folder: RunFolder) -> None:
     """As `evertrain prune` does."""
     held = begin_attempt(folder)
-    with lease.beating(held):
+    with lease.alive_until_released(held):
         Pruning(folder, RULES, datetime(2026, 1, 2, tzinfo=UTC)).carry_out(held.attempt)
 
 

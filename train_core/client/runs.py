@@ -237,7 +237,7 @@ def prune_run(
     if dry_run:
         return pruning.survey(lease.newest_attempt(folder.store) + 1)
     held = begin_attempt(folder)
-    with lease.beating(held):
+    with lease.alive_until_released(held):
         return pruning.carry_out(held.attempt)
 
 

@@ -4,10 +4,10 @@
     run.json            what was asked; created once
     data/               the files of the workload's data (see `data_files`)
     asked/              what was asked of it later (see `asked`)
-    lease/              who drives the run (see `lease`)
+    lease/              the attempts, and which process drives the run (see `lease`)
     checkpoints/step-00001200-a0007/    files, then manifest.json: the commit
     journal/            every metric of every step, in segments
-    pins/<checkpoint>/  who reads a checkpoint, which therefore stays (see `pins`)
+    pins/<checkpoint>/  readers of a checkpoint, which therefore stays (see `pins`)
     evaluations/  predictions/          results with manifests of their own
     report.json         the outcome
     live.json           where the training is right now: a hint, not truth
@@ -266,14 +266,14 @@ class RunFolder:
         return None if report is None else said_in(report, self, kind, *path)
 
     def live(self) -> dict[str, Any] | None:
-        """Where the training is right now, as far as it told; None if that cannot be read."""
+        """Where the training is right now, by its live.json; None if that cannot be read."""
         try:
             return read_object(self.store, LIVE_JSON)
         except FileNotFoundError:
             return None
         except CheckpointError as error:
             # A hint for people: nothing depends on it.
-            _log.debug("what the training told is left out: %s", error)
+            _log.debug("live.json is left out: %s", error)
             return None
 
     def _reason(self, text: str) -> str | None:

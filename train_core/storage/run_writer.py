@@ -3,7 +3,7 @@
 Once a run is driven, its changes are fenced: `RunWriter` has the number of an attempt, and each
 change looks at the lease first. The functions beside it need no lease. A run is created and forked
 before anybody drives it; a result has a folder of its own that nobody else writes to; a quarantine
-mark is created once, and by whoever met the damage.
+mark is created once, by the process that met the damage.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def begin_attempt(folder: RunFolder) -> lease.Lease:
     """
     held = lease.acquire(folder.store, folder.name)
     try:
-        held.beat()
+        held.send_heartbeat()
         # There may be many manifests to read, from far away.
         with lease.alive(held):
             _fence_off_earlier_attempts(folder, held)
@@ -197,7 +197,7 @@ def _copied(folder: RunFolder, checkpoint: Checkpoint, forked: RunFolder) -> Ite
     keys += [f"{JOURNAL}/{segment.name}" for segment in checkpoint.manifest.journal]
     # Its attempts follow those whose names it has: two commits must not meet under one.
     held = lease.acquire(forked.store, forked.name, above=checkpoint.attempt)
-    with lease.beating(held):
+    with lease.alive_until_released(held):
         for key in [*keys, f"{checkpoint.key}/{MANIFEST_JSON}"]:
             folder.store.copy(key, forked.store, key)
         yield RunWriter(forked, held.attempt)

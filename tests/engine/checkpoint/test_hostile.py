@@ -187,7 +187,7 @@ def drive_and_delete(folder: RunFolder) -> None:
     """What a driver and `evertrain prune` do."""
     rules = RetentionRules("validation/loss", "min", keep_last=1, keep_best=1)
     held = begin_attempt(folder)
-    with lease.beating(held):
+    with lease.alive_until_released(held):
         delete_orphans_of_the_dead(RunWriter(folder, held.attempt))
         Pruning(folder, rules, datetime.now(UTC)).carry_out(held.attempt)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from train_core.errors import StorageError
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.heartbeat import HeartbeatObserver, HeartbeatSender
-from train_core.storage.coordination.mailbox import Calls
+from train_core.storage.coordination.mailbox import Mailbox
 from train_core.storage.objects.store import Store
 
 UNREACHABLE = "unreachable"
@@ -59,12 +59,12 @@ def test_it_stands_still_since_the_last_change(counters: list[int]) -> None:
 
 def test_what_is_written_stays_the_same(store: Store) -> None:
     held = lease.acquire(store, "run")
-    held.beat()
+    held.send_heartbeat()
     assert store.read("lease/0001-beat.json") == b'{"counter":1,"released":false,"end":""}'
     held.end = "FAILED"
     held.release()
     assert store.read("lease/0001-beat.json") == b'{"counter":1,"released":true,"end":"FAILED"}'
-    Calls(store, "job", "caller").beat()
+    Mailbox(store, "job", "caller").send_heartbeat()
     assert store.read("calls/job/caller-beat.json") == b'{"counter":1}'
 
 

@@ -84,9 +84,9 @@ class SlowToScan(RunFolder):
     """Has so many manifests that its holder's heart moves twice before they are read."""
 
     def scan(self) -> tuple[list[Checkpoint], dict[CheckpointName, str]]:
-        begin = lease._beat(self.store, 1).counter
+        begin = lease._heartbeat(self.store, 1).counter
         deadline = time.monotonic() + 30
-        while lease._beat(self.store, 1).counter < begin + 2:
+        while lease._heartbeat(self.store, 1).counter < begin + 2:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         return super().scan()
@@ -106,7 +106,7 @@ class ImpatientStore(Store):
 
 def test_a_heart_does_not_wait_for_a_storage_that_is_away(tmp_path: Path) -> None:
     held = lease.acquire(ImpatientStore(str(tmp_path)), "run")
-    held.beat()
+    held.send_heartbeat()
     held.release()
 
 
@@ -198,7 +198,7 @@ def test_a_holder_elsewhere_whose_heart_beats_is_left_alone(local_folder: RunFol
 
     def beat() -> None:
         while not stop.wait(0.1):
-            held.beat()
+            held.send_heartbeat()
 
     beating = threading.Thread(target=beat)
     beating.start()
@@ -217,7 +217,7 @@ def test_a_holder_elsewhere_is_followed_once_its_heart_stood_still(
 ) -> None:
     held = lease_elsewhere(local_folder)
     for _ in range(beats):
-        held.beat()
+        held.send_heartbeat()
     begin = time.monotonic()
     assert begin_attempt(local_folder).attempt == 2
     assert STANDSTILL_S <= time.monotonic() - begin < STANDSTILL_S + 3
@@ -294,7 +294,7 @@ def test_an_attempt_is_over_when_it_was_released_or_its_process_is_dead(
 
 def test_an_attempt_elsewhere_is_over_when_another_follows(local_folder: RunFolder) -> None:
     held = lease_elsewhere(local_folder)
-    held.beat()
+    held.send_heartbeat()
     assert not lease.is_over(local_folder.store, 1)
     local_folder.store.create("lease/0002.json", holder_elsewhere().model_dump_json().encode())
     assert lease.is_over(local_folder.store, 1)
@@ -318,7 +318,7 @@ def test_the_heart_beats_while_a_block_runs_and_the_run_is_free_after_it(
             has_beaten.set()
 
     def work() -> None:
-        with lease.beating(held):
+        with lease.alive_until_released(held):
             assert has_beaten.wait(30)
             assert lease.holder_of(local_folder.store) is not None
             raise InterruptedError
@@ -347,7 +347,7 @@ def test_a_heartbeat_that_is_not_written_does_not_end_the_next_ones_and_is_told_
             second.set()
 
     held.store = FailsTwice(local_folder.url)
-    with lease.beating(held):
+    with lease.alive_until_released(held):
         assert second.wait(30)
     assert caplog.text.count("the heartbeat was not written") == 1
 

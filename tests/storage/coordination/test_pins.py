@@ -16,7 +16,7 @@ from train_core.storage.cleanup.retention import delete_unless_pinned
 from train_core.storage.cleanup.superseded import clearing_dead_scorers, delete_superseded
 from train_core.storage.coordination import mailbox, pins
 from train_core.storage.coordination.holder import Holder
-from train_core.storage.coordination.mailbox import THE_JOB, Calls
+from train_core.storage.coordination.mailbox import THE_JOB, Mailbox
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CALLS, PINS, PREDICTIONS, CheckpointName, JobName
 from train_core.storage.run_folder import RunFolder
@@ -261,14 +261,14 @@ def test_a_deletion_that_died_keeps_nobody_from_pinning(folder: RunFolder) -> No
 JOB = "run-score-abcdefgh"
 
 
-def scoring_elsewhere(folder: RunFolder) -> tuple[Calls, Calls, str]:
+def scoring_elsewhere(folder: RunFolder) -> tuple[Mailbox, Mailbox, str]:
     """A job that scores on another machine: its caller, itself, and its pin."""
     first, _, _ = three(folder)
-    asking = Calls(folder.store, JOB)
-    asking.beat()
+    asking = Mailbox(folder.store, JOB)
+    asking.send_heartbeat()
     asking.ask("infer", {})
-    job = Calls(folder.store, JOB, THE_JOB)
-    job.beat()
+    job = Mailbox(folder.store, JOB, THE_JOB)
+    job.send_heartbeat()
     key = pins.pin(folder.store, first, "infer-1", "infer", job=JOB)
     there = Holder.here().model_copy(update={"machine": "another"})
     pin = pins.Pin(why="infer", created_at="2026-01-01", holder=there, job=JOB)
@@ -296,7 +296,7 @@ def test_what_a_job_left_that_died_with_its_caller_is_cleared_away(
     folder.store.write(f"{CALLS}/{JOB}/{THE_JOB}-beat.json", half.encode())
     with clearing_dead_scorers(folder, after_s=0):
         assert folder.store.exists(key)
-    assert mailbox.jobs(folder.store) == []
+    assert mailbox.jobs_with_calls(folder.store) == []
     assert find_orphans(folder, 99) == []
     assert folder.store.names(PREDICTIONS) == []
     assert not folder.store.exists(key)
@@ -309,11 +309,11 @@ def test_what_a_job_has_that_lives_is_left(folder: RunFolder, who: str) -> None:
     own = JOB if who == "it looks itself" else ""
     with clearing_dead_scorers(folder, own, after_s=0):
         if who == THE_JOB:
-            heart.beat()
+            heart.send_heartbeat()
         elif who == "the caller":
-            asking.beat()
+            asking.send_heartbeat()
         elif who == "another caller":
-            Calls(folder.store, JOB).beat()
+            Mailbox(folder.store, JOB).send_heartbeat()
     assert set(folder.store.names(f"{CALLS}/{JOB}")) >= set(before)
     assert folder.store.exists(key)
 
@@ -321,23 +321,23 @@ def test_what_a_job_has_that_lives_is_left(folder: RunFolder, who: str) -> None:
 def test_what_was_asked_of_a_job_that_drives_the_run_goes_with_its_lease(folder: RunFolder) -> None:
     three(folder)
     driving = str(JobName("run", 1, "0a1b2c3d"))
-    Calls(folder.store, driving).beat()
+    Mailbox(folder.store, driving).send_heartbeat()
     with clearing_dead_scorers(folder, after_s=0):
         pass
-    assert mailbox.jobs(folder.store) == [driving]
+    assert mailbox.jobs_with_calls(folder.store) == [driving]
 
 
 class MovesAtLast(Store):
     """A store in which the job's heart moves just before the third look at it."""
 
-    heart: Calls
+    heart: Mailbox
     looks = 0
 
     def names(self, key: str = "") -> list[str]:
         if key == f"{CALLS}/{JOB}":
             MovesAtLast.looks += 1
             if MovesAtLast.looks == 3:
-                MovesAtLast.heart.beat()
+                MovesAtLast.heart.send_heartbeat()
         return super().names(key)
 
 
@@ -348,7 +348,7 @@ def test_a_heart_that_moves_again_after_an_outage_is_no_dead_one(folder: RunFold
     with clearing_dead_scorers(folder, after_s=0):
         pass
     assert MovesAtLast.looks >= 3
-    assert mailbox.jobs(folder.store) == [JOB]
+    assert mailbox.jobs_with_calls(folder.store) == [JOB]
     assert folder.store.exists(key)
 
 

@@ -253,7 +253,7 @@ def test_where_uploads_may_not_be_listed_or_aborted_the_rest_is_collected_all_th
     body = f"<Error><Code>{code}</Code><Message>No.</Message></Error>".encode()
     proxy.schedule.add(Fault(Kind.REFUSE, method, target, status=status, body=body, times=math.inf))
     held = begin_attempt(folder)
-    with caplog.at_level(logging.WARNING), lease.beating(held):
+    with caplog.at_level(logging.WARNING), lease.alive_until_released(held):
         delete_orphans_of_the_dead(RunWriter(folder, held.attempt))
     assert folder.store.names("checkpoints") == []
     assert len(proxy.schedule.hits) == 1

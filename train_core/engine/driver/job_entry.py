@@ -27,7 +27,6 @@ from train_core.engine.driver.stages import DriverStages
 from train_core.errors import ConfigError, RunBusyError, StorageError, describe, rebuild
 from train_core.log_lines import set_up_logging
 from train_core.requests import DriverRequest
-from train_core.storage.coordination import mailbox
 from train_core.storage.coordination.heartbeat import HeartbeatObserver
 from train_core.storage.coordination.mailbox import (
     BEAT_EVERY_S,
@@ -35,8 +34,10 @@ from train_core.storage.coordination.mailbox import (
     THE_JOB,
     Answer,
     Call,
-    Calls,
+    Mailbox,
     caller_of,
+    jobs_with_calls,
+    pause_s,
 )
 from train_core.storage.records.names import JobName
 from train_core.storage.run_folder import RunFolder
@@ -80,12 +81,12 @@ class JobServer:
     A Ray that is joined from a thread would be left with it.
     """
 
-    def __init__(self, calls: Calls, folder: RunFolder) -> None:
+    def __init__(self, mailbox: Mailbox, folder: RunFolder) -> None:
         self.last = ""
         """The name of the call that ended it: a close, or a request that was refused."""
-        self._calls = calls
+        self._mailbox = mailbox
         self._folder = folder
-        self._driver = DriverStages(calls.job)
+        self._driver = DriverStages(mailbox.job)
         self._request: DriverRequest | None = None
         self._prepared: dict[str, Any] = {}
         self._seen: set[str] = set()
@@ -105,7 +106,7 @@ class JobServer:
         Raises ConfigError if that call is not there.
         """
         self._wait_for(first)
-        heartbeat = self._calls.heartbeat_sender()
+        heartbeat = self._mailbox.heartbeat_sender()
         heartbeat.start()
         try:
             return self._serve()
@@ -134,11 +135,11 @@ class JobServer:
                 _log.warning("nobody has called for %g s: the job ends", LINGER_S)
                 self._done("close", {"status": "FAILED"})
                 return False
-            self._is_done.wait(mailbox.pause_s(time.monotonic() - spoken_at))
+            self._is_done.wait(pause_s(time.monotonic() - spoken_at))
 
     def _wait_for(self, first: str) -> None:
         deadline = time.monotonic() + _FIRST_CALL_WITHIN_S
-        while first not in self._calls.asked():
+        while first not in self._mailbox.asked():
             if time.monotonic() > deadline:
                 raise ConfigError(
                     f"{self._folder.url} is another place on the cluster than where the run was "
@@ -149,11 +150,11 @@ class JobServer:
     def _new_calls(self) -> list[tuple[str, Call]]:
         found = []
         try:
-            for name in self._calls.asked():
+            for name in self._mailbox.asked():
                 if name in self._seen:
                     continue
                 try:
-                    call = self._calls.read(name)
+                    call = self._mailbox.read(name)
                 except ValueError as error:
                     self._unsent[name] = _answer(error=describe("call", error))
                     call = None
@@ -248,7 +249,7 @@ class JobServer:
         )
         if differing := sorted(name for name in a if a[name] != b[name]):
             others = " and another ".join(differing)
-            holder = f"job {self._calls.job}, which was asked for another {others}"
+            holder = f"job {self._mailbox.job}, which was asked for another {others}"
             raise RunBusyError(theirs.run, holder)
 
     def _clear_others(self) -> None:
@@ -256,9 +257,9 @@ class JobServer:
         if self._request is None or self._request.scores_only:
             return
         try:
-            for job in mailbox.jobs(self._folder.store):
-                if job != self._calls.job and JobName.parse(job):
-                    Calls(self._folder.store, job).clear()
+            for job in jobs_with_calls(self._folder.store):
+                if job != self._mailbox.job and JobName.parse(job):
+                    Mailbox(self._folder.store, job).clear()
         except StorageError as error:
             _log.warning("calls of earlier jobs are left: %s", error)
 
@@ -275,7 +276,7 @@ class JobServer:
         counters = {}
         for name in self._callers:
             try:
-                counters[name] = self._calls.heard(name)
+                counters[name] = self._mailbox.heartbeat_of(name)
             except (StorageError, ValueError) as error:
                 storage_unreachable |= isinstance(error, StorageError)
                 _log.debug("whether caller %s lives is not known: %s", name, error)
@@ -301,7 +302,7 @@ class JobServer:
             self._unsent |= dict.fromkeys(done.names, done.future.result())
         try:
             for name in list(self._unsent):
-                self._calls.answer(name, self._unsent[name])
+                self._mailbox.answer(name, self._unsent[name])
                 del self._unsent[name]
                 self._unsent_since, was_sent = math.inf, True
         except StorageError as error:
@@ -332,11 +333,11 @@ def main() -> None:
     set_up_logging(sys.stdout)
     storage, run, job, first = sys.argv[1:]
     folder = RunFolder(storage, run)
-    calls = Calls(folder.store, job, THE_JOB)
-    server, is_good = JobServer(calls, folder), False
+    mailbox = Mailbox(folder.store, job, THE_JOB)
+    server, is_good = JobServer(mailbox, folder), False
     try:
         is_good = server.serve(first)
-        calls.clear(server.last, _TAKEN_WITHIN_S)
+        mailbox.clear(server.last, _TAKEN_WITHIN_S)
     except ConfigError as error:
         _log.error("%s", error)
     except BaseException:  # noqa: BLE001 (whatever it is, nobody else will say it)

@@ -23,7 +23,7 @@ def catch_up(folder: RunFolder, tracking_uri: str, timeout_s: float = CATCH_UP_S
     from train_core.engine.tracking.runs import public_uri
 
     held = lease.acquire(folder.store, folder.name)
-    with lease.beating(held):
+    with lease.alive_until_released(held):
         found = folder.report()
         report = Report.model_validate(found) if found else None
         newest = folder.checkpoints()[-1:]

@@ -3,8 +3,8 @@
 A checkpoint's folder without a manifest was never committed, or is half deleted; a journal segment
 that no manifest lists was written for a commit that did not come. Once the attempt is over,
 nothing more comes of either. Nor of an evaluation or an inference without a manifest, once no
-process has its checkpoint pinned. Who is killed while it uploads to S3 leaves parts, too, which
-are nobody's by the same rules; no listing of objects shows them.
+process has its checkpoint pinned. A process that is killed while it uploads to S3 leaves parts,
+too, which are nobody's by the same rules; no listing of objects shows them.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def _unfinished_results(folder: RunFolder, uploads: Collection[Upload]) -> Itera
         for name in store.names(f"{EVALUATIONS}/{checkpoint}")
     }
     uploads_of = {upload: _scored(upload.key) for upload in uploads}
-    # IMPORTANT: in this order. Who works on one pinned its checkpoint before there was anything to
-    # list, and commits it before the pin is taken away.
+    # IMPORTANT: in this order. A process that works on one pinned its checkpoint before there was
+    # anything to list, and commits it before the pin is taken away.
     pinned = {
         found.checkpoint
         for found in (pins.valid_pins(store) if of or any(uploads_of.values()) else ())

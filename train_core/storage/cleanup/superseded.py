@@ -14,7 +14,7 @@ from train_core.storage.cleanup.orphans import collect_orphans, delete_unfinishe
 from train_core.storage.cleanup.retention import delete_unless_pinned, verdicts
 from train_core.storage.coordination import pins
 from train_core.storage.coordination.heartbeat import HeartbeatObserver
-from train_core.storage.coordination.mailbox import STANDSTILL_S, Calls, hearts_of_scorers
+from train_core.storage.coordination.mailbox import STANDSTILL_S, Mailbox, heartbeats_of_scorers
 from train_core.storage.objects.retries import SHORT
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import JOURNAL
@@ -67,8 +67,8 @@ def _delete_merged_segments(
         with suppress(FileNotFoundError):
             listed[False] |= {s.name for s in folder.find(text).manifest.journal}
     writer.check_lease()
-    # IMPORTANT: the newest first. Who reads them by an older manifest meanwhile, as the mirror
-    # may, finds a beginning without a gap, and not what comes after one.
+    # IMPORTANT: the newest first. A reader that goes by an older manifest meanwhile, as the
+    # mirror may, finds a beginning without a gap, and not what comes after one.
     for name in sorted(listed[True] - listed[False], reverse=True):
         folder.store.delete(f"{JOURNAL}/{name}")
 
@@ -90,11 +90,11 @@ def clearing_dead_scorers(
 
     Nobody else would: such a job has no lease. It is dead if none of its heartbeats has moved since
     the beginning, nor while it is looked at for `after_s` seconds more. If the storage fails, all
-    is left to the next who looks. `own` is the job that looks, if one does.
+    is left to the next call. `own` is the job that calls, if one does.
     """
     observers: _Observers = {}
     with _or_left_to_the_next():
-        found, now = hearts_of_scorers(folder.store, own), time.monotonic()
+        found, now = heartbeats_of_scorers(folder.store, own), time.monotonic()
         observers = {job: HeartbeatObserver(counters, now) for job, counters in found.items()}
     yield
     if observers:
@@ -110,7 +110,7 @@ def _clear_dead_scorers(folder: RunFolder, observers: _Observers, after_s: float
     # After an outage, heartbeats may not have come to move again.
     time.sleep(after_s)
     for job in _unmoved(store, unmoved):
-        Calls(store, job).clear()
+        Mailbox(store, job).clear()
         pins.sweep_ended(store)
         delete_unfinished_results(folder)
         _log.info("deleted what the job %s left, which died", job)
@@ -121,7 +121,7 @@ def _unmoved(store: Store, observers: _Observers) -> _Observers:
     return {
         job: observer
         for job, observer in observers.items()
-        if not observer.observe(Calls(store, job).hearts(), time.monotonic())
+        if not observer.observe(Mailbox(store, job).heartbeats(), time.monotonic())
     }
 
 

@@ -55,16 +55,16 @@ class Lease:
     holder: Holder = field(default_factory=Holder.here)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Move the heartbeat; call it every HEARTBEAT_S."""
         with self._lock:
             self.counter += 1
-            self._write_beat(released=False)
+            self._write_heartbeat(released=False)
 
     def release(self) -> None:
         """Give the run free: the next attempt need not wait for a standstill."""
         with self._lock:
-            self._write_beat(released=True)
+            self._write_heartbeat(released=True)
 
     def advance(self) -> None:
         """Go on to this holder's next attempt; the run is never free meanwhile.
@@ -81,19 +81,18 @@ class Lease:
         with self._lock:
             try:
                 # Nothing more of the attempt before can count: what it left can be collected.
-                self._write_beat(released=True)
+                self._write_heartbeat(released=True)
             finally:
                 self.attempt += 1
-            self._write_beat(released=False)
+            self._write_heartbeat(released=False)
 
-    def _write_beat(self, *, released: bool) -> None:
-        beat = LeaseHeartbeat(
-            counter=self.counter, released=released, end=self.end if released else ""
-        )
+    def _write_heartbeat(self, *, released: bool) -> None:
+        end = self.end if released else ""
+        heartbeat = LeaseHeartbeat(counter=self.counter, released=released, end=end)
         # The next one is due soon, and a driver that is about to end does not wait for a storage
         # that is away.
         self.store.with_retries(SHORT).write(
-            _beat_key(self.attempt), beat.model_dump_json().encode()
+            _heartbeat_key(self.attempt), heartbeat.model_dump_json().encode()
         )
 
 
@@ -132,9 +131,9 @@ def check(store: Store, attempt: int) -> None:
 
 
 def holder_of(store: Store) -> Holder | None:
-    """Who drives the run now; None if nobody does, as far as this machine can tell."""
+    """The process that drives the run now; None if none does, as far as this machine can see."""
     attempt = newest_attempt(store)
-    if not attempt or _beat(store, attempt).released:
+    if not attempt or _heartbeat(store, attempt).released:
         return None
     holder = _holder(store, attempt)
     return None if holder.is_local and not holder.is_alive else holder
@@ -142,8 +141,8 @@ def holder_of(store: Store) -> Holder | None:
 
 def end_of(store: Store, attempt: int) -> str:
     """How the run ended as the attempt gave it free: FINISHED, FAILED, KILLED; empty: unknown."""
-    beat = _beat(store, attempt)
-    return beat.end if beat.released else ""
+    heartbeat = _heartbeat(store, attempt)
+    return heartbeat.end if heartbeat.released else ""
 
 
 def is_over(store: Store, attempt: int) -> bool:
@@ -151,7 +150,7 @@ def is_over(store: Store, attempt: int) -> bool:
 
     A process elsewhere counts as gone once a newer attempt has the run: its heartbeat stood still.
     """
-    if _beat(store, attempt).released:
+    if _heartbeat(store, attempt).released:
         return True
     try:
         holder = _holder(store, attempt)
@@ -162,7 +161,7 @@ def is_over(store: Store, attempt: int) -> bool:
 
 
 @contextmanager
-def beating(held: Lease) -> Iterator[None]:
+def alive_until_released(held: Lease) -> Iterator[None]:
     """Send heartbeats while the block runs; then free the run."""
     try:
         with alive(held):
@@ -174,7 +173,7 @@ def beating(held: Lease) -> Iterator[None]:
 @contextmanager
 def alive(held: Lease) -> Iterator[None]:
     """Send heartbeats, from a thread of its own, while the block runs."""
-    sender = HeartbeatSender(held.beat, HEARTBEAT_S)
+    sender = HeartbeatSender(held.send_heartbeat, HEARTBEAT_S)
     sender.start()
     try:
         yield
@@ -190,17 +189,17 @@ def _wait_until_free(store: Store, run: str, attempt: int) -> str:
     slowest_s = 0.0
     while True:
         asked_at = time.monotonic()
-        beat = _beat(store, attempt)
-        if beat.released:
-            return beat.end
+        heartbeat = _heartbeat(store, attempt)
+        if heartbeat.released:
+            return heartbeat.end
         if holder.is_local:
             if not holder.is_alive:
                 return ""
             if time.monotonic() - begin > DYING_GRACE_S:
                 raise RunBusyError(run, str(holder))
         elif observer is None:
-            observer = HeartbeatObserver(beat.counter, time.monotonic())
-        elif observer.observe(beat.counter, time.monotonic()):
+            observer = HeartbeatObserver(heartbeat.counter, time.monotonic())
+        elif observer.observe(heartbeat.counter, time.monotonic()):
             raise RunBusyError(run, str(holder))
         # Between the first answer and the last question it did not move for certain. Where reading
         # a heartbeat takes long, so does writing one: the storage was away, or is slow.
@@ -214,12 +213,13 @@ def _holder(store: Store, attempt: int) -> Holder:
     return read_document(store, Holder, f"{LEASES}/{LeaseName(attempt)}", "a lease")[0]
 
 
-def _beat(store: Store, attempt: int) -> LeaseHeartbeat:
+def _heartbeat(store: Store, attempt: int) -> LeaseHeartbeat:
     try:
-        return read_document(store, LeaseHeartbeat, _beat_key(attempt), "a lease's heartbeat")[0]
+        key = _heartbeat_key(attempt)
+        return read_document(store, LeaseHeartbeat, key, "a lease's heartbeat")[0]
     except FileNotFoundError:
         return LeaseHeartbeat()
 
 
-def _beat_key(attempt: int) -> str:
+def _heartbeat_key(attempt: int) -> str:
     return f"{LEASES}/{attempt:04d}-beat.json"

@@ -20,7 +20,7 @@ from train_core.storage.objects.filesystems import S3
 from train_core.storage.objects.retries import UnfinishedError, may_pass
 from train_core.storage.objects.store_reader import Ask, StoreReader, is_there
 
-# A wrong address is to be told in seconds, before anything is computed.
+# A wrong address is an error within seconds, before anything is computed.
 _PROBE_BUDGET_S = 10.0
 # A condition holds for one small request only: completing a multipart upload ignores it on some
 # stores.

@@ -101,7 +101,7 @@ def load(
     if fs.protocol[0] in S3:
         parts = _remote_parts(_s3_range(fs, path, retry_policy), data, left_s)
     else:
-        # What other storages answer to a range beyond the end is not told.
+        # What other storages answer to a range beyond the end is not documented.
         if fs.info(path)["size"] != size_bytes:
             return data, ""
         if not size_bytes:
@@ -169,7 +169,7 @@ def _remote_parts(
     """Fill `into` part by part, some of which are fetched ahead; raises TimeoutError.
 
     Gives each part with the bytes that came for it: one more is asked for than fits. The first
-    part that is cut is the last: who lies about a size is not asked for all of it.
+    part that is cut is the last: a storage that lies about a size is not asked for all of it.
     """
     end = time.monotonic() + left_s
 
@@ -207,18 +207,18 @@ def _builtin_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # By name: who uses no object store need not load its client.
+        # By name: without an object store, its client need not be imported.
         if not type(error).__module__.startswith("obstore"):
             raise
-        # What follows the first line is for those who debug the client.
-        said = str(error).partition("\n")[0]
-        raise _meaning(type(error).__name__, said)(said) from error
+        # What follows the first line is for debugging the client.
+        message = str(error).partition("\n")[0]
+        raise _meaning(type(error).__name__, message)(message) from error
 
 
-def _meaning(kind: str, said: str) -> type[OSError | EOFError]:
-    status = re.search(r"status code: (\d{3})", said)
-    if "NoSuchUpload" in said:
-        # The completion was answered, but not heard: it is done anew.
+def _meaning(kind: str, message: str) -> type[OSError | EOFError]:
+    status = re.search(r"status code: (\d{3})", message)
+    if "NoSuchUpload" in message:
+        # The completion was answered, but the answer was lost: it is done anew.
         return ConnectionError
     if kind == "GenericError" and (status is None or int(status[1]) in STATUSES_THAT_PASS):
         return ConnectionError
