@@ -190,7 +190,7 @@ def stopped(request: DriverRequest) -> StoppedError:
         checkpoints = RunFolder(request.storage, request.run).checkpoints()
     except StorageError:
         checkpoints = []
-    return StoppedError(request.run, checkpoints[-1].manifest.step if checkpoints else 0)
+    return StoppedError(request.run, checkpoints[-1].step if checkpoints else 0)
 
 
 @contextmanager

@@ -51,13 +51,13 @@ MUTANTS = (
     ),
     Mutant(
         "the commit's order: a deletion that leaves the manifest for last",
-        "train_core/storage/run_folder.py",
-        '        self.store.delete(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")\n'
-        '        self.store.delete(f"{CHECKPOINTS}/{name}")\n',
-        "        files = self.checkpoint(name).manifest.files\n"
+        "train_core/storage/run_writer.py",
+        '        store.delete(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")\n'
+        '        store.delete(f"{CHECKPOINTS}/{name}")\n',
+        "        files = self.folder.checkpoint(name).manifest.files\n"
         "        for file in files:\n"
-        '            self.store.delete(f"{CHECKPOINTS}/{name}/{file.name}")\n'
-        '        self.store.delete(f"{CHECKPOINTS}/{name}")\n',
+        '            store.delete(f"{CHECKPOINTS}/{name}/{file.name}")\n'
+        '        store.delete(f"{CHECKPOINTS}/{name}")\n',
     ),
     Mutant(
         "a digest's check: of a checkpoint's files",
@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         "a digest's check: of a document's own",
         "train_core/storage/records/documents.py",
-        "    if data != content + _seal(content):\n",
+        "    if data != content + _checksum(content):\n",
         "    if not content:\n",
     ),
     Mutant(

@@ -132,8 +132,10 @@ class Opening:
         from train_core.storage.records.names import CheckpointName
         from train_core.storage.records.verified_files import write_file
         from train_core.storage.run_folder import RunFolder
+        from train_core.storage.run_writer import RunWriter
 
         folder = RunFolder(self.storage, run)
+        writer = RunWriter(folder, 1)
         config = self.rank.trainer.config.model_copy(update={"keep_last": 5})
         manifest = self.template.manifest
         source = self.rank.folder.store
@@ -151,8 +153,8 @@ class Opening:
                 "created_at": datetime.now(UTC).isoformat(),
             }
             manifest = manifest.model_copy(update=changed)
-            folder.commit(name, manifest)
-            delete_superseded(folder, config, 1)
+            writer.commit(manifest)
+            delete_superseded(writer, config)
         return time.perf_counter() - begin
 
     def open(self, run: str) -> float:

@@ -19,25 +19,25 @@ from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.policy.layout import assign
 from train_core.storage.records.manifest import CheckpointManifest
-from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import RunWriter
 
 _WORKLOAD = "benchmarks.checkpoint.workload:Blocks"
 
 
-class TimedFolder(RunFolder):
+class TimedWriter(RunWriter):
     """Remembers when each checkpoint was committed, and tells whoever listens."""
 
-    def __init__(self, storage: str, name: str) -> None:
-        super().__init__(storage, name)
+    def __init__(self, folder: RunFolder, attempt: int) -> None:
+        super().__init__(folder, attempt)
         self.committed: dict[int, float] = {}
         self.on_commit: Callable[[int], object] = self.committed.get
 
-    def commit(self, name: CheckpointName, manifest: CheckpointManifest) -> Checkpoint:
-        """As the run folder's."""
-        found = super().commit(name, manifest)
-        self.committed[name.step] = time.perf_counter()
-        self.on_commit(name.step)
+    def commit(self, manifest: CheckpointManifest) -> Checkpoint:
+        """As the run writer's."""
+        found = super().commit(manifest)
+        self.committed[manifest.step] = time.perf_counter()
+        self.on_commit(manifest.step)
         return found
 
 
@@ -68,8 +68,10 @@ class Rank:
             batch_size=batch_size * group.world_size,
             checkpoint_every_steps=every,
         )
-        self.folder = TimedFolder(storage, "run")
+        self.folder = RunFolder(storage, "run")
+        self.writer = TimedWriter(self.folder, attempt)
         self.trainer = Trainer(self.folder, config, attempt, group)
+        self.trainer.checkpointer._writer = self.writer  # noqa: SLF001 (the trainer makes its own)
         self.trainer.restore()
         self.buffers: list[torch.Tensor] = []
 
@@ -106,9 +108,9 @@ class Rank:
             seconds = time.perf_counter() - begin
             self.trainer.checkpointer.wait()
         commits = [
-            self.folder.committed[step] - moment
+            self.writer.committed[step] - moment
             for step, moment in taken.items()
-            if step in self.folder.committed
+            if step in self.writer.committed
         ]
         return {"blocked": blocked, "seconds": seconds, "commits": commits, "peak": peak[0]}
 
@@ -132,7 +134,7 @@ class Rank:
             if self.trainer.group.is_rank0:
                 os.write(descriptor, f"{what} {step} {time.perf_counter()}\n".encode())
 
-        self.folder.on_commit = lambda step: note("commit", step)
+        self.writer.on_commit = lambda step: note("commit", step)
         note("start", self.where())
         while True:
             self.trainer.step()

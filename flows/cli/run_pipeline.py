@@ -87,7 +87,7 @@ def _run_flow(
     console = Console()
     folder = RunFolder(parameters.storage, parameters.run)
     checkpoints = folder.checkpoints() if resumed else []
-    after = f" after step {checkpoints[-1].manifest.step}" if checkpoints else ""
+    after = f" after step {checkpoints[-1].step}" if checkpoints else ""
     kind = "continuing" if resumed else "new"
     console.print(f"{kind} run {parameters.run}{after}", highlight=False)
     with (

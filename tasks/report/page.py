@@ -15,7 +15,8 @@ from train_core.policy.metric_names import TEST, VALIDATION, short_names
 from train_core.results import Report
 from train_core.storage.finished_runs import finished_runs
 from train_core.storage.records.names import CURVES_PNG, REPORT_JSON
-from train_core.storage.run_folder import RunFolder, RunRecord
+from train_core.storage.records.run_record import RunRecord
+from train_core.storage.run_folder import RunFolder
 
 Datasets = Mapping[str, Mapping[str, Any]]
 """The samples of each split, and its digest if it has one, as run.json records them."""

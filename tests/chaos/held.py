@@ -15,8 +15,8 @@ from tests.chaos.standing import HOLD, NOTES, note_pid, stand_still
 from train_core import Batch
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import CheckpointManifest
-from train_core.storage.records.names import CheckpointName
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Checkpoint
+from train_core.storage.run_writer import RunWriter
 from train_core.workloads.digits import Digits, DigitsSettings
 
 FIRST_STEP, MIDDLE_STEP = 1, 31
@@ -65,7 +65,7 @@ class HeldDigits(Digits):
         return super().state_dict()
 
 
-_put, _commit = Store.put, RunFolder.commit
+_put, _commit = Store.put, RunWriter.commit
 
 
 def put(store: Store, key: str, data: memoryview) -> str:
@@ -75,14 +75,14 @@ def put(store: Store, key: str, data: memoryview) -> str:
     return digest
 
 
-def commit(folder: RunFolder, name: CheckpointName, manifest: CheckpointManifest) -> Checkpoint:
-    """As the folder's own, with a look before and after."""
+def commit(writer: RunWriter, manifest: CheckpointManifest) -> Checkpoint:
+    """As the writer's own, with a look before and after."""
     reach("before the manifest")
-    committed = _commit(folder, name, manifest)
+    committed = _commit(writer, manifest)
     reach("after the manifest")
     return committed
 
 
 if HOLD in os.environ:
-    # The ranks make their own stores and folders, far from where a test could hand in others.
-    Store.put, RunFolder.commit = put, commit  # type: ignore[method-assign]
+    # The ranks make their own stores and writers, far from where a test could hand in others.
+    Store.put, RunWriter.commit = put, commit  # type: ignore[method-assign]

@@ -21,6 +21,7 @@ from train_core.config import TrainConfig
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import begin_attempt
 from train_core.workload import load_workload
 
 WRITTEN = Path(__file__).parent / "before_rooms"
@@ -43,7 +44,7 @@ def test_a_run_is_listed_and_verified(folder: RunFolder) -> None:
 @pytest.mark.promise("earlier-versions")
 def test_a_run_is_continued(folder: RunFolder) -> None:
     config = TrainConfig(**folder.asked().config.model_dump() | {"epochs": 3})
-    held = folder.begin_attempt()
+    held = begin_attempt(folder)
     progress = Trainer(folder, config, held.attempt, Group.current()).run()
     held.release()
     assert (held.attempt, progress.step, progress.epoch) == (2, 60, 3)

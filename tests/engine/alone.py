@@ -9,7 +9,9 @@ from train_core.config import TrainConfig
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
-from train_core.storage.run_folder import RunFolder, RunRecord
+from train_core.storage.records.run_record import RunRecord
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import create_run
 
 
 def run(folder: RunFolder, attempt: int = 1, **config: Any) -> Progress:
@@ -32,4 +34,4 @@ def create(folder: RunFolder, config: TrainConfig, **facts: Any) -> None:
         datasets={},
         **facts,
     )
-    folder.create(record)
+    create_run(folder, record)

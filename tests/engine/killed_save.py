@@ -18,6 +18,7 @@ from tests.storage.killed import kill_before_each_change
 from train_core.engine.checkpoint import journal_buffer
 from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead, delete_superseded
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter, begin_attempt
 
 CONFIG: dict[str, Any] = {
     "settings": {"num_train": 64, "num_validation": 20},
@@ -32,10 +33,10 @@ CONFIG: dict[str, Any] = {
 
 def drive(folder: RunFolder) -> None:
     """An attempt, as a driver makes it."""
-    held = folder.begin_attempt()
-    delete_orphans_of_the_dead(folder, held.attempt)
+    held = begin_attempt(folder)
+    delete_orphans_of_the_dead(RunWriter(folder, held.attempt))
     run(folder, attempt=held.attempt, **CONFIG)
-    delete_superseded(folder, folder.record().config, held.attempt)
+    delete_superseded(RunWriter(folder, held.attempt), folder.record().config)
     held.release()
 
 

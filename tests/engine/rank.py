@@ -29,6 +29,7 @@ from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import CheckpointManifest
 from train_core.storage.records.names import MANIFEST_JSON, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import RunWriter
 from train_core.workload import Columns, Dataset, fetch
 
 
@@ -90,7 +91,7 @@ class MortalStore(Store):
 
 
 class MortalFolder(RunFolder):
-    """`before_manifest`: all of a checkpoint is there but that; `after_manifest`: that, too."""
+    """Its store and its writer meet the fault."""
 
     def __init__(self, storage: str, name: str, fault: Fault, patience: RetryPolicy) -> None:
         super().__init__(storage, name)
@@ -102,16 +103,22 @@ class MortalFolder(RunFolder):
     def meet(self, point: str, step: int) -> None:
         self.fault.meet(self, point, step)
 
-    def commit(self, name: CheckpointName, manifest: CheckpointManifest) -> Checkpoint:
-        self.meet("before_manifest", name.step)
-        self.meet("stop_before_manifest", name.step)
-        committed = super().commit(name, manifest)
-        self.meet("after_manifest", name.step)
+
+class MortalWriter(RunWriter):
+    """`before_manifest`: all of a checkpoint is there but that; `after_manifest`: that, too."""
+
+    folder: MortalFolder
+
+    def commit(self, manifest: CheckpointManifest) -> Checkpoint:
+        self.folder.meet("before_manifest", manifest.step)
+        self.folder.meet("stop_before_manifest", manifest.step)
+        committed = super().commit(manifest)
+        self.folder.meet("after_manifest", manifest.step)
         return committed
 
-    def delete_checkpoint(self, name: CheckpointName, *, attempt: int) -> None:
-        self.meet("stop_before_delete", name.step)
-        super().delete_checkpoint(name, attempt=attempt)
+    def delete_checkpoint(self, name: CheckpointName) -> None:
+        self.folder.meet("stop_before_delete", name.step)
+        super().delete_checkpoint(name)
 
 
 class MortalSnapshot(Snapshot):
@@ -159,6 +166,7 @@ class MortalTrainer(Trainer):
         snapshot = MortalSnapshot(self.config.shards, self.group)
         snapshot.folder = folder
         self.checkpointer._snapshot = snapshot
+        self.checkpointer._writer = MortalWriter(folder, self.attempt)
 
     def meet(self, point: str) -> None:
         self.folder.meet(point, self.progress.step)

@@ -22,6 +22,7 @@ from train_core.results import PredictionsResult
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import PredictionsManifest, read_manifest
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter
 
 # The first one that needs the undisturbed pipeline waits for it.
 pytestmark = pytest.mark.timeout(600)
@@ -145,7 +146,7 @@ def test_predictions_are_made_though_mlflow_is_down(place: Place) -> None:
     folder = RunFolder(place.storage, "undisturbed")
     asked = folder.asked()
     away = asked.model_copy(update={"pipeline": asked.pipeline | {"tracking_uri": NOBODY_LISTENS}})
-    folder.amend(away, attempt=1)
+    RunWriter(folder, 1).amend(away)
     ((found,), log) = place.infer({"run": "undisturbed", "infer_input": "validation"})
     assert found["num_rows"] > 0
     (line,) = [line for line in log.splitlines() if "MLflow does not show" in line]

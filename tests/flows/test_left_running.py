@@ -15,6 +15,7 @@ from train_core.config import TrainConfig
 from train_core.requests import DriverRequest
 from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import begin_attempt, create_run
 
 ENDS = {
     "FINISHED": StateType.COMPLETED,
@@ -40,8 +41,8 @@ def flow_run(storage: Path, run: str, *, deployed: bool = False, **asked: Any) -
 def driven(storage: Path, run: str) -> lease.Lease:
     """A run that this process drives."""
     folder = RunFolder(str(storage), run)
-    folder.create(record(run))
-    return folder.begin_attempt()
+    create_run(folder, record(run))
+    return begin_attempt(folder)
 
 
 def state_of(storage: Path, run: str, *, by: str = "next", **asked: Any) -> StateType | None:
@@ -68,7 +69,7 @@ def test_a_flow_that_may_be_attached_to_the_same_job_is_left_alone(tmp_path: Pat
     first = driven(tmp_path, "night")
     first.end = "KILLED"
     first.release()
-    second = RunFolder(str(tmp_path), "night").begin_attempt()
+    second = begin_attempt(RunFolder(str(tmp_path), "night"))
     cluster = {"ray_address": "10.0.0.1:6379"}
     assert state_of(tmp_path, "night", by="night", **cluster) is None
     second.release()
@@ -94,7 +95,7 @@ def test_who_goes_on_with_a_run_looks_at_the_attempt_before_its_own(tmp_path: Pa
     first = driven(tmp_path, "night")
     first.end = "FINISHED"
     first.release()
-    second = RunFolder(str(tmp_path), "night").begin_attempt()
+    second = begin_attempt(RunFolder(str(tmp_path), "night"))
     assert state_of(tmp_path, "night", by="night") is StateType.COMPLETED
     # For everybody else it is driven.
     assert state_of(tmp_path, "night") is None

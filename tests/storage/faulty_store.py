@@ -46,16 +46,18 @@ class FaultyStore(Store):
     pickled copies and those in other processes go on counting where the others are.
     """
 
-    def __init__(self, url: str, notes: str | Path, patience: RetryPolicy | None = None) -> None:
-        super().__init__(url, patience or RetryPolicy())
+    def __init__(
+        self, url: str, notes: str | Path, retry_policy: RetryPolicy | None = None
+    ) -> None:
+        super().__init__(url, retry_policy or RetryPolicy())
         self.notes = Path(notes)
         self.notes.mkdir(parents=True, exist_ok=True)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.url, str(self.notes), self.patience)
+        return type(self), (self.url, str(self.notes), self.retry_policy)
 
-    def _at(self, url: str, patience: RetryPolicy) -> Self:
-        return type(self)(url, self.notes, patience)
+    def _at(self, url: str, retry_policy: RetryPolicy) -> Self:
+        return type(self)(url, self.notes, retry_policy)
 
     def fail_at(
         self,

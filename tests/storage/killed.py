@@ -21,6 +21,7 @@ from train_core.storage.cleanup.retention import delete_unless_pinned
 from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter, begin_attempt
 
 RULES = RetentionRules("validation/accuracy", "max", keep_last=1, keep_best=1)
 DELETED = "step-00000002-a0001"
@@ -29,20 +30,20 @@ _CHANGES = {"os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link"}
 
 def delete(folder: RunFolder) -> None:
     """One checkpoint, by the attempt that has the run."""
-    assert delete_unless_pinned(folder, DELETED, attempt=lease.newest_attempt(folder.store))
+    assert delete_unless_pinned(RunWriter(folder, lease.newest_attempt(folder.store)), DELETED)
 
 
 def prune(folder: RunFolder) -> None:
     """As `evertrain prune` does."""
-    held = folder.begin_attempt()
-    with lease.beating(held):
+    held = begin_attempt(folder)
+    with lease.alive_until_released(held):
         Pruning(folder, RULES, datetime(2026, 1, 2, tzinfo=UTC)).carry_out(held.attempt)
 
 
 def begin(folder: RunFolder) -> None:
     """As the driver begins an attempt."""
-    held = folder.begin_attempt()
-    delete_orphans_of_the_dead(folder, held.attempt)
+    held = begin_attempt(folder)
+    delete_orphans_of_the_dead(RunWriter(folder, held.attempt))
     held.release()
 
 

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from train_core.config import TrainConfig
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry
 from train_core.storage.records.names import CheckpointName
-from train_core.storage.run_folder import RunFolder, RunRecord
+from train_core.storage.records.run_record import RunRecord
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter
 
 WEIGHTS = b"weights"
 
@@ -50,7 +52,7 @@ def save(folder: RunFolder, step: int, attempt: int) -> CheckpointName:
 def commit(folder: RunFolder, step: int, attempt: int) -> CheckpointName:
     """A committed checkpoint."""
     name = save(folder, step, attempt)
-    folder.commit(name, manifest(step, attempt))
+    RunWriter(folder, attempt).commit(manifest(step, attempt))
     return name
 
 

@@ -8,6 +8,7 @@ from train_core.storage.finished_runs import finished_runs, newest_finished
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import REPORT_JSON, RUN_JSON
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import create_run
 
 OURS = "clinic:Clinic"
 
@@ -24,7 +25,7 @@ def run(
     folder = RunFolder(storage, name)
     made = record(name, workload=workload)
     facts = {"created_at": f"2026-11-23T{hour:02}:00:00+00:00", "pipeline": {"dry_run": dry}}
-    folder.create(made.model_copy(update=facts))
+    create_run(folder, made.model_copy(update=facts))
     if done:
         folder.store.write(REPORT_JSON, b'{"run": "%s"}' % name.encode())
     return folder

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+from itertools import starmap
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,13 @@ from train_core.storage.objects.store import Store
 from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import (
+    RunWriter,
+    begin_attempt,
+    create_run,
+    fork_checkpoint,
+    quarantine,
+)
 
 
 @pytest.fixture
@@ -27,11 +36,11 @@ def test_a_run_is_created_once_and_read_back(folder: RunFolder) -> None:
     assert not folder.exists()
     with pytest.raises(FileNotFoundError):
         folder.record()
-    folder.create(record(seed=1))
+    create_run(folder, record(seed=1))
     assert folder.exists()
     assert folder.record() == record(seed=1)
     with pytest.raises(FileExistsError):
-        folder.create(record(seed=2))
+        create_run(folder, record(seed=2))
     assert RunFolder.at(folder.url).record() == record(seed=1)
 
 
@@ -49,7 +58,7 @@ def test_a_damaged_record_is_named(folder: RunFolder) -> None:
 
 @pytest.mark.promise("flow-run-names")
 def test_a_run_is_not_continued_by_another_flow_run_that_gets_its_name(folder: RunFolder) -> None:
-    folder.create(record().model_copy(update={"flow_run": "one"}))
+    create_run(folder, record().model_copy(update={"flow_run": "one"}))
     folder.check_name("one")
     # Whoever names it means it.
     folder.check_name("")
@@ -60,7 +69,7 @@ def test_a_run_is_not_continued_by_another_flow_run_that_gets_its_name(folder: R
 def test_a_run_that_somebody_named_is_not_continued_by_a_flow_run_that_gets_its_name(
     folder: RunFolder,
 ) -> None:
-    folder.create(record())
+    create_run(folder, record())
     with pytest.raises(ConfigError, match=r"was not begun by a flow run.*the parameter `run`"):
         folder.check_name("one")
 
@@ -92,8 +101,8 @@ def test_a_committed_checkpoint_has_its_manifest(folder: RunFolder) -> None:
 def test_a_checkpoint_is_committed_once(folder: RunFolder) -> None:
     name = commit(folder, step=3, attempt=1)
     with pytest.raises(FileExistsError):
-        folder.commit(name, manifest(4, 1))
-    assert folder.checkpoint(name).manifest.step == 3
+        RunWriter(folder, 1).commit(manifest(3, 1).model_copy(update={"epoch": 9}))
+    assert folder.checkpoint(name).manifest == manifest(3, 1)
 
 
 def test_other_things_among_the_checkpoints_are_passed_over(folder: RunFolder) -> None:
@@ -105,8 +114,8 @@ def test_other_things_among_the_checkpoints_are_passed_over(folder: RunFolder) -
 
 def test_a_quarantined_checkpoint_is_kept_and_left_out(folder: RunFolder) -> None:
     good, bad = commit(folder, 1, 1), commit(folder, 2, 1)
-    folder.quarantine(bad, "model.safetensors: another digest")
-    folder.quarantine(bad, "a second reason")
+    quarantine(folder, bad, "model.safetensors: another digest")
+    quarantine(folder, bad, "a second reason")
     assert names(folder) == [good]
     assert folder.quarantined() == {str(bad): "model.safetensors: another digest"}
     assert "model.safetensors" in folder.store.names(f"checkpoints/{bad}")
@@ -119,17 +128,46 @@ def test_a_damaged_manifest_is_left_out_and_quarantined_by_the_next_attempt(
     folder.store.write(f"checkpoints/{bad}/manifest.json", manifest(2, 1).to_json()[:-10])
     assert names(folder) == [good]
     assert folder.quarantined() == {}
-    folder.begin_attempt().release()
+    begin_attempt(folder).release()
     assert names(folder) == [good]
     assert "not a manifest" in folder.quarantined()[str(bad)]
 
 
+@pytest.mark.promise("verified")
+@pytest.mark.parametrize("alias", [*starmap(CheckpointName, [(9, 1), (2, 1), (7, 2), (9, 3)])])
+@pytest.mark.parametrize("is_renamed", [False, True], ids=["copied", "renamed"])
+def test_a_checkpoint_under_the_name_of_another_is_refused_and_quarantined(
+    folder: RunFolder, alias: CheckpointName, *, is_renamed: bool
+) -> None:
+    good, own = commit(folder, 5, 1), commit(folder, 7, 1)
+    for file in ("model.safetensors", "manifest.json"):
+        folder.store.copy(f"checkpoints/{own}/{file}", folder.store, f"checkpoints/{alias}/{file}")
+    if is_renamed:
+        folder.store.delete(f"checkpoints/{own}")
+    left = [good] if is_renamed else [good, own]
+    with pytest.raises(CheckpointError, match=f"{alias} has the manifest of {own}: .*delete"):
+        folder.checkpoint(alias)
+    with pytest.raises(CheckpointError, match=f"{alias} has the manifest of {own}"):
+        folder.find(str(alias))
+    assert names(folder) == left
+    assert list(folder.damaged()) == [str(alias)]
+    begin_attempt(folder).release()
+    assert names(folder) == left
+    assert f"has the manifest of {own}" in folder.quarantined()[str(alias)]
+
+
+def test_a_checkpoint_has_its_step_attempt_and_name_from_its_manifest(folder: RunFolder) -> None:
+    name = commit(folder, step=3, attempt=2)
+    [found] = folder.checkpoints()
+    assert (found.step, found.attempt, found.name) == (3, 2, name)
+
+
 def test_a_deleted_checkpoint_is_gone_and_its_neighbours_stay(folder: RunFolder) -> None:
     kept, gone = commit(folder, 1, 1), commit(folder, 1, 2)
-    folder.delete_checkpoint(gone, attempt=2)
+    RunWriter(folder, 2).delete_checkpoint(gone)
     assert names(folder) == [kept]
     assert folder.store.names("checkpoints") == [str(kept)]
-    folder.delete_checkpoint(gone, attempt=2)
+    RunWriter(folder, 2).delete_checkpoint(gone)
 
 
 class StopsAfterOneDelete(Store):
@@ -151,7 +189,7 @@ def test_a_half_deleted_checkpoint_does_not_exist(tmp_path: Path) -> None:
     folder.store = StopsAfterOneDelete(folder.url)
     folder.store.deleted = []
     with pytest.raises(ConnectionAbortedError):
-        folder.delete_checkpoint(name, attempt=1)
+        RunWriter(folder, 1).delete_checkpoint(name)
     folder.store = whole
     assert folder.checkpoints() == []
     assert whole.names(f"checkpoints/{name}") == ["model.safetensors"]
@@ -187,7 +225,7 @@ def test_every_byte_of_a_checkpoint_and_its_journal_is_verified(folder: RunFolde
 
 
 def test_a_fork_takes_and_deletes_nothing_that_lies_there(folder: RunFolder) -> None:
-    folder.create(record())
+    create_run(folder, record())
     first, second = commit(folder, 1, 1), commit(folder, 2, 1)
     for segment in folder.checkpoint(first).manifest.journal:
         folder.store.write(f"journal/{segment.name}", b"{}\n")
@@ -196,16 +234,17 @@ def test_a_fork_takes_and_deletes_nothing_that_lies_there(folder: RunFolder) -> 
     for file in ("model.safetensors", "manifest.json"):
         key = f"checkpoints/{second}/{file}"
         folder.store.copy(key, elsewhere.store, key)
-    for act in (elsewhere.refuse_leftovers, lambda: folder.fork(folder.checkpoint(first), "fork")):
+    fork = partial(fork_checkpoint, folder, folder.checkpoint(first))
+    for act in (elsewhere.refuse_leftovers, partial(fork, "fork")):
         with pytest.raises(ConfigError, match=r"has checkpoints and no run\.json"):
             act()
     assert names(elsewhere) == [second]
-    assert names(folder.fork(folder.checkpoint(first), "other")) == [first]
+    assert names(fork("other")) == [first]
 
 
 @pytest.mark.promise("resume-as-asked")
 def test_what_was_asked_last_counts_and_a_fork_is_asked_for_the_same(folder: RunFolder) -> None:
-    folder.create(record(epochs=1))
+    create_run(folder, record(epochs=1))
     begun = folder.asked()
     assert begun == Amendment(config=folder.record().config, pipeline=folder.record().pipeline)
     longer, smaller = (
@@ -213,34 +252,34 @@ def test_what_was_asked_last_counts_and_a_fork_is_asked_for_the_same(folder: Run
         for changes in ({"epochs": 5}, {"epochs": 5, "num_workers": 2})
     )
     for attempt, asked in ((1, begun), (2, longer), (3, longer), (11, smaller)):
-        folder.amend(asked, attempt=attempt)
+        RunWriter(folder, attempt).amend(asked)
         assert folder.asked() == asked
     # Only what is another than before is written down.
     assert folder.store.names("asked") == ["0002.json", "0011.json"]
     first = commit(folder, 1, 1)
     for segment in folder.checkpoint(first).manifest.journal:
         folder.store.write(f"journal/{segment.name}", b"{}\n")
-    assert folder.fork(folder.checkpoint(first), "fork").asked() == smaller
+    assert fork_checkpoint(folder, folder.checkpoint(first), "fork").asked() == smaller
 
 
 def test_of_two_that_fork_to_one_name_one_is_refused(folder: RunFolder) -> None:
-    folder.create(record())
+    create_run(folder, record())
     first = commit(folder, 1, 1)
     for segment in folder.checkpoint(first).manifest.journal:
         folder.store.write(f"journal/{segment.name}", b"{}\n")
     elsewhere = RunFolder(folder.storage, "fork")
     held = lease.acquire(elsewhere.store, "fork")
     with pytest.raises(RunBusyError):
-        folder.fork(folder.checkpoint(first), "fork")
+        fork_checkpoint(folder, folder.checkpoint(first), "fork")
     assert names(elsewhere) == []
     held.release()
-    assert names(folder.fork(folder.checkpoint(first), "fork")) == [first]
+    assert names(fork_checkpoint(folder, folder.checkpoint(first), "fork")) == [first]
 
 
 def test_what_is_not_good_is_not_found_by_its_name(folder: RunFolder) -> None:
-    folder.create(record())
+    create_run(folder, record())
     good, bad, altered = (commit(folder, step, 1) for step in (1, 2, 3))
-    folder.quarantine(bad, "a flipped bit")
+    quarantine(folder, bad, "a flipped bit")
     folder.store.write(f"checkpoints/{altered}/manifest.json", b"{}")
     assert named(folder, good).name == good
     with pytest.raises(ConfigError, match="good: a flipped bit"):

@@ -13,6 +13,7 @@ from train_core.client.live import LiveReader
 from train_core.storage.coordination import lease
 from train_core.storage.records.names import LIVE_JSON
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import create_run
 
 LINE = "step 6/10  epoch 0/1  loss 0.5000  1,234 samples/s  3 s left"
 
@@ -41,7 +42,7 @@ def test_the_status_of_a_run_that_is_driven_tells_where_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = RunFolder(str(tmp_path), "r")
-    folder.create(record("r"))
+    create_run(folder, record("r"))
     held = lease.acquire(folder.store, "r")
     write_live(folder, time=1.0, step=6)
     asked = ["runs", "status", "r", "--storage", str(tmp_path)]

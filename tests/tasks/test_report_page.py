@@ -16,6 +16,7 @@ from tests.storage.samples import record
 from train_core.results import Report
 from train_core.storage.records.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import create_run
 
 BEGAN = datetime(2026, 11, 23, 3, tzinfo=UTC)
 
@@ -44,7 +45,7 @@ def finish(storage: Path, outcome: Report, hours: int, measured_on: str = "") ->
         "test": {"samples": 40, "digest": None},
     }
     created_at = (BEGAN + timedelta(hours=hours)).isoformat()
-    folder.create(made.model_copy(update={"created_at": created_at, "datasets": datasets}))
+    create_run(folder, made.model_copy(update={"created_at": created_at, "datasets": datasets}))
     folder.store.write(REPORT_JSON, outcome.model_dump_json().encode())
     folder.store.write(CURVES_PNG, os.urandom(8))
     return folder

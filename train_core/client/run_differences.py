@@ -12,7 +12,8 @@ from typing import Any
 from train_core.config import TrainConfig
 from train_core.differences import Kind, ValueDifference
 from train_core.results import Result
-from train_core.storage.run_folder import RunFolder, RunRecord
+from train_core.storage.records.run_record import RunRecord
+from train_core.storage.run_folder import RunFolder
 
 _DATA = {"datasets", "sources", "origin"}
 # An address says nothing of what is there: the digest does.

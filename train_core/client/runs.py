@@ -26,12 +26,13 @@ from train_core.results import Result
 from train_core.storage.cleanup.orphans import abort_uploads
 from train_core.storage.cleanup.prune import Finding, Pruning
 from train_core.storage.coordination import lease, pins
-from train_core.storage.coordination.lease import Holder
+from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.stop_request import ask_to_stop
 from train_core.storage.objects.retries import SHORT
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import RUN_JSON, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder, said_in
+from train_core.storage.run_writer import RunWriter, begin_attempt, fork_checkpoint
 
 _READ_AT_ONCE = 16
 _DIGEST_SHOWN = 8
@@ -151,14 +152,14 @@ def fork_run(folder: RunFolder, at: int, to: str = "") -> RunFolder:
     Its name is `to`, or RUN-at-STEP. Raises ConfigError if there is no such checkpoint, or a run of
     that name already.
     """
-    found = {one.manifest.step: one for one in folder.checkpoints()}
+    found = {one.step: one for one in folder.checkpoints()}
     if at not in found:
         steps = ", ".join(map(str, found)) or "none"
         raise ConfigError(f"run {folder.name!r} has no checkpoint of step {at}; it has {steps}")
     origin = found[at]
     try:
         with pins.pinned(folder.store, [origin.name], "fork"):
-            return folder.fork(origin, to or f"{folder.name}-at-{at}")
+            return fork_checkpoint(folder, origin, to or f"{folder.name}-at-{at}")
     except FileExistsError as error:
         raise ConfigError(f"{error}: choose another name with --to") from error
 
@@ -187,9 +188,7 @@ def delete_run(folder: RunFolder, tracking_uri: str = "") -> None:
         if tracking_uri:
             delete_tracking(folder.url, tracking_uri)
     abort_uploads(folder)
-    # run.json first: without it the run is no more.
-    folder.store.delete(RUN_JSON)
-    folder.store.delete("")
+    RunWriter(folder, held.attempt).delete_run()
 
 
 def verify_run(
@@ -239,8 +238,8 @@ def prune_run(
     pruning = Pruning(folder, asked, datetime.now(UTC), ignored)
     if dry_run:
         return pruning.survey(lease.newest_attempt(folder.store) + 1)
-    held = folder.begin_attempt()
-    with lease.beating(held):
+    held = begin_attempt(folder)
+    with lease.alive_until_released(held):
         return pruning.carry_out(held.attempt)
 
 
@@ -279,7 +278,7 @@ def _summary(folder: RunFolder) -> RunSummary:
         run=folder.name,
         created=f"{record.created_at[:16]}Z",
         workload=record.config.workload.rpartition(":")[2],
-        step=checkpoints[-1].name.step if checkpoints else 0,
+        step=checkpoints[-1].step if checkpoints else 0,
         best=_best_value(checkpoints, record.config),
         test=_tested_value(report, record.config),
         metric=record.config.monitor,
@@ -296,13 +295,13 @@ def _state(folder: RunFolder, checkpoints: list[Checkpoint], report: dict[str, A
         return "interrupted"
     reported = said_in(report, folder, int, "train", "step")
     # A run that was extended has the report of its first end.
-    is_whole = all(reported >= one.manifest.step for one in checkpoints[-1:])
+    is_whole = all(reported >= one.step for one in checkpoints[-1:])
     return "finished" if is_whole else "interrupted"
 
 
 def _best_value(checkpoints: list[Checkpoint], config: TrainConfig) -> float | None:
     """The best checkpoint's value of the monitored metric."""
-    candidates = [Candidate(str(c.name), c.name.step, c.manifest.metrics) for c in checkpoints]
+    candidates = [Candidate(str(c.name), c.step, c.manifest.metrics) for c in checkpoints]
     order = ranked(candidates, config.monitor, config.monitor_order)
     return order[0].metrics.get(config.monitor) if order else None
 

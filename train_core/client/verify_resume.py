@@ -153,7 +153,7 @@ def verify_resume(
     _train("undisturbed", task, folder, on_step)
     task = task.model_copy(update={"run": resumed.name, "kill_after": killed_after})
     _train("killed", task, folder, on_step)
-    resumed_after = max(one.manifest.step for one in resumed.checkpoints())
+    resumed_after = max(one.step for one in resumed.checkpoints())
     after = config.model_copy(update={"num_workers": request.workers_after})
     task = task.model_copy(update={"config": after, "kill_after": None})
     _train("resumed", task, folder, on_step)

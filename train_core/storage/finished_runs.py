@@ -13,7 +13,8 @@ from train_core.config import TrainConfig
 from train_core.errors import ConfigError, EvertrainError
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import is_run_name
-from train_core.storage.run_folder import Checkpoint, RunFolder, RunRecord
+from train_core.storage.records.run_record import RunRecord
+from train_core.storage.run_folder import Checkpoint, RunFolder
 
 _AT_ONCE = 16
 _MOST_TOLD = 10

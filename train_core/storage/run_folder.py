@@ -4,10 +4,10 @@
     run.json            what was asked; created once
     data/               the files of the workload's data (see `data_files`)
     asked/              what was asked of it later (see `asked`)
-    lease/              who drives the run (see `lease`)
+    lease/              the attempts, and which process drives the run (see `lease`)
     checkpoints/step-00001200-a0007/    files, then manifest.json: the commit
     journal/            every metric of every step, in segments
-    pins/<checkpoint>/  who reads a checkpoint, which therefore stays (see `pins`)
+    pins/<checkpoint>/  readers of a checkpoint, which therefore stays (see `pins`)
     evaluations/  predictions/          results with manifests of their own
     report.json         the outcome
     live.json           where the training is right now: a hint, not truth
@@ -17,26 +17,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
-from train_core.config import TrainConfig
-from train_core.errors import CheckpointError, ConfigError, StorageError
+from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.metric_names import VALIDATION, is_of
 from train_core.results import CheckpointSummary
-from train_core.storage.coordination import lease, pins
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.coordination.fence_list import read_fence_list
 from train_core.storage.objects.store import Store
-from train_core.storage.records.amendments import Amendment, amend, newest_amendment
-from train_core.storage.records.data_files import FileList, SourceRecord, key_of, read_file_list
+from train_core.storage.records.amendments import Amendment, newest_amendment
+from train_core.storage.records.data_files import FileList, read_file_list
 from train_core.storage.records.documents import read_document, read_object
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry, M, read_manifest
 from train_core.storage.records.names import (
-    ASKED,
     CHECKPOINTS,
     JOURNAL,
     LIVE_JSON,
@@ -45,59 +40,16 @@ from train_core.storage.records.names import (
     REPORT_JSON,
     RUN_JSON,
     CheckpointName,
-    LeaseName,
-    check_new_run_name,
     check_run_name,
 )
+from train_core.storage.records.run_record import RunRecord
 from train_core.storage.records.verified_files import fault_of
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class Origin(BaseModel):
-    """Whose weights a run begins with: what `init_from` was found to mean."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    uri: str = Field(description="The address of a checkpoint or of a .safetensors file.")
-    digest: str = Field(description="BLAKE3 of the checkpoint's manifest, or of the file.")
-
-
-class RunRecord(BaseModel):
-    """run.json: what was asked, and the surroundings that the numbers depend on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format: Literal[1] = 1
-    name: str
-    created_at: str
-    flow_run: str = Field(default="", description="The flow run after which the run is named.")
-    config: TrainConfig
-    pipeline: dict[str, Any] = Field(description="What the flow was asked beyond the training.")
-    fingerprint: dict[str, str] = Field(
-        description="Library versions, instruction set, threads: other values, other bits."
-    )
-    datasets: dict[str, dict[str, Any]] = Field(description="Samples and digest of each split.")
-    input_state: str = Field(
-        default="",
-        description="Of the names, sizes and versions of the files to score; empty: a split is.",
-    )
-    sources: dict[str, SourceRecord] = Field(
-        default_factory=dict, description="The data that the workload names, by its names."
-    )
-    files: FileEntry | None = Field(
-        default=None, description="The list of their files, in data/; None where it names none."
-    )
-    code: dict[str, str] = Field(
-        default_factory=dict,
-        description="evertrain's version, the digest of the workload's source file, its commit.",
-    )
-    forked_from: str = Field(default="", description="The checkpoint that the run began with.")
-    origin: Origin | None = Field(default=None, description="Whose weights the run began with.")
-
-
-class _Mark(BaseModel):
+class QuarantineMark(BaseModel):
     """quarantined.json: why a checkpoint is used no more."""
 
     reason: str
@@ -105,11 +57,25 @@ class _Mark(BaseModel):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint: its name, its manifest and the manifest's digest."""
+    """A committed checkpoint: its manifest, and the manifest's digest."""
 
-    name: CheckpointName
     manifest: CheckpointManifest
     digest: str
+
+    @property
+    def step(self) -> int:
+        """The optimizer steps that were done."""
+        return self.manifest.step
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that took it."""
+        return self.manifest.attempt
+
+    @property
+    def name(self) -> CheckpointName:
+        """Its folder's name."""
+        return CheckpointName(self.step, self.attempt)
 
     @property
     def key(self) -> str:
@@ -118,7 +84,7 @@ class Checkpoint:
 
 
 class RunFolder:
-    """One run's folder below a storage URL."""
+    """One run's folder below a storage URL, to be read; `RunWriter` changes it."""
 
     def __init__(self, storage: str, name: str) -> None:
         self.name = check_run_name(name)
@@ -163,24 +129,6 @@ class RunFolder:
         record = self.record()
         return Amendment(config=record.config, pipeline=record.pipeline)
 
-    def amend(self, asked: Amendment, *, attempt: int) -> None:
-        """Write down what `attempt` is asked for, if that is not what was asked last.
-
-        Raises FencedError if a newer attempt has the run.
-        """
-        if asked != self.asked():
-            lease.check(self.store, attempt)
-            amend(self.store, attempt, asked)
-
-    def create(self, record: RunRecord, files: FileList | None = None) -> None:
-        """Create the run, with the list of data files that `record.files` vouches for.
-
-        Raises FileExistsError if it exists.
-        """
-        if files is not None and record.files is not None:
-            self.store.write(key_of(record.files), files.to_json(), durable=True)
-        self.store.create(RUN_JSON, (record.model_dump_json(indent=1) + "\n").encode())
-
     def refuse_leftovers(self) -> None:
         """Raise ConfigError if checkpoints lie here though there is no run: it would take them."""
         if not self.exists() and self.store.names(CHECKPOINTS):
@@ -204,62 +152,21 @@ class RunFolder:
                 "give its run another name with the parameter `run`"
             )
 
-    def begin_attempt(self) -> lease.Lease:
-        """Take the lease, quarantine what is damaged, seal what earlier attempts committed.
-
-        Raises RunBusyError if another process drives the run.
-        """
-        held = lease.acquire(self.store, self.name)
-        try:
-            held.beat()
-            # There may be many manifests to read, from far away.
-            with lease.alive(held):
-                self._seal(held)
-        except BaseException:
-            with suppress(StorageError):
-                held.release()
-            raise
-        return held
-
-    def next_attempt(self, held: lease.Lease) -> None:
-        """Begin another attempt of who holds the lease, as `begin_attempt` does.
-
-        Raises FencedError if somebody else has taken the run.
-        """
-        held.advance()
-        self._seal(held)
-
-    def _seal(self, held: lease.Lease) -> None:
-        # Who was replaced may wake up and go on: nobody shall rely on what it decided to delete.
-        for name in pins.decided(self.store):
-            with pins.deleting(self.store, name, held.attempt, is_decided=True):
-                self.delete_checkpoint(name, attempt=held.attempt)
-        good = self.quarantine_damaged()
-        earlier = [c.name for c in good if c.name.attempt < held.attempt]
-        lease.seal(self.store, held.attempt, earlier)
-
     def checkpoints(self) -> list[Checkpoint]:
         """The committed checkpoints, oldest first; damaged and quarantined ones are left out."""
-        return self._scan()[0]
-
-    def quarantine_damaged(self) -> list[Checkpoint]:
-        """As `checkpoints`, which writes nothing; marks those whose manifests cannot be read."""
-        good, damaged = self._scan()
-        for name, reason in damaged.items():
-            self.quarantine(name, reason)
-        return good
+        return self.scan()[0]
 
     def damaged(self) -> dict[str, str]:
         """What is wrong with manifests that cannot be read, by checkpoint; quarantined ones not."""
-        return {str(name): reason for name, reason in self._scan()[1].items()}
+        return {str(name): reason for name, reason in self.scan()[1].items()}
 
-    def _scan(self) -> tuple[list[Checkpoint], dict[CheckpointName, str]]:
+    def scan(self) -> tuple[list[Checkpoint], dict[CheckpointName, str]]:
         """The committed checkpoints, oldest first, and what is wrong with damaged manifests."""
-        sealed_by, sealed = lease.read_seal(self.store)
+        fenced_by, listed = read_fence_list(self.store)
         found, damaged = [], {}
         for text in self.store.names(CHECKPOINTS):
             name = CheckpointName.parse(text)
-            if name is None or (name.attempt < sealed_by and text not in sealed):
+            if name is None or (name.attempt < fenced_by and text not in listed):
                 continue
             if self.store.exists(f"{CHECKPOINTS}/{text}/{QUARANTINED_JSON}"):
                 continue
@@ -276,11 +183,21 @@ class RunFolder:
         return self.store.exists(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")
 
     def checkpoint(self, name: CheckpointName) -> Checkpoint:
-        """One checkpoint. Raises FileNotFoundError if it was never committed."""
-        manifest, digest = read_manifest(
-            self.store, CheckpointManifest, f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}"
-        )
-        return Checkpoint(name, manifest, digest)
+        """One checkpoint; every checkpoint that is read is opened here.
+
+        Raises FileNotFoundError if it was never committed, and CheckpointError if its manifest
+        cannot be read, or is another checkpoint's.
+        """
+        key = f"{CHECKPOINTS}/{name}"
+        found = Checkpoint(*read_manifest(self.store, CheckpointManifest, f"{key}/{MANIFEST_JSON}"))
+        if found.name != name:
+            # Its manifest and files are whole, so nothing else shows that the folder was copied.
+            raise CheckpointError(
+                f"{self.store.uri(key)} has the manifest of {found.name}: the folder was copied or "
+                f"renamed. If there is no {found.name}, give it that name again and delete its "
+                f"{QUARANTINED_JSON}; else delete the folder"
+            )
+        return found
 
     def find(self, name: str) -> Checkpoint:
         """The checkpoint called `name`. Raises FileNotFoundError if it was deleted."""
@@ -295,7 +212,7 @@ class RunFolder:
         return CheckpointSummary(
             name=str(checkpoint.name),
             uri=self.store.uri(checkpoint.key),
-            step=manifest.step,
+            step=checkpoint.step,
             epoch=manifest.epoch,
             metrics={
                 name: value
@@ -328,68 +245,6 @@ class RunFolder:
             except CheckpointError as error:
                 _log.warning("a damaged result is left out: %s", error)
 
-    def commit(self, name: CheckpointName, manifest: CheckpointManifest) -> Checkpoint:
-        """Create the manifest: from here on the checkpoint exists.
-
-        Raises FencedError if a newer attempt has the run.
-        """
-        lease.check(self.store, name.attempt)
-        data = manifest.to_json()
-        self.store.create(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}", data)
-        return Checkpoint(name, manifest, digest_of(data))
-
-    def delete_checkpoint(self, name: CheckpointName, *, attempt: int) -> None:
-        """Delete a checkpoint on behalf of `attempt`: its manifest first, so never half.
-
-        Raises FencedError if a newer attempt has the run.
-        """
-        lease.check(self.store, attempt)
-        self.store.delete(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")
-        self.store.delete(f"{CHECKPOINTS}/{name}")
-
-    def fork(self, checkpoint: Checkpoint, name: str) -> RunFolder:
-        """A new run beside this one that goes on from `checkpoint`, with the journal up to it.
-
-        The new run exists when all of it is copied. Raises FileExistsError if there is one,
-        ConfigError if there is a part of one or no run may be called so, and RunBusyError if
-        another process makes one.
-        """
-        fork = RunFolder(self.storage, check_new_run_name(name))
-        if fork.exists():
-            raise FileExistsError(f"{fork.url} exists")
-        fork.refuse_leftovers()
-        keys = [f"{checkpoint.key}/{file.name}" for file in checkpoint.manifest.files]
-        keys += [f"{JOURNAL}/{segment.name}" for segment in checkpoint.manifest.journal]
-        changed = {
-            "name": name,
-            "created_at": datetime.now(UTC).isoformat(),
-            "forked_from": self.store.uri(checkpoint.key),
-            "flow_run": "",
-        }
-        # Its attempts follow those whose names it has: two commits must not meet under one.
-        held = lease.acquire(fork.store, name, above=checkpoint.name.attempt)
-        with lease.beating(held):
-            for key in [*keys, f"{checkpoint.key}/{MANIFEST_JSON}"]:
-                self.store.copy(key, fork.store, key)
-            if asked := newest_amendment(self.store):
-                amend(fork.store, held.attempt, asked)
-            record = self.record()
-            try:
-                fork.create(record.model_copy(update=changed), self.files_of(record))
-            except FileExistsError:
-                # Begun by somebody else meanwhile, who has nothing to do with our checkpoint.
-                fork.delete_checkpoint(checkpoint.name, attempt=held.attempt)
-                fork.store.delete(f"{ASKED}/{LeaseName(held.attempt)}")
-                raise
-        return fork
-
-    def quarantine(self, name: CheckpointName, reason: str) -> None:
-        """Mark a checkpoint that failed to verify; it is kept, and used no more."""
-        _log.warning("checkpoint %s of run %r is quarantined: %s", name, self.name, reason)
-        mark = _Mark(reason=reason).model_dump_json().encode()
-        with suppress(FileExistsError):
-            self.store.create(f"{CHECKPOINTS}/{name}/{QUARANTINED_JSON}", mark)
-
     def quarantined(self) -> dict[str, str]:
         """Why each quarantined checkpoint is, by its name."""
         names = filter(CheckpointName.parse, self.store.names(CHECKPOINTS))
@@ -412,21 +267,20 @@ class RunFolder:
         return None if report is None else said_in(report, self, kind, *path)
 
     def live(self) -> dict[str, Any] | None:
-        """Where the training is right now, as far as it told; None if that cannot be read."""
+        """Where the training is right now, by its live.json; None if that cannot be read."""
         try:
             return read_object(self.store, LIVE_JSON)
         except FileNotFoundError:
             return None
         except CheckpointError as error:
             # A hint for people: nothing depends on it.
-            _log.debug("what the training told is left out: %s", error)
+            _log.debug("live.json is left out: %s", error)
             return None
 
     def _reason(self, text: str) -> str | None:
         try:
-            mark, _ = read_document(
-                self.store, _Mark, f"{CHECKPOINTS}/{text}/{QUARANTINED_JSON}", "a quarantine mark"
-            )
+            key = f"{CHECKPOINTS}/{text}/{QUARANTINED_JSON}"
+            mark, _ = read_document(self.store, QuarantineMark, key, "a quarantine mark")
         except FileNotFoundError:
             return None
         except CheckpointError as error:

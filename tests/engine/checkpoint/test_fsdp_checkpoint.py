@@ -18,6 +18,7 @@ from train_core.engine.checkpoint.state import pack
 from train_core.engine.driver.origin import find_origin
 from train_core.policy.layout import part_of
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import create_run
 
 CONFIG = CONFIG | {"workload": "tests.engine.fsdp_rank:Averaging", "strategy": "fsdp"}
 
@@ -85,7 +86,7 @@ def test_a_new_run_begins_with_anothers_weights_and_optimizer(
         folder = RunFolder(str(tmp_path), f"on-{workers}")
         begun = record(folder.name, **config)
         origin = find_origin(source, "", "")
-        folder.create(begun.model_copy(update={"origin": origin, "datasets": {}}))
+        create_run(folder, begun.model_copy(update={"origin": origin, "datasets": {}}))
         train(folder.storage, folder.name, attempt=1, workers=workers, config=config)
         found[workers] = tensors(folder)
     # AdamW has counted the steps of both runs.

@@ -36,6 +36,7 @@ from train_core.storage.coordination import lease
 from train_core.storage.coordination.pins import pin
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter, begin_attempt, quarantine
 
 STEPS = (2, 4, 5, 6, 8, 10)
 OLDEST, NEWEST = (f"checkpoints/step-{step:08d}-a0001" for step in (STEPS[0], STEPS[-1]))
@@ -136,7 +137,7 @@ def copy_of(folder: RunFolder, storage: str) -> RunFolder:
 def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run that has one of each kind of file that is read again."""
     folder = RunFolder(any_place(request.param, request, tmp_path_factory), "run")
-    held = folder.begin_attempt()
+    held = begin_attempt(folder)
     run(folder, **CONFIG)
     held.release()
     first, second = folder.checkpoints()[:2]
@@ -145,7 +146,7 @@ def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         json.dumps({"best": {"name": str(first.name)}, "train": {"step": 10}}).encode(),
     )
     pin(folder.store, first.name, "infer", "a test", is_lasting=True)
-    folder.quarantine(second.name, "a test")
+    quarantine(folder, second.name, "a test")
     return folder
 
 
@@ -185,9 +186,9 @@ def vouch_for(folder: RunFolder, file: str) -> None:
 def drive_and_delete(folder: RunFolder) -> None:
     """What a driver and `evertrain prune` do."""
     rules = RetentionRules("validation/loss", "min", keep_last=1, keep_best=1)
-    held = folder.begin_attempt()
-    with lease.beating(held):
-        delete_orphans_of_the_dead(folder, held.attempt)
+    held = begin_attempt(folder)
+    with lease.alive_until_released(held):
+        delete_orphans_of_the_dead(RunWriter(folder, held.attempt))
         Pruning(folder, rules, datetime.now(UTC)).carry_out(held.attempt)
 
 
@@ -303,6 +304,15 @@ def test_a_pickle_that_a_manifest_vouches_for_is_never_loaded(
         # No training reads the index: it is for other programs.
         was_read = not file.endswith("index.json")
         assert (NEWEST.rpartition("/")[2] in folder.quarantined()) == was_read
+
+
+@pytest.mark.promise("verified")
+def test_a_run_does_not_go_on_from_a_copied_checkpoint(folder: RunFolder, reference: str) -> None:
+    alias = "step-00000011-a0001"
+    shutil.copytree(Path(folder.url, OLDEST), Path(folder.url, "checkpoints", alias))
+    look_at(folder)
+    assert met_by_all(folder).endswith(reference)
+    assert "has the manifest of step-00000002-a0001" in folder.quarantined()[alias]
 
 
 @pytest.mark.promise("untrusted-files")

@@ -24,7 +24,9 @@ from train_core.engine.driver.preflight import check, new_record
 from train_core.errors import CheckpointError, ConfigError
 from train_core.requests import DriverRequest
 from train_core.storage.records.names import MODEL_FILE, REPORT_JSON
-from train_core.storage.run_folder import Checkpoint, Origin, RunFolder
+from train_core.storage.records.run_record import Origin
+from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import create_run
 
 ASKED: dict[str, Any] = {
     "workload": "tests.engine.tiny:Tiny",
@@ -57,7 +59,7 @@ def begin(storage: Path, name: str, **config: Any) -> Origin:
     folder = RunFolder(str(storage), name)
     checked = check(folder, asked)
     if not checked.prepared.resumed:
-        folder.create(new_record(asked, asked.config, checked.datasets, checked.origin))
+        create_run(folder, new_record(asked, asked.config, checked.datasets, checked.origin))
     assert checked.origin is not None
     return checked.origin
 

@@ -29,6 +29,7 @@ from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.data_files import FileList
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import create_run, fork_checkpoint
 from train_core.workload import SPLITS, load_workload
 
 NAMED, LISTING = "tests.engine.growing:Named", "tests.engine.growing:Listing"
@@ -248,7 +249,7 @@ def test_a_fork_reads_what_its_origin_recorded(local: str, tmp_path: Path) -> No
     folder = RunFolder(str(tmp_path), "run")
     config = prepare(folder, local)
     train(folder, config)
-    fork = folder.fork(folder.checkpoints()[-1], "fork")
+    fork = fork_checkpoint(folder, folder.checkpoints()[-1], "fork")
     add_files(local)
     assert [len(load_recorded(fork, config).dataset(split)) for split in SPLITS] == [150, 70, 40]
 
@@ -320,7 +321,7 @@ def test_a_login_that_is_not_recorded_is_asked_for_again(local: str, tmp_path: P
     checked = check(folder, request)
     remote = FileList(sources=there)
     record = new_record(request, request.config, checked.datasets, None, remote)
-    folder.create(record, remote)
+    create_run(folder, record, remote)
     assert b"s3cret" not in folder.store.read("run.json") + remote.to_json()
     workload = load_recorded(folder, request.config)
     said = r"the login in the URL of source 'train' \(ftp://\*\*\*@host/data\) is not recorded"

@@ -19,7 +19,7 @@ from train_core.engine.driver.remote_stages import JobStages
 from train_core.errors import ConfigError, ResourceError, StageError, StorageError
 from train_core.requests import DriverRequest
 from train_core.storage.coordination import mailbox
-from train_core.storage.coordination.mailbox import THE_JOB, Answer, Calls
+from train_core.storage.coordination.mailbox import THE_JOB, Answer, Mailbox
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 
@@ -35,13 +35,13 @@ def folder(storage_url: str) -> RunFolder:
 
 
 def serving(folder: RunFolder, first: str, pool: ThreadPoolExecutor) -> Future[bool]:
-    return pool.submit(JobServer(Calls(folder.store, JOB, THE_JOB), folder).serve, first)
+    return pool.submit(JobServer(Mailbox(folder.store, JOB, THE_JOB), folder).serve, first)
 
 
 def test_what_is_no_call_is_answered_with_its_fault_and_the_next_one_is_heard(
     folder: RunFolder,
 ) -> None:
-    caller = Calls(folder.store, JOB)
+    caller = Mailbox(folder.store, JOB)
     folder.store.write(f"calls/{JOB}/{JUNK}.json", b"\x80\x04junk")
     folder.store.write(f"calls/{JOB}/notes.txt", b"nothing of ours")
     no_stage = caller.ask("explode", {})
@@ -66,8 +66,8 @@ class Caller:
     """Somebody who calls, and lives until it is `dead`."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self.calls = Calls(folder.store, JOB)
-        self.calls.beat()
+        self.calls = Mailbox(folder.store, JOB)
+        self.calls.send_heartbeat()
         self.first = self.calls.ask("prepare", {})
         self.dead = threading.Event()
         self._heart = threading.Thread(target=self._beat, daemon=True)
@@ -89,7 +89,7 @@ class Caller:
 
     def _beat(self) -> None:
         while not self.dead.wait(0.2):
-            self.calls.beat()
+            self.calls.send_heartbeat()
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def two_callers(folder: RunFolder) -> Iterator[tuple[Future[bool], Caller, Calle
     """A job that is prepared, and the two that have attached to it."""
     one, other = Caller(folder), Caller(folder)
     with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(Prepared(Calls(folder.store, JOB, THE_JOB), folder).serve, one.first)
+        served = pool.submit(Prepared(Mailbox(folder.store, JOB, THE_JOB), folder).serve, one.first)
         for caller in (one, other):
             caller.answered(caller.first)
         yield served, one, other
@@ -131,7 +131,7 @@ def test_a_caller_that_comes_while_another_one_closes_keeps_the_job(folder: RunF
 class Holding(Prepared):
     """Whose training ends when this job looks for calls again in ten minutes, unless woken."""
 
-    def __init__(self, calls: Calls, folder: RunFolder) -> None:
+    def __init__(self, calls: Mailbox, folder: RunFolder) -> None:
         super().__init__(calls, folder)
         self.pauses = threading.Event()
 
@@ -151,8 +151,8 @@ def test_an_answer_is_sent_as_soon_as_its_stage_has_ended(
 ) -> None:
     caller = Caller(folder)
     training = caller.calls.ask("train", {})
-    job = Holding(Calls(folder.store, JOB, THE_JOB), folder)
-    monkeypatch.setattr(mailbox, "pause_s", job.pause_s)
+    job = Holding(Mailbox(folder.store, JOB, THE_JOB), folder)
+    monkeypatch.setattr(job_entry, "pause_s", job.pause_s)
     with ThreadPoolExecutor(1) as pool:
         served = pool.submit(job.serve, caller.first)
         # It was refused in another thread, as nobody has prepared it.
@@ -177,7 +177,7 @@ def test_two_that_close_at_once_are_both_answered(folder: RunFolder) -> None:
 def test_the_heart_of_a_job_moves_while_it_lives(folder: RunFolder) -> None:
     with two_callers(folder) as (served, one, other):
         deadline = time.monotonic() + 30
-        while one.calls.heard(THE_JOB) < 3:
+        while one.calls.heartbeat_of(THE_JOB) < 3:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         other.die()
@@ -210,7 +210,7 @@ def test_a_job_that_nobody_calls_any_more_ends(
 ) -> None:
     monkeypatch.setattr(job_entry, "LINGER_S", 1)
     monkeypatch.setattr(job_entry, "STANDSTILL_S", 1)
-    name = Calls(folder.store, JOB).ask("explode", {})
+    name = Mailbox(folder.store, JOB).ask("explode", {})
     with ThreadPoolExecutor(1) as pool:
         assert serving(folder, name, pool).result() is False
 
@@ -225,7 +225,7 @@ def test_a_cluster_that_was_there_before_is_waited_for(
     request = DriverRequest(storage=folder.storage, run="run", config=config)
     with pytest.raises(ResourceError, match="no Ray cluster answers"):
         JobStages().prepare(request.model_dump(mode="json"))
-    Calls(folder.store, JOB).ask("train", {})
+    Mailbox(folder.store, JOB).ask("train", {})
     begin = time.monotonic()
     # Which is tried again: the cluster may be starting.
     with pytest.raises(StageError, match="no Ray cluster answers"):
@@ -251,7 +251,7 @@ def test_a_job_that_can_tell_nobody_how_it_ended_says_so_in_its_log_and_ends(
     caller = Caller(folder)
     failed = caller.calls.ask("explode", {})
     with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(Prepared(Calls(job.store, JOB, THE_JOB), job).serve, failed)
+        served = pool.submit(Prepared(Mailbox(job.store, JOB, THE_JOB), job).serve, failed)
         # Its caller lives and waits all the time.
         assert served.result(30) is False
     assert "the storage is away" in caplog.text
@@ -299,7 +299,7 @@ def test_a_storage_that_is_away_makes_no_caller_count_as_gone(
     # Its heart cannot beat either, where it has to wait.
     caller = Caller(job if keeps_waiting else folder)
     with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(Prepared(Calls(job.store, JOB, THE_JOB), job).serve, caller.first)
+        served = pool.submit(Prepared(Mailbox(job.store, JOB, THE_JOB), job).serve, caller.first)
         caller.answered(caller.first)
         AwayStore.away.set()
         # Longer than it waits for somebody to call.

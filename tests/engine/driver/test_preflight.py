@@ -27,6 +27,7 @@ from train_core.errors import ConfigError, DataError, RunConflictError
 from train_core.requests import DriverRequest, PipelineRequest
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import create_run
 from train_core.workload import load_workload
 
 TINY = {"workload": "tests.engine.tiny:Tiny", "batch_size": 32, "gpus_per_worker": 0}
@@ -40,7 +41,7 @@ def begin(
     checked = check(RunFolder(str(tmp_path), "run"), request)
     true = new_record(request, request.config, checked.datasets)
     changed = {name: getattr(true, name) | change for name, change in changes.items()}
-    RunFolder(str(tmp_path), "run").create(true.model_copy(update=changed))
+    create_run(RunFolder(str(tmp_path), "run"), true.model_copy(update=changed))
 
 
 def asked(tmp_path: Path, **config: Any) -> DriverRequest:
@@ -130,7 +131,7 @@ def test_a_run_whose_record_lacks_the_defaults_is_continued(tmp_path: Path) -> N
     new = folder.record()
     old = new.config.model_copy(update={"settings": {"dropout": 0.1}})
     folder.store.delete("run.json")
-    folder.create(new.model_copy(update={"config": old}))
+    create_run(folder, new.model_copy(update={"config": old}))
     continued(tmp_path, settings={"dropout": 0.1})
     continued(tmp_path, settings={"dropout": 0.1, "learning_rate": 0.01})
     with pytest.raises(
@@ -145,7 +146,7 @@ def test_settings_that_the_code_no_longer_has_are_told_as_a_difference(tmp_path:
     new = folder.record()
     old = new.config.model_copy(update={"settings": new.config.settings | {"dropped": 7}})
     folder.store.delete("run.json")
-    folder.create(new.model_copy(update={"config": old}))
+    create_run(folder, new.model_copy(update={"config": old}))
     with pytest.raises(RunConflictError, match=r"settings\.dropped: was 7"):
         continued(tmp_path)
 
@@ -229,7 +230,7 @@ def test_a_run_of_another_flow_run_is_refused_before_anything_is_written(tmp_pat
 
 def test_all_that_may_change_may_change_at_once(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
-    folder.create(record(num_shards=4, epochs=1))
+    create_run(folder, record(num_shards=4, epochs=1))
     changed = TrainConfig(num_shards=4, epochs=5, num_workers=2, keep_last=9)
     check_continuation(folder, changed)
 
@@ -237,7 +238,7 @@ def test_all_that_may_change_may_change_at_once(tmp_path: Path) -> None:
 @pytest.mark.promise("no-silent-change")
 def test_what_may_not_change_is_refused_with_the_difference(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
-    folder.create(record(seed=1, batch_size=64))
+    create_run(folder, record(seed=1, batch_size=64))
     with pytest.raises(RunConflictError) as caught:
         check_continuation(folder, TrainConfig(seed=2, batch_size=32, epochs=7))
     assert caught.value.differences == {"seed": (1, 2), "batch_size": (64, 32)}

@@ -15,6 +15,7 @@ from train_core.requests import DriverRequest
 from train_core.storage.coordination import lease
 from train_core.storage.records.names import MODEL_FILE
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import begin_attempt
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_a_replaced_driver_evaluates_infers_and_publishes_nothing(folder: RunFol
 
 
 def test_a_driver_that_begins_collects_what_a_dead_one_left(folder: RunFolder) -> None:
-    folder.begin_attempt().release()
+    begin_attempt(folder).release()
     run(folder)
     (committed,) = folder.checkpoints()
     folder.store.write(f"checkpoints/step-00000099-a0001/{MODEL_FILE}", b"half a checkpoint")

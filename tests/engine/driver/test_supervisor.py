@@ -17,6 +17,7 @@ from train_core.engine.driver import supervisor
 from train_core.engine.driver.supervisor import MAX_RESTARTS, Attempt, Outcome, Supervisor
 from train_core.errors import GaveUpError, StoppedError, UserCodeError
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import begin_attempt
 
 ASKED: dict[str, Any] = {
     "workload": "tests.engine.tiny:Tiny",
@@ -72,7 +73,7 @@ def folder(tmp_path: Path) -> RunFolder:
 @pytest.fixture
 def supervised(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     monkeypatch.setattr(supervisor, "RESTART_PAUSE_S", 0.01)
-    held = folder.begin_attempt()
+    held = begin_attempt(folder)
     yield Supervisor(folder, held)
     held.release()
 

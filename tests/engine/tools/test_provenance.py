@@ -14,6 +14,7 @@ from train_core.engine.tools.provenance import code_of
 from train_core.requests import DriverRequest
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import create_run
 
 SOURCE = "from tests.engine.tiny import Tiny as Mine  # noqa: F401\n\nclass Own(Mine): ...\n"
 
@@ -63,6 +64,6 @@ def test_run_json_has_it(tmp_path: Path) -> None:
     request = DriverRequest(storage=str(tmp_path), run="run", config=config)
     folder = RunFolder(str(tmp_path), "run")
     checked = check(folder, request)
-    folder.create(new_record(request, config, checked.datasets))
+    create_run(folder, new_record(request, config, checked.datasets))
     tiny = Path(__file__).parents[1] / "tiny.py"
     assert folder.record().code["workload"] == digest_of(tiny.read_bytes())

@@ -27,7 +27,9 @@ from train_core.storage.records.manifest import (
     PredictionsManifest,
 )
 from train_core.storage.records.names import MANIFEST_JSON, REPORT_JSON, CheckpointName
-from train_core.storage.run_folder import RunFolder, RunRecord
+from train_core.storage.records.run_record import RunRecord
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter, begin_attempt, create_run, next_attempt
 
 BEGIN_S = 1_790_000_000.0
 
@@ -37,9 +39,10 @@ class RunBuilder:
 
     def __init__(self, folder: RunFolder, config: TrainConfig | None = None) -> None:
         self.folder = folder
-        self.lease: Lease = folder.begin_attempt()
+        self.lease: Lease = begin_attempt(folder)
         self.segments: tuple[FileEntry, ...] = ()
-        folder.create(
+        create_run(
+            folder,
             RunRecord(
                 name=folder.name,
                 created_at=datetime.fromtimestamp(BEGIN_S, UTC).isoformat(),
@@ -50,12 +53,12 @@ class RunBuilder:
                     "train": {"samples": 100, "digest": "a" * 64},
                     "test": {"samples": 10, "digest": None},
                 },
-            )
+            ),
         )
 
     def new_attempt(self) -> None:
         """What a restart of the driver does."""
-        self.folder.next_attempt(self.lease)
+        next_attempt(self.folder, self.lease)
 
     def commit(
         self,
@@ -88,7 +91,7 @@ class RunBuilder:
             stopped_by="epochs" if finished else "",
             journal=self.segments,
         )
-        self.folder.commit(name, manifest)
+        RunWriter(self.folder, attempt).commit(manifest)
         uri = store.uri(f"checkpoints/{name}")
         return CheckpointSummary(name=str(name), uri=uri, step=name.step, epoch=1, metrics=metrics)
 

@@ -18,6 +18,7 @@ from train_core.engine.tracking.mirror import Mirror
 from train_core.errors import RunBusyError, StageError, TrackingError
 from train_core.policy.end_status import EndStatus
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter, begin_attempt
 from train_core.workload import load_workload
 
 
@@ -83,9 +84,9 @@ def test_a_run_that_was_extended_and_failed_unseen_is_shown_as_failed(
     run.lease.release()
     catch_up(run.folder, tracking_uri)
     assert stages(tracking_uri)["pipeline"].info.status == "FINISHED"
-    run.lease = run.folder.begin_attempt()
+    run.lease = begin_attempt(run.folder)
     more = asked.config.model_copy(update={"epochs": asked.config.epochs + 1})
-    run.folder.amend(asked.model_copy(update={"config": more}), attempt=run.lease.attempt)
+    RunWriter(run.folder, run.lease.attempt).amend(asked.model_copy(update={"config": more}))
     # It dies with what it has begun.
     dying = Mirror(run.folder, tracking_uri, "tests")
     dying.start()

@@ -26,6 +26,7 @@ from train_core.requests import DriverRequest
 from train_core.storage.records.data_files import SourceRecord
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import create_run, quarantine
 
 OFTEN = Timing(poll_s=0.1)
 
@@ -138,7 +139,7 @@ def test_steps_that_are_trained_again_are_not_shown_twice(
     run.segments = good
     name = CheckpointName.parse(damaged.name)
     assert name is not None
-    run.folder.quarantine(name, "a flipped bit")
+    quarantine(run.folder, name, "a flipped bit")
     run.new_attempt()
     run.commit(range(30, 80), finished=True, time_s=1_790_001_000)
     mirror_once(run, tracking_uri)
@@ -176,6 +177,7 @@ def test_what_a_driver_did_not_come_to_show_is_shown_with_the_report(
     # The next one is asked for the report only.
     driver = DriverStages()
     driver.folder, driver.config = run.folder, run.folder.record().config
+    driver._lease = run.lease
     driver.mirror = Mirror(run.folder, tracking_uri, "tests")
     driver.mirror.start()
     driver.publish(
@@ -274,7 +276,7 @@ def test_the_datasets_say_where_they_come_from(
     }
     record = folder.record().model_copy(update={"sources": sources})
     folder.store.delete("run.json")
-    folder.create(record)
+    create_run(folder, record)
     mirror_once(run, tracking_uri)
     parent = stages(tracking_uri)["pipeline"]
     found = next(

@@ -21,6 +21,7 @@ from train_core.requests import DriverRequest
 from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter, begin_attempt, create_run, fork_checkpoint
 
 # 5 steps an epoch.
 ASKED = CONFIG | {"epochs": 1, "keep_last": 99}
@@ -32,12 +33,12 @@ def drive(folder: RunFolder, workers: int, config: dict[str, Any], **fault: Any)
     asked = TrainConfig(**config, num_workers=workers)
     request = DriverRequest(storage=folder.storage, run=folder.name, config=asked)
     if not folder.exists():
-        folder.create(new_record(request, asked, {}))
-    held = folder.begin_attempt()
+        create_run(folder, new_record(request, asked, {}))
+    held = begin_attempt(folder)
     try:
         check_continuation(folder, asked)
         last = Amendment(config=with_defaults(asked).recorded(), pipeline=pipeline_of(request))
-        folder.amend(last, attempt=held.attempt)
+        RunWriter(folder, held.attempt).amend(last)
         how: dict[str, Any] = {"attempt": held.attempt, "workers": workers, **fault}
         return train(folder.storage, folder.name, config=config, **how)
     finally:
@@ -97,7 +98,7 @@ def test_a_fork_that_is_killed_ends_as_its_origin(
 ) -> None:
     origin, digest = undisturbed
     (chosen,) = [one for one in origin.checkpoints() if one.manifest.step == at]
-    fork = origin.fork(chosen, f"fork-at-{at}")
+    fork = fork_checkpoint(origin, chosen, f"fork-at-{at}")
     last = fork.asked().config.model_dump(include=set(EXTENDED))
     drive(fork, 2, last, point="in_step", step=at + 3, rank=1, after=at + 2)
     found = drive(fork, 3, last)

@@ -30,7 +30,15 @@ from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import read_segments
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import MODEL_FILE, CheckpointName
-from train_core.storage.run_folder import Checkpoint, RunFolder, RunRecord
+from train_core.storage.records.run_record import RunRecord
+from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import (
+    RunWriter,
+    begin_attempt,
+    create_run,
+    fork_checkpoint,
+    quarantine,
+)
 
 
 @pytest.fixture
@@ -57,7 +65,8 @@ def run(folder: RunFolder, attempt: int = 1, **config: Any) -> Progress:
     }
     asked = TrainConfig(**given | config)
     if not folder.exists():
-        folder.create(
+        create_run(
+            folder,
             RunRecord(
                 name=folder.name,
                 created_at=datetime.now(UTC).isoformat(),
@@ -65,7 +74,7 @@ def run(folder: RunFolder, attempt: int = 1, **config: Any) -> Progress:
                 pipeline={},
                 fingerprint={},
                 datasets={},
-            )
+            ),
         )
     return Trainer(folder, asked, attempt, Group.current()).run()
 
@@ -230,12 +239,12 @@ def test_a_fork_goes_on_as_its_origin_did(storage_url: str) -> None:
     origin = RunFolder(storage_url, "origin")
     run(origin, epochs=2, checkpoint_every_steps=3, keep_last=9)
     (middle,) = [c for c in origin.checkpoints() if c.manifest.step == 3]
-    fork = origin.fork(middle, "fork")
+    fork = fork_checkpoint(origin, middle, "fork")
     assert fork.record().forked_from == origin.store.uri(middle.key)
     assert run(fork, attempt=2, epochs=2, checkpoint_every_steps=3, keep_last=9).step == 10
     assert digest_of_training(fork) == digest_of_training(origin)
     with pytest.raises(FileExistsError):
-        origin.fork(middle, "fork")
+        fork_checkpoint(origin, middle, "fork")
 
 
 def test_what_a_dead_process_did_not_delete_is_deleted_later(folder: RunFolder) -> None:
@@ -244,7 +253,7 @@ def test_what_a_dead_process_did_not_delete_is_deleted_later(folder: RunFolder) 
     pruned = RunFolder(folder.storage, "pruned")
     run(pruned, **every, keep_last=1)
     assert len(folder.checkpoints()) > len(pruned.checkpoints())
-    delete_superseded(folder, pruned.record().config, 1)
+    delete_superseded(RunWriter(folder, 1), pruned.record().config)
     assert [c.name for c in folder.checkpoints()] == [c.name for c in pruned.checkpoints()]
 
 
@@ -253,7 +262,7 @@ def test_the_reports_best_checkpoint_is_never_deleted(folder: RunFolder) -> None
     oldest = folder.checkpoints()[0]
     folder.store.write("report.json", json.dumps({"best": {"name": str(oldest.name)}}).encode())
     config = folder.record().config.model_copy(update={"keep_last": 1, "keep_best": 1})
-    delete_superseded(folder, config, 1)
+    delete_superseded(RunWriter(folder, 1), config)
     assert oldest.name in [c.name for c in folder.checkpoints()]
 
 
@@ -274,7 +283,7 @@ def test_weights_that_fail_to_verify_are_quarantined_when_they_are_evaluated(
 def test_the_journal_of_a_quarantined_checkpoint_stays(folder: RunFolder) -> None:
     run(folder, epochs=1)
     (only,) = folder.checkpoints()
-    folder.quarantine(only.name, "for the test")
+    quarantine(folder, only.name, "for the test")
     # One that lists the same segments, and a newer one without them.
     for step, journal in ((6, only.manifest.journal), (7, ())):
         name = CheckpointName(step, 1)
@@ -283,9 +292,9 @@ def test_the_journal_of_a_quarantined_checkpoint_stays(folder: RunFolder) -> Non
                 f"{only.key}/{file.name}", folder.store, f"checkpoints/{name}/{file.name}"
             )
         changed = {"step": step, "journal": journal, "validated": False}
-        folder.commit(name, only.manifest.model_copy(update=changed))
+        RunWriter(folder, 1).commit(only.manifest.model_copy(update=changed))
     config = folder.record().config.model_copy(update={"keep_last": 1})
-    delete_superseded(folder, config, 1)
+    delete_superseded(RunWriter(folder, 1), config)
     assert [c.name.step for c in folder.checkpoints()] == [7]
     assert {segment.name for segment in only.manifest.journal} <= set(folder.store.names("journal"))
 
@@ -346,9 +355,9 @@ def test_merged_segments_are_deleted_from_the_end(folder: RunFolder) -> None:
     )
     for one in segments:
         folder.store.write(f"journal/{one.name}", b"{}\n")
-    older = Checkpoint(name, manifest(3, 1).model_copy(update={"journal": segments}), "")
+    older = Checkpoint(manifest(3, 1).model_copy(update={"journal": segments}), "")
     folder.store = Watched(folder.url)
     Watched.listed = [one.name for one in segments]
-    folder.begin_attempt()
-    _delete_merged_segments(folder, [older], {str(name)}, attempt=1)
+    begin_attempt(folder)
+    _delete_merged_segments(RunWriter(folder, 1), [older], {str(name)})
     assert folder.store.names("journal") == []

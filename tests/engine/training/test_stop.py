@@ -29,6 +29,7 @@ from train_core.storage.coordination.stop_request import (
     stop_request,
 )
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import begin_attempt, fork_checkpoint
 from train_core.workload import Batch
 
 ASKED_AFTER = 2
@@ -188,8 +189,8 @@ def test_a_fork_from_before_a_validation_does_not_commit_over_what_it_was_given(
     # The name of the fork's own second attempt, if its attempts were counted from one.
     train(storage, "run", attempt=2, workers=1, config=config, main=main_before_validation)
     given = folder.checkpoints()[-1]
-    fork = folder.fork(given, "fork")
-    held = fork.begin_attempt()
+    fork = fork_checkpoint(folder, given, "fork")
+    held = begin_attempt(fork)
     again = train(storage, "fork", attempt=held.attempt, workers=1, config=config)
     assert again == {"digest": undisturbed["digest"], "resumed_from": 5}
     assert fork.checkpoints()[-1].manifest.is_last

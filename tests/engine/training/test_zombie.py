@@ -11,6 +11,7 @@ import pytest
 from tests.engine.processes import files, ranks, train
 from tests.engine.training.test_exact import CONFIG
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import begin_attempt
 
 
 def everything(folder: RunFolder) -> dict[str, bytes]:
@@ -36,7 +37,7 @@ def test_a_zombie_neither_commits_nor_deletes(
 ) -> None:
     folder = RunFolder(storage_url, "run")
     # The ranks of the tests take no lease themselves: the first attempt is over, as far as it says.
-    folder.begin_attempt().release()
+    begin_attempt(folder).release()
     task: dict[str, Any] = {
         "storage": folder.storage,
         "home": str(tmp_path),
@@ -51,7 +52,7 @@ def test_a_zombie_neither_commits_nor_deletes(
             zombie.join(0.05)
         # The other ranks wait for it, as they would behind a network that is cut: were they dead,
         # it might learn of that first.
-        assert folder.begin_attempt().attempt == 2
+        assert begin_attempt(folder).attempt == 2
         (tmp_path / "again").mkdir()
         # Nothing of what is there goes by itself now.
         config = task["config"] | {"keep_last": 100}

@@ -20,6 +20,7 @@ from train_core.engine.data.recorded import files_in_record
 from train_core.storage.records.data_files import FileList, FileRecord, SourceFiles, key_of
 from train_core.storage.records.names import MODEL_FILE, REPORT_JSON, RUN_JSON
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import fork_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_json_says_the_same(storage: str, capsys: pytest.CaptureFixture[str]) ->
 def changed(storage: str, fork: str, **facts: Any) -> RunFolder:
     """A fork of the run `a` with another record."""
     folder = RunFolder(storage, "a")
-    made = folder.fork(folder.checkpoints()[-1], fork)
+    made = fork_checkpoint(folder, folder.checkpoints()[-1], fork)
     made.store.write(RUN_JSON, made.record().model_copy(update=facts).model_dump_json().encode())
     return made
 
@@ -214,7 +215,7 @@ def test_altered_bytes_cannot_be_compared(
     storage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = RunFolder(storage, "a")
-    fork = folder.fork(folder.checkpoints()[-1], "altered")
+    fork = fork_checkpoint(folder, folder.checkpoints()[-1], "altered")
     key = f"{fork.checkpoints()[-1].key}/{MODEL_FILE}"
     data = bytearray(fork.store.read(key))
     data[-1] ^= 1

@@ -17,6 +17,7 @@ from flows.parameters import RetrainParameters
 from train_core.engine.driver.stages import DriverStages
 from train_core.storage.coordination.stop_request import stop_request
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import begin_attempt
 
 Begin = Callable[..., int]
 BEGUN = (
@@ -162,7 +163,7 @@ def test_a_run_that_is_driven_here_is_refused_before_anything_is_started_or_aske
     assert begin(*BEGUN) == 0
     monkeypatch.undo()
     monkeypatch.setattr(pipeline, "open_session", start)
-    held = folder.begin_attempt()
+    held = begin_attempt(folder)
     for command in ("resume", "delete"):
         assert main(["runs", command, "run", "--storage", folder.storage]) == 2
         assert "run 'run' is being driven by process" in capsys.readouterr().err
@@ -179,7 +180,7 @@ def test_stop_asks_whoever_drives_the_run_and_is_refused_if_nobody_does(
     folder: RunFolder, begin: Begin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert begin(*BEGUN) == 0
-    held = folder.begin_attempt()
+    held = begin_attempt(folder)
     assert main(["runs", "stop", "run", "--storage", folder.storage]) == 0
     request = stop_request(folder.store, held.attempt)
     assert request is not None

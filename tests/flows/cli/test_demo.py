@@ -11,11 +11,12 @@ from tests.flows.test_results import REPORT
 from tests.storage.samples import record
 from train_core.storage.records.names import REPORT_JSON
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import begin_attempt, create_run
 
 
 def create(storage: Path, run: str, *, is_finished: bool) -> None:
     folder = RunFolder(str(storage), run)
-    folder.create(record(run))
+    create_run(folder, record(run))
     if is_finished:
         folder.store.write(REPORT_JSON, REPORT.model_dump_json().encode())
 
@@ -36,5 +37,5 @@ def test_a_demo_that_has_no_report_is_continued_and_another_one_followed(tmp_pat
 
 @pytest.mark.promise("demo-goes-on")
 def test_what_was_killed_before_it_had_a_record_begins_again(tmp_path: Path) -> None:
-    RunFolder(str(tmp_path), "demo-003").begin_attempt().release()
+    begin_attempt(RunFolder(str(tmp_path), "demo-003")).release()
     assert demo(tmp_path) == "demo-003"

@@ -13,21 +13,22 @@ import pytest
 from flows.cli.app import main
 from tests.storage.samples import commit, manifest, record, save
 from train_core.storage.coordination import lease, pins
-from train_core.storage.coordination.lease import Holder
+from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter, begin_attempt, create_run, quarantine
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     """Checkpoints of the steps 10 (the best), 20, 30, 40, and what a dead attempt left."""
     folder = RunFolder(str(tmp_path), "run")
-    folder.create(record(keep_last=2, keep_best=1))
-    folder.begin_attempt().release()
-    best = save(folder, 10, 1)
+    create_run(folder, record(keep_last=2, keep_best=1))
+    begin_attempt(folder).release()
+    save(folder, 10, 1)
     changed = {"metrics": {"validation/accuracy": 0.9}}
-    folder.commit(best, manifest(10, 1).model_copy(update=changed))
+    RunWriter(folder, 1).commit(manifest(10, 1).model_copy(update=changed))
     for step in (20, 30, 40):
         commit(folder, step, 1)
     folder.store.write("journal/steps-00000001-00000001-a0001.jsonl", b"{}\n")
@@ -142,7 +143,8 @@ def test_what_is_no_run_is_refused(
 HOLDER = """
 import sys
 from train_core.storage.run_folder import RunFolder
-RunFolder.at(sys.argv[1]).begin_attempt()
+from train_core.storage.run_writer import begin_attempt
+begin_attempt(RunFolder.at(sys.argv[1]))
 print("begun", flush=True)
 sys.stdin.readline()
 """
@@ -173,7 +175,7 @@ def test_a_run_that_is_driven_is_refused_and_a_dry_run_of_it_is_not(
 def test_quarantined_checkpoints_are_shown_and_stay(
     folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder.quarantine(CheckpointName(20, 1), "a flipped byte")
+    quarantine(folder, CheckpointName(20, 1), "a flipped byte")
     rows = {row["what"]: row for row in printed(folder, capsys)}
     shown = rows["step-00000020-a0001"]
     assert (shown["kind"], shown["verdict"], shown["why"]) == (

@@ -17,11 +17,12 @@ from tests.storage.samples import WEIGHTS, manifest, save
 from tests.storage.samples import commit as commit_small
 from train_core.errors import StorageError
 from train_core.storage.cleanup.retention import delete_unless_pinned
-from train_core.storage.coordination.lease import Holder
+from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter, begin_attempt
 
 ROOT = Path(__file__).parents[3]
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -39,13 +40,13 @@ def commit(folder: RunFolder, step: int, accuracy: float) -> CheckpointName:
         "journal": (FileEntry.of(segment, b"{}\n"),),
         "metrics": {"validation/accuracy": accuracy},
     }
-    folder.commit(name, manifest(step, 1).model_copy(update=changed))
+    RunWriter(folder, 1).commit(manifest(step, 1).model_copy(update=changed))
     return name
 
 
 def begun(folder: RunFolder) -> RunFolder:
     """Checkpoints 1 (the best), 2, 3 and 4 (the newest); a fifth that was never committed."""
-    folder.begin_attempt().release()
+    begin_attempt(folder).release()
     for step, accuracy in ((1, 0.9), (2, 0.2), (3, 0.3), (4, 0.4)):
         commit(folder, step, accuracy)
     save(folder, 5, attempt=1)
@@ -227,7 +228,7 @@ def test_a_delete_that_dies_on_any_storage_leaves_the_checkpoint_whole_or_not_th
         name = commit_small(folder, step=attempt, attempt=attempt)
         store.changes_left = changes
         try:
-            delete_unless_pinned(dying, str(name), attempt=attempt)
+            delete_unless_pinned(RunWriter(dying, attempt), str(name))
         except Died:
             is_there = attempt in steps(folder)
             left = folder.store.names(f"checkpoints/{name}")

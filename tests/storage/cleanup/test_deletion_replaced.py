@@ -17,6 +17,7 @@ from train_core.storage.coordination import lease, pins
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter, begin_attempt
 
 __all__ = ["any_folder", "folder"]  # fixtures
 
@@ -44,7 +45,7 @@ def stopped_before_it_deletes(
     zombie.store = Stopping(folder.url)
     with ThreadPoolExecutor(1) as thread:
         future = thread.submit(
-            delete_unless_pinned, zombie, str(name), attempt=1, ignored_pins=ignored
+            delete_unless_pinned, RunWriter(zombie, 1), str(name), ignored_pins=ignored
         )
         try:
             assert is_there.wait(60)
@@ -65,7 +66,7 @@ def test_what_a_replaced_attempt_still_deletes_its_successor_does_not_count_on(
         with pytest.raises(FileNotFoundError, match="is being deleted"):
             pins.pin(any_folder.store, first, "infer-1", "infer")
         taken.release()
-        any_folder.begin_attempt()
+        begin_attempt(any_folder)
         assert kept(any_folder) == [2, 3]
     assert kept(any_folder) == [2, 3]
 
@@ -75,7 +76,7 @@ def test_a_reader_does_not_keep_what_a_replaced_attempt_still_deletes(folder: Ru
 
     def take_over() -> None:
         give_free(folder)
-        folder.begin_attempt()
+        begin_attempt(folder)
         assert kept(folder) == [2, 3]
 
     with stopped_before_it_deletes(folder, first):
@@ -92,7 +93,7 @@ def test_a_pin_that_a_replaced_attempt_was_to_ignore_does_not_keep_its_checkpoin
     key = pins.pin(folder.store, first, pins.MLFLOW_MODEL, "a model", is_lasting=True)
     with stopped_before_it_deletes(folder, first, ignored=[key]):
         give_free(folder)
-        folder.begin_attempt()
+        begin_attempt(folder)
         assert kept(folder) == [2, 3]
 
 
@@ -102,12 +103,12 @@ def test_what_a_replaced_attempt_had_announced_only_stays(folder: RunFolder) -> 
 
     def take_over() -> None:
         give_free(folder)
-        folder.begin_attempt()
+        begin_attempt(folder)
         sealed.append(kept(folder))
 
     # It has announced, and goes on to look for pins, and at its lease.
     with pytest.raises(FencedError):
-        delete_unless_pinned(held_up(folder, take_over, is_before=False), str(first), attempt=1)
+        delete_unless_pinned(RunWriter(held_up(folder, take_over, is_before=False), 1), str(first))
     assert sealed == [[1, 2, 3]]
     assert kept(folder) == [1, 2, 3]
 

@@ -12,13 +12,14 @@ from tests.storage.samples import commit, manifest, save
 from train_core.errors import FencedError, StorageError
 from train_core.storage.cleanup.orphans import collect_orphans, delete_orphans, find_orphans
 from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
-from train_core.storage.coordination.lease import Holder
+from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.pins import pin, pinned
 from train_core.storage.objects import local_disk
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter, begin_attempt, quarantine
 
 COVERED = "steps-00000001-00000001-a0001.jsonl"
 UNCOVERED = "steps-00000002-00000003-a0001.jsonl"
@@ -37,7 +38,7 @@ def any_folder(storage_url: str) -> RunFolder:
 
 def left_by_a_dead_attempt(folder: RunFolder) -> CheckpointName:
     """A commit with its segment; what was written for the next one, which did not come."""
-    folder.begin_attempt().release()
+    begin_attempt(folder).release()
     folder.store.write(f"journal/{COVERED}", b"{}\n")
     committed = commit(folder, 1, attempt=1)
     save(folder, 3, attempt=1)
@@ -56,25 +57,26 @@ def keys(folder: RunFolder) -> list[str]:
 @pytest.mark.promise("leftovers")
 def test_what_no_commit_counts_is_deleted_by_the_next_attempt(any_folder: RunFolder) -> None:
     committed = left_by_a_dead_attempt(any_folder)
-    held = any_folder.begin_attempt()
-    delete_orphans_of_the_dead(any_folder, held.attempt)
+    held = begin_attempt(any_folder)
+    delete_orphans_of_the_dead(RunWriter(any_folder, held.attempt))
     assert keys(any_folder) == [f"checkpoints/{committed}", f"journal/{COVERED}"]
     assert any_folder.faults(any_folder.checkpoint(committed)) == []
-    assert collect_orphans(any_folder, held.attempt) == []
+    assert collect_orphans(RunWriter(any_folder, held.attempt)) == []
 
 
 def test_an_attempts_own_unfinished_things_stay(folder: RunFolder) -> None:
     left_by_a_dead_attempt(folder)
     before = keys(folder)
     assert find_orphans(folder, attempt=1) == []
-    delete_orphans_of_the_dead(folder, attempt=1)
+    delete_orphans_of_the_dead(RunWriter(folder, 1))
     assert keys(folder) == before
 
 
 HOLDER = """
 import sys
 from train_core.storage.run_folder import RunFolder
-print(RunFolder.at(sys.argv[1]).begin_attempt().attempt, flush=True)
+from train_core.storage.run_writer import begin_attempt
+print(begin_attempt(RunFolder.at(sys.argv[1])).attempt, flush=True)
 sys.stdin.readline()
 """
 
@@ -92,10 +94,10 @@ def test_what_a_living_process_writes_stays_until_it_is_dead(folder: RunFolder) 
         folder.store.write(f"journal/{UNCOVERED}", b"{}\n")
         # Also for one who took the run though the holder lives.
         folder.store.create("lease/0002.json", Holder.here().model_dump_json().encode())
-        assert collect_orphans(folder, attempt=2) == []
+        assert collect_orphans(RunWriter(folder, 2)) == []
         process.kill()
         process.wait()
-    assert [one.key for one in collect_orphans(folder, attempt=2)] == [
+    assert [one.key for one in collect_orphans(RunWriter(folder, 2))] == [
         f"checkpoints/{unfinished}",
         f"journal/{UNCOVERED}",
     ]
@@ -114,11 +116,11 @@ def test_a_driver_elsewhere_is_dead_once_it_was_replaced(folder: RunFolder) -> N
 
 
 def test_an_empty_folder_of_a_dead_attempt_goes(folder: RunFolder) -> None:
-    folder.begin_attempt().release()
+    begin_attempt(folder).release()
     local = f"{folder.url}/checkpoints"
     subprocess.run(["mkdir", "-p", f"{local}/step-00000003-a0001", f"{local}/notes"], check=True)
-    held = folder.begin_attempt()
-    delete_orphans_of_the_dead(folder, held.attempt)
+    held = begin_attempt(folder)
+    delete_orphans_of_the_dead(RunWriter(folder, held.attempt))
     assert folder.store.names("checkpoints") == ["notes"]
 
 
@@ -128,12 +130,12 @@ def test_quarantined_checkpoints_and_their_segments_stay(folder: RunFolder) -> N
     segment = FileEntry.of(UNCOVERED, b"{}\n")
     bad = save(folder, 4, attempt=1)
     listing = manifest(4, 1).model_copy(update={"journal": (segment,)})
-    folder.commit(bad, listing)
-    folder.quarantine(bad, "a flipped byte")
+    RunWriter(folder, 1).commit(listing)
+    quarantine(folder, bad, "a flipped byte")
     half = save(folder, 5, attempt=1)
-    folder.quarantine(half, "looked at by somebody")
-    held = folder.begin_attempt()
-    delete_orphans_of_the_dead(folder, held.attempt)
+    quarantine(folder, half, "looked at by somebody")
+    held = begin_attempt(folder)
+    delete_orphans_of_the_dead(RunWriter(folder, held.attempt))
     assert list(folder.quarantined()) == [str(bad), str(half)]
     assert folder.store.names("journal") == [COVERED, UNCOVERED]
     assert not folder.store.exists("checkpoints/step-00000003-a0001")
@@ -143,8 +145,8 @@ def test_beside_a_manifest_that_cannot_be_read_every_segment_stays(folder: RunFo
     left_by_a_dead_attempt(folder)
     torn = save(folder, 4, attempt=1)
     folder.store.write(f"checkpoints/{torn}/manifest.json", manifest(4, 1).to_json()[:-9])
-    held = folder.begin_attempt()
-    delete_orphans_of_the_dead(folder, held.attempt)
+    held = begin_attempt(folder)
+    delete_orphans_of_the_dead(RunWriter(folder, held.attempt))
     assert folder.store.names("journal") == [COVERED, UNCOVERED]
     assert not folder.store.exists("checkpoints/step-00000003-a0001")
 
@@ -152,27 +154,27 @@ def test_beside_a_manifest_that_cannot_be_read_every_segment_stays(folder: RunFo
 @pytest.mark.promise("leftovers")
 def test_a_late_commit_is_left_for_prune_with_its_segment(any_folder: RunFolder) -> None:
     left_by_a_dead_attempt(any_folder)
-    any_folder.begin_attempt().release()
+    begin_attempt(any_folder).release()
     late = save(any_folder, 9, attempt=1)
     segment = FileEntry.of(UNCOVERED, b"{}\n")
     listing: CheckpointManifest = manifest(9, 1).model_copy(update={"journal": (segment,)})
     any_folder.store.create(f"checkpoints/{late}/manifest.json", listing.to_json())
-    held = any_folder.begin_attempt()
-    delete_orphans_of_the_dead(any_folder, held.attempt)
+    held = begin_attempt(any_folder)
+    delete_orphans_of_the_dead(RunWriter(any_folder, held.attempt))
     assert any_folder.store.exists(f"checkpoints/{late}/manifest.json")
     assert any_folder.store.names("journal") == [COVERED, UNCOVERED]
     found = find_orphans(any_folder, held.attempt)
     assert [one.key for one in found] == [f"checkpoints/{late}", f"journal/{UNCOVERED}"]
     assert "attempt 3 had the run already" in found[0].why
-    delete_orphans(any_folder, found, held.attempt)
+    delete_orphans(RunWriter(any_folder, held.attempt), found)
     assert not any_folder.store.names(f"checkpoints/{late}")
     assert any_folder.store.names("journal") == [COVERED]
 
 
 def test_segments_of_a_checkpoint_that_goes_are_orphans_with_it(folder: RunFolder) -> None:
     committed = left_by_a_dead_attempt(folder)
-    held = folder.begin_attempt()
-    collect_orphans(folder, held.attempt)
+    held = begin_attempt(folder)
+    collect_orphans(RunWriter(folder, held.attempt))
     found = find_orphans(folder, held.attempt, gone=[str(committed)])
     assert [one.key for one in found] == [f"journal/{COVERED}"]
 
@@ -180,10 +182,10 @@ def test_segments_of_a_checkpoint_that_goes_are_orphans_with_it(folder: RunFolde
 def test_a_replaced_attempt_collects_nothing(folder: RunFolder) -> None:
     left_by_a_dead_attempt(folder)
     before = keys(folder)
-    folder.begin_attempt().release()
-    folder.begin_attempt()
+    begin_attempt(folder).release()
+    begin_attempt(folder)
     with pytest.raises(FencedError):
-        delete_orphans_of_the_dead(folder, attempt=2)
+        delete_orphans_of_the_dead(RunWriter(folder, 2))
     assert keys(folder) == before
 
 
@@ -194,7 +196,7 @@ def test_pins_of_the_dead_and_of_deleted_checkpoints_are_swept(folder: RunFolder
     content = {"why": "infer", "created_at": "2026-01-01T00:00:00Z", "holder": dead}
     folder.store.write(f"pins/{committed}/infer-1.json", json.dumps(content).encode())
     folder.store.write("pins/step-00000077-a0001/infer-1.json", b"of a checkpoint that is gone")
-    delete_orphans_of_the_dead(folder, folder.begin_attempt().attempt)
+    delete_orphans_of_the_dead(RunWriter(folder, begin_attempt(folder).attempt))
     assert folder.store.names("pins") == [str(committed)]
     assert folder.store.names(f"pins/{committed}") == [lasting.rpartition("/")[2]]
 
@@ -211,21 +213,21 @@ def test_a_storage_that_fails_leaves_all_to_the_next_attempt(
 ) -> None:
     left_by_a_dead_attempt(folder)
     before = keys(folder)
-    held = folder.begin_attempt()
+    held = begin_attempt(folder)
     whole = folder.store
     folder.store = ListsNoJournal(folder.url)
-    delete_orphans_of_the_dead(folder, held.attempt)
+    delete_orphans_of_the_dead(RunWriter(folder, held.attempt))
     assert keys(RunFolder(folder.storage, "run")) == before
     assert "503" in caplog.text
     folder.store = whole
-    delete_orphans_of_the_dead(folder, held.attempt)
+    delete_orphans_of_the_dead(RunWriter(folder, held.attempt))
     assert len(keys(folder)) == 2
 
 
 def test_results_without_a_manifest_are_deleted_once_nobody_works_on_them(
     any_folder: RunFolder,
 ) -> None:
-    any_folder.begin_attempt().release()
+    begin_attempt(any_folder).release()
     name = commit(any_folder, 1, attempt=1)
     whole = [f"predictions/{name}-0a1b2c3d", f"evaluations/{name}/test-0a1b2c3d"]
     half = [f"predictions/{name}-4e5f6a7b", f"evaluations/{name}/test-4e5f6a7b"]
@@ -235,10 +237,10 @@ def test_results_without_a_manifest_are_deleted_once_nobody_works_on_them(
         any_folder.store.write(f"{key}/manifest.json", b"{}")
     # A model in MLflow keeps the checkpoint, and no result of it.
     pin(any_folder.store, name, "mlflow-model", "a model", is_lasting=True)
-    held = any_folder.begin_attempt()
+    held = begin_attempt(any_folder)
     with pinned(any_folder.store, [name], "infer"):
-        assert collect_orphans(any_folder, held.attempt) == []
-    assert [orphan.key for orphan in collect_orphans(any_folder, held.attempt)] == half
+        assert collect_orphans(RunWriter(any_folder, held.attempt)) == []
+    assert [orphan.key for orphan in collect_orphans(RunWriter(any_folder, held.attempt))] == half
     assert all(any_folder.store.exists(f"{key}/part") for key in whole)
     assert not any(any_folder.store.exists(f"{key}/part") for key in half)
 
@@ -246,6 +248,7 @@ def test_results_without_a_manifest_are_deleted_once_nobody_works_on_them(
 WRITER = """
 import os, signal, sys
 from train_core.storage.objects import local_disk
+from train_core.storage.run_writer import begin_attempt
 with local_disk.temporary_beside(sys.argv[1]) as temporary:
     local_disk.write_new(temporary, b"half", durable=False)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -253,7 +256,7 @@ with local_disk.temporary_beside(sys.argv[1]) as temporary:
 
 
 def test_temporary_files_of_killed_processes_are_deleted(folder: RunFolder) -> None:
-    held = folder.begin_attempt()
+    held = begin_attempt(folder)
     place = Path(folder.url) / "checkpoints/step-00000001-a0001"
     subprocess.run([sys.executable, "-c", WRITER, str(place / "model")], check=False)
     (killed,) = place.iterdir()
@@ -267,5 +270,5 @@ def test_temporary_files_of_killed_processes_are_deleted(folder: RunFolder) -> N
         impossible.touch()
         for path in (killed, impossible, Path(ours)):
             os.utime(path, (0, 0))
-        collect_orphans(folder, held.attempt)
+        collect_orphans(RunWriter(folder, held.attempt))
         assert list(place.iterdir()) == [Path(ours)]

@@ -13,6 +13,7 @@ from train_core.storage.coordination.pins import pinned
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter, begin_attempt, quarantine
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 RULES = RetentionRules("validation/accuracy", "max", keep_last=1, keep_best=1)
@@ -32,11 +33,11 @@ def any_folder(storage_url: str) -> RunFolder:
 
 def begun(folder: RunFolder) -> RunFolder:
     """Four checkpoints, the third half deleted, by an attempt that is over; the first is best."""
-    folder.begin_attempt().release()
+    begin_attempt(folder).release()
     folder.store.write(SEGMENT, b"{}\n")
-    best = save(folder, 1, 1)
+    save(folder, 1, 1)
     changed = {"metrics": {"validation/accuracy": 0.9}}
-    folder.commit(best, manifest(1, 1).model_copy(update=changed))
+    RunWriter(folder, 1).commit(manifest(1, 1).model_copy(update=changed))
     commit(folder, 2, 1)
     save(folder, 3, 1)
     commit(folder, 4, 1)
@@ -65,7 +66,7 @@ def content(folder: RunFolder) -> dict[str, tuple[int, str]]:
 
 def test_a_survey_tells_what_goes_and_why_each_other_thing_stays(any_folder: RunFolder) -> None:
     quarantined = commit(any_folder, 5, 1)
-    any_folder.quarantine(quarantined, "a flipped byte")
+    quarantine(any_folder, quarantined, "a flipped byte")
     found = pruning(any_folder).survey(attempt=2)
     assert [(one.name, one.kind, one.goes, one.why) for one in found] == [
         (
@@ -89,7 +90,7 @@ def test_a_survey_tells_what_goes_and_why_each_other_thing_stays(any_folder: Run
 
 def test_pruning_does_what_the_survey_told(any_folder: RunFolder) -> None:
     told = pruning(any_folder).survey(attempt=2)
-    held = any_folder.begin_attempt()
+    held = begin_attempt(any_folder)
     assert pruning(any_folder).carry_out(held.attempt) == told
     assert steps(any_folder) == [1, 4]
     assert any_folder.store.names("checkpoints") == ["step-00000001-a0001", "step-00000004-a0001"]
@@ -117,7 +118,7 @@ def test_where_the_newest_is_damaged_a_resume_begins_with_an_older_one_that_stay
     assert found[str(newest)].kind == found[str(torn)].kind == "damaged"
     assert "model.safetensors: its digest is another" in found[str(newest)].why
     assert found["step-00000005-a0001"].why.startswith("the newest: a resume begins here")
-    pruning(folder).carry_out(folder.begin_attempt().attempt)
+    pruning(folder).carry_out(begin_attempt(folder).attempt)
     assert steps(folder) == [1, 5, 6]
     assert folder.store.names(f"checkpoints/{newest}") == ["manifest.json", "model.safetensors"]
     assert list(folder.quarantined()) == [str(torn)]
@@ -125,7 +126,7 @@ def test_where_the_newest_is_damaged_a_resume_begins_with_an_older_one_that_stay
 
 def test_what_is_pinned_stays_unless_the_pin_is_to_be_ignored(folder: RunFolder) -> None:
     second = CheckpointName(2, 1)
-    held = folder.begin_attempt()
+    held = begin_attempt(folder)
     with pinned(folder.store, [second], "infer"):
         [pin] = folder.store.names(f"pins/{second}")
         [stays] = [one for one in pruning(folder).survey(2) if one.name == str(second)]
@@ -149,7 +150,7 @@ class PinnedLate(Store):
 
 
 def test_one_that_is_pinned_at_the_last_moment_stays_with_its_journal(folder: RunFolder) -> None:
-    held = folder.begin_attempt()
+    held = begin_attempt(folder)
     folder.store = PinnedLate(folder.url)
     found = {one.name: one for one in pruning(folder).carry_out(held.attempt)}
     second = found["step-00000002-a0001"]
@@ -169,6 +170,6 @@ def test_the_journal_of_what_is_deleted_goes_with_it_and_all_else_stays(
     folder.store.write(f"{second.key}/manifest.json", listing.to_json())
     told = [one.name for one in pruning(folder).survey(2) if one.kind == "orphan"]
     assert told == ["checkpoints/step-00000003-a0001", f"journal/{own}"]
-    pruning(folder).carry_out(folder.begin_attempt().attempt)
+    pruning(folder).carry_out(begin_attempt(folder).attempt)
     assert [f"journal/{name}" for name in folder.store.names("journal")] == [SEGMENT]
     assert all(folder.faults(one) == [] for one in folder.checkpoints())

@@ -14,17 +14,21 @@ from tests.marks import slow
 from tests.storage.samples import commit, manifest, save
 from train_core.errors import FencedError, RunBusyError, StorageError
 from train_core.storage.coordination import lease
-from train_core.storage.coordination.lease import DYING_GRACE_S, STANDSTILL_S, Holder, Lease
+from train_core.storage.coordination.fence_list import read_fence_list
+from train_core.storage.coordination.holder import Holder
+from train_core.storage.coordination.lease import DYING_GRACE_S, STANDSTILL_S, Lease
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import RunWriter, begin_attempt, next_attempt
 
 DRIVER = """
 import sys
 from train_core.errors import RunBusyError
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import begin_attempt
 try:
-    lease = RunFolder.at(sys.argv[1]).begin_attempt()
+    lease = begin_attempt(RunFolder.at(sys.argv[1]))
 except RunBusyError:
     print("busy", flush=True)
 else:
@@ -79,37 +83,37 @@ def lease_elsewhere(folder: RunFolder) -> Lease:
 class SlowToScan(RunFolder):
     """Has so many manifests that its holder's heart moves twice before they are read."""
 
-    def quarantine_damaged(self) -> list[Checkpoint]:
-        begin = lease._beat(self.store, 1).counter
+    def scan(self) -> tuple[list[Checkpoint], dict[CheckpointName, str]]:
+        begin = lease._heartbeat(self.store, 1).counter
         deadline = time.monotonic() + 30
-        while lease._beat(self.store, 1).counter < begin + 2:
+        while lease._heartbeat(self.store, 1).counter < begin + 2:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        return super().quarantine_damaged()
+        return super().scan()
 
 
 def test_the_heart_beats_while_an_attempt_begins(local_folder: RunFolder) -> None:
-    SlowToScan(local_folder.storage, "run").begin_attempt()
+    begin_attempt(SlowToScan(local_folder.storage, "run"))
 
 
 class ImpatientStore(Store):
     """Takes a heartbeat only from who would not wait for long."""
 
     def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
-        assert "-beat" not in key or self.patience.budget_s <= lease.STANDSTILL_S / 2
+        assert "-beat" not in key or self.retry_policy.budget_s <= lease.STANDSTILL_S / 2
         super().write(key, data, durable=durable)
 
 
 def test_a_heart_does_not_wait_for_a_storage_that_is_away(tmp_path: Path) -> None:
     held = lease.acquire(ImpatientStore(str(tmp_path)), "run")
-    held.beat()
+    held.send_heartbeat()
     held.release()
 
 
 def test_the_first_attempt_is_number_one_and_free_runs_have_no_holder(folder: RunFolder) -> None:
     assert lease.newest_attempt(folder.store) == 0
     assert lease.holder_of(folder.store) is None
-    held = folder.begin_attempt()
+    held = begin_attempt(folder)
     assert held.attempt == lease.newest_attempt(folder.store) == 1
     assert lease.holder_of(folder.store) is not None
     held.release()
@@ -122,7 +126,7 @@ def test_a_second_driver_is_refused_within_seconds_and_told_who_drives(folder: R
         assert said_by(driver) == "1"
         begin = time.monotonic()
         with pytest.raises(RunBusyError, match=f"driven by process {driver.pid} on "):
-            folder.begin_attempt()
+            begin_attempt(folder)
         assert time.monotonic() - begin < STANDSTILL_S
     assert lease.newest_attempt(folder.store) == 1
 
@@ -134,7 +138,7 @@ def test_a_killed_driver_is_followed_at_once(folder: RunFolder) -> None:
         driver.kill()
         driver.wait()
         begin = time.monotonic()
-        assert folder.begin_attempt().attempt == 2
+        assert begin_attempt(folder).attempt == 2
         assert time.monotonic() - begin < STANDSTILL_S
 
 
@@ -142,7 +146,7 @@ def test_a_killed_driver_that_nobody_waits_for_is_followed(local_folder: RunFold
     with driver_of(local_folder) as driver:
         assert said_by(driver) == "1"
         driver.kill()
-        assert local_folder.begin_attempt().attempt == 2
+        assert begin_attempt(local_folder).attempt == 2
 
 
 def test_a_driver_that_ends_in_time_is_waited_for(local_folder: RunFolder) -> None:
@@ -150,7 +154,7 @@ def test_a_driver_that_ends_in_time_is_waited_for(local_folder: RunFolder) -> No
         assert said_by(driver) == "1"
         ending = threading.Timer(DYING_GRACE_S / 6, driver.kill)
         ending.start()
-        assert local_folder.begin_attempt().attempt == 2
+        assert begin_attempt(local_folder).attempt == 2
         ending.join()
 
 
@@ -159,14 +163,14 @@ def test_a_released_run_is_free_at_once(folder: RunFolder) -> None:
         assert said_by(driver) == "1"
         driver.communicate("end\n", timeout=30)
     begin = time.monotonic()
-    assert folder.begin_attempt().attempt == 2
+    assert begin_attempt(folder).attempt == 2
     assert time.monotonic() - begin < STANDSTILL_S
 
 
 def test_a_process_with_the_number_of_a_dead_one_is_not_the_holder(
     local_folder: RunFolder,
 ) -> None:
-    held = local_folder.begin_attempt()
+    held = begin_attempt(local_folder)
     holder = lease.holder_of(held.store)
     assert holder is not None
     assert holder.is_alive
@@ -183,9 +187,9 @@ def test_of_drivers_that_start_together_one_gets_the_run(local_folder: RunFolder
 
 
 def test_one_process_that_asks_twice_gets_the_run_once(local_folder: RunFolder) -> None:
-    local_folder.begin_attempt()
+    begin_attempt(local_folder)
     with pytest.raises(RunBusyError):
-        local_folder.begin_attempt()
+        begin_attempt(local_folder)
 
 
 def test_a_holder_elsewhere_whose_heart_beats_is_left_alone(local_folder: RunFolder) -> None:
@@ -194,13 +198,13 @@ def test_a_holder_elsewhere_whose_heart_beats_is_left_alone(local_folder: RunFol
 
     def beat() -> None:
         while not stop.wait(0.1):
-            held.beat()
+            held.send_heartbeat()
 
     beating = threading.Thread(target=beat)
     beating.start()
     try:
         with pytest.raises(RunBusyError, match="driven by process 4711 on far-away"):
-            local_folder.begin_attempt()
+            begin_attempt(local_folder)
     finally:
         stop.set()
         beating.join()
@@ -213,62 +217,62 @@ def test_a_holder_elsewhere_is_followed_once_its_heart_stood_still(
 ) -> None:
     held = lease_elsewhere(local_folder)
     for _ in range(beats):
-        held.beat()
+        held.send_heartbeat()
     begin = time.monotonic()
-    assert local_folder.begin_attempt().attempt == 2
+    assert begin_attempt(local_folder).attempt == 2
     assert STANDSTILL_S <= time.monotonic() - begin < STANDSTILL_S + 3
 
 
 def test_a_holder_elsewhere_that_released_is_followed_at_once(folder: RunFolder) -> None:
     lease_elsewhere(folder).release()
     begin = time.monotonic()
-    assert folder.begin_attempt().attempt == 2
+    assert begin_attempt(folder).attempt == 2
     assert time.monotonic() - begin < STANDSTILL_S
 
 
 def test_a_replaced_attempt_cannot_commit(folder: RunFolder) -> None:
-    folder.begin_attempt().release()
-    name = save(folder, step=5, attempt=1)
-    folder.begin_attempt()
+    begin_attempt(folder).release()
+    save(folder, step=5, attempt=1)
+    begin_attempt(folder)
     with pytest.raises(FencedError, match="attempt 1 was replaced by attempt 2"):
-        folder.commit(name, manifest(5, 1))
+        RunWriter(folder, 1).commit(manifest(5, 1))
     assert folder.checkpoints() == []
 
 
 def test_a_replaced_attempt_cannot_delete(folder: RunFolder) -> None:
-    folder.begin_attempt().release()
+    begin_attempt(folder).release()
     name = commit(folder, step=5, attempt=1)
-    folder.begin_attempt()
+    begin_attempt(folder)
     with pytest.raises(FencedError, match="attempt 1 was replaced by attempt 2"):
-        folder.delete_checkpoint(name, attempt=1)
+        RunWriter(folder, 1).delete_checkpoint(name)
     assert [found.name for found in folder.checkpoints()] == [name]
 
 
 @pytest.mark.promise("fencing")
 def test_a_commit_that_slips_in_after_the_seal_does_not_count(folder: RunFolder) -> None:
-    folder.begin_attempt().release()
+    begin_attempt(folder).release()
     before = commit(folder, step=5, attempt=1)
     late = save(folder, step=6, attempt=1)
     lease.check(folder.store, 1)  # attempt 1 may still commit, and then is held up
-    folder.begin_attempt().release()
+    begin_attempt(folder).release()
     folder.store.create(f"checkpoints/{late}/manifest.json", manifest(6, 1).to_json())
     assert [found.name for found in folder.checkpoints()] == [before]
     after = commit(folder, step=6, attempt=2)
-    folder.begin_attempt()
+    begin_attempt(folder)
     assert [found.name for found in folder.checkpoints()] == [before, after]
 
 
 def test_the_newest_seal_counts_also_when_a_later_attempt_died_before_its_own(
     folder: RunFolder,
 ) -> None:
-    folder.begin_attempt().release()
+    begin_attempt(folder).release()
     kept = commit(folder, step=5, attempt=1)
-    folder.begin_attempt().release()
+    begin_attempt(folder).release()
     lease.acquire(folder.store, "run").release()  # attempt 3 ends before it seals
-    assert lease.read_seal(folder.store) == (2, frozenset({str(kept)}))
+    assert read_fence_list(folder.store) == (2, frozenset({str(kept)}))
     late = CheckpointName(6, 1)
     folder.store.create(f"checkpoints/{late}/manifest.json", manifest(6, 1).to_json())
-    folder.begin_attempt()
+    begin_attempt(folder)
     assert [found.name for found in folder.checkpoints()] == [kept]
 
 
@@ -282,7 +286,7 @@ def test_an_attempt_is_over_when_it_was_released_or_its_process_is_dead(
         driver.kill()
         driver.wait()
     assert lease.is_over(store, 1)
-    held = local_folder.begin_attempt()
+    held = begin_attempt(local_folder)
     assert not lease.is_over(store, 2)
     held.release()
     assert lease.is_over(store, 2)
@@ -290,7 +294,7 @@ def test_an_attempt_is_over_when_it_was_released_or_its_process_is_dead(
 
 def test_an_attempt_elsewhere_is_over_when_another_follows(local_folder: RunFolder) -> None:
     held = lease_elsewhere(local_folder)
-    held.beat()
+    held.send_heartbeat()
     assert not lease.is_over(local_folder.store, 1)
     local_folder.store.create("lease/0002.json", holder_elsewhere().model_dump_json().encode())
     assert lease.is_over(local_folder.store, 1)
@@ -305,7 +309,7 @@ def test_the_heart_beats_while_a_block_runs_and_the_run_is_free_after_it(
     local_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "HEARTBEAT_S", 0.01)
-    held = local_folder.begin_attempt()
+    held = begin_attempt(local_folder)
     has_beaten = threading.Event()
 
     class Listening(Store):
@@ -314,7 +318,7 @@ def test_the_heart_beats_while_a_block_runs_and_the_run_is_free_after_it(
             has_beaten.set()
 
     def work() -> None:
-        with lease.beating(held):
+        with lease.alive_until_released(held):
             assert has_beaten.wait(30)
             assert lease.holder_of(local_folder.store) is not None
             raise InterruptedError
@@ -329,7 +333,7 @@ def test_a_heartbeat_that_is_not_written_does_not_end_the_next_ones_and_is_told_
     local_folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(lease, "HEARTBEAT_S", 0.01)
-    held = local_folder.begin_attempt()
+    held = begin_attempt(local_folder)
     second = threading.Event()
 
     class FailsTwice(Store):
@@ -343,15 +347,15 @@ def test_a_heartbeat_that_is_not_written_does_not_end_the_next_ones_and_is_told_
             second.set()
 
     held.store = FailsTwice(local_folder.url)
-    with lease.beating(held):
+    with lease.alive_until_released(held):
         assert second.wait(30)
     assert caplog.text.count("the heartbeat was not written") == 1
 
 
 def test_who_goes_on_to_the_next_attempt_never_gives_the_run_free(folder: RunFolder) -> None:
-    held = folder.begin_attempt()
+    held = begin_attempt(folder)
     committed = commit(folder, 1, attempt=1)
-    folder.next_attempt(held)
+    next_attempt(folder, held)
     assert held.attempt == lease.newest_attempt(folder.store) == 2
     assert lease.holder_of(folder.store) == lease._holder(folder.store, 2)
     # The attempt before is over, though its process lives; what it committed counts.
@@ -367,7 +371,7 @@ def test_who_goes_on_to_the_next_attempt_never_gives_the_run_free(folder: RunFol
 
 
 def test_who_was_replaced_does_not_go_on(folder: RunFolder) -> None:
-    held = folder.begin_attempt()
+    held = begin_attempt(folder)
     folder.store.create("lease/0002.json", holder_elsewhere().model_dump_json().encode())
     with pytest.raises(FencedError):
         held.advance()

@@ -9,18 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train_core.errors import CheckpointError
-from train_core.storage.coordination.mailbox import Answer, Call, Calls, caller_of, jobs, pause_s
+from train_core.storage.coordination.mailbox import (
+    Answer,
+    Call,
+    Mailbox,
+    caller_of,
+    jobs_with_calls,
+    pause_s,
+)
 from train_core.storage.objects.store import Store
 
 JOB = "run-a0001-0a1b2c3d"
 
 
 def test_a_call_is_answered(store: Store) -> None:
-    caller, job = Calls(store, JOB), Calls(store, JOB)
+    caller, job = Mailbox(store, JOB), Mailbox(store, JOB)
     assert job.asked() == []
     first = caller.ask("train", {})
     second = caller.ask("evaluate", {"split": "test", "checkpoints": [{"step": 3}]})
-    assert jobs(store) == [JOB]
+    assert jobs_with_calls(store) == [JOB]
     assert job.asked() == [first, second]
     assert job.read(first) == Call(stage="train", arguments={})
     asked = {"split": "test", "checkpoints": [{"step": 3}]}
@@ -35,15 +42,15 @@ def test_a_call_is_answered(store: Store) -> None:
 
 
 def test_callers_do_not_meet_and_jobs_neither(store: Store) -> None:
-    one, another, elsewhere = Calls(store, JOB), Calls(store, JOB), Calls(store, "other")
+    one, another, elsewhere = Mailbox(store, JOB), Mailbox(store, JOB), Mailbox(store, "other")
     asked = {one.ask("train", {}), another.ask("train", {})}
     assert len(asked) == 2
-    assert set(Calls(store, JOB).asked()) == asked
+    assert set(Mailbox(store, JOB).asked()) == asked
     assert elsewhere.asked() == []
 
 
 def test_an_error_is_an_answer(store: Store) -> None:
-    calls = Calls(store, JOB)
+    calls = Mailbox(store, JOB)
     name = calls.ask("train", {})
     calls.answer(name, Answer(error={"type": "ConfigError", "facts": ["no"]}))
     found = calls.answer_to(name)
@@ -52,17 +59,17 @@ def test_an_error_is_an_answer(store: Store) -> None:
 
 
 def test_what_nobody_takes_is_cleared_away_when_the_time_is_over(store: Store) -> None:
-    calls = Calls(store, JOB)
+    calls = Mailbox(store, JOB)
     name = calls.ask("train", {})
     calls.answer(name, Answer(result=1))
     calls.clear(name, within_s=0.1)
-    assert jobs(store) == []
+    assert jobs_with_calls(store) == []
 
 
 def test_clearing_waits_for_who_takes_an_answer(store: Store) -> None:
-    caller, job = Calls(store, JOB), Calls(store, JOB)
+    caller, job = Mailbox(store, JOB), Mailbox(store, JOB)
     # Whoever asked for this is gone.
-    Calls(store, JOB).ask("train", {})
+    Mailbox(store, JOB).ask("train", {})
     name = caller.ask("close", {})
     job.answer(name, Answer(result=7))
     clearing = threading.Thread(target=job.clear, args=(name, 60))
@@ -72,11 +79,11 @@ def test_clearing_waits_for_who_takes_an_answer(store: Store) -> None:
     finally:
         clearing.join(60)
     assert not clearing.is_alive()
-    assert jobs(store) == []
+    assert jobs_with_calls(store) == []
 
 
 def test_what_is_no_call_is_not_read_as_one(store: Store) -> None:
-    calls = Calls(store, JOB)
+    calls = Mailbox(store, JOB)
     name = calls.ask("train", {})
     for other in ("notes.json", f"{name}.txt", "x.json"):
         store.write(f"calls/{JOB}/{other}", b"{}")
@@ -87,17 +94,17 @@ def test_what_is_no_call_is_not_read_as_one(store: Store) -> None:
 
 
 def test_a_callers_heart_is_heard(store: Store) -> None:
-    caller, job = Calls(store, JOB), Calls(store, JOB)
+    caller, job = Mailbox(store, JOB), Mailbox(store, JOB)
     name = caller.ask("train", {})
-    assert job.heard(caller_of(name)) == 0
+    assert job.heartbeat_of(caller_of(name)) == 0
     for counter in (1, 2):
-        caller.beat()
-        assert job.heard(caller_of(name)) == counter
+        caller.send_heartbeat()
+        assert job.heartbeat_of(caller_of(name)) == counter
     assert job.asked() == [name]
 
 
 def test_a_call_can_be_taken_back(store: Store) -> None:
-    caller, job = Calls(store, JOB), Calls(store, JOB)
+    caller, job = Mailbox(store, JOB), Mailbox(store, JOB)
     name = caller.ask("train", {})
     caller.cancel(name)
     assert job.asked() == []

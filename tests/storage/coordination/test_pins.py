@@ -15,11 +15,12 @@ from train_core.storage.cleanup.orphans import find_orphans
 from train_core.storage.cleanup.retention import delete_unless_pinned
 from train_core.storage.cleanup.superseded import clearing_dead_scorers, delete_superseded
 from train_core.storage.coordination import mailbox, pins
-from train_core.storage.coordination.lease import Holder
-from train_core.storage.coordination.mailbox import THE_JOB, Calls
+from train_core.storage.coordination.holder import Holder
+from train_core.storage.coordination.mailbox import THE_JOB, Mailbox
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CALLS, PINS, PREDICTIONS, CheckpointName, JobName
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter, begin_attempt
 
 STRICT = TrainConfig(keep_last=1, keep_best=1)
 
@@ -61,7 +62,7 @@ def reader_of(folder: RunFolder, name: CheckpointName) -> subprocess.Popen[str]:
 
 def three(folder: RunFolder) -> list[CheckpointName]:
     """Three of the same metric, of which the rules of STRICT keep the last."""
-    folder.begin_attempt()
+    begin_attempt(folder)
     return [commit(folder, step, attempt=1) for step in (1, 2, 3)]
 
 
@@ -72,10 +73,10 @@ def test_what_is_read_stays_and_goes_when_it_was_read(any_folder: RunFolder) -> 
         [found] = pins.valid_pins(any_folder.store)
         assert found.checkpoint == str(first)
         assert found.who.startswith("infer-")
-        delete_superseded(any_folder, STRICT, 1)
+        delete_superseded(RunWriter(any_folder, 1), STRICT)
         assert kept(any_folder) == [1, 3]
     assert pins.valid_pins(any_folder.store) == []
-    delete_superseded(any_folder, STRICT, 1)
+    delete_superseded(RunWriter(any_folder, 1), STRICT)
     assert kept(any_folder) == [3]
     assert str(first) not in any_folder.store.names(PINS)
 
@@ -98,7 +99,7 @@ def test_two_readers_of_one_checkpoint_do_not_disturb_each_other(folder: RunFold
     with pins.pinned(folder.store, [first], "infer"):
         with pins.pinned(folder.store, [first], "infer"):
             assert len(pins.valid_pins(folder.store)) == 2
-        delete_superseded(folder, STRICT, 1)
+        delete_superseded(RunWriter(folder, 1), STRICT)
     assert kept(folder) == [1, 3]
 
 
@@ -107,12 +108,12 @@ def test_the_pin_of_a_killed_process_of_this_machine_does_not_count(folder: RunF
     with reader_of(folder, first) as reader:
         assert reader.stdout is not None
         assert reader.stdout.readline() == "pinned\n"
-        delete_superseded(folder, STRICT, 1)
+        delete_superseded(RunWriter(folder, 1), STRICT)
         assert kept(folder) == [1, 3]
         reader.kill()
         reader.wait()
         assert len(folder.store.names(f"{PINS}/{first}")) == 1
-        delete_superseded(folder, STRICT, 1)
+        delete_superseded(RunWriter(folder, 1), STRICT)
     assert kept(folder) == [3]
 
 
@@ -125,7 +126,7 @@ def elsewhere(attempt: int) -> bytes:
 def test_the_pin_of_another_machine_counts_as_nobody_can_look(folder: RunFolder) -> None:
     first, _, _ = three(folder)
     folder.store.write(f"{PINS}/{first}/infer-1.json", elsewhere(attempt=0))
-    delete_superseded(folder, STRICT, 1)
+    delete_superseded(RunWriter(folder, 1), STRICT)
     assert kept(folder) == [1, 3]
     [found] = pins.valid_pins(folder.store)
     assert found.is_elsewhere
@@ -135,10 +136,10 @@ def test_the_pin_of_another_machine_counts_as_nobody_can_look(folder: RunFolder)
 def test_the_pin_of_an_attempt_ends_when_a_newer_one_has_the_run(folder: RunFolder) -> None:
     first, _, _ = three(folder)
     folder.store.write(f"{PINS}/{first}/evaluate-1.json", elsewhere(attempt=1))
-    delete_superseded(folder, STRICT, 1)
+    delete_superseded(RunWriter(folder, 1), STRICT)
     assert kept(folder) == [1, 3]
     folder.store.write("lease/0002.json", folder.store.read("lease/0001.json"))
-    delete_superseded(folder, STRICT, 2)
+    delete_superseded(RunWriter(folder, 2), STRICT)
     assert kept(folder) == [3]
 
 
@@ -149,7 +150,7 @@ def test_what_cannot_be_read_as_a_pin_keeps_the_checkpoint(
 ) -> None:
     first, _, _ = three(folder)
     folder.store.write(f"{PINS}/{first}/Somebody's note.txt", content)
-    delete_superseded(folder, STRICT, 1)
+    delete_superseded(RunWriter(folder, 1), STRICT)
     assert kept(folder) == [1, 3]
 
 
@@ -160,10 +161,10 @@ def test_a_lasting_pin_outlives_its_process_and_is_written_once(any_folder: RunF
     assert json.loads(written)["holder"] is None
     assert pins.pin(any_folder.store, first, pins.MLFLOW_MODEL, "again", is_lasting=True) == key
     assert any_folder.store.read(key) == written
-    delete_superseded(any_folder, STRICT, 1)
+    delete_superseded(RunWriter(any_folder, 1), STRICT)
     assert kept(any_folder) == [1, 3]
     any_folder.store.delete(key)
-    delete_superseded(any_folder, STRICT, 1)
+    delete_superseded(RunWriter(any_folder, 1), STRICT)
     assert kept(any_folder) == [3]
 
 
@@ -208,7 +209,7 @@ def test_one_that_pins_while_a_checkpoint_is_being_deleted_steps_back_or_keeps_i
     outcomes: list[bool] = []
 
     def delete() -> None:
-        outcomes.append(delete_unless_pinned(folder, str(first), attempt=1))
+        outcomes.append(delete_unless_pinned(RunWriter(folder, 1), str(first)))
 
     slow = held_up(folder, delete, is_before=is_before)
     if is_before:
@@ -236,7 +237,7 @@ def test_one_that_deletes_while_somebody_pins_steps_back(
             refused.append(str(error))
 
     slow = held_up(any_folder, pin, is_before=is_before)
-    deleted = delete_unless_pinned(slow, str(first), attempt=1)
+    deleted = delete_unless_pinned(RunWriter(slow, 1), str(first))
     # The reader that came after the announcement was told so; the other one's pin is respected.
     assert deleted == (not is_before)
     assert [line.rpartition(" is ")[2] for line in refused] == (
@@ -252,7 +253,7 @@ def test_a_deletion_that_died_keeps_nobody_from_pinning(folder: RunFolder) -> No
     key = f"{PINS}/{first}/deletion-a0001.json"
     folder.store.write(key, announced.model_dump_json().encode())
     with pins.pinned(folder.store, [first], "infer"):
-        assert not delete_unless_pinned(folder, str(first), attempt=1)
+        assert not delete_unless_pinned(RunWriter(folder, 1), str(first))
     pins.sweep(folder.store)
     assert not folder.store.exists(key)
 
@@ -260,14 +261,14 @@ def test_a_deletion_that_died_keeps_nobody_from_pinning(folder: RunFolder) -> No
 JOB = "run-score-abcdefgh"
 
 
-def scoring_elsewhere(folder: RunFolder) -> tuple[Calls, Calls, str]:
+def scoring_elsewhere(folder: RunFolder) -> tuple[Mailbox, Mailbox, str]:
     """A job that scores on another machine: its caller, itself, and its pin."""
     first, _, _ = three(folder)
-    asking = Calls(folder.store, JOB)
-    asking.beat()
+    asking = Mailbox(folder.store, JOB)
+    asking.send_heartbeat()
     asking.ask("infer", {})
-    job = Calls(folder.store, JOB, THE_JOB)
-    job.beat()
+    job = Mailbox(folder.store, JOB, THE_JOB)
+    job.send_heartbeat()
     key = pins.pin(folder.store, first, "infer-1", "infer", job=JOB)
     there = Holder.here().model_copy(update={"machine": "another"})
     pin = pins.Pin(why="infer", created_at="2026-01-01", holder=there, job=JOB)
@@ -295,7 +296,7 @@ def test_what_a_job_left_that_died_with_its_caller_is_cleared_away(
     folder.store.write(f"{CALLS}/{JOB}/{THE_JOB}-beat.json", half.encode())
     with clearing_dead_scorers(folder, after_s=0):
         assert folder.store.exists(key)
-    assert mailbox.jobs(folder.store) == []
+    assert mailbox.jobs_with_calls(folder.store) == []
     assert find_orphans(folder, 99) == []
     assert folder.store.names(PREDICTIONS) == []
     assert not folder.store.exists(key)
@@ -308,11 +309,11 @@ def test_what_a_job_has_that_lives_is_left(folder: RunFolder, who: str) -> None:
     own = JOB if who == "it looks itself" else ""
     with clearing_dead_scorers(folder, own, after_s=0):
         if who == THE_JOB:
-            heart.beat()
+            heart.send_heartbeat()
         elif who == "the caller":
-            asking.beat()
+            asking.send_heartbeat()
         elif who == "another caller":
-            Calls(folder.store, JOB).beat()
+            Mailbox(folder.store, JOB).send_heartbeat()
     assert set(folder.store.names(f"{CALLS}/{JOB}")) >= set(before)
     assert folder.store.exists(key)
 
@@ -320,23 +321,23 @@ def test_what_a_job_has_that_lives_is_left(folder: RunFolder, who: str) -> None:
 def test_what_was_asked_of_a_job_that_drives_the_run_goes_with_its_lease(folder: RunFolder) -> None:
     three(folder)
     driving = str(JobName("run", 1, "0a1b2c3d"))
-    Calls(folder.store, driving).beat()
+    Mailbox(folder.store, driving).send_heartbeat()
     with clearing_dead_scorers(folder, after_s=0):
         pass
-    assert mailbox.jobs(folder.store) == [driving]
+    assert mailbox.jobs_with_calls(folder.store) == [driving]
 
 
 class MovesAtLast(Store):
     """A store in which the job's heart moves just before the third look at it."""
 
-    heart: Calls
+    heart: Mailbox
     looks = 0
 
     def names(self, key: str = "") -> list[str]:
         if key == f"{CALLS}/{JOB}":
             MovesAtLast.looks += 1
             if MovesAtLast.looks == 3:
-                MovesAtLast.heart.beat()
+                MovesAtLast.heart.send_heartbeat()
         return super().names(key)
 
 
@@ -347,7 +348,7 @@ def test_a_heart_that_moves_again_after_an_outage_is_no_dead_one(folder: RunFold
     with clearing_dead_scorers(folder, after_s=0):
         pass
     assert MovesAtLast.looks >= 3
-    assert mailbox.jobs(folder.store) == [JOB]
+    assert mailbox.jobs_with_calls(folder.store) == [JOB]
     assert folder.store.exists(key)
 
 
@@ -386,11 +387,11 @@ def test_where_pins_cannot_be_listed_nothing_is_deleted(
 ) -> None:
     three(folder)
     folder.store = ForgetsPins(folder.url)
-    delete_superseded(folder, STRICT, 1)
+    delete_superseded(RunWriter(folder, 1), STRICT)
     assert kept(folder) == [1, 2, 3]
     assert "503" in caplog.text
     with pytest.raises(StorageError):
-        delete_unless_pinned(folder, str(CheckpointName(1, 1)), attempt=1)
+        delete_unless_pinned(RunWriter(folder, 1), str(CheckpointName(1, 1)))
     assert kept(folder) == [1, 2, 3]
 
 
@@ -400,16 +401,16 @@ def test_where_the_report_does_not_name_the_best_nothing_is_deleted(
 ) -> None:
     three(folder)
     folder.store.write("report.json", report)
-    delete_superseded(folder, STRICT, 1)
+    delete_superseded(RunWriter(folder, 1), STRICT)
     assert kept(folder) == [1, 2, 3]
     assert "report.json" in caplog.text
 
 
 def test_metrics_of_another_step_rank_nothing(folder: RunFolder) -> None:
-    folder.begin_attempt()
+    begin_attempt(folder)
     for step, accuracy, validated in ((1, 0.9, False), (2, 0.5, True), (3, 0.1, True)):
-        name = save(folder, step, 1)
+        save(folder, step, 1)
         changed = {"metrics": {"validation/accuracy": accuracy}, "validated": validated}
-        folder.commit(name, manifest(step, 1).model_copy(update=changed))
-    delete_superseded(folder, STRICT, 1)
+        RunWriter(folder, 1).commit(manifest(step, 1).model_copy(update=changed))
+    delete_superseded(RunWriter(folder, 1), STRICT)
     assert kept(folder) == [2, 3]

@@ -45,12 +45,12 @@ def test_a_holder_elsewhere_is_left_alone_whose_storage_was_away(
     monkeypatch.setattr(AwayForAWhile, "is_looked_at_again", threading.Event())
     folder = RunFolder(str(tmp_path), "run")
     held = lease_elsewhere(folder)
-    held.beat()
+    held.send_heartbeat()
 
     def beat() -> None:
         # What kept the look kept the beats as well.
         if AwayForAWhile.is_looked_at_again.wait(30):
-            held.beat()
+            held.send_heartbeat()
 
     beating = threading.Thread(target=beat)
     beating.start()

@@ -31,11 +31,12 @@ from train_core.storage.cleanup.orphans import (
 from train_core.storage.cleanup.prune import Pruning
 from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
-from train_core.storage.coordination.lease import Holder
+from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.pins import pin, pinned
 from train_core.storage.objects.store import Store
 from train_core.storage.objects.uploads import Upload
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter, begin_attempt, create_run
 
 pytestmark = pytest.mark.s3
 
@@ -43,8 +44,9 @@ UNFINISHED = "checkpoints/step-00000003-a0001/model.safetensors"
 WRITER = """
 import sys
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import begin_attempt
 folder = RunFolder.at(sys.argv[1])
-folder.begin_attempt()
+begin_attempt(folder)
 folder.store.put(sys.argv[2], memoryview(bytes(24 * 2**20)))
 """
 
@@ -95,22 +97,22 @@ def test_what_a_process_uploads_stays_until_it_is_killed_and_goes_then(folder: R
         assert on_the_server(folder) == [UNFINISHED]
         # Also for one who took the run though the holder lives.
         folder.store.create("lease/0002.json", Holder.here().model_dump_json().encode())
-        assert collect_orphans(folder, attempt=2) == []
+        assert collect_orphans(RunWriter(folder, 2)) == []
         assert on_the_server(folder) == [UNFINISHED]
         process.kill()
         process.wait()
         assert on_the_server(folder) == [UNFINISHED]
     # No object is there: nothing but the upload tells of it.
     assert folder.store.names("checkpoints") == []
-    delete_orphans_of_the_dead(folder, attempt=2)
+    delete_orphans_of_the_dead(RunWriter(folder, 2))
     assert on_the_server(folder) == []
     assert folder.store.unfinished_uploads() == []
 
 
 def test_an_attempt_ends_the_uploads_of_earlier_ones_and_no_others(folder: RunFolder) -> None:
-    folder.begin_attempt().release()
+    begin_attempt(folder).release()
     committed = commit(folder, 1, attempt=1)
-    held = folder.begin_attempt()
+    held = begin_attempt(folder)
     assert held.attempt == 2
     dead = [
         # One that failed, and was begun anew and committed.
@@ -129,7 +131,7 @@ def test_an_attempt_ends_the_uploads_of_earlier_ones_and_no_others(folder: RunFo
     begin_upload(neighbour, UNFINISHED)
     found = find_orphans(folder, held.attempt)
     assert sorted(one.upload.key for one in found if one.upload) == dead
-    assert collect_orphans(folder, held.attempt) == found
+    assert collect_orphans(RunWriter(folder, held.attempt)) == found
     assert sorted(one.key for one in folder.store.unfinished_uploads()) == others
     assert on_the_server(neighbour) == [UNFINISHED]
     assert folder.file_faults(folder.checkpoint(committed)) == []
@@ -144,7 +146,7 @@ def test_of_two_uploads_of_one_object_each_is_ended_by_its_own_name(folder: RunF
 
 
 def test_uploads_of_results_are_ended_once_nobody_works_on_them(folder: RunFolder) -> None:
-    folder.begin_attempt().release()
+    begin_attempt(folder).release()
     name = commit(folder, 1, attempt=1)
     # A model in MLflow keeps the checkpoint, and no result of it.
     pin(folder.store, name, "mlflow-model", "a model", is_lasting=True)
@@ -152,7 +154,7 @@ def test_uploads_of_results_are_ended_once_nobody_works_on_them(folder: RunFolde
     somebodys = "predictions/somebodys/part"
     begin_upload(folder, somebodys)
     for collect in (
-        partial(collect_orphans, folder, folder.begin_attempt().attempt),
+        partial(collect_orphans, folder, begin_attempt(folder).attempt),
         partial(delete_unfinished_results, folder),
     ):
         for key in keys:
@@ -183,8 +185,8 @@ def test_more_uploads_than_one_answer_holds_are_found(folder: RunFolder) -> None
 
 
 def test_a_prune_shows_and_ends_them_and_deleting_a_run_ends_all(folder: RunFolder) -> None:
-    folder.create(record())
-    folder.begin_attempt().release()
+    create_run(folder, record())
+    begin_attempt(folder).release()
     commit(folder, 1, attempt=1)
     begin_upload(folder, UNFINISHED)
     begin_upload(folder, "somebodys")
@@ -192,7 +194,7 @@ def test_a_prune_shows_and_ends_them_and_deleting_a_run_ends_all(folder: RunFold
     pruning = Pruning(folder, rules, datetime(2026, 1, 2, tzinfo=UTC))
     assert UNFINISHED in [one.name for one in pruning.survey(2) if one.kind == "orphan"]
     assert on_the_server(folder) == [UNFINISHED, "somebodys"]
-    held = folder.begin_attempt()
+    held = begin_attempt(folder)
     pruning.carry_out(held.attempt)
     assert on_the_server(folder) == ["somebodys"]
     held.release()
@@ -243,16 +245,16 @@ def test_where_uploads_may_not_be_listed_or_aborted_the_rest_is_collected_all_th
     code: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    folder.begin_attempt().release()
+    begin_attempt(folder).release()
     folder.store.write(UNFINISHED, b"half")
     begin_upload(folder, UNFINISHED)
     segment = "journal/steps-00000001-00000001-a0001.jsonl"
     folder.store.write(segment, b"{}")
     body = f"<Error><Code>{code}</Code><Message>No.</Message></Error>".encode()
     proxy.schedule.add(Fault(Kind.REFUSE, method, target, status=status, body=body, times=math.inf))
-    held = folder.begin_attempt()
-    with caplog.at_level(logging.WARNING), lease.beating(held):
-        delete_orphans_of_the_dead(folder, held.attempt)
+    held = begin_attempt(folder)
+    with caplog.at_level(logging.WARNING), lease.alive_until_released(held):
+        delete_orphans_of_the_dead(RunWriter(folder, held.attempt))
     assert folder.store.names("checkpoints") == []
     assert len(proxy.schedule.hits) == 1
     assert not folder.store.exists(segment)

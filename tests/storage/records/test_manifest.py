@@ -15,7 +15,7 @@ from tests.storage.samples import damaged, manifest
 from train_core.errors import CheckpointError, ConfigError
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.store import Store
-from train_core.storage.records.documents import MAX_DOCUMENT_BYTES, sealed
+from train_core.storage.records.documents import MAX_DOCUMENT_BYTES, with_checksum
 from train_core.storage.records.manifest import (
     CheckpointManifest,
     EvaluationManifest,
@@ -29,11 +29,11 @@ def store(tmp_path: Path) -> Store:
 
 
 class Anything(RootModel[dict[str, Any]]):
-    """What an enemy writes, who knows how manifests are sealed."""
+    """What an enemy writes, who knows how manifests end with a checksum."""
 
 
 def altered(**changes: Any) -> bytes:
-    return sealed(Anything(manifest().model_dump(mode="json") | changes))
+    return with_checksum(Anything(manifest().model_dump(mode="json") | changes))
 
 
 def entry(**changes: Any) -> dict[str, Any]:

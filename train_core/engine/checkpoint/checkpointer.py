@@ -40,6 +40,7 @@ from train_core.storage.records.manifest import CheckpointManifest, FileEntry
 from train_core.storage.records.names import CHECKPOINTS, CheckpointName
 from train_core.storage.records.verified_files import check_size, write_file
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import RunWriter
 
 COMMIT_TIMEOUT_S = 600.0
 """How long rank 0 waits for the other ranks' files when its own are stored."""
@@ -87,6 +88,7 @@ class Checkpointer:
         self.newest: Checkpoint | None = None
         """The newest commit. Known to rank 0, and to all after a resume."""
         self._folder = folder
+        self._writer = RunWriter(folder, attempt)
         self._config = config
         self._attempt = attempt
         self._recorder = recorder
@@ -264,7 +266,7 @@ class Checkpointer:
         except BaseException:
             self._given_up.append(name)
             raise
-        delete_superseded(self._folder, self._config, self._attempt)
+        delete_superseded(self._writer, self._config)
         return committed
 
     def _commit(
@@ -278,7 +280,7 @@ class Checkpointer:
             if is_again and self._folder.exists_checkpoint(name):
                 # The answer was lost.
                 return self._folder.checkpoint(name)
-            return self._folder.commit(name, self._manifest(files, facts, entries))
+            return self._writer.commit(self._manifest(files, facts, entries))
 
         return self._insist(commit)
 

@@ -22,7 +22,7 @@ from train_core.policy.logins import hide_logins
 from train_core.storage.addresses import file_at, find_checkpoint
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import MODEL_FILE
-from train_core.storage.run_folder import Origin
+from train_core.storage.records.run_record import Origin
 
 _MODELS = "models:/"
 _FILE = ".safetensors"

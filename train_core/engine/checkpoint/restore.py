@@ -13,6 +13,7 @@ from train_core.engine.distributed.group import Group
 from train_core.errors import CheckpointError
 from train_core.policy.layout import assign
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import quarantine, quarantine_damaged
 
 
 def newest_good(
@@ -24,12 +25,12 @@ def newest_good(
     who put them together in an `assembly()`. A checkpoint that does not verify is quarantined.
     Raises CheckpointError if there are checkpoints and none is good.
     """
-    for checkpoint in reversed(group.call_on_rank0(folder.quarantine_damaged)):
+    for checkpoint in reversed(group.call_on_rank0(partial(quarantine_damaged, folder))):
         try:
             return checkpoint, _load(folder, checkpoint, group, assembly())
         except CheckpointError as error:
             reason = str(error)
-            group.call_on_rank0(partial(folder.quarantine, checkpoint.name, reason))
+            group.call_on_rank0(partial(quarantine, folder, checkpoint.name, reason))
     group.call_on_rank0(lambda: _refuse_if_none_is_good(folder))
     return None
 

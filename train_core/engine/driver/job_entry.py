@@ -28,15 +28,17 @@ from train_core.errors import ConfigError, RunBusyError, StorageError, describe,
 from train_core.log_lines import set_up_logging
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
-from train_core.storage.coordination import mailbox
+from train_core.storage.coordination.heartbeat import HeartbeatObserver
 from train_core.storage.coordination.mailbox import (
     BEAT_EVERY_S,
     STANDSTILL_S,
     THE_JOB,
     Answer,
     Call,
-    Calls,
+    Mailbox,
     caller_of,
+    jobs_with_calls,
+    pause_s,
 )
 from train_core.storage.records.names import JobName
 from train_core.storage.run_folder import RunFolder
@@ -51,8 +53,8 @@ _PAUSE_S = 1.0
 _TAKEN_WITHIN_S = 10.0
 _ENDS_WITHIN_S = 2.0
 _LAST_BEAT_S = 2.0
-_DEAF_S = 2.0
-"""Who has listened so much later than it wanted to waited for the storage."""
+_LATE_S = 2.0
+"""Heartbeats that are read so much later than they were due had to wait for the storage."""
 _log = logging.getLogger("train_core.driver")
 
 
@@ -64,14 +66,6 @@ class Work:
     names: list[str] = field(default_factory=list)
 
 
-@dataclass
-class Caller:
-    """Who calls, and when a move of its heart was last seen."""
-
-    counter: int = 0
-    moved_at: float = field(default_factory=time.monotonic)
-
-
 @dataclass(frozen=True)
 class Closing:
     """A call that ends the job, unless one of the other callers moves again."""
@@ -79,7 +73,7 @@ class Closing:
     name: str
     arguments: dict[str, Any]
     others: dict[str, int]
-    """How far each other's heart was."""
+    """How far each other's heartbeat was."""
 
 
 class JobServer:
@@ -88,17 +82,17 @@ class JobServer:
     A Ray that is joined from a thread would be left with it.
     """
 
-    def __init__(self, calls: Calls, folder: RunFolder) -> None:
+    def __init__(self, mailbox: Mailbox, folder: RunFolder) -> None:
         self.last = ""
         """The name of the call that ended it: a close, or a request that was refused."""
-        self._calls = calls
+        self._mailbox = mailbox
         self._folder = folder
-        self._driver = DriverStages(calls.job)
+        self._driver = DriverStages(mailbox.job)
         self._request: DriverRequest | None = None
         self._prepared: dict[str, Any] = {}
         self._seen: set[str] = set()
-        self._callers: dict[str, Caller] = {}
-        self._heard_at = 0.0
+        self._callers: dict[str, HeartbeatObserver[int]] = {}
+        self._observed_at = 0.0
         self._closing: Closing | None = None
         self._works: dict[str, Work] = {}
         self._unsent: dict[str, Answer] = {}
@@ -113,14 +107,12 @@ class JobServer:
         Raises ConfigError if that call is not there.
         """
         self._wait_for(first)
-        ended = threading.Event()
-        heart = threading.Thread(target=self._calls.beat_until, args=(ended,), daemon=True)
-        heart.start()
+        heartbeat = self._mailbox.heartbeat_sender()
+        heartbeat.start()
         try:
             return self._serve()
         finally:
-            ended.set()
-            heart.join(_LAST_BEAT_S)
+            heartbeat.stop(_LAST_BEAT_S)
 
     def _serve(self) -> bool:
         idle_since = spoken_at = time.monotonic()
@@ -144,11 +136,11 @@ class JobServer:
                 _log.warning("nobody has called for %g s: the job ends", LINGER_S)
                 self._done("close", {"status": EndStatus.FAILED})
                 return False
-            self._is_done.wait(mailbox.pause_s(time.monotonic() - spoken_at))
+            self._is_done.wait(pause_s(time.monotonic() - spoken_at))
 
     def _wait_for(self, first: str) -> None:
         deadline = time.monotonic() + _FIRST_CALL_WITHIN_S
-        while first not in self._calls.asked():
+        while first not in self._mailbox.asked():
             if time.monotonic() > deadline:
                 raise ConfigError(
                     f"{self._folder.url} is another place on the cluster than where the run was "
@@ -159,11 +151,11 @@ class JobServer:
     def _new_calls(self) -> list[tuple[str, Call]]:
         found = []
         try:
-            for name in self._calls.asked():
+            for name in self._mailbox.asked():
                 if name in self._seen:
                     continue
                 try:
-                    call = self._calls.read(name)
+                    call = self._mailbox.read(name)
                 except ValueError as error:
                     self._unsent[name] = _answer(error=describe("call", error))
                     call = None
@@ -176,7 +168,7 @@ class JobServer:
 
     def _take(self, name: str, call: Call) -> None:
         """Begin what is asked."""
-        self._callers.setdefault(caller_of(name), Caller())
+        self._callers.setdefault(caller_of(name), HeartbeatObserver(0, time.monotonic()))
         if call.stage == "close":
             del self._callers[caller_of(name)]
             self._listen()
@@ -258,7 +250,7 @@ class JobServer:
         )
         if differing := sorted(name for name in a if a[name] != b[name]):
             others = " and another ".join(differing)
-            holder = f"job {self._calls.job}, which was asked for another {others}"
+            holder = f"job {self._mailbox.job}, which was asked for another {others}"
             raise RunBusyError(theirs.run, holder)
 
     def _clear_others(self) -> None:
@@ -266,36 +258,36 @@ class JobServer:
         if self._request is None or self._request.scores_only:
             return
         try:
-            for job in mailbox.jobs(self._folder.store):
-                if job != self._calls.job and JobName.parse(job):
-                    Calls(self._folder.store, job).clear()
+            for job in jobs_with_calls(self._folder.store):
+                if job != self._mailbox.job and JobName.parse(job):
+                    Mailbox(self._folder.store, job).clear()
         except StorageError as error:
             _log.warning("calls of earlier jobs are left: %s", error)
 
     def _living(self) -> bool:
         """Whether a caller lives."""
         now = time.monotonic()
-        if now - self._heard_at > BEAT_EVERY_S:
+        if now - self._observed_at > BEAT_EVERY_S:
             self._listen()
-        return any(now - caller.moved_at < STANDSTILL_S for caller in self._callers.values())
+        return any(caller.still_s(now) < STANDSTILL_S for caller in self._callers.values())
 
     def _listen(self) -> None:
-        """Look how far each caller's heart is."""
-        heard_before, is_deaf = self._heard_at, False
+        """Observe each caller's heartbeat."""
+        observed_before, storage_unreachable = self._observed_at, False
         counters = {}
         for name in self._callers:
             try:
-                counters[name] = self._calls.heard(name)
+                counters[name] = self._mailbox.heartbeat_of(name)
             except (StorageError, ValueError) as error:
-                is_deaf |= isinstance(error, StorageError)
+                storage_unreachable |= isinstance(error, StorageError)
                 _log.debug("whether caller %s lives is not known: %s", name, error)
-        now = self._heard_at = time.monotonic()
-        # While a storage is away, callers cannot be heard, nor can they say anything.
-        is_deaf |= now - heard_before > BEAT_EVERY_S + _DEAF_S
+        now = self._observed_at = time.monotonic()
+        # While a storage is away, heartbeats can neither be read nor written.
+        storage_unreachable |= now - observed_before > BEAT_EVERY_S + _LATE_S
         for name, caller in self._callers.items():
-            counter = counters.get(name, caller.counter)
-            if counter != caller.counter or is_deaf:
-                caller.counter, caller.moved_at = counter, now
+            caller.observe(counters.get(name, caller.counter), now)
+            if storage_unreachable:
+                caller.restart(now)
 
     def _done(self, stage: str, arguments: dict[str, Any]) -> Answer:
         try:
@@ -311,7 +303,7 @@ class JobServer:
             self._unsent |= dict.fromkeys(done.names, done.future.result())
         try:
             for name in list(self._unsent):
-                self._calls.answer(name, self._unsent[name])
+                self._mailbox.answer(name, self._unsent[name])
                 del self._unsent[name]
                 self._unsent_since, was_sent = math.inf, True
         except StorageError as error:
@@ -342,11 +334,11 @@ def main() -> None:
     set_up_logging(sys.stdout)
     storage, run, job, first = sys.argv[1:]
     folder = RunFolder(storage, run)
-    calls = Calls(folder.store, job, THE_JOB)
-    server, is_good = JobServer(calls, folder), False
+    mailbox = Mailbox(folder.store, job, THE_JOB)
+    server, is_good = JobServer(mailbox, folder), False
     try:
         is_good = server.serve(first)
-        calls.clear(server.last, _TAKEN_WITHIN_S)
+        mailbox.clear(server.last, _TAKEN_WITHIN_S)
     except ConfigError as error:
         _log.error("%s", error)
     except BaseException:  # noqa: BLE001 (whatever it is, nobody else will say it)

@@ -35,7 +35,8 @@ from train_core.requests import DriverRequest, Prepared
 from train_core.storage.objects.store import Store
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.names import check_new_run_name
-from train_core.storage.run_folder import Origin, RunFolder, RunRecord
+from train_core.storage.records.run_record import Origin, RunRecord
+from train_core.storage.run_folder import RunFolder
 from train_core.workload import (
     SPLITS,
     Dataset,

@@ -32,15 +32,22 @@ from train_core.errors import (
     rebuild,
 )
 from train_core.requests import DriverRequest
-from train_core.storage.coordination import lease, mailbox
-from train_core.storage.coordination.mailbox import THE_JOB, Answer, Calls
+from train_core.storage.coordination import lease
+from train_core.storage.coordination.heartbeat import HeartbeatObserver, HeartbeatSender
+from train_core.storage.coordination.mailbox import (
+    THE_JOB,
+    Answer,
+    Mailbox,
+    jobs_with_calls,
+    pause_s,
+)
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.names import JobName
 from train_core.storage.run_folder import RunFolder
 
 _LOOK_EVERY_S = 3.0
 _SILENT_S = 60.0
-"""A job counts as dead when Ray does not say how it is, and its heart stands still for so long."""
+"""A job counts as dead when Ray says nothing of it, and its heartbeat stands still, for so long."""
 _LAST_LINES_S = 1.5
 """How long the end of a job's log is waited for: Ray reads it once a second."""
 _log = logging.getLogger("train_core.driver")
@@ -48,23 +55,23 @@ _log = logging.getLogger("train_core.driver")
 
 @dataclass(frozen=True)
 class Attachment:
-    """A job that is called, as long as it is: with a heart that beats, and its log followed."""
+    """A job while it is called: heartbeats are sent to it, and its log is followed."""
 
-    calls: Calls
+    mailbox: Mailbox
     first: str
     """The name of the first call."""
+    heartbeat: HeartbeatSender
     threads: list[threading.Thread]
     has_left: threading.Event
 
     @classmethod
-    def begin(cls, calls: Calls, request: DriverRequest) -> Self:
-        """Ask for the first stage, and beat from now on."""
-        calls.beat()
-        first = calls.ask("prepare", {"request": request.model_dump(mode="json")})
-        has_left = threading.Event()
-        begun = cls(calls, first, [], has_left)
-        begun.start(calls.beat_until, has_left)
-        return begun
+    def begin(cls, mailbox: Mailbox, request: DriverRequest) -> Self:
+        """Ask for the first stage, and send heartbeats from now on."""
+        mailbox.send_heartbeat()
+        first = mailbox.ask("prepare", {"request": request.model_dump(mode="json")})
+        heartbeat = mailbox.heartbeat_sender()
+        heartbeat.start()
+        return cls(mailbox, first, heartbeat, [], threading.Event())
 
     def start(self, work: Callable[..., None], *arguments: Any) -> None:
         """Do the work in a thread, until this one has left."""
@@ -72,9 +79,10 @@ class Attachment:
         self.threads[-1].start()
 
     def leave(self) -> None:
-        """Beat no more, and hear the last lines of the log."""
+        """Send no more heartbeats, and print the last lines of the log."""
         self.has_left.set()
         deadline = time.monotonic() + _LAST_LINES_S
+        self.heartbeat.stop(_LAST_LINES_S)
         for thread in self.threads:
             thread.join(max(deadline - time.monotonic(), 0))
 
@@ -123,8 +131,8 @@ class JobStages:
         # One that has ended needs no other one to end it.
         if attached is not None:
             try:
-                asked = attached.calls.ask("close", {"status": status})
-                self._result(attached.calls, "close", asked)
+                asked = attached.mailbox.ask("close", {"status": status})
+                self._result(attached.mailbox, "close", asked)
             finally:
                 self._leave(attached)
 
@@ -144,7 +152,7 @@ class JobStages:
                 is_new = self._jobs.submit(job, command, self._request.config.runtime_env)
             except EvertrainError:
                 asking.leave()
-                asking.calls.withdraw(asking.first)
+                asking.mailbox.detach(asking.first)
                 raise
             if is_new:
                 _log.info("submitted job %s: %s", job, self._jobs.url(job))
@@ -152,20 +160,20 @@ class JobStages:
             if is_new or self._runs(asking):
                 return self._asked_first(asking)
             asking.leave()
-            asking.calls.clear()
+            asking.mailbox.clear()
         raise AssertionError
 
     def _runs(self, asking: Attachment) -> bool:
         """Whether the job runs that was asked; who cannot know asks no more."""
         try:
-            return self._jobs.is_running(asking.calls.job)
+            return self._jobs.is_running(asking.mailbox.job)
         except EvertrainError:
             asking.leave()
             raise
 
     def _cluster(self) -> Jobs:
         """The cluster's jobs; where one was asked for before, it may be starting again."""
-        was_there = any(JobName.parse(job) for job in mailbox.jobs(self._folder.store))
+        was_there = any(JobName.parse(job) for job in jobs_with_calls(self._folder.store))
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -182,7 +190,7 @@ class JobStages:
         """The job that drives the run; empty if none does."""
         if self._request.scores_only:
             return ""
-        jobs = mailbox.jobs(self._folder.store)
+        jobs = jobs_with_calls(self._folder.store)
         return next((j for j in jobs if JobName.parse(j) and self._jobs.is_running(j)), "")
 
     def _name(self, number: int) -> JobName | str:
@@ -202,13 +210,13 @@ class JobStages:
         request = self._request.model_copy(
             update={"config": config, "job_url": self._jobs.url(job)}
         )
-        return Attachment.begin(Calls(self._folder.store, job), request)
+        return Attachment.begin(Mailbox(self._folder.store, job), request)
 
     def _asked_first(self, asking: Attachment) -> dict[str, Any]:
-        asking.start(self._jobs.follow, asking.calls.job, _print, asking.has_left)
+        asking.start(self._jobs.follow, asking.mailbox.job, _print, asking.has_left)
         self._attached = asking
         try:
-            return dict(self._result(asking.calls, "prepare", asking.first))
+            return dict(self._result(asking.mailbox, "prepare", asking.first))
         except BaseException:
             # A job whose request is refused ends by itself.
             self._leave(asking)
@@ -222,51 +230,54 @@ class JobStages:
                 self._prepare()
             attached = self._attached
         assert attached is not None
-        name = attached.calls.ask(stage, arguments)
+        name = attached.mailbox.ask(stage, arguments)
         try:
-            return self._result(attached.calls, stage, name)
+            return self._result(attached.mailbox, stage, name)
         except JobEndedError:
             with self._lock:
                 self._leave(attached)
             raise
 
-    def _result(self, asking: Calls, stage: str, name: str) -> Any:
+    def _result(self, mailbox: Mailbox, stage: str, name: str) -> Any:
         try:
-            answer = self._answer(asking, stage, name)
+            answer = self._answer(mailbox, stage, name)
         except JobEndedError:
             if self._request.scores_only:
                 # Nobody comes after it; what drives the run next clears the calls of those before.
                 with suppress(StorageError):
-                    asking.clear()
+                    mailbox.clear()
             raise
         if answer.error is not None:
             raise rebuild(answer.error)
         return answer.result
 
-    def _answer(self, asking: Calls, stage: str, name: str) -> Answer:
-        job, pulse, has_ended = asking.job, 0, False
-        asked_at = looked_at = alive_at = time.monotonic()
+    def _answer(self, mailbox: Mailbox, stage: str, name: str) -> Answer:
+        job, has_ended = mailbox.job, False
+        asked_at = looked_at = time.monotonic()
+        heartbeat = HeartbeatObserver(0, asked_at)
         while True:
             try:
-                if answer := asking.answer_to(name):
+                if answer := mailbox.answer_to(name):
                     return answer
                 if has_ended:
-                    asking.cancel(name)
+                    mailbox.cancel(name)
                     raise JobEndedError(stage, self._jobs.end_of(job))
                 if time.monotonic() - looked_at > _LOOK_EVERY_S:
-                    found, now = self._jobs.has_ended(job), asking.heard(THE_JOB)
-                    if found is False or now != pulse:
-                        alive_at, pulse = time.monotonic(), now
+                    found, counter = self._jobs.has_ended(job), mailbox.heartbeat_of(THE_JOB)
+                    heartbeat.observe(counter, time.monotonic())
+                    if found is False:
+                        heartbeat.restart(time.monotonic())
                     # Its last answer may have come just before.
-                    has_ended = bool(found) or time.monotonic() - alive_at > _SILENT_S
+                    has_ended = bool(found) or heartbeat.still_s(time.monotonic()) > _SILENT_S
                     looked_at = time.monotonic()
             except StorageError as error:
                 if has_ended:
                     raise JobEndedError(stage, self._jobs.end_of(job)) from error
                 _log.warning("whether %s is done is not known: %s", stage, error)
-                # Nobody hears its heart, but Ray may know.
-                has_ended, alive_at = bool(self._jobs.has_ended(job)), time.monotonic()
-            time.sleep(mailbox.pause_s(time.monotonic() - asked_at))
+                # Its heartbeat cannot be read, but Ray may know.
+                has_ended = bool(self._jobs.has_ended(job))
+                heartbeat.restart(time.monotonic())
+            time.sleep(pause_s(time.monotonic() - asked_at))
 
     def _leave(self, attached: Attachment) -> None:
         if self._attached is attached:

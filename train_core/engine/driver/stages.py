@@ -46,7 +46,9 @@ from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.journal import read_good_segments
 from train_core.storage.records.names import CURVES_PNG, REPORT_JSON
-from train_core.storage.run_folder import Checkpoint, RunFolder, RunRecord
+from train_core.storage.records.run_record import RunRecord
+from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import RunWriter, begin_attempt, create_run
 
 if TYPE_CHECKING:
     from train_core.engine.cluster.pool import WorkerPool
@@ -127,7 +129,7 @@ class DriverStages:
         self.folder.refuse_leftovers()
         # Of two that begin the run at once, one creates it and one gets the lease.
         with suppress(FileExistsError):
-            self.folder.create(with_surroundings(record, self.config), files)
+            create_run(self.folder, with_surroundings(record, self.config), files)
 
     def _begin_run(self) -> None:
         """Take the run, and write down what this attempt is asked for."""
@@ -139,7 +141,7 @@ class DriverStages:
         check_continuation(self.folder, self.config)
         config = with_defaults(self.config).recorded()
         asked = Amendment(config=config, pipeline=pipeline_of(self.request))
-        self.folder.amend(asked, attempt=attempt)
+        RunWriter(self.folder, attempt).amend(asked)
 
     def _run_that_has_it(self, record: RunRecord, files: FileList | None) -> str:
         """The finished run that has all that this one would come to, if it is not to come again."""
@@ -192,11 +194,11 @@ class DriverStages:
         self._pool = self._pool or WorkerPool(self.config, PRELOAD)
         newest = supervisor.train(self.config, PoolLauncher(self._pool))
         # A process that died after its last commit has not done it.
-        delete_superseded(self.folder, self.config, held.attempt)
+        delete_superseded(RunWriter(self.folder, held.attempt), self.config)
         # One of an attempt before was stopped, and this one had nothing left to do.
-        stopped_here = newest.name.attempt == held.attempt
+        stopped_here = newest.attempt == held.attempt
         if stopped_here and newest.manifest.stopped_by == STOPPED:
-            raise StoppedError(self.folder.name, newest.manifest.step)
+            raise StoppedError(self.folder.name, newest.step)
         return self._train_result(newest, time.monotonic() - begin).model_dump()
 
     def evaluate(self, checkpoints: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
@@ -273,18 +275,23 @@ class DriverStages:
             seconds=seconds,
             timeline=self._timeline.seconds(),
         )
-        self._check_lease()
-        self.folder.store.write(REPORT_JSON, (report.model_dump_json(indent=1) + "\n").encode())
+        self._write(REPORT_JSON, (report.model_dump_json(indent=1) + "\n").encode())
         if self._lease:
             # Stages that were tried again left something, too.
-            delete_orphans_of_the_dead(self.folder, self._lease.attempt)
+            delete_orphans_of_the_dead(RunWriter(self.folder, self._lease.attempt))
         return report.model_dump()
 
     def _draw_curves(self, newest: Checkpoint) -> None:
         from train_core.engine.metrics.figures import curves_until
 
         self._check_lease()
-        self.folder.store.write(CURVES_PNG, curves_until(newest, self.folder.store))
+        self._write(CURVES_PNG, curves_until(newest, self.folder.store))
+
+    def _write(self, key: str, data: bytes) -> None:
+        """Write the report or the curves, if this attempt has the run and is not to end."""
+        self._check_lease()
+        assert self._lease
+        RunWriter(self.folder, self._lease.attempt).write(key, data)
 
     def close(self, status: str) -> None:
         """End the mirror and free the run; Ray ends with the process.
@@ -334,10 +341,10 @@ class DriverStages:
 
     def _take_run(self) -> int:
         """Take the run's lease, and keep its heart beating until this is closed: the attempt."""
-        self._lease = self.folder.begin_attempt()
+        self._lease = begin_attempt(self.folder)
         self._alive.enter_context(lease.alive(self._lease))
         self._alive.enter_context(clearing_dead_scorers(self.folder, self._job))
-        delete_orphans_of_the_dead(self.folder, self._lease.attempt)
+        delete_orphans_of_the_dead(RunWriter(self.folder, self._lease.attempt))
         self._supervisor = Supervisor(self.folder, self._lease)
         return self._lease.attempt
 
@@ -381,7 +388,7 @@ class DriverStages:
         return TrainResult(
             run=self.folder.name,
             attempt=self._lease.attempt,
-            step=newest.manifest.step,
+            step=newest.step,
             epoch=newest.manifest.epoch,
             samples_seen=newest.manifest.samples_seen,
             stopped_by=newest.manifest.stopped_by,

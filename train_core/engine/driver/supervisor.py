@@ -23,6 +23,7 @@ from train_core.storage.coordination.stop_request import ask_to_stop, stop_reque
 from train_core.storage.finished_runs import is_finished
 from train_core.storage.objects.retries import SHORT
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import RunWriter, next_attempt
 
 MAX_RESTARTS = 3
 """A worker or Ray itself may die; the training is begun again so often without new progress."""
@@ -157,8 +158,8 @@ class Supervisor:
             before = held.attempt
             # Who asked while nothing ran meant this one.
             self._check_stop(before)
-            self._folder.next_attempt(held)
-            delete_orphans_of_the_dead(self._folder, held.attempt)
+            next_attempt(self._folder, held)
+            delete_orphans_of_the_dead(RunWriter(self._folder, held.attempt))
             self._check_stop(before)
         self._has_launched = True
         return held.attempt
@@ -191,4 +192,4 @@ class Supervisor:
 
     def _stopped(self) -> StoppedError:
         newest = self.newest()
-        return StoppedError(self._folder.name, newest.manifest.step if newest else 0)
+        return StoppedError(self._folder.name, newest.step if newest else 0)

@@ -13,7 +13,8 @@ from train_core.policy.logins import hide_logins
 from train_core.requests import DriverRequest
 from train_core.storage.finished_runs import FinishedRun, finished_runs, is_finished
 from train_core.storage.records.data_files import FileList
-from train_core.storage.run_folder import RunFolder, RunRecord
+from train_core.storage.records.run_record import RunRecord
+from train_core.storage.run_folder import RunFolder
 from train_core.workload import SPLITS
 
 # What the numbers may depend on, too, but changes with the machine that a night happens to run on.

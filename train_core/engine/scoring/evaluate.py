@@ -41,9 +41,10 @@ from train_core.log_lines import set_up_logging
 from train_core.results import CheckpointSummary, EvaluationResult
 from train_core.storage.records.journal import finite
 from train_core.storage.records.manifest import EvaluationManifest, FileEntry
-from train_core.storage.records.names import CONFUSION_MATRIX_JSON, EVALUATIONS, MANIFEST_JSON
+from train_core.storage.records.names import CONFUSION_MATRIX_JSON, EVALUATIONS
 from train_core.storage.records.verified_files import are_there
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import commit_result, quarantine
 from train_core.workload import Dataset, Split, Workload, indexed
 
 METRICS_JSON = "metrics.json"
@@ -133,7 +134,7 @@ def _commit(
         max_batches=max_batches,
         metrics=values,
     )
-    folder.store.create(f"{key}/{MANIFEST_JSON}", manifest.to_json())
+    commit_result(folder, key, manifest)
     return key, manifest
 
 
@@ -175,7 +176,7 @@ def load_model(
     try:
         model.load_state_dict(load_weights(folder.store, found))
     except CheckpointError as error:
-        folder.quarantine(found.name, str(error))
+        quarantine(folder, found.name, str(error))
         raise CheckpointError(
             f"checkpoint {checkpoint} is quarantined: {error}. Start the same run again: it goes "
             "on from what is good"

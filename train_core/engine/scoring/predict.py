@@ -37,9 +37,10 @@ from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.storage.objects.digests import new_digest
 from train_core.storage.predictions import result_of
 from train_core.storage.records.manifest import FileEntry, PredictionsManifest
-from train_core.storage.records.names import MANIFEST_JSON, PREDICTIONS, CheckpointName
+from train_core.storage.records.names import PREDICTIONS, CheckpointName
 from train_core.storage.records.verified_files import are_there
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import commit_result
 from train_core.workload import Workload
 
 _RESERVED = ("id", "model_step")
@@ -90,12 +91,12 @@ def _run(
         files=tuple(entry for entry, _ in written),
         checkpoint=str(checkpoint.name),
         checkpoint_digest=checkpoint.digest,
-        step=checkpoint.manifest.step,
+        step=checkpoint.step,
         input=found.describe(),
         num_rows=sum(rows for _, rows in written),
         rows=tuple(rows for _, rows in written),
     )
-    folder.store.create(f"{key}/{MANIFEST_JSON}", manifest.to_json())
+    commit_result(folder, key, manifest)
     return key, manifest
 
 

@@ -69,7 +69,7 @@ def compare_runs(a: RunFolder, b: RunFolder) -> RunsComparison:
 
     Raises CheckpointError if they share no step's checkpoint, or one is not good.
     """
-    of_a, of_b = ({c.manifest.step: c for c in run.checkpoints()} for run in (a, b))
+    of_a, of_b = ({c.step: c for c in run.checkpoints()} for run in (a, b))
     shared = sorted(of_a.keys() & of_b.keys())
     if not shared:
         raise CheckpointError(f"{a.url} and {b.url} have no checkpoint of the same step")

@@ -30,7 +30,9 @@ from train_core.log_lines import set_up_logging
 from train_core.policy.steps import MicroBatch
 from train_core.requests import StandaloneTask, died_mark, error_file
 from train_core.storage.records.data_files import FileList
-from train_core.storage.run_folder import RunFolder, RunRecord
+from train_core.storage.records.run_record import RunRecord
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import begin_attempt, create_run
 from train_core.workload import (
     Dataset,
     Split,
@@ -106,8 +108,8 @@ def train(task: StandaloneTask, told: Path) -> None:
     held = None
     if group.is_rank0:
         if not folder.exists():
-            folder.create(*_record(task))
-        held = folder.begin_attempt()
+            create_run(folder, *_record(task))
+        held = begin_attempt(folder)
     attempt = group.broadcast_from_rank0(held.attempt if held else 0)
     StandaloneTrainer(task, told, attempt, group).run()
     if held:

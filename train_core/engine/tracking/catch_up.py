@@ -22,14 +22,14 @@ def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> T
     from train_core.engine.tracking.server import public_uri
 
     held = lease.acquire(folder.store, folder.name)
-    with lease.beating(held):
+    with lease.alive_until_released(held):
         found = folder.report()
         report = Report.model_validate(found) if found else None
         newest = folder.checkpoints()[-1:]
         # A run that was extended has the report of its first end.
         config = folder.asked().config
         is_whole = report and all(
-            report.train.step >= one.manifest.step and is_finished(one, config) for one in newest
+            report.train.step >= one.step and is_finished(one, config) for one in newest
         )
         experiment = str(folder.record().pipeline.get("experiment", "evertrain"))
         mirror = Mirror(folder, tracking_uri, experiment, is_live=False, timing=timing)

@@ -11,7 +11,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Param
 from mlflow.utils import mlflow_tags
 
 from train_core.engine.tracking.metrics import plain_key
-from train_core.storage.run_folder import RunRecord
+from train_core.storage.records.run_record import RunRecord
 
 _MAX_PARAM_LENGTH = 6000
 _MAX_DIGEST_LENGTH = 36

@@ -236,7 +236,7 @@ def _save(
         input_example=example,
         pip_requirements=_requirements(served.workload),
     )
-    runs.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, checkpoint.manifest.step)])
+    runs.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, checkpoint.step)])
     runs.client.log_model_artifacts(model.model_id, str(folder / "model"))
 
 

@@ -46,7 +46,8 @@ from train_core.policy.randomness import FORWARD, derive_seed
 from train_core.policy.sharding import shards_of_rank
 from train_core.policy.steps import MicroBatch, due
 from train_core.policy.stop_reasons import STOPPED
-from train_core.storage.run_folder import Origin, RunFolder
+from train_core.storage.records.run_record import Origin
+from train_core.storage.run_folder import RunFolder
 from train_core.workload import Batch, Workload, indexed, is_stream, load_split
 
 _log = logging.getLogger(__name__)

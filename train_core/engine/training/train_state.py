@@ -21,7 +21,7 @@ from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.reducer import Reducer
 from train_core.policy.randomness import INIT, UPDATE, derive_seed
 from train_core.policy.sharding import shards_of_rank
-from train_core.storage.run_folder import Origin
+from train_core.storage.records.run_record import Origin
 from train_core.workload import Workload
 
 

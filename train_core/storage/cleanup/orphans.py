@@ -3,8 +3,8 @@
 A checkpoint's folder without a manifest was never committed, or is half deleted; a journal segment
 that no manifest lists was written for a commit that did not come. Once the attempt is over,
 nothing more comes of either. Nor of an evaluation or an inference without a manifest, once no
-process has its checkpoint pinned. Who is killed while it uploads to S3 leaves parts, too, which
-are nobody's by the same rules; no listing of objects shows them.
+process has its checkpoint pinned. A process that is killed while it uploads to S3 leaves parts,
+too, which are nobody's by the same rules; no listing of objects shows them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import cache
 
 from train_core.errors import CheckpointError, StorageError
 from train_core.storage.coordination import lease, pins
+from train_core.storage.coordination.fence_list import read_fence_list
 from train_core.storage.objects.store import Store
 from train_core.storage.objects.uploads import Upload
 from train_core.storage.records.manifest import CheckpointManifest
@@ -31,6 +32,7 @@ from train_core.storage.records.names import (
     SegmentName,
 )
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter
 
 _log = logging.getLogger(__name__)
 
@@ -47,14 +49,15 @@ class Orphan:
     """The unfinished upload that it is, of the object at `key`; None: it is stored."""
 
 
-def collect_orphans(folder: RunFolder, attempt: int) -> list[Orphan]:
-    """Delete what attempts before `attempt`, which has the run, left; gives what was deleted.
+def collect_orphans(writer: RunWriter) -> list[Orphan]:
+    """Delete what attempts before the writer's left; gives what was deleted.
 
     A late commit stays, as somebody may have put it there: `evertrain prune` shows and deletes it.
     Raises FencedError if a newer attempt has the run.
     """
-    found = find_orphans(folder, attempt, with_late=False)
-    delete_orphans(folder, found, attempt)
+    folder = writer.folder
+    found = find_orphans(folder, writer.attempt, with_late=False)
+    delete_orphans(writer, found)
     folder.store.sweep()
     pins.sweep(folder.store)
     return found
@@ -97,14 +100,14 @@ def abort_uploads(folder: RunFolder) -> None:
         folder.store.abort(upload)
 
 
-def delete_orphans(folder: RunFolder, orphans: Collection[Orphan], attempt: int) -> None:
-    """Delete the orphans on behalf of `attempt`; what has a manifest loses it first.
+def delete_orphans(writer: RunWriter, orphans: Collection[Orphan]) -> None:
+    """Delete the orphans; what has a manifest loses it first.
 
     Raises FencedError if a newer attempt has the run.
     """
     for orphan in orphans:
-        lease.check(folder.store, attempt)
-        _delete(folder.store, orphan)
+        writer.check_lease()
+        _delete(writer.folder.store, orphan)
 
 
 def _delete(store: Store, orphan: Orphan) -> None:
@@ -125,9 +128,9 @@ def _orphan(folder: RunFolder, name: CheckpointName) -> Orphan | None:
         return None
     if not store.exists(f"{key}/{MANIFEST_JSON}"):
         return Orphan(key, "never committed, or half deleted")
-    sealed_by, sealed = lease.read_seal(store)
-    if name.attempt < sealed_by and str(name) not in sealed:
-        why = f"committed when attempt {sealed_by} had the run already: it does not count"
+    fenced_by, listed = read_fence_list(store)
+    if name.attempt < fenced_by and str(name) not in listed:
+        why = f"committed when attempt {fenced_by} had the run already: it does not count"
         return Orphan(key, why, is_late=True)
     return None
 
@@ -166,8 +169,8 @@ def _unfinished_results(folder: RunFolder, uploads: Collection[Upload]) -> Itera
         for name in store.names(f"{EVALUATIONS}/{checkpoint}")
     }
     uploads_of = {upload: _scored(upload.key) for upload in uploads}
-    # IMPORTANT: in this order. Who works on one pinned its checkpoint before there was anything to
-    # list, and commits it before the pin is taken away.
+    # IMPORTANT: in this order. A process that works on one pinned its checkpoint before there was
+    # anything to list, and commits it before the pin is taken away.
     pinned = {
         found.checkpoint
         for found in (pins.valid_pins(store) if of or any(uploads_of.values()) else ())

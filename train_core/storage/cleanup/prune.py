@@ -12,6 +12,7 @@ from train_core.storage.cleanup.orphans import delete_orphans, find_orphans
 from train_core.storage.cleanup.retention import delete_unless_pinned, verdicts
 from train_core.storage.coordination import pins
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import RunWriter
 
 
 @dataclass(frozen=True)
@@ -77,19 +78,19 @@ class Pruning:
 
         Raises FencedError if a newer attempt has the run.
         """
-        findings = []
+        writer, findings = RunWriter(self.folder, attempt), []
         for finding in self.survey(attempt):
             if finding.kind == "orphan":
                 continue
             if finding.goes and not delete_unless_pinned(
-                self.folder, finding.name, attempt=attempt, ignored_pins=self.ignored_pins
+                writer, finding.name, ignored_pins=self.ignored_pins
             ):
                 findings.append(replace(finding, goes=False, why="pinned just now"))
             else:
                 findings.append(finding)
         # Only now: what was pinned meanwhile still needs its segments.
         orphans = find_orphans(self.folder, attempt)
-        delete_orphans(self.folder, orphans, attempt)
+        delete_orphans(writer, orphans)
         pins.sweep(self.folder.store)
         return findings + [Finding(one.key, "orphan", goes=True, why=one.why) for one in orphans]
 

@@ -11,6 +11,7 @@ from train_core.policy.selection import Candidate
 from train_core.storage.coordination import pins
 from train_core.storage.records.names import PINS, REPORT_JSON, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import RunWriter
 
 
 def verdicts(
@@ -43,20 +44,21 @@ def finalists_of(checkpoints: Collection[Checkpoint], rules: RetentionRules) -> 
 
 
 def delete_unless_pinned(
-    folder: RunFolder, name: str, *, attempt: int, ignored_pins: Collection[str] = ()
+    writer: RunWriter, name: str, *, ignored_pins: Collection[str] = ()
 ) -> bool:
-    """Delete a checkpoint on behalf of `attempt`, its manifest first; whether nobody pinned it.
+    """Delete a checkpoint, its manifest first; whether nobody pinned it.
 
     Raises FencedError if a newer attempt has the run.
     """
     parsed = CheckpointName.parse(name)
     if parsed is None:
         raise ValueError(f"{name!r} is not the name of a checkpoint")
-    with pins.deleting(folder.store, parsed, attempt, ignored=ignored_pins) as others:
+    store = writer.folder.store
+    with pins.deleting(store, parsed, writer.attempt, ignored=ignored_pins) as others:
         if others:
             return False
-        folder.delete_checkpoint(parsed, attempt=attempt)
-        folder.store.delete(f"{PINS}/{name}")
+        writer.delete_checkpoint(parsed)
+        store.delete(f"{PINS}/{name}")
     return True
 
 
@@ -64,7 +66,7 @@ def _candidate(checkpoint: Checkpoint) -> Candidate:
     manifest = checkpoint.manifest
     return Candidate(
         str(checkpoint.name),
-        manifest.step,
+        checkpoint.step,
         # Metrics of another step rank nothing.
         manifest.metrics if manifest.validated else {},
         _parse_time(manifest.created_at),

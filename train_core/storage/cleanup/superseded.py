@@ -12,33 +12,37 @@ from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, EvertrainError, FencedError
 from train_core.storage.cleanup.orphans import collect_orphans, delete_unfinished_results
 from train_core.storage.cleanup.retention import delete_unless_pinned, verdicts
-from train_core.storage.coordination import lease, pins
-from train_core.storage.coordination.mailbox import STANDSTILL_S, Calls, hearts_of_scorers
+from train_core.storage.coordination import pins
+from train_core.storage.coordination.heartbeat import HeartbeatObserver
+from train_core.storage.coordination.mailbox import STANDSTILL_S, Mailbox, heartbeats_of_scorers
 from train_core.storage.objects.retries import SHORT
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import JOURNAL
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import RunWriter
 
+_Observers = dict[str, HeartbeatObserver[dict[str, int]]]
+"""By job: of its own heartbeat and those of its callers."""
 _log = logging.getLogger(__name__)
 
 
-def delete_superseded(folder: RunFolder, config: TrainConfig, attempt: int) -> None:
+def delete_superseded(writer: RunWriter, config: TrainConfig) -> None:
     """Apply the retention rules; a failure leaves a checkpoint more, never one less.
 
     A newer commit stands, so nobody resumes from what is deleted here; and nothing depends on
     where this attempt began, or an interrupted run would keep other checkpoints. The best one of
     a run that has ended and was extended stays: its report names it.
     """
+    folder = writer.folder
     try:
         checkpoints = folder.checkpoints()
         found = verdicts(folder, checkpoints, config.retention, now=datetime.now(UTC))
         gone = {
             verdict.candidate.name
             for verdict in found
-            if not verdict.is_kept
-            and delete_unless_pinned(folder, verdict.candidate.name, attempt=attempt)
+            if not verdict.is_kept and delete_unless_pinned(writer, verdict.candidate.name)
         }
-        _delete_merged_segments(folder, checkpoints, gone, attempt)
+        _delete_merged_segments(writer, checkpoints, gone)
     except FencedError:
         raise
     except (OSError, EvertrainError) as error:
@@ -46,7 +50,7 @@ def delete_superseded(folder: RunFolder, config: TrainConfig, attempt: int) -> N
 
 
 def _delete_merged_segments(
-    folder: RunFolder, checkpoints: Collection[Checkpoint], gone: Collection[str], attempt: int
+    writer: RunWriter, checkpoints: Collection[Checkpoint], gone: Collection[str]
 ) -> None:
     """Delete the segments that only deleted checkpoints list: they are in larger ones now.
 
@@ -55,24 +59,25 @@ def _delete_merged_segments(
     """
     if not gone:
         return
+    folder = writer.folder
     listed: dict[bool, set[str]] = {True: set(), False: set()}
     for checkpoint in checkpoints:
         listed[str(checkpoint.name) in gone] |= {s.name for s in checkpoint.manifest.journal}
     for text in folder.quarantined():
         with suppress(FileNotFoundError):
             listed[False] |= {s.name for s in folder.find(text).manifest.journal}
-    lease.check(folder.store, attempt)
-    # IMPORTANT: the newest first. Who reads them by an older manifest meanwhile, as the mirror
-    # may, finds a beginning without a gap, and not what comes after one.
+    writer.check_lease()
+    # IMPORTANT: the newest first. A reader that goes by an older manifest meanwhile, as the
+    # mirror may, finds a beginning without a gap, and not what comes after one.
     for name in sorted(listed[True] - listed[False], reverse=True):
         folder.store.delete(f"{JOURNAL}/{name}")
 
 
-def delete_orphans_of_the_dead(folder: RunFolder, attempt: int) -> None:
+def delete_orphans_of_the_dead(writer: RunWriter) -> None:
     """Delete what earlier attempts left without a commit; a failure leaves it to the next."""
     try:
-        for orphan in collect_orphans(folder, attempt):
-            _log.info("deleted %s of run %r: %s", orphan.key, folder.name, orphan.why)
+        for orphan in collect_orphans(writer):
+            _log.info("deleted %s of run %r: %s", orphan.key, writer.folder.name, orphan.why)
     except (OSError, CheckpointError) as error:
         _log.warning("what an earlier attempt left could not be deleted: %s", error)
 
@@ -83,38 +88,41 @@ def clearing_dead_scorers(
 ) -> Iterator[None]:
     """Delete, at the end, what jobs left that only scored and died together with their callers.
 
-    Nobody else would: such a job has no lease. It is dead if no heart of its calls has moved since
+    Nobody else would: such a job has no lease. It is dead if none of its heartbeats has moved since
     the beginning, nor while it is looked at for `after_s` seconds more. If the storage fails, all
-    is left to the next who looks. `own` is the job that looks, if one does.
+    is left to the next call. `own` is the job that calls, if one does.
     """
-    before: dict[str, dict[str, int]] = {}
+    observers: _Observers = {}
     with _or_left_to_the_next():
-        before = hearts_of_scorers(folder.store, own)
+        found, now = heartbeats_of_scorers(folder.store, own), time.monotonic()
+        observers = {job: HeartbeatObserver(counters, now) for job, counters in found.items()}
     yield
-    if before:
+    if observers:
         with _or_left_to_the_next():
-            _clear_dead_scorers(folder, before, after_s)
+            _clear_dead_scorers(folder, observers, after_s)
 
 
-def _clear_dead_scorers(
-    folder: RunFolder, before: dict[str, dict[str, int]], after_s: float
-) -> None:
-    # Who is about to end is not kept by a storage that is away.
+def _clear_dead_scorers(folder: RunFolder, observers: _Observers, after_s: float) -> None:
+    # A driver that is about to end does not wait for a storage that is away.
     store = folder.store.with_retries(SHORT)
-    if not _still(store, before):
+    if not (unmoved := _unmoved(store, observers)):
         return
-    # After an outage, hearts may not have come to move again.
+    # After an outage, heartbeats may not have come to move again.
     time.sleep(after_s)
-    for job in _still(store, before):
-        Calls(store, job).clear()
+    for job in _unmoved(store, unmoved):
+        Mailbox(store, job).clear()
         pins.sweep_ended(store)
         delete_unfinished_results(folder)
         _log.info("deleted what the job %s left, which died", job)
 
 
-def _still(store: Store, before: dict[str, dict[str, int]]) -> list[str]:
-    """The jobs whose hearts are where they were."""
-    return [job for job, hearts in before.items() if Calls(store, job).hearts() == hearts]
+def _unmoved(store: Store, observers: _Observers) -> _Observers:
+    """The jobs of which no heartbeat has moved since the observation before."""
+    return {
+        job: observer
+        for job, observer in observers.items()
+        if not observer.observe(Mailbox(store, job).heartbeats(), time.monotonic())
+    }
 
 
 @contextmanager

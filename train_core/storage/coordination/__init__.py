@@ -1,1 +1,1 @@
-"""Who may do what with a run: lease, pins, requests to stop, the mailbox of a job."""
+"""Rights to a run and messages about it: lease, pins, requests to stop, the mailbox of a job."""

@@ -2,99 +2,44 @@
 
 `lease/0007.json` is created once; its number is the fencing token. The holder moves a counter
 in `lease/0007-beat.json`; an observer on another host judges a standstill on its own monotonic
-clock. On taking over, attempt 7 writes `lease/0007-seal.json`: the checkpoints of earlier
-attempts that exist. One that a zombie commits after that is not on the list, and so not there.
+clock.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from typing import Self
 
-import psutil
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
-
-from train_core.errors import FencedError, RunBusyError, StorageError
+from train_core.errors import FencedError, RunBusyError
+from train_core.storage.coordination.heartbeat import (
+    Heartbeat,
+    HeartbeatObserver,
+    HeartbeatSender,
+)
+from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.retries import SHORT
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import read_document
-from train_core.storage.records.names import LEASES, CheckpointName, LeaseName
+from train_core.storage.records.names import LEASES, LeaseName
 
 HEARTBEAT_S = 2.0
 STANDSTILL_S = 10.0
 SLOW_LOOKS = 3
-"""A heart that is looked at slowly is given so many looks more."""
+"""Where reading a heartbeat is slow, the standstill is longer by so many readings."""
 # The old driver of a killed program needs a moment to notice and to end.
 DYING_GRACE_S = 3.0
 
-_log = logging.getLogger(__name__)
 
-
-class Holder(BaseModel):
-    """Who holds a lease."""
-
-    model_config = ConfigDict(frozen=True)
-
-    host: str
-    machine: str
-    pid: int = Field(ge=0, lt=2**31)
-    process_started: NonNegativeFloat
-    token: str
-    """Tells two askings apart, also those of one process."""
-
-    @classmethod
-    def here(cls) -> Self:
-        """This process, under a token of its own."""
-        return cls(
-            host=socket.gethostname(),
-            machine=_machine(),
-            pid=os.getpid(),
-            process_started=psutil.Process().create_time(),
-            token=uuid.uuid4().hex,
-        )
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the process ran on this machine, so that its pid can be looked up."""
-        return self.machine == _machine()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the process, which ran on this machine, still runs."""
-        try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.process_started) < 1
-            return same and bool(process.status() != psutil.STATUS_ZOMBIE)
-        except psutil.NoSuchProcess:
-            return False
-
-
-class Beat(BaseModel):
-    """What a holder tells of itself: its heart's counter, and whether it gave the run free."""
+class LeaseHeartbeat(Heartbeat):
+    """The heartbeat of a lease's holder, and whether the holder has released the run."""
 
     counter: int = 0
     released: bool = False
     end: str = ""
     """How the run ended as it was given free: FINISHED, FAILED, KILLED; empty: it is not known."""
-
-
-class FenceList(BaseModel):
-    """Which checkpoints of earlier attempts exist as an attempt begins."""
-
-    checkpoints: tuple[str, ...]
 
 
 @dataclass
@@ -106,20 +51,20 @@ class Lease:
     attempt: int
     counter: int = 0
     end: str = ""
-    """How the run ended before, if that is known; who ends it anew says so before the release."""
+    """How the run ended before, if that is known; to be set anew before the release."""
     holder: Holder = field(default_factory=Holder.here)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Move the heartbeat; call it every HEARTBEAT_S."""
         with self._lock:
             self.counter += 1
-            self._write_beat(released=False)
+            self._write_heartbeat(released=False)
 
     def release(self) -> None:
         """Give the run free: the next attempt need not wait for a standstill."""
         with self._lock:
-            self._write_beat(released=True)
+            self._write_heartbeat(released=True)
 
     def advance(self) -> None:
         """Go on to this holder's next attempt; the run is never free meanwhile.
@@ -127,7 +72,7 @@ class Lease:
         Raises FencedError if somebody else took the run.
         """
         key = f"{LEASES}/{LeaseName(self.attempt + 1)}"
-        # The heart beats on meanwhile, as a storage may take long.
+        # Heartbeats go on meanwhile, as a storage may take long.
         try:
             # The same bytes at each try: one whose answer was lost is ours.
             self.store.create(key, self.holder.model_dump_json().encode())
@@ -136,16 +81,18 @@ class Lease:
         with self._lock:
             try:
                 # Nothing more of the attempt before can count: what it left can be collected.
-                self._write_beat(released=True)
+                self._write_heartbeat(released=True)
             finally:
                 self.attempt += 1
-            self._write_beat(released=False)
+            self._write_heartbeat(released=False)
 
-    def _write_beat(self, *, released: bool) -> None:
-        beat = Beat(counter=self.counter, released=released, end=self.end if released else "")
-        # The next beat is due soon, and who is about to end is not kept by a storage that is away.
+    def _write_heartbeat(self, *, released: bool) -> None:
+        end = self.end if released else ""
+        heartbeat = LeaseHeartbeat(counter=self.counter, released=released, end=end)
+        # The next one is due soon, and a driver that is about to end does not wait for a storage
+        # that is away.
         self.store.with_retries(SHORT).write(
-            _beat_key(self.attempt), beat.model_dump_json().encode()
+            _heartbeat_key(self.attempt), heartbeat.model_dump_json().encode()
         )
 
 
@@ -184,9 +131,9 @@ def check(store: Store, attempt: int) -> None:
 
 
 def holder_of(store: Store) -> Holder | None:
-    """Who drives the run now; None if nobody does, as far as this machine can tell."""
+    """The process that drives the run now; None if none does, as far as this machine can see."""
     attempt = newest_attempt(store)
-    if not attempt or _beat(store, attempt).released:
+    if not attempt or _heartbeat(store, attempt).released:
         return None
     holder = _holder(store, attempt)
     return None if holder.is_local and not holder.is_alive else holder
@@ -194,16 +141,16 @@ def holder_of(store: Store) -> Holder | None:
 
 def end_of(store: Store, attempt: int) -> str:
     """How the run ended as the attempt gave it free: FINISHED, FAILED, KILLED; empty: unknown."""
-    beat = _beat(store, attempt)
-    return beat.end if beat.released else ""
+    heartbeat = _heartbeat(store, attempt)
+    return heartbeat.end if heartbeat.released else ""
 
 
 def is_over(store: Store, attempt: int) -> bool:
     """Whether nothing more of the attempt can count, and its process is gone as far as can be told.
 
-    A process elsewhere counts as gone once a newer attempt has the run: its heart stood still.
+    A process elsewhere counts as gone once a newer attempt has the run: its heartbeat stood still.
     """
-    if _beat(store, attempt).released:
+    if _heartbeat(store, attempt).released:
         return True
     try:
         holder = _holder(store, attempt)
@@ -214,8 +161,8 @@ def is_over(store: Store, attempt: int) -> bool:
 
 
 @contextmanager
-def beating(held: Lease) -> Iterator[None]:
-    """Keep the heart beating while the block runs; then free the run."""
+def alive_until_released(held: Lease) -> Iterator[None]:
+    """Send heartbeats while the block runs; then free the run."""
     try:
         with alive(held):
             yield
@@ -225,70 +172,38 @@ def beating(held: Lease) -> Iterator[None]:
 
 @contextmanager
 def alive(held: Lease) -> Iterator[None]:
-    """Keep the heart beating, in a thread of its own, while the block runs."""
-    done = threading.Event()
-
-    def beat() -> None:
-        is_away = False
-        while not done.wait(HEARTBEAT_S):
-            try:
-                held.beat()
-            except StorageError as error:
-                # Said once for each time that the storage is away.
-                level = logging.DEBUG if is_away else logging.WARNING
-                _log.log(level, "the heartbeat was not written: %s", error)
-                is_away = True
-            else:
-                is_away = False
-
-    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
-    thread.start()
+    """Send heartbeats, from a thread of its own, while the block runs."""
+    sender = HeartbeatSender(held.send_heartbeat, HEARTBEAT_S)
+    sender.start()
     try:
         yield
     finally:
-        done.set()
-        thread.join()
-
-
-def seal(store: Store, attempt: int, checkpoints: list[CheckpointName]) -> None:
-    """Write down which checkpoints of earlier attempts exist as `attempt` begins."""
-    written = FenceList(checkpoints=tuple(map(str, checkpoints)))
-    store.create(_seal_key(attempt), written.model_dump_json().encode())
-
-
-def read_seal(store: Store) -> tuple[int, frozenset[str]]:
-    """The newest sealed attempt and the checkpoints that it found; (0, {}) if none is."""
-    for attempt in range(newest_attempt(store), 0, -1):
-        try:
-            found, _ = read_document(store, FenceList, _seal_key(attempt), "a lease's seal")
-        except FileNotFoundError:
-            continue
-        return attempt, frozenset(found.checkpoints)
-    return 0, frozenset()
+        sender.stop()
 
 
 def _wait_until_free(store: Store, run: str, attempt: int) -> str:
     """Return when nobody drives the run any more: how it ended, if that is known."""
     holder = _holder(store, attempt)
     begin = time.monotonic()
-    first, answered_at, slowest_s = None, begin, 0.0
+    observer: HeartbeatObserver[int] | None = None
+    slowest_s = 0.0
     while True:
         asked_at = time.monotonic()
-        beat = _beat(store, attempt)
-        if beat.released:
-            return beat.end
+        heartbeat = _heartbeat(store, attempt)
+        if heartbeat.released:
+            return heartbeat.end
         if holder.is_local:
             if not holder.is_alive:
                 return ""
             if time.monotonic() - begin > DYING_GRACE_S:
                 raise RunBusyError(run, str(holder))
-        elif first is None:
-            first, answered_at = beat.counter, time.monotonic()
-        elif beat.counter != first:
+        elif observer is None:
+            observer = HeartbeatObserver(heartbeat.counter, time.monotonic())
+        elif observer.observe(heartbeat.counter, time.monotonic()):
             raise RunBusyError(run, str(holder))
-        # Between the first answer and the last question the heart stood still for certain. Where a
-        # look takes long, so does a beat: the storage was away, or is slow.
-        elif asked_at - answered_at > STANDSTILL_S + SLOW_LOOKS * slowest_s:
+        # Between the first answer and the last question it did not move for certain. Where reading
+        # a heartbeat takes long, so does writing one: the storage was away, or is slow.
+        elif observer.still_s(asked_at) > STANDSTILL_S + SLOW_LOOKS * slowest_s:
             return ""
         slowest_s = max(slowest_s, time.monotonic() - asked_at)
         time.sleep(0.2)
@@ -298,26 +213,13 @@ def _holder(store: Store, attempt: int) -> Holder:
     return read_document(store, Holder, f"{LEASES}/{LeaseName(attempt)}", "a lease")[0]
 
 
-def _beat(store: Store, attempt: int) -> Beat:
+def _heartbeat(store: Store, attempt: int) -> LeaseHeartbeat:
     try:
-        return read_document(store, Beat, _beat_key(attempt), "a lease's heartbeat")[0]
+        key = _heartbeat_key(attempt)
+        return read_document(store, LeaseHeartbeat, key, "a lease's heartbeat")[0]
     except FileNotFoundError:
-        return Beat()
+        return LeaseHeartbeat()
 
 
-def _beat_key(attempt: int) -> str:
+def _heartbeat_key(attempt: int) -> str:
     return f"{LEASES}/{attempt:04d}-beat.json"
-
-
-def _seal_key(attempt: int) -> str:
-    return f"{LEASES}/{attempt:04d}-seal.json"
-
-
-@cache
-def _machine() -> str:
-    """This boot of this machine, and the namespace that pids are counted in."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    namespace = Path("/proc/self/ns/pid")
-    if not boot.exists():
-        return f"{socket.gethostname()}/{psutil.boot_time():.0f}"
-    return f"{boot.read_text().strip()}/{namespace.readlink()}"

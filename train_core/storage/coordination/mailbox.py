@@ -2,8 +2,8 @@
 
 `calls/<job>/<caller>-0003.json` asks, and `calls/<job>/<caller>-0003-answer.json` answers; a
 counter in `calls/<job>/<caller>-beat.json` moves while the caller lives, and one in
-`calls/<job>/job-beat.json` while the job does. Whoever can read the run folder can reach the job
-that drives it, wherever that is.
+`calls/<job>/job-beat.json` while the job does. Any process that can
+read the run folder can reach the job that drives it, wherever that is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-import threading
 import time
 import uuid
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from train_core.errors import StorageError
+from train_core.storage.coordination.heartbeat import Heartbeat, HeartbeatSender
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import read_document
 from train_core.storage.records.names import CALLS, JobName
@@ -29,7 +29,6 @@ STANDSTILL_S = 12.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 THE_JOB = "job"
 
-_log = logging.getLogger("train_core.driver")
 _CALL = re.compile(r"([0-9a-f]{32}-\d{4,})\.json")
 _BEAT = re.compile(rf"([0-9a-f]{{32}}|{THE_JOB})-beat\.json")
 
@@ -52,12 +51,6 @@ class Answer(BaseModel):
     error: dict[str, JsonValue] | None = None
 
 
-class Beat(BaseModel):
-    """What a caller, or the job, tells of itself."""
-
-    counter: int
-
-
 def pause_s(waited_s: float) -> float:
     """How long to wait before the other side's object is looked for again.
 
@@ -66,7 +59,7 @@ def pause_s(waited_s: float) -> float:
     return min(max(waited_s / 10, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
 
 
-def jobs(store: Store) -> list[str]:
+def jobs_with_calls(store: Store) -> list[str]:
     """The jobs that calls were written for and not cleared away."""
     return store.names(CALLS)
 
@@ -76,29 +69,29 @@ def are_left(store: Store, job: str) -> bool:
     return bool(store.names(f"{CALLS}/{job}"))
 
 
-def hearts_of_scorers(store: Store, own: str = "") -> dict[str, dict[str, int]]:
-    """How far the hearts are of each job that only scores, and of its callers; `own` left out.
+def heartbeats_of_scorers(store: Store, own: str = "") -> dict[str, dict[str, int]]:
+    """The heartbeats of each job that only scores, and of its callers; `own` left out.
 
     What is left of a job that drove the run goes with its lease.
     """
-    others = [job for job in jobs(store) if job != own and not JobName.parse(job)]
-    return {job: Calls(store, job).hearts() for job in others}
+    others = [job for job in jobs_with_calls(store) if job != own and not JobName.parse(job)]
+    return {job: Mailbox(store, job).heartbeats() for job in others}
 
 
 def caller_of(name: str) -> str:
-    """Who made the call of that name."""
+    """The caller that made the call of that name."""
     return name.partition("-")[0]
 
 
-class Calls:
-    """The calls of one job, for one caller or for THE_JOB itself. All raise StorageError."""
+class Mailbox:
+    """The mailbox of one job, for one caller or for THE_JOB itself. All raise StorageError."""
 
     def __init__(self, store: Store, job: str, caller: str = "") -> None:
         self.job = job
         self._store = store
         self._caller = caller or uuid.uuid4().hex
         self._numbers = itertools.count(1)
-        self._beats = itertools.count(1)
+        self._heartbeats = itertools.count(1)
 
     def ask(self, stage: str, arguments: dict[str, Any]) -> str:
         """Write a call, and give its name."""
@@ -111,8 +104,8 @@ class Calls:
         """Delete a call that nobody will answer."""
         self._store.delete(self._key(name))
 
-    def withdraw(self, name: str) -> None:
-        """Take the only call back, and be no caller any more."""
+    def detach(self, name: str) -> None:
+        """Cancel the only call, and be no caller any more."""
         self.cancel(name)
         self._store.delete(self._key(f"{self._caller}-beat"))
 
@@ -129,35 +122,31 @@ class Calls:
             self._store.delete(key)
         return answer
 
-    def beat(self) -> None:
-        """Say that this one lives."""
-        beat = Beat(counter=next(self._beats))
-        self._store.write(self._key(f"{self._caller}-beat"), beat.model_dump_json().encode())
+    def send_heartbeat(self) -> None:
+        """Show that this one lives."""
+        heartbeat = Heartbeat(counter=next(self._heartbeats))
+        self._store.write(self._key(f"{self._caller}-beat"), heartbeat.model_dump_json().encode())
 
-    def beat_until(self, ended: threading.Event) -> None:
-        """Say so until it has `ended`; what the storage does not take is left."""
-        while not ended.wait(BEAT_EVERY_S):
-            try:
-                self.beat()
-            except StorageError as error:
-                _log.debug("the heartbeat was not written: %s", error)
+    def heartbeat_sender(self) -> HeartbeatSender:
+        """What sends this one's heartbeats once it is started."""
+        return HeartbeatSender(self.send_heartbeat, BEAT_EVERY_S, logging.DEBUG)
 
-    def heard(self, caller: str) -> int:
-        """How often a caller, or THE_JOB, has said that it lives."""
+    def heartbeat_of(self, caller: str) -> int:
+        """The counter of a caller's heartbeat, or of THE_JOB's; 0 before the first."""
         try:
             key = self._key(f"{caller}-beat")
-            return read_document(self._store, Beat, key, "a heartbeat")[0].counter
+            return read_document(self._store, Heartbeat, key, "a heartbeat")[0].counter
         except FileNotFoundError:
             return 0
 
-    def hearts(self) -> dict[str, int]:
-        """How often each caller, and THE_JOB, has said that it lives; -1 for what is no beat."""
+    def heartbeats(self) -> dict[str, int]:
+        """The counters of all heartbeats, THE_JOB's too; -1 for what is no heartbeat."""
         found = map(_BEAT.fullmatch, self._store.names(f"{CALLS}/{self.job}"))
-        return {match[1]: self._heart(match[1]) for match in found if match}
+        return {match[1]: self._heartbeat(match[1]) for match in found if match}
 
-    def _heart(self, caller: str) -> int:
+    def _heartbeat(self, caller: str) -> int:
         try:
-            return self.heard(caller)
+            return self.heartbeat_of(caller)
         except ValueError:
             # A machine that lost its power leaves half of one.
             return -1
@@ -168,7 +157,7 @@ class Calls:
         return sorted(match[1] for match in found if match)
 
     def read(self, name: str) -> Call | None:
-        """A call; None if it is not there, or was taken back. Raises CheckpointError for junk."""
+        """A call; None if it is not there, or was cancelled. Raises CheckpointError for junk."""
         try:
             return read_document(self._store, Call, self._key(name), "a call")[0]
         except FileNotFoundError:
@@ -179,7 +168,7 @@ class Calls:
         self._store.write(self._key(f"{name}-answer"), answer.model_dump_json().encode())
 
     def clear(self, last: str = "", within_s: float = 0) -> None:
-        """Delete all of them, once who asked last took its answers, or when the time is over."""
+        """Delete all of them, once the last caller took its answers, or when the time is over."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline and any(
             caller_of(name) == caller_of(last) for name in self.asked()

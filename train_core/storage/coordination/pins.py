@@ -5,14 +5,14 @@ not write; if it goes meanwhile, they say so.
 
 `pins/<checkpoint>/<who>.json` is one pin. It holds for as long as its process runs, or its job on a
 cluster has calls that nobody cleared away, or lastingly.
-Whoever wants to delete the checkpoint writes a pin of his own kind there first and looks for others
-then; whoever reads writes his pin first and looks for a deletion then. So of the two at least one
+A driver that wants to delete the checkpoint writes a pin of its own kind there first and looks for
+others then; a reader writes its pin first and looks for a deletion then. So of the two at least one
 sees the other and steps back: a checkpoint that was pinned is not deleted.
 
-Who finds no pin writes down that the deletion is decided, and looks at his lease after that. He may
-stand still then, be replaced, and go on at any time: so who takes the run over deletes what was
-decided before a seal says what exists, whatever pins there are: they came too late, or were to be
-ignored. What was announced only, the lease keeps from being deleted.
+A driver that finds no pin records that the deletion is decided, and checks its lease after that. It
+may stand still then, be fenced, and go on at any time. So the next attempt carries out what was
+decided before its fence list says what exists, whatever pins there are: they came too late, or were
+to be ignored. A deletion that was only announced is kept from happening by the lease.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from train_core.errors import CheckpointError, ConfigError, StorageError
 from train_core.storage.coordination import lease, mailbox
-from train_core.storage.coordination.lease import Holder
+from train_core.storage.coordination.fence_list import read_fence_list
+from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import read_document
 from train_core.storage.records.names import (
@@ -41,7 +42,7 @@ from train_core.storage.records.names import (
 )
 
 MLFLOW_MODEL = "mlflow-model"
-"""Who keeps a checkpoint whose model is in MLflow, where an alias may point to it."""
+"""The pin of a checkpoint whose model is in MLflow, where an alias may point to it."""
 
 _DELETION = "deletion"
 _log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class Found:
 
     @property
     def who(self) -> str:
-        """Who pinned it, by the object's name."""
+        """What pinned it, by the object's name."""
         return self.key.rpartition("/")[2].removesuffix(".json")
 
     @property
@@ -156,7 +157,7 @@ def pinned(
 def pins_of(store: Store, checkpoint: str, *, newest_attempt: int | None = None) -> list[Found]:
     """What lies in the checkpoint's folder of pins, deletions too. `newest_attempt` spares asking.
 
-    Raises StorageError if that cannot be told.
+    Raises StorageError if that cannot be read.
     """
     names = store.names(f"{PINS}/{checkpoint}")
     if names and newest_attempt is None:
@@ -224,8 +225,8 @@ def decided(store: Store) -> list[CheckpointName]:
 
 def sweep(store: Store) -> None:
     """Delete pins that hold no more, and all those of checkpoints that are not there."""
-    # IMPORTANT: in this order. Who stands still in between may be replaced, and what is committed
-    # and pinned meanwhile has no pin among those that were listed.
+    # IMPORTANT: in this order. A driver that stands still in between may be fenced, and what is
+    # committed and pinned meanwhile has no pin among those that were listed.
     pinned_ones = store.names(PINS)
     checkpoints = set(store.names(CHECKPOINTS))
     for name in pinned_ones:
@@ -295,7 +296,7 @@ def _is_valid(store: Store, found: Found, newest_attempt: int) -> bool:
     if pin is None or pin.holder is None:  # it lasts
         return True
     if 0 < pin.attempt < newest_attempt and not (
-        found.is_deletion and pin.attempt >= lease.read_seal(store)[0]
+        found.is_deletion and pin.attempt >= read_fence_list(store)[0]
     ):
         return False
     if pin.job and not mailbox.are_left(store, pin.job):

@@ -1,6 +1,6 @@
 """The request that an attempt at a run shall stop: save, end, and be continued later.
 
-`lease/0007-stop.json` is for attempt 7 alone: whoever continues the run does not meet it.
+`lease/0007-stop.json` is for attempt 7 alone: the next attempt does not meet it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def ask_to_stop(store: Store, attempt: int, reason: str) -> None:
 
 
 def ask_to_move(store: Store, attempt: int, reason: str) -> None:
-    """Ask the attempt to save and end, for another one; who asked for an end gets that.
+    """Ask the attempt to save and end, for another one; an earlier request to end stands.
 
     Raises StorageError.
     """

@@ -10,7 +10,7 @@ LOCAL, S3 = ("file", "local"), ("s3", "s3a")
 """Protocols; every other one is spoken to through fsspec alone."""
 
 
-def filesystem(protocol: str, patience: RetryPolicy) -> fsspec.AbstractFileSystem:
+def filesystem(protocol: str, retry_policy: RetryPolicy) -> fsspec.AbstractFileSystem:
     """The filesystem. Raises ValueError or ImportError where there is none."""
     if protocol in LOCAL:
         return fsspec.filesystem(protocol)
@@ -18,6 +18,6 @@ def filesystem(protocol: str, patience: RetryPolicy) -> fsspec.AbstractFileSyste
     fresh = {"use_listings_cache": False}
     if protocol not in S3:
         return fsspec.filesystem(protocol, **fresh)
-    found = fsspec.filesystem(protocol, **fresh, config_kwargs=s3_config(patience))
+    found = fsspec.filesystem(protocol, **fresh, config_kwargs=s3_config(retry_policy))
     found.retries = 1
     return found

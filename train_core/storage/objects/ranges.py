@@ -11,7 +11,7 @@ from train_core.storage.objects.store import Store
 class RangeReader(io.RawIOBase):
     """A file of which each read asks the storage for that range of bytes.
 
-    `size_bytes` is the object's size, as a listing told it.
+    `size_bytes` is the object's size, as a listing has it.
     """
 
     def __init__(self, store: Store, key: str, size_bytes: int) -> None:

@@ -40,7 +40,7 @@ _CODES_THAT_PASS = frozenset(
         *("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable"),
         # Another request on the same object is under way.
         *("ConditionalRequestConflict", "OperationAborted"),
-        # A multipart upload whose completion was answered, but not heard: it is done anew.
+        # A multipart upload whose completion was answered, and the answer lost: it is done anew.
         "NoSuchUpload",
     }
 )
@@ -68,7 +68,7 @@ class RetryPolicy:
 
 
 SHORT = RetryPolicy(budget_s=5.0, silence_s=5.0)
-"""For what is soon done anew, and for who is about to end."""
+"""For what is soon done anew, and for processes that are about to end."""
 
 
 class UnfinishedError(StorageError):
@@ -100,7 +100,7 @@ def retried(operation: Callable[[float], _T], title: str, budget_s: float) -> _T
             tried = f"given up after {tried_s:.0f} s, in attempt {attempt}"
             raise StorageError(f"{title}: {_described(cause)} ({tried})") from cause
         if attempt == 1:
-            # Who is in haste tries something else soon.
+            # Callers with a short budget have a fallback.
             level = logging.WARNING if budget_s >= RETRY_BUDGET_S else logging.DEBUG
             _log.log(level, "%s: %s; trying for %.0f s", title, _described(cause), budget_s)
         time.sleep(pause_s)
@@ -148,13 +148,13 @@ def _was_lost_on_the_way(error: BaseException) -> bool:
     return isinstance(error, lost) and not isinstance(error, boto.SSLError)
 
 
-def s3_config(patience: RetryPolicy) -> dict[str, Any]:
-    """How botocore is told to wait, and not to repeat a request."""
+def s3_config(retry_policy: RetryPolicy) -> dict[str, Any]:
+    """Settings with which botocore waits so long, and does not repeat a request."""
     return {
-        "connect_timeout": min(CONNECT_S, patience.silence_s),
-        "read_timeout": patience.silence_s,
+        "connect_timeout": min(CONNECT_S, retry_policy.silence_s),
+        "read_timeout": retry_policy.silence_s,
         "retries": {"mode": "standard", "total_max_attempts": 1},
-        "connector_args": {"socket_factory": partial(_socket, patience.silence_s)},
+        "connector_args": {"socket_factory": partial(_socket, retry_policy.silence_s)},
     }
 
 

@@ -47,7 +47,11 @@ _AWS = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
 
 
 def put(
-    fs: fsspec.AbstractFileSystem, path: str, data: memoryview, patience: RetryPolicy, left_s: float
+    fs: fsspec.AbstractFileSystem,
+    path: str,
+    data: memoryview,
+    retry_policy: RetryPolicy,
+    left_s: float,
 ) -> str:
     """Store the bytes as a new object, durable when this returns; their digest.
 
@@ -63,7 +67,7 @@ def put(
     elif fs.protocol[0] in S3:
         import obstore
 
-        bucket, name = _bucket(fs, path, patience)
+        bucket, name = _bucket(fs, path, retry_policy)
         pieces: Any = data
         if len(data) > _PART_BYTES:
             pieces = _hashed(data, digest.update)
@@ -80,7 +84,11 @@ def put(
 
 
 def load(
-    fs: fsspec.AbstractFileSystem, path: str, size_bytes: int, patience: RetryPolicy, left_s: float
+    fs: fsspec.AbstractFileSystem,
+    path: str,
+    size_bytes: int,
+    retry_policy: RetryPolicy,
+    left_s: float,
 ) -> tuple[memoryview, str]:
     """The object's bytes, which may be changed, and their digest, or "" if it has another size.
 
@@ -91,9 +99,9 @@ def load(
     # By numpy, which asks the system for large pages: small ones cost as much as the digest.
     data = np.empty(size_bytes, np.uint8).data
     if fs.protocol[0] in S3:
-        parts = _remote_parts(_s3_range(fs, path, patience), data, left_s)
+        parts = _remote_parts(_s3_range(fs, path, retry_policy), data, left_s)
     else:
-        # What other storages answer to a range beyond the end is not told.
+        # What other storages answer to a range beyond the end is not documented.
         if fs.info(path)["size"] != size_bytes:
             return data, ""
         if not size_bytes:
@@ -107,12 +115,12 @@ def load(
 
 
 def _s3_range(
-    fs: fsspec.AbstractFileSystem, path: str, patience: RetryPolicy
+    fs: fsspec.AbstractFileSystem, path: str, retry_policy: RetryPolicy
 ) -> Callable[..., Any]:
     """What gives a range of the object's bytes, within the client's own limits of time."""
     import obstore
 
-    bucket, name = _bucket(fs, path, patience)
+    bucket, name = _bucket(fs, path, retry_policy)
 
     def fetch(**where: int) -> Any:
         with _builtin_errors():
@@ -161,7 +169,7 @@ def _remote_parts(
     """Fill `into` part by part, some of which are fetched ahead; raises TimeoutError.
 
     Gives each part with the bytes that came for it: one more is asked for than fits. The first
-    part that is cut is the last: who lies about a size is not asked for all of it.
+    part that is cut is the last: a storage that lies about a size is not asked for all of it.
     """
     end = time.monotonic() + left_s
 
@@ -199,18 +207,18 @@ def _builtin_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # By name: who uses no object store need not load its client.
+        # By name: without an object store, its client need not be imported.
         if not type(error).__module__.startswith("obstore"):
             raise
-        # What follows the first line is for those who debug the client.
-        said = str(error).partition("\n")[0]
-        raise _meaning(type(error).__name__, said)(said) from error
+        # What follows the first line is for debugging the client.
+        message = str(error).partition("\n")[0]
+        raise _meaning(type(error).__name__, message)(message) from error
 
 
-def _meaning(kind: str, said: str) -> type[OSError | EOFError]:
-    status = re.search(r"status code: (\d{3})", said)
-    if "NoSuchUpload" in said:
-        # The completion was answered, but not heard: it is done anew.
+def _meaning(kind: str, message: str) -> type[OSError | EOFError]:
+    status = re.search(r"status code: (\d{3})", message)
+    if "NoSuchUpload" in message:
+        # The completion was answered, but the answer was lost: it is done anew.
         return ConnectionError
     if kind == "GenericError" and (status is None or int(status[1]) in STATUSES_THAT_PASS):
         return ConnectionError
@@ -224,15 +232,17 @@ def _meaning(kind: str, said: str) -> type[OSError | EOFError]:
     return meanings.get(kind, OSError)
 
 
-def _bucket(fs: Any, path: str, patience: RetryPolicy) -> tuple[S3Store, str]:
+def _bucket(fs: Any, path: str, retry_policy: RetryPolicy) -> tuple[S3Store, str]:
     """The object's bucket as obstore knows it, and its name in there."""
     fs.connect()
     bucket, _, name = path.partition("/")
-    return _connect(fs, fs.s3.meta.endpoint_url, fs.s3.meta.region_name, bucket, patience), name
+    return _connect(fs, fs.s3.meta.endpoint_url, fs.s3.meta.region_name, bucket, retry_policy), name
 
 
 @lru_cache(maxsize=8)
-def _connect(fs: Any, endpoint: str, region: str, bucket: str, patience: RetryPolicy) -> S3Store:
+def _connect(
+    fs: Any, endpoint: str, region: str, bucket: str, retry_policy: RetryPolicy
+) -> S3Store:
     from obstore.store import S3Store
 
     async def ask() -> Any:
@@ -264,14 +274,16 @@ def _connect(fs: Any, endpoint: str, region: str, bucket: str, patience: RetryPo
         region=region,
         client_options={
             "allow_http": endpoint.startswith("http://"),
-            "connect_timeout": timedelta(seconds=min(CONNECT_S, patience.silence_s)),
+            "connect_timeout": timedelta(seconds=min(CONNECT_S, retry_policy.silence_s)),
             # It cannot look at silence: a part may take what the slowest connection needs for it.
-            "timeout": timedelta(seconds=patience.silence_s + _PART_BYTES / SLOWEST_BYTES_PER_S),
+            "timeout": timedelta(
+                seconds=retry_policy.silence_s + _PART_BYTES / SLOWEST_BYTES_PER_S
+            ),
         },
-        # What fails for longer is repeated as a whole, with the pauses of `patience`.
+        # What fails for longer is repeated as a whole, with the pauses of the retry policy.
         retry_config={
             "max_retries": _PART_ATTEMPTS - 1,
-            "retry_timeout": timedelta(seconds=patience.budget_s),
+            "retry_timeout": timedelta(seconds=retry_policy.budget_s),
             "backoff": {"init_backoff": _FIRST_PAUSE, "max_backoff": _LONGEST_PAUSE, "base": 2},
         },
         credential_provider=credentials,

@@ -1,7 +1,7 @@
 """What a run was asked for last: run.json says what it began with, `asked/` what followed.
 
-More epochs, other workers, another cadence may be asked of a run that exists. Who goes on with it
-and says nothing of them goes on with the newest.
+More epochs, other workers, another cadence may be asked of a run that exists. A driver that
+continues it without values of its own takes the newest.
 """
 
 from __future__ import annotations

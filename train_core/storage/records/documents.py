@@ -40,18 +40,18 @@ def read_small(store: Store, key: str) -> bytes:
 
 
 def read_document(
-    store: Store, model: type[D], key: str, what: str, *, is_sealed: bool = False
+    store: Store, model: type[D], key: str, what: str, *, has_checksum: bool = False
 ) -> tuple[D, bytes]:
     """The object at `key` as a `model`, and its bytes. `what` names its kind in errors.
 
-    Raises FileNotFoundError if there is none, CheckpointError if it is not `what`, or if it
-    should be `sealed` and was altered, and ConfigError if a newer evertrain wrote it: such a one
-    is not damaged.
+    Raises FileNotFoundError if there is none, CheckpointError if it is not `what`, or if it was
+    written by `with_checksum` and altered, and ConfigError if a newer evertrain wrote it: such a
+    one is not damaged.
     """
     data = read_small(store, key)
     uri = store.uri(key)
     # First: a flipped bit must not make it one of a newer format.
-    content = _unsealed(data, uri, what) if is_sealed else data
+    content = _verified(data, uri, what) if has_checksum else data
     _check_format(uri, content)
     try:
         return model.model_validate_json(content), data
@@ -62,19 +62,19 @@ def read_document(
         raise CheckpointError(f"{uri}: not {what}: {said}") from error
 
 
-def sealed(document: BaseModel) -> bytes:
+def with_checksum(document: BaseModel) -> bytes:
     """The document's JSON, whose last entry is the digest of all that is before it."""
     content = document.model_dump_json(indent=1).removesuffix("\n}").encode()
-    return content + _seal(content)
+    return content + _checksum(content)
 
 
-def _seal(content: bytes) -> bytes:
+def _checksum(content: bytes) -> bytes:
     return f',\n "digest": "{digest_of(content)}"\n}}\n'.encode()
 
 
-def _unsealed(data: bytes, uri: str, what: str) -> bytes:
-    content = data[: -len(_seal(b""))]
-    if data != content + _seal(content):
+def _verified(data: bytes, uri: str, what: str) -> bytes:
+    content = data[: -len(_checksum(b""))]
+    if data != content + _checksum(content):
         raise CheckpointError(
             f"{uri}: not {what}: it does not end with its own digest, so it was altered"
         )

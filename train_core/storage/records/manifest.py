@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from train_core.policy.stop_reasons import STOPPED
 from train_core.storage.objects.digests import ALGORITHM, digest_of
 from train_core.storage.objects.store import Store
-from train_core.storage.records.documents import FORMAT, read_document, sealed
+from train_core.storage.records.documents import FORMAT, read_document, with_checksum
 from train_core.storage.records.names import MANIFEST_JSON
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
@@ -50,7 +50,7 @@ class Manifest(BaseModel):
 
     def to_json(self) -> bytes:
         """The manifest's bytes as they are stored."""
-        return sealed(self)
+        return with_checksum(self)
 
 
 class CheckpointManifest(Manifest):
@@ -120,5 +120,5 @@ def read_manifest(store: Store, model: type[M], key: str = MANIFEST_JSON) -> tup
     evertrain wrote it: such a one is not damaged.
     """
     what = f"a manifest of format {FORMAT}"
-    found, data = read_document(store, model, key, what, is_sealed=True)
+    found, data = read_document(store, model, key, what, has_checksum=True)
     return found, digest_of(data)

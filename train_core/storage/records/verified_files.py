@@ -25,7 +25,7 @@ def check_size(store: Store, key: str, entry: FileEntry) -> None:
 def are_there(store: Store, folder: str, entries: Iterable[FileEntry]) -> bool:
     """Whether all files that a result's manifest lists are there, and as large as committed.
 
-    They need not be: who was replaced while it wrote may commit what was cleared away meanwhile.
+    They need not be: a process that is fenced while it writes may commit what was deleted.
     """
     return not any(_fault_of_size(store, f"{folder}/{entry.name}", entry) for entry in entries)
 
@@ -38,7 +38,7 @@ def read_file(store: Store, key: str, entry: FileEntry) -> memoryview:
     """
     if fault := _fault_of_way(store, key):
         raise CheckpointError(f"{store.uri(key)} {fault}")
-    # Imported late: who serves a model reads no such file, and need not have it.
+    # Imported late: a server of a model reads no such file, and need not have it.
     import psutil
 
     if entry.size_bytes > psutil.virtual_memory().total:

@@ -1,0 +1,41 @@
+"""The fence list: which checkpoints of earlier attempts exist as an attempt begins.
+
+`lease/0007-seal.json` is written once, as attempt 7 takes over. A checkpoint of an earlier attempt
+that is not on the newest list was committed after that, by a fenced driver, and does not count.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from train_core.storage.coordination.lease import newest_attempt
+from train_core.storage.objects.store import Store
+from train_core.storage.records.documents import read_document
+from train_core.storage.records.names import LEASES, CheckpointName
+
+
+class FenceList(BaseModel):
+    """Which checkpoints of earlier attempts exist as an attempt begins."""
+
+    checkpoints: tuple[str, ...]
+
+
+def write_fence_list(store: Store, attempt: int, checkpoints: list[CheckpointName]) -> None:
+    """Write down which checkpoints of earlier attempts exist as `attempt` begins."""
+    written = FenceList(checkpoints=tuple(map(str, checkpoints)))
+    store.create(_key(attempt), written.model_dump_json().encode())
+
+
+def read_fence_list(store: Store) -> tuple[int, frozenset[str]]:
+    """The newest attempt that has a fence list, and the checkpoints on it; (0, {}) without one."""
+    for attempt in range(newest_attempt(store), 0, -1):
+        try:
+            found, _ = read_document(store, FenceList, _key(attempt), "a lease's fence list")
+        except FileNotFoundError:
+            continue
+        return attempt, frozenset(found.checkpoints)
+    return 0, frozenset()
+
+
+def _key(attempt: int) -> str:
+    return f"{LEASES}/{attempt:04d}-seal.json"

@@ -1,0 +1,92 @@
+"""Heartbeats: a counter that a process moves while it lives, and how others judge it.
+
+The counter lies in a small object. An observer compares no clocks: on its own monotonic clock it
+measures for how long the counter has not moved while the storage could be read.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel
+
+from train_core.errors import StorageError
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class Heartbeat(BaseModel):
+    """The object that a process writes anew with each heartbeat."""
+
+    counter: int
+
+
+class HeartbeatSender:
+    """Sends heartbeats from a thread of its own, one every `interval_s`, until it is stopped.
+
+    One that the storage does not take is left out. It is logged, at `level` only the first of each
+    time that the storage is away.
+    """
+
+    def __init__(
+        self, send: Callable[[], None], interval_s: float, level: int = logging.WARNING
+    ) -> None:
+        self._send = send
+        self._interval_s = interval_s
+        self._level = level
+        self._is_stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Send the first heartbeat after `interval_s`."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Send no more; one that is being sent is waited for, at most `timeout_s`."""
+        self._is_stopped.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        is_away = False
+        while not self._is_stopped.wait(self._interval_s):
+            try:
+                self._send()
+            except StorageError as error:
+                level = logging.DEBUG if is_away else self._level
+                _log.log(level, "the heartbeat was not written: %s", error)
+                is_away = True
+            else:
+                is_away = False
+
+
+@dataclass
+class HeartbeatObserver(Generic[_T]):
+    """For how long one heartbeat, or a group of them, has not moved.
+
+    All times are the caller's, of `time.monotonic()`.
+    """
+
+    counter: _T
+    """The counter, or the group's counters, as last observed."""
+    moved_at: float
+    """When that was first observed, or the observation began anew."""
+
+    def observe(self, counter: _T, now: float) -> bool:
+        """Take what was read at `now`; whether it has moved since the observation before."""
+        if counter == self.counter:
+            return False
+        self.counter, self.moved_at = counter, now
+        return True
+
+    def restart(self, now: float) -> None:
+        """Measure from `now` on: the storage could not be read, or the process is known to live."""
+        self.moved_at = now
+
+    def still_s(self, now: float) -> float:
+        """For how many seconds it has not moved."""
+        return now - self.moved_at

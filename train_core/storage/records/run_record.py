@@ -1,0 +1,53 @@
+"""run.json: what a run was created with."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from train_core.config import TrainConfig
+from train_core.storage.records.data_files import SourceRecord
+from train_core.storage.records.manifest import FileEntry
+
+
+class Origin(BaseModel):
+    """Whose weights a run begins with: what `init_from` stood for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    uri: str = Field(description="The address of a checkpoint or of a .safetensors file.")
+    digest: str = Field(description="BLAKE3 of the checkpoint's manifest, or of the file.")
+
+
+class RunRecord(BaseModel):
+    """run.json: what was asked, and the surroundings that the numbers depend on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    name: str
+    created_at: str
+    flow_run: str = Field(default="", description="The flow run after which the run is named.")
+    config: TrainConfig
+    pipeline: dict[str, Any] = Field(description="What the flow was asked beyond the training.")
+    fingerprint: dict[str, str] = Field(
+        description="Library versions, instruction set, threads: other values, other bits."
+    )
+    datasets: dict[str, dict[str, Any]] = Field(description="Samples and digest of each split.")
+    input_state: str = Field(
+        default="",
+        description="Of the names, sizes and versions of the files to score; empty: a split is.",
+    )
+    sources: dict[str, SourceRecord] = Field(
+        default_factory=dict, description="The data that the workload names, by its names."
+    )
+    files: FileEntry | None = Field(
+        default=None, description="The list of their files, in data/; None where it names none."
+    )
+    code: dict[str, str] = Field(
+        default_factory=dict,
+        description="evertrain's version, the digest of the workload's source file, its commit.",
+    )
+    forked_from: str = Field(default="", description="The checkpoint that the run began with.")
+    origin: Origin | None = Field(default=None, description="Whose weights the run began with.")
