@@ -28,6 +28,7 @@ from pydantic.fields import FieldInfo
 from train_core.policy.logins import hide_logins
 from train_core.policy.retention import RetentionRules
 from train_core.policy.steps import StepPlan
+from train_core.policy.stop_reasons import StopLimits
 
 MAY_CHANGE: dict[str, JsonValue] = {"may_change": True}
 _LENGTH = ("epochs", "max_steps", "max_duration_s")
@@ -368,6 +369,16 @@ class TrainConfig(BaseModel):
             keep_best=self.keep_best,
             keep_every_steps=self.keep_every_steps,
             keep_newer_than_s=self.keep_newer_than_s,
+        )
+
+    @property
+    def stop_limits(self) -> StopLimits:
+        """What the training may take."""
+        return StopLimits(
+            epochs=self.epochs,
+            max_steps=self.max_steps,
+            max_duration_s=self.max_duration_s,
+            early_stopping_patience=self.early_stopping_patience,
         )
 
     def step_plan(self, num_samples: int) -> StepPlan:

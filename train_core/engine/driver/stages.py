@@ -22,7 +22,7 @@ from train_core.engine.driver.timeline import (
 from train_core.engine.tracking.mirror import EndStatus, Mirror
 from train_core.entry_points import MEASURE_SHARD, TRAIN
 from train_core.errors import StoppedError, StorageError
-from train_core.policy.stop_reasons import STOPPED
+from train_core.policy.stop_reasons import StopReason
 from train_core.requests import DriverRequest
 from train_core.results import (
     CheckpointSummary,
@@ -194,7 +194,7 @@ class DriverStages:
         delete_superseded(self.folder, self.config, held.attempt)
         # One of an attempt before was stopped, and this one had nothing left to do.
         stopped_here = newest.name.attempt == held.attempt
-        if stopped_here and newest.manifest.stopped_by == STOPPED:
+        if stopped_here and newest.manifest.stopped_by == StopReason.REQUEST:
             raise StoppedError(self.folder.name, newest.manifest.step)
         return self._train_result(newest, time.monotonic() - begin).model_dump()
 

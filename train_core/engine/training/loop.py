@@ -44,7 +44,7 @@ from train_core.errors import NotFiniteError
 from train_core.policy.randomness import FORWARD, derive_seed
 from train_core.policy.sharding import shards_of_rank
 from train_core.policy.steps import MicroBatch, due
-from train_core.policy.stop_reasons import STOPPED
+from train_core.policy.stop_reasons import Reached, StopReason, has_reached, is_final
 from train_core.storage.run_folder import Origin, RunFolder
 from train_core.workload import Batch, Workload, indexed, is_stream, load_split
 
@@ -129,7 +129,9 @@ class Trainer:
             # A validation that was interrupted starts over, and what follows it is saved.
             if not self.progress.awaits_validation(self.plan):
                 self._saved_step = self.progress.step
-            self.progress.stopped_by = self.progress.reason_to_stop(self.config, self.plan)
+            # The limits may be others than those by which it ended.
+            self.progress.stopped_by = ""
+            self.stop_if_due()
             if self.group.is_rank0:
                 _log.info("resuming after step %d from %s", self.progress.step, checkpoint.name)
                 if quarantined := self.folder.quarantined():
@@ -202,15 +204,19 @@ class Trainer:
 
     def stop_if_due(self) -> None:
         """Note why the training ends after this step, if it does."""
-        reason = self.progress.reason_to_stop(self.config, self.plan)
-        asked = STOPPED if self._is_asked_to_stop else ""
-        self.progress.stopped_by = reason or asked or ("max_duration" if self._is_time_up else "")
+        reason = self.progress.reason_to_stop(
+            self.config,
+            self.plan,
+            is_time_up=self._is_time_up,
+            is_requested=self._is_asked_to_stop,
+        )
+        self.progress.stopped_by = reason.value if reason else ""
 
     def save_if_due(self) -> None:
         """Take a checkpoint if one is due after this step, or if it was the last."""
         progress, config = self.progress, self.config
         in_turn = not progress.awaits_validation(self.plan) and (
-            progress.stopped_by not in ("", STOPPED)
+            is_final(progress.stopped_by)
             or self._wants_checkpoint
             or due(config.checkpoint_every_steps, progress.step)
             or (progress.step_in_epoch == 0 and due(config.checkpoint_every_epochs, progress.epoch))
@@ -392,5 +398,6 @@ class Trainer:
         return self.group.is_rank0 and is_due and not is_too_early
 
     def _time_is_up(self) -> bool:
-        limit = self.config.max_duration_s
-        return self.group.is_rank0 and 0 < limit <= self._elapsed_s()
+        reached = Reached(self.progress.step, self.progress.epoch, self._elapsed_s())
+        limits = self.config.stop_limits
+        return self.group.is_rank0 and has_reached(StopReason.MAX_DURATION, reached, limits)
