@@ -27,6 +27,7 @@ from pydantic.fields import FieldInfo
 
 from train_core.policy.logins import hide_logins
 from train_core.policy.retention import RetentionRules
+from train_core.policy.save_schedule import SaveRules
 from train_core.policy.steps import StepPlan
 from train_core.policy.stop_reasons import StopLimits
 
@@ -369,6 +370,16 @@ class TrainConfig(BaseModel):
             keep_best=self.keep_best,
             keep_every_steps=self.keep_every_steps,
             keep_newer_than_s=self.keep_newer_than_s,
+        )
+
+    @property
+    def save_rules(self) -> SaveRules:
+        """When to take checkpoints."""
+        return SaveRules(
+            every_steps=self.checkpoint_every_steps,
+            every_epochs=self.checkpoint_every_epochs,
+            every_s=self.checkpoint_every_s,
+            skips_if_busy=self.checkpoint_backpressure == "skip",
         )
 
     @property

@@ -42,9 +42,17 @@ from train_core.engine.training.train_state import TrainState
 from train_core.engine.training.validation import validate
 from train_core.errors import NotFiniteError
 from train_core.policy.randomness import FORWARD, derive_seed
+from train_core.policy.save_schedule import (
+    AfterStep,
+    Backpressure,
+    SaveDue,
+    backpressure,
+    is_due_by_time,
+    save_due,
+)
 from train_core.policy.sharding import shards_of_rank
-from train_core.policy.steps import MicroBatch, due
-from train_core.policy.stop_reasons import Reached, StopReason, has_reached, is_final
+from train_core.policy.steps import MicroBatch
+from train_core.policy.stop_reasons import Reached, StopReason, has_reached
 from train_core.storage.run_folder import Origin, RunFolder
 from train_core.workload import Batch, Workload, indexed, is_stream, load_split
 
@@ -93,7 +101,6 @@ class Trainer:
         self._grad_norm: torch.Tensor | None = None
         self._wants_checkpoint = self._wants_retry = False
         self._is_time_up = self._is_asked_to_stop = False
-        self._skips = config.checkpoint_backpressure == "skip"
         self._is_busy = False
         self._saved_step = -1
         self._saved_in_turn = True
@@ -214,27 +221,28 @@ class Trainer:
 
     def save_if_due(self) -> None:
         """Take a checkpoint if one is due after this step, or if it was the last."""
-        progress, config = self.progress, self.config
-        in_turn = not progress.awaits_validation(self.plan) and (
-            is_final(progress.stopped_by)
-            or self._wants_checkpoint
-            or due(config.checkpoint_every_steps, progress.step)
-            or (progress.step_in_epoch == 0 and due(config.checkpoint_every_epochs, progress.epoch))
+        after, rules = self._after_step(), self.config.save_rules
+        is_due = save_due(
+            after,
+            rules,
+            saved_step=self._saved_step,
+            is_wanted=self._wants_checkpoint,
+            is_retry_wanted=self._wants_retry,
         )
-        is_due = in_turn or bool(progress.stopped_by) or self._wants_retry
-        if not is_due or self._saved_step == progress.step:
+        if is_due is SaveDue.NO:
             return
         self._settle()
         self._wants_checkpoint = self._wants_retry = False
-        if self._is_too_early():
+        pressure = backpressure(after, rules, is_busy=self._is_busy)
+        if pressure is Backpressure.SKIP:
             self.recorder.rate("checkpoint/skipped", 1)
             return
-        if self._is_busy:
+        if pressure is Backpressure.WAIT:
             # A rank that still stores keeps all waiting, and none of them hangs.
             with self.watchdog.resting():
                 self.group.raise_if_any_failed(self.checkpointer.wait_for_in_flight)
-        progress.elapsed_s = self._elapsed_s()
-        self._saved_step, self._saved_in_turn = progress.step, in_turn
+        self.progress.elapsed_s = self._elapsed_s()
+        self._saved_step, self._saved_in_turn = after.step, is_due is SaveDue.SCHEDULED
         self._save()
         self._saved_at = time.monotonic()
 
@@ -253,17 +261,15 @@ class Trainer:
         self.group.raise_if_any_failed(self.checkpointer.wait)
         return self.group.call_on_rank0(self.checkpointer.outcome)
 
-    def _is_too_early(self) -> bool:
-        """Whether all ranks leave out this checkpoint because one still stores the last.
-
-        Never one with a validation: the choice of the best must not depend on the storage.
-        """
+    def _after_step(self) -> AfterStep:
         progress = self.progress
-        return (
-            self._skips
-            and self._is_busy
-            and not progress.stopped_by
-            and progress.validated_step != progress.step
+        return AfterStep(
+            step=progress.step,
+            epoch=progress.epoch,
+            step_in_epoch=progress.step_in_epoch,
+            awaits_validation=progress.awaits_validation(self.plan),
+            is_validated=progress.validated_step == progress.step,
+            stopped_by=progress.stopped_by,
         )
 
     def _load_workload(self) -> Workload[Any]:
@@ -392,10 +398,10 @@ class Trainer:
         return self._elapsed_before + time.monotonic() - self._began_at
 
     def _checkpoint_is_due(self) -> bool:
-        every = self.config.checkpoint_every_s
-        is_due = 0 < every <= time.monotonic() - self._saved_at
-        is_too_early = self._skips and self.checkpointer.is_busy
-        return self.group.is_rank0 and is_due and not is_too_early
+        since_last_s = time.monotonic() - self._saved_at
+        return self.group.is_rank0 and is_due_by_time(
+            self.config.save_rules, since_last_s=since_last_s, is_busy=self.checkpointer.is_busy
+        )
 
     def _time_is_up(self) -> bool:
         reached = Reached(self.progress.step, self.progress.epoch, self._elapsed_s())
