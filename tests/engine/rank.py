@@ -158,7 +158,7 @@ class MortalTrainer(Trainer):
         self.validation_set = MortalSplit(self.validation_set, self)
         snapshot = MortalSnapshot(self.config.shards, self.group)
         snapshot.folder = folder
-        self.checkpointer._snapshot = snapshot
+        self.checkpointer._writer.snapshot = snapshot
 
     def meet(self, point: str) -> None:
         self.folder.meet(point, self.progress.step)

@@ -54,10 +54,10 @@ class WatchedCheckpointer(Checkpointer):
     """Has a slow rank go on as soon as rank 0, who keeps the journal, waits for its checkpoint."""
 
     def wait(self) -> None:
-        if self._group.is_rank0 and self.is_busy:
+        if self._is_rank0 and self.is_busy:
             WatchedStore.go_on.touch()
         super().wait()
-        if self._group.is_rank0:
+        if self._is_rank0:
             WatchedStore.go_on.unlink(missing_ok=True)
 
 
@@ -74,7 +74,7 @@ class WatchedTrainer(Trainer):
         )
 
     def step(self) -> None:
-        writing = self.checkpointer._writing
+        writing = self.checkpointer._in_flight
         # Rank 0's is over when all have stored theirs.
         if writing is not None and not WatchedStore.is_slow and not self.group.is_rank0:
             futures.wait([writing.future], timeout=60)

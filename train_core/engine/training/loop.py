@@ -24,6 +24,7 @@ from train_core.engine.checkpoint.journal_buffer import JournalBuffer
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.checkpoint.restore import newest_good
 from train_core.engine.checkpoint.state import TrainingState
+from train_core.engine.checkpoint.writer import SaveTiming
 from train_core.engine.data.batches import (
     StreamBatches,
     TrainBatches,
@@ -50,6 +51,7 @@ from train_core.policy.save_schedule import (
     is_due_by_time,
     save_due,
 )
+from train_core.policy.save_state import SaveState
 from train_core.policy.sharding import shards_of_rank
 from train_core.policy.steps import MicroBatch
 from train_core.policy.stop_reasons import Reached, StopReason, has_reached
@@ -68,6 +70,8 @@ class Trainer:
         config: TrainConfig,
         attempt: int,
         group: Group,
+        *,
+        timing: SaveTiming | None = None,
     ) -> None:
         torch.set_num_threads(config.threads_per_worker)
         if group.device.type == "cuda":
@@ -93,7 +97,7 @@ class Trainer:
             check_passes(self.plan, self.train_set, group.world_size)
         self.state = self._all_state()
         self.recorder = JournalBuffer(folder.store, is_enabled=group.is_rank0)
-        self.checkpointer = Checkpointer(folder, config, attempt, self.recorder, group)
+        self.checkpointer = Checkpointer(folder, config, attempt, self.recorder, group, timing)
         self.listener = StopListener(folder.store, attempt, is_enabled=group.is_rank0)
         self.watchdog = Watchdog(config.hang_timeout_s)
         self.batches: Iterator[Batch] = iter(())
@@ -103,7 +107,7 @@ class Trainer:
         self._is_time_up = self._is_asked_to_stop = False
         self._is_busy = False
         self._saved_step = -1
-        self._saved_in_turn = True
+        self._is_scheduled = True
 
     def run(self) -> Progress:
         """Train to the end, from the newest good checkpoint if there is one."""
@@ -242,24 +246,24 @@ class Trainer:
             with self.watchdog.resting():
                 self.group.raise_if_any_failed(self.checkpointer.wait_for_in_flight)
         self.progress.elapsed_s = self._elapsed_s()
-        self._saved_step, self._saved_in_turn = after.step, is_due is SaveDue.SCHEDULED
+        self._saved_step, self._is_scheduled = after.step, is_due is SaveDue.SCHEDULED
         self._save()
         self._saved_at = time.monotonic()
 
     def _save(self) -> None:
         state, frozen = self.state.capture(), self.trained.frozen()
-        self.checkpointer.save(state, frozen, self.progress, in_turn=self._saved_in_turn)
+        self.checkpointer.save(state, frozen, self.progress, is_scheduled=self._is_scheduled)
 
     def finish(self) -> None:
         """See the last checkpoint committed; where that fails, all ranks try again together."""
-        while (outcome := self._outcome()) != "saved":
-            if outcome == "again":
+        while (state := self._state_of_last_save()) is not SaveState.SAVED:
+            if state is SaveState.CLEARED:
                 self._save()
 
-    def _outcome(self) -> str:
+    def _state_of_last_save(self) -> SaveState:
         # No rank still stores when rank 0 makes the way free for another try.
         self.group.raise_if_any_failed(self.checkpointer.wait)
-        return self.group.call_on_rank0(self.checkpointer.outcome)
+        return self.group.call_on_rank0(self.checkpointer.resolve)
 
     def _after_step(self) -> AfterStep:
         progress = self.progress
