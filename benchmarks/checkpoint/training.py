@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ class Rank:
                     taken[self.where()] = time.perf_counter()
                     blocked.append(taken[self.where()] - before)
             seconds = time.perf_counter() - begin
-            self.trainer.checkpointer.wait()
+            self.trainer.saver.checkpointer.wait()
         commits = [
             self.folder.committed[step] - moment
             for step, moment in taken.items()
@@ -141,15 +142,14 @@ class Rank:
 
     def close(self) -> None:
         """End the training's threads."""
-        self.trainer.checkpointer.close()
-        self.trainer.recorder.close()
-        self.trainer.trained.reducer.close()
+        self.trainer.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
     def _save_every(self, steps: int) -> None:
-        changed = {"checkpoint_every_steps": steps, "checkpoint_every_epochs": 0}
-        self.trainer.config = self.trainer.config.model_copy(update=changed)
+        self.trainer.saver.rules = replace(
+            self.trainer.saver.rules, every_steps=steps, every_epochs=0
+        )
 
     def _save_if_due(self) -> bool:
         """Whether the loop took a checkpoint: it notes the time of training with each."""
@@ -158,7 +158,7 @@ class Rank:
         return self.trainer.progress.elapsed_s != before
 
     def _tensors(self) -> list[torch.Tensor]:
-        return list(pack(self.trainer.state.capture())[1].values())
+        return list(pack(self.trainer.saver.state.capture())[1].values())
 
     def _copy(self, *, whole: bool) -> Callable[[], None]:
         """What copies the state, or this rank's share of it, into buffers that exist."""

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.tiny import PlainDataset, TinyStream
+from tests.engine.tiny import PlainDataset, Tiny, TinySettings, TinyStream
 from train_core.client.verify_resume import VerifyResumeRequest, verify_resume
-from train_core.engine.tools.standalone import Beginning
+from train_core.engine.tools.standalone import Beginning, shortened
+from train_core.engine.training.opened import OpenedWorkload
 from train_core.errors import ConfigError, StageError
 from train_core.requests import StandaloneTask
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import ArrayDataset, fetch, is_stream
+from train_core.workload import ArrayDataset, fetch, indexed, is_stream, load_split
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -121,3 +122,12 @@ def test_the_beginning_of_data_is_as_the_whole() -> None:
     assert not hasattr(Beginning(PlainDataset(whole, transform=False), 4), "__getitems__")
     assert not is_stream(few)
     assert is_stream(Beginning(TinyStream(whole), 4))
+
+
+def test_a_workload_keeps_all_of_its_data_when_its_training_has_the_beginning() -> None:
+    workload = Tiny(TinySettings())
+    whole = OpenedWorkload(workload, load_split(workload, "train"), indexed(workload, "validation"))
+    few = shortened(whole, 40)
+    assert (len(few.train_set), len(few.validation_set)) == (40, 40)
+    assert few.workload is workload
+    assert len(workload.dataset("train")) == 150

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from train_core.config import TrainConfig
+from train_core.policy.save_schedule import AfterStep
 from train_core.policy.selection import score
 from train_core.policy.steps import StepPlan
 from train_core.policy.stop_reasons import Reached, StopReason, reason_to_stop
@@ -75,6 +76,17 @@ class Progress:
     def awaits_validation(self, plan: StepPlan) -> bool:
         """Whether all steps of an epoch are done, and its validation is not."""
         return self.step_in_epoch == plan.steps_per_epoch
+
+    def after_step(self, plan: StepPlan) -> AfterStep:
+        """What the schedule of checkpoints goes by."""
+        return AfterStep(
+            step=self.step,
+            epoch=self.epoch,
+            step_in_epoch=self.step_in_epoch,
+            awaits_validation=self.awaits_validation(plan),
+            is_validated=self.validated_step == self.step,
+            stopped_by=self.stopped_by,
+        )
 
     def reason_to_stop(
         self,
