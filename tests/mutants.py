@@ -43,11 +43,11 @@ class Mutant:
 MUTANTS = (
     Mutant(
         "the commit's order: the manifest before the other ranks' files",
-        "train_core/engine/checkpoint/checkpointer.py",
-        "            files += self._others_files(save, step)\n"
-        "            committed = self._commit(name, files, facts, entries)\n",
-        "            committed = self._commit(name, files, facts, entries)\n"
-        "            files += self._others_files(save, step)\n",
+        "train_core/engine/checkpoint/writer.py",
+        "            files += self._files_of_others(save)\n"
+        "            committed = self._commit(name, files, save)\n",
+        "            committed = self._commit(name, files, save)\n"
+        "            files += self._files_of_others(save)\n",
     ),
     Mutant(
         "the commit's order: a deletion that leaves the manifest for last",

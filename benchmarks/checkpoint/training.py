@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class Rank:
         self.folder = RunFolder(storage, "run")
         self.writer = TimedWriter(self.folder, attempt)
         self.trainer = Trainer(self.folder, config, attempt, group)
-        self.trainer.checkpointer._writer = self.writer  # noqa: SLF001 (the trainer makes its own)
+        self.trainer.saver.checkpointer._writer.run_writer = self.writer  # noqa: SLF001 (the trainer makes its own)
         self.trainer.restore()
         self.buffers: list[torch.Tensor] = []
 
@@ -106,7 +107,7 @@ class Rank:
                     taken[self.where()] = time.perf_counter()
                     blocked.append(taken[self.where()] - before)
             seconds = time.perf_counter() - begin
-            self.trainer.checkpointer.wait()
+            self.trainer.saver.checkpointer.wait()
         commits = [
             self.writer.committed[step] - moment
             for step, moment in taken.items()
@@ -143,15 +144,14 @@ class Rank:
 
     def close(self) -> None:
         """End the training's threads."""
-        self.trainer.checkpointer.close()
-        self.trainer.recorder.close()
-        self.trainer.trained.reducer.close()
+        self.trainer.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
     def _save_every(self, steps: int) -> None:
-        changed = {"checkpoint_every_steps": steps, "checkpoint_every_epochs": 0}
-        self.trainer.config = self.trainer.config.model_copy(update=changed)
+        self.trainer.saver.rules = replace(
+            self.trainer.saver.rules, every_steps=steps, every_epochs=0
+        )
 
     def _save_if_due(self) -> bool:
         """Whether the loop took a checkpoint: it notes the time of training with each."""
@@ -160,7 +160,7 @@ class Rank:
         return self.trainer.progress.elapsed_s != before
 
     def _tensors(self) -> list[torch.Tensor]:
-        return list(pack(self.trainer.state.capture())[1].values())
+        return list(pack(self.trainer.saver.state.capture())[1].values())
 
     def _copy(self, *, whole: bool) -> Callable[[], None]:
         """What copies the state, or this rank's share of it, into buffers that exist."""

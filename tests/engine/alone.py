@@ -7,6 +7,7 @@ from typing import Any
 
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.progress import Progress
+from train_core.engine.checkpoint.writer import SaveTiming
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.storage.records.run_record import RunRecord
@@ -14,13 +15,15 @@ from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
 
 
-def run(folder: RunFolder, attempt: int = 1, **config: Any) -> Progress:
+def run(
+    folder: RunFolder, attempt: int = 1, timing: SaveTiming | None = None, **config: Any
+) -> Progress:
     """Train the tiny workload, or go on with it."""
     given = {"workload": "tests.engine.tiny:Tiny", "batch_size": 32, "eval_batch_size": 16}
     asked = TrainConfig(**given | config)
     if not folder.exists():
         create(folder, asked)
-    return Trainer(folder, asked, attempt, Group.current()).run()
+    return Trainer(folder, asked, attempt, Group.current(), timing=timing).run()
 
 
 def create(folder: RunFolder, config: TrainConfig, **facts: Any) -> None:

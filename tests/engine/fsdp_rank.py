@@ -148,7 +148,7 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
 def _train(folder: RunFolder, config: dict[str, Any], group: Group) -> dict[str, Any]:
     trainer = LiveTrainer(folder, TrainConfig.model_validate(config), 1, group)
     trainer.run()
-    workload: Any = trainer.workload
+    workload: Any = trainer.opened.workload
     tensors: dict[str, Tensor] = {**trainer.trained.model.state_dict()}
     tensors |= {f"average/{name}": value for name, value in workload.average.items()}
     for number, values in trainer.trained.optimizer.state_dict()["state"].items():
@@ -158,7 +158,7 @@ def _train(folder: RunFolder, config: dict[str, Any], group: Group) -> dict[str,
         "numbers_here": sum(_local(value).numel() for value in tensors.values()),
         "metrics": trainer.progress.metrics,
         "num_collectives": getattr(workload, "num_collectives", None),
-        "names": names(trainer.state.capture()),
+        "names": names(trainer.saver.state.capture()),
         "canonical_names": names(_canonical_state(trainer)),
     }
 

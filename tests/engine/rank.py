@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from train_core.storage.records.manifest import CheckpointManifest
 from train_core.storage.records.names import MANIFEST_JSON, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter
-from train_core.workload import Columns, Dataset, fetch
+from train_core.workload import Batch, Columns, Dataset, fetch
 
 
 def die() -> None:
@@ -162,11 +163,13 @@ class MortalTrainer(Trainer):
 
     def __init__(self, folder: MortalFolder, *args: Any) -> None:
         super().__init__(folder, *args)
-        self.validation_set = MortalSplit(self.validation_set, self)
+        split = MortalSplit(self.opened.validation_set, self)
+        self.opened = replace(self.opened, validation_set=split)
         snapshot = MortalSnapshot(self.config.shards, self.group)
         snapshot.folder = folder
-        self.checkpointer._snapshot = snapshot
-        self.checkpointer._writer = MortalWriter(folder, self.attempt)
+        writer = self.saver.checkpointer._writer
+        writer.snapshot = snapshot
+        writer.run_writer = MortalWriter(folder, self.attempt)
 
     def meet(self, point: str) -> None:
         self.folder.meet(point, self.progress.step)
@@ -176,10 +179,10 @@ class MortalTrainer(Trainer):
         self.meet("stop_before_step")
         super().step()
 
-    def _forward(self, micro: MicroBatch) -> torch.Tensor:
+    def _forward(self, micro: MicroBatch, batch: Batch) -> torch.Tensor:
         if micro.micro_step == self.config.accumulation_steps - 1:
             self.meet("in_step")
-        return super()._forward(micro)
+        return super()._forward(micro, batch)
 
 
 def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: Path) -> None:
@@ -206,7 +209,7 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
     trainer = MortalTrainer(folder, config, task["attempt"], group)
     trainer.run()
     if trainer.group.is_rank0:
-        found = {"digest": digest_of_training(folder), "resumed_from": trainer._first_step}
+        found = {"digest": digest_of_training(folder), "resumed_from": trainer.records.first_step}
         outcome.write_text(json.dumps(found))
     if dist.is_initialized():
         dist.destroy_process_group()

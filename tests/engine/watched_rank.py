@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.checkpointer import Checkpointer
+from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.storage.objects.store import Store
@@ -51,38 +52,38 @@ class WatchedStore(Store):
 
 
 class WatchedCheckpointer(Checkpointer):
-    """Has a slow rank go on as soon as rank 0, who keeps the journal, waits for its checkpoint."""
+    """Notes at which steps this rank saves; has a slow rank go on as soon as rank 0 waits."""
+
+    saved: ClassVar[list[int]] = []
+
+    def save(self, state: Any, frozen: Any, progress: Progress, **how: Any) -> None:
+        self.saved.append(progress.step)
+        super().save(state, frozen, progress, **how)
 
     def wait(self) -> None:
-        if self._group.is_rank0 and self.is_busy:
+        if self._is_rank0 and self.is_busy:
             WatchedStore.go_on.touch()
         super().wait()
-        if self._group.is_rank0:
+        if self._is_rank0:
             WatchedStore.go_on.unlink(missing_ok=True)
 
 
 class WatchedTrainer(Trainer):
-    """Notes at which steps this rank saves; a rank whose own storage is fast is never busy."""
-
-    saved: ClassVar[list[int]] = []
+    """Has a rank whose own storage is fast never be busy."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.checkpointer.close()
-        self.checkpointer = WatchedCheckpointer(
-            self.folder, self.config, self.attempt, self.recorder, self.group
+        self.saver.checkpointer.close()
+        self.saver.checkpointer = WatchedCheckpointer(
+            self.folder, self.config, self.attempt, self.records.journal, self.group
         )
 
     def step(self) -> None:
-        writing = self.checkpointer._writing
+        writing = self.saver.checkpointer._in_flight
         # Rank 0's is over when all have stored theirs.
         if writing is not None and not WatchedStore.is_slow and not self.group.is_rank0:
             futures.wait([writing.future], timeout=60)
         super().step()
-
-    def _save(self) -> None:
-        self.saved.append(self.progress.step)
-        super()._save()
 
 
 def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: Path) -> None:
@@ -100,8 +101,8 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
     trainer = WatchedTrainer(folder, config, task["attempt"], group)
     trainer.run()
     said = {
-        "resumed_from": trainer._first_step,
-        "saved": WatchedTrainer.saved,
+        "resumed_from": trainer.records.first_step,
+        "saved": WatchedCheckpointer.saved,
         "was_read": WatchedStore.was_read,
     }
     of_ranks = group.gather(said)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train_core.policy.sharding import shards_of_rank
-from train_core.policy.steps import MicroBatch, StepPlan
+from train_core.policy.steps import MicroBatch, StepPlan, in_order
 
 
 @st.composite
@@ -68,3 +68,20 @@ def test_a_plan_needs_padding_if_any_step_does(planned: tuple[StepPlan, int]) ->
         for micro in of_rank
     ]
     assert plan.needs_padding(world_size) == (0 in weights)
+
+
+@given(plans(), st.data())
+def test_a_rank_passes_through_its_shards_in_order_and_ends_each_once(
+    planned: tuple[StepPlan, int], data: st.DataObject
+) -> None:
+    plan, world_size = planned
+    step = data.draw(st.integers(0, plan.steps_per_epoch - 1))
+    shards = shards_of_rank(plan.num_shards, world_size, data.draw(st.integers(0, world_size - 1)))
+    work = list(plan.micro_batches(1, step, shards))
+    passes = list(in_order(shards, work))
+    assert [one.shard for one in passes if one.is_last] == list(shards)
+    assert [one.shard for one in passes] == sorted(one.shard for one in passes)
+    for shard, micro_batches in zip(shards, work, strict=True):
+        of_shard = [one for one in passes if one.shard == shard]
+        assert of_shard[-1].is_last
+        assert [one.micro_batch for one in of_shard] == (micro_batches or [None])

@@ -18,7 +18,9 @@ from train_core.config.training import (
 )
 from train_core.policy.logins import hide_logins
 from train_core.policy.retention import RetentionRules
+from train_core.policy.save_schedule import SaveRules
 from train_core.policy.steps import StepPlan
+from train_core.policy.stop_reasons import StopLimits
 
 
 # pydantic lists the fields of the last base first: this is the order of run.json and of --help.
@@ -72,6 +74,26 @@ class TrainConfig(
             keep_best=self.keep_best,
             keep_every_steps=self.keep_every_steps,
             keep_newer_than_s=self.keep_newer_than_s,
+        )
+
+    @property
+    def save_rules(self) -> SaveRules:
+        """When to take checkpoints."""
+        return SaveRules(
+            every_steps=self.checkpoint_every_steps,
+            every_epochs=self.checkpoint_every_epochs,
+            every_s=self.checkpoint_every_s,
+            skips_if_busy=self.checkpoint_backpressure == "skip",
+        )
+
+    @property
+    def stop_limits(self) -> StopLimits:
+        """What the training may take."""
+        return StopLimits(
+            epochs=self.epochs,
+            max_steps=self.max_steps,
+            max_duration_s=self.max_duration_s,
+            early_stopping_patience=self.early_stopping_patience,
         )
 
     def step_plan(self, num_samples: int) -> StepPlan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from train_core.errors import DataError
@@ -21,6 +21,18 @@ class MicroBatch:
     places: range
     weight: float
     """This micro-batch's share of the step's samples; 0: a pass for the other ranks' sake."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward and backward pass in its place among those that a rank does."""
+
+    shard: int
+    """The shard whose gradients it adds to."""
+    micro_batch: MicroBatch | None
+    """None: the shard has no samples in the step, and nothing is computed."""
+    is_last: bool
+    """Whether it is the shard's last one of the step."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +113,15 @@ class StepPlan:
             for micro_batches in self.equal_passes(0, step_in_epoch, world_size, rank)
             for micro in micro_batches
         )
+
+
+def in_order(shards: range, micro_batches: Sequence[Sequence[MicroBatch]]) -> Iterator[Pass]:
+    """The passes of a step, one shard after the other; each shard has one at least."""
+    for shard, of_shard in zip(shards, micro_batches, strict=True):
+        if not of_shard:
+            yield Pass(shard, None, is_last=True)
+        for number, micro_batch in enumerate(of_shard, 1):
+            yield Pass(shard, micro_batch, is_last=number == len(of_shard))
 
 
 def due(every: int, count: int) -> bool:

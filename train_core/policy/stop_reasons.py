@@ -1,6 +1,98 @@
-"""Why a training ends."""
+"""Why a training ends: decided after each step, recorded, and judged again by newer limits."""
 
 from __future__ import annotations
 
-STOPPED = "request"
-"""What a checkpoint says of why its training ended there, if that was asked for."""
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class StopReason(StrEnum):
+    """Why a training ended; a checkpoint's manifest has the value."""
+
+    EPOCHS = "epochs"
+    MAX_STEPS = "max_steps"
+    EARLY_STOPPING = "early_stopping"
+    MAX_DURATION = "max_duration"
+    REQUEST = "request"
+    """A request ended it early: the training may go on."""
+
+
+@dataclass(frozen=True)
+class StopLimits:
+    """What a training may take; 0 is no limit, but for `epochs`."""
+
+    epochs: int
+    max_steps: int = 0
+    max_duration_s: float = 0
+    early_stopping_patience: int = 0
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a training has taken so far."""
+
+    step: int
+    epoch: int
+    elapsed_s: float = 0
+    num_bad_validations: int = 0
+    """Validations, one after the other, that brought no improvement."""
+
+
+_BY_LIMIT = (
+    StopReason.EPOCHS,
+    StopReason.MAX_STEPS,
+    StopReason.EARLY_STOPPING,
+)
+"""The limits that every rank compares for itself; the first one that is reached is recorded."""
+
+
+def has_reached(reason: StopReason, reached: Reached, limits: StopLimits) -> bool:
+    """Whether the limit of this reason is reached. A request is no limit."""
+    match reason:
+        case StopReason.EPOCHS:
+            return reached.epoch >= limits.epochs
+        case StopReason.MAX_STEPS:
+            return 0 < limits.max_steps <= reached.step
+        case StopReason.EARLY_STOPPING:
+            return 0 < limits.early_stopping_patience <= reached.num_bad_validations
+        case StopReason.MAX_DURATION:
+            return 0 < limits.max_duration_s <= reached.elapsed_s
+        case StopReason.REQUEST:
+            return False
+
+
+def reason_to_stop(
+    reached: Reached,
+    limits: StopLimits,
+    *,
+    awaits_validation: bool = False,
+    is_time_up: bool = False,
+    is_requested: bool = False,
+) -> StopReason | None:
+    """Why the training ends after this step; None: it goes on.
+
+    `is_time_up` is what rank 0's clock says, as all ranks received it. A training that still
+    awaits an epoch's validation reaches its limits after that only.
+    """
+    if not awaits_validation:
+        for reason in _BY_LIMIT:
+            if has_reached(reason, reached, limits):
+                return reason
+    if is_requested:
+        return StopReason.REQUEST
+    return StopReason.MAX_DURATION if is_time_up else None
+
+
+def is_final(stopped_by: str) -> bool:
+    """Whether a recorded reason is a limit of the training's own; empty: it did not end there."""
+    return stopped_by not in ("", StopReason.REQUEST)
+
+
+def still_holds(stopped_by: str, reached: Reached, limits: StopLimits) -> bool:
+    """Whether a training that ended for the recorded reason is over by these limits as well."""
+    if not is_final(stopped_by) or stopped_by not in set(StopReason):
+        return False
+    # No manifest has the count of validations, and the patience of a run may not change.
+    return stopped_by == StopReason.EARLY_STOPPING or has_reached(
+        StopReason(stopped_by), reached, limits
+    )

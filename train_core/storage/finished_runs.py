@@ -11,6 +11,7 @@ from typing import Any
 
 from train_core.config import TrainConfig
 from train_core.errors import ConfigError, EvertrainError
+from train_core.policy.stop_reasons import Reached, still_holds
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import is_run_name
 from train_core.storage.records.run_record import RunRecord
@@ -101,12 +102,8 @@ def _leave_out(name: str, error: EvertrainError) -> None:
 
 def is_finished(newest: Checkpoint | None, config: TrainConfig) -> bool:
     """Whether the newest checkpoint is the training's last, also by what is asked now."""
-    if newest is None or not newest.manifest.is_last:
+    if newest is None:
         return False
-    reason, manifest = newest.manifest.stopped_by, newest.manifest
-    return (
-        reason == "early_stopping"
-        or (reason == "epochs" and manifest.epoch >= config.epochs)
-        or (reason == "max_steps" and 0 < config.max_steps <= manifest.step)
-        or (reason == "max_duration" and 0 < config.max_duration_s <= manifest.elapsed_s)
-    )
+    manifest = newest.manifest
+    reached = Reached(manifest.step, manifest.epoch, manifest.elapsed_s)
+    return still_holds(manifest.stopped_by, reached, config.stop_limits)

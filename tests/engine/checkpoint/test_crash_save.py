@@ -10,23 +10,26 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.engine.alone import run
+from tests.engine import alone
 from tests.engine.digests import digest_of_training
 from tests.engine.killed_save import CONFIG, drive, tell_nothing
 from tests.marks import SLOW, slow
 from tests.storage.faulty_store import LOOK, LOOKS, FaultyStore
-from train_core.engine.checkpoint import checkpointer, journal_buffer
+from train_core.engine.checkpoint import journal_buffer
+from train_core.engine.checkpoint.writer import SaveTiming
 from train_core.errors import StorageError, UnsavedError
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import read_segments
 from train_core.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[3]
+run = partial(alone.run, timing=SaveTiming(retry_s=0.01))
 # No checkpoint; the first; the second beside it; the second alone.
 STATES = [[], [1], [1, 2], [2]]
 SLOW_ON_S3 = ["local", pytest.param("s3", marks=[pytest.mark.s3, SLOW])]
@@ -50,11 +53,10 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    before = journal_buffer._LIVE_EVERY_S, checkpointer.RETRY_S
+    before = journal_buffer._LIVE_EVERY_S
     tell_nothing()
-    checkpointer.RETRY_S = 0.01
     yield
-    journal_buffer._LIVE_EVERY_S, checkpointer.RETRY_S = before
+    journal_buffer._LIVE_EVERY_S = before
 
 
 def check_whole(folder: RunFolder) -> list[int]:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.tiny import PlainDataset, TinyStream
-from train_core.client.verify_resume import VerifyResumeRequest, prove
-from train_core.engine.tools.standalone import Beginning
+from tests.engine.tiny import PlainDataset, Tiny, TinySettings, TinyStream
+from train_core.client.verify_resume import VerifyResumeRequest, verify_resume
+from train_core.engine.tools.standalone import Beginning, shortened
+from train_core.engine.training.opened import OpenedWorkload
 from train_core.errors import ConfigError, StageError
 from train_core.requests import StandaloneTask
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import ArrayDataset, fetch, is_stream
+from train_core.workload import ArrayDataset, fetch, indexed, is_stream, load_split
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -29,7 +30,7 @@ def request(storage: Path | str, name: str = "Tiny", **changes: Any) -> VerifyRe
 @pytest.mark.slow
 def test_a_good_workload_is_found_identical_on_other_workers(tmp_path: Path) -> None:
     shown = []
-    verdict = prove(request(tmp_path), tmp_path, lambda *told: shown.append(told))
+    verdict = verify_resume(request(tmp_path), tmp_path, lambda *told: shown.append(told))
     assert verdict.identical
     # A checkpoint every second step; the kill came in the step after the fifth.
     assert (verdict.killed_after, verdict.resumed_after) == (5, 4)
@@ -48,7 +49,7 @@ def test_a_good_workload_is_found_identical_on_other_workers(tmp_path: Path) -> 
 @pytest.mark.s3
 def test_it_is_proved_on_the_storage_that_is_named(object_store: str, tmp_path: Path) -> None:
     storage = f"{object_store}/{uuid.uuid4().hex}"
-    verdict = prove(request(storage), tmp_path)
+    verdict = verify_resume(request(storage), tmp_path)
     assert verdict.identical
     assert (verdict.killed_after, verdict.resumed_after) == (5, 4)
     assert {c.name.step for c in RunFolder(storage, "resumed").checkpoints()} == {2, 4, 6, 8}
@@ -58,7 +59,7 @@ def test_it_is_proved_on_the_storage_that_is_named(object_store: str, tmp_path: 
 
 @pytest.mark.slow
 def test_state_that_no_checkpoint_has_is_found_and_named(tmp_path: Path) -> None:
-    verdict = prove(request(tmp_path, "Forgetful", workers_after=2), tmp_path)
+    verdict = verify_resume(request(tmp_path, "Forgetful", workers_after=2), tmp_path)
     assert not verdict.identical
     # Up to the forward pass of step 5 all is as it was; its hook then adds 1 where it added 5.
     assert verdict.resumed_after == 4
@@ -73,7 +74,7 @@ def test_state_that_no_checkpoint_has_is_found_and_named(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["StreamingTiny", "Noisy"])
 def test_streams_and_hooks_that_draw_resume_exactly(name: str, tmp_path: Path) -> None:
-    verdict = prove(request(tmp_path, name, workers=1, workers_after=2), tmp_path)
+    verdict = verify_resume(request(tmp_path, name, workers=1, workers_after=2), tmp_path)
     assert verdict.identical
 
 
@@ -82,13 +83,13 @@ def test_a_training_that_fails_by_itself_says_why(tmp_path: Path) -> None:
     with pytest.raises(
         StageError, match=r"undisturbed: KeyError: 'connection to gloo'.*undisturbed\.log"
     ):
-        prove(request(tmp_path, "Buggy"), tmp_path)
+        verify_resume(request(tmp_path, "Buggy"), tmp_path)
     assert "in loss" in (tmp_path / "undisturbed.log").read_text()
 
 
 def test_a_workload_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no Workload named 'Nobody'"):
-        prove(request(tmp_path, "Nobody", workers=1), tmp_path)
+        verify_resume(request(tmp_path, "Nobody", workers=1), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_a_request_that_proves_nothing_is_refused_before_any_process_starts(
     changes: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=told):
-        prove(request(tmp_path, **changes), tmp_path)
+        verify_resume(request(tmp_path, **changes), tmp_path)
     # A process is told what to do in a file.
     assert list(tmp_path.iterdir()) == []
 
@@ -121,3 +122,12 @@ def test_the_beginning_of_data_is_as_the_whole() -> None:
     assert not hasattr(Beginning(PlainDataset(whole, transform=False), 4), "__getitems__")
     assert not is_stream(few)
     assert is_stream(Beginning(TinyStream(whole), 4))
+
+
+def test_a_workload_keeps_all_of_its_data_when_its_training_has_the_beginning() -> None:
+    workload = Tiny(TinySettings())
+    whole = OpenedWorkload(workload, load_split(workload, "train"), indexed(workload, "validation"))
+    few = shortened(whole, 40)
+    assert (len(few.train_set), len(few.validation_set)) == (40, 40)
+    assert few.workload is workload
+    assert len(workload.dataset("train")) == 150

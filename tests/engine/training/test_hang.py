@@ -19,6 +19,7 @@ from tests.engine.training.test_exact import CONFIG
 from tests.marks import slow
 from train_core.policy.steps import MicroBatch
 from train_core.storage.objects.store import Store
+from train_core.workload import Batch
 
 TIMEOUT_S = 2.0
 HANGS = CONFIG | {"hang_timeout_s": TIMEOUT_S}
@@ -30,10 +31,10 @@ class HangingTrainer(MortalTrainer):
 
     where = "step"
 
-    def _forward(self, micro: MicroBatch) -> Any:
+    def _forward(self, micro: MicroBatch, batch: Batch) -> Any:
         if self.where == "step" and self.progress.step == STEP:
             self.hang_for_good()
-        return super()._forward(micro)
+        return super()._forward(micro, batch)
 
     def meet(self, point: str) -> None:
         if point == self.where:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,9 +12,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from tests.engine import alone
 from tests.engine.digests import digest_of_training, journal_of
 from tests.engine.processes import train
 from tests.engine.tiny import Tiny
+from tests.leaks import Belongings
 from tests.storage.samples import manifest
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.progress import Progress
@@ -77,6 +80,27 @@ def run(folder: RunFolder, attempt: int = 1, **config: Any) -> Progress:
             ),
         )
     return Trainer(folder, asked, attempt, Group.current()).run()
+
+
+@pytest.mark.parametrize(("nan_from_step", "raised"), [(-1, None), (3, NotFiniteError)])
+def test_all_that_a_training_starts_has_ended_when_it_returns(
+    folder: RunFolder, nan_from_step: int, raised: type[Exception] | None
+) -> None:
+    config = TrainConfig(
+        workload="tests.engine.tiny:Tiny",
+        batch_size=32,
+        max_steps=6,
+        data_workers=2,
+        settings={"nan_from_step": nan_from_step},
+    )
+    alone.create(folder, config)
+    before = Belongings.now()
+    trainer = Trainer(folder, config, 1, Group.current())
+    with pytest.raises(raised) if raised else nullcontext():
+        trainer.run()
+    # The trainer is still there, and with it all that it refers to.
+    assert not before.added(within_s=2)
+    assert trainer.progress.step >= 4
 
 
 def test_it_ends_alike_on_any_storage(storage_url: str, folder: RunFolder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.engine.tiny import Tiny
 from tests.engine.training.test_exact import CONFIG
 from tests.marks import slow
 from train_core.config import TrainConfig
-from train_core.engine.distributed.control_message import ControlMessage
+from train_core.engine.distributed.control_message import ControlMessage, RankRequests
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.engine.training.stop_listener import StopListener
@@ -97,12 +98,12 @@ class AskingInValidation(MortalTrainer):
         if self.progress.epoch != int((home / ASKED_IN_EPOCH).read_text()):
             super().end_epoch()
             return
-        self.workload.__class__ = type("Lengthy", (Lengthy, type(self.workload)), {})
+        self.opened.workload.__class__ = type("Lengthy", (Lengthy, type(self.opened.workload)), {})
         if self.group.is_rank0:
             ask_to_stop(self.folder.store, self.attempt, "the test wants it")
         super().end_epoch()
-        assert isinstance(self.workload, Lengthy)
-        (home / f"measured-{self.group.rank}").write_text(str(self.workload.measured))
+        assert isinstance(self.opened.workload, Lengthy)
+        (home / f"measured-{self.group.rank}").write_text(str(self.opened.workload.measured))
 
 
 def main_of_validation(*arguments: Any) -> None:
@@ -230,11 +231,20 @@ def test_the_end_has_its_own_reason_also_if_somebody_asked(tmp_path: Path) -> No
     assert trainer.run().stopped_by == "max_steps"
 
 
-@pytest.mark.parametrize("wish", ["wants_retry", "is_asked_to_stop", "is_busy"])
-def test_the_word_tells_wishes_apart(wish: str) -> None:
+REQUESTS = [field.name for field in fields(RankRequests)]
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_control_message_tells_requests_apart(name: str) -> None:
     assert not dist.is_initialized()
-    word = ControlMessage(1, Group.current())
-    names = ["wants_checkpoint", "wants_retry", "is_time_up", "is_asked_to_stop", "is_busy"]
-    word.send(**{name: name == wish for name in names})
-    told = word.read()
-    assert {name: getattr(told, name) for name in names} == {name: name == wish for name in names}
+    message = ControlMessage(1, Group.current())
+    message.send(RankRequests(**{name: True}))
+    assert message.read().requests == RankRequests(**{name: True})
+
+
+@pytest.mark.parametrize("one", REQUESTS)
+@pytest.mark.parametrize("other", REQUESTS)
+def test_what_either_requests_is_requested(one: str, other: str) -> None:
+    both = RankRequests(**{one: True}) | RankRequests(**{other: True})
+    assert both == RankRequests(**{one: True, other: True})
+    assert both | RankRequests() == both

@@ -7,8 +7,10 @@ from typing import Any
 
 from train_core.config import TrainConfig
 from train_core.policy.metric_names import EPOCH_LOSS
+from train_core.policy.save_schedule import AfterStep
 from train_core.policy.selection import score
 from train_core.policy.steps import StepPlan
+from train_core.policy.stop_reasons import Reached, StopReason, reason_to_stop
 
 
 @dataclass
@@ -31,6 +33,7 @@ class Progress:
     num_bad_validations: int = 0
     elapsed_s: float = 0.0
     stopped_by: str = ""
+    """The value of a StopReason; empty: the training goes on."""
 
     def capture(self) -> dict[str, Any]:
         """The values, for the checkpoint."""
@@ -75,17 +78,33 @@ class Progress:
         """Whether all steps of an epoch are done, and its validation is not."""
         return self.step_in_epoch == plan.steps_per_epoch
 
-    def reason_to_stop(self, config: TrainConfig, plan: StepPlan) -> str:
-        """Why the training ends here, or nothing."""
-        if self.awaits_validation(plan):
-            return ""
-        if self.epoch >= config.epochs:
-            return "epochs"
-        if 0 < config.max_steps <= self.step:
-            return "max_steps"
-        if 0 < config.early_stopping_patience <= self.num_bad_validations:
-            return "early_stopping"
-        return ""
+    def after_step(self, plan: StepPlan) -> AfterStep:
+        """What the schedule of checkpoints goes by."""
+        return AfterStep(
+            step=self.step,
+            epoch=self.epoch,
+            step_in_epoch=self.step_in_epoch,
+            awaits_validation=self.awaits_validation(plan),
+            is_validated=self.validated_step == self.step,
+            stopped_by=self.stopped_by,
+        )
+
+    def reason_to_stop(
+        self,
+        config: TrainConfig,
+        plan: StepPlan,
+        *,
+        is_time_up: bool = False,
+        is_requested: bool = False,
+    ) -> StopReason | None:
+        """Why the training ends here; None: it goes on."""
+        return reason_to_stop(
+            Reached(self.step, self.epoch, self.elapsed_s, self.num_bad_validations),
+            config.stop_limits,
+            awaits_validation=self.awaits_validation(plan),
+            is_time_up=is_time_up,
+            is_requested=is_requested,
+        )
 
     def total_steps(self, config: TrainConfig, plan: StepPlan) -> int:
         """Optimizer steps until the end, unless something stops the training early."""

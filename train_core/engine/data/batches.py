@@ -9,18 +9,19 @@ import random
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from train_core.config import TrainConfig
 from train_core.engine.distributed.group import Group
 from train_core.policy.randomness import AUGMENT, SampleRandom, derive_seed, sample_order
-from train_core.policy.steps import MicroBatch
+from train_core.policy.steps import MicroBatch, Pass
 from train_core.workload import (
     Batch,
     Columns,
@@ -30,6 +31,11 @@ from train_core.workload import (
     Workload,
     fetch,
 )
+
+T = TypeVar("T")
+
+PlannedBatch = tuple[Pass, Batch]
+"""A pass with its batch; that of a pass which computes nothing is empty."""
 
 _PR_SET_PDEATHSIG = 1
 """Of Linux's prctl: the signal that a process gets when the one that started it ends."""
@@ -47,8 +53,8 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
 
 
-class TrainBatches(TorchDataset[Batch]):
-    """The batch of any micro-batch of the plan; the same whoever asks, whenever."""
+class TrainBatches(TorchDataset[PlannedBatch]):
+    """The batch of any pass of the plan, with that pass; the same in any process, at any time."""
 
     def __init__(self, workload: Workload[Any], dataset: Dataset, seed: int) -> None:
         self._workload = workload
@@ -57,7 +63,11 @@ class TrainBatches(TorchDataset[Batch]):
         self._epoch = -1
         self._order = np.empty(0, np.int64)
 
-    def __getitem__(self, micro: MicroBatch) -> Batch:
+    def __getitem__(self, planned: Pass) -> PlannedBatch:
+        micro = planned.micro_batch
+        return planned, {} if micro is None else self._batch(micro)
+
+    def _batch(self, micro: MicroBatch) -> Batch:
         if micro.epoch != self._epoch:
             self._order = sample_order(self._seed, micro.epoch, len(self._dataset))
             self._epoch = micro.epoch
@@ -84,15 +94,18 @@ class StreamBatches:
         self._parts: dict[int, ShardStream] = {}
         self._restored: dict[str, Any] = {}
 
-    def batches(self, epoch: int, shards: range, keys: Iterable[MicroBatch]) -> Iterator[Batch]:
-        """The epoch's batches, from where the streams stood if they were restored."""
+    def batches(self, epoch: int, shards: range, passes: Iterable[Pass]) -> Iterator[PlannedBatch]:
+        """An epoch's passes with their batches; from where the streams stood, if restored."""
         num_shards = self._config.shards
         self._parts = {shard: self._stream.shard(shard, num_shards, epoch) for shard in shards}
         for shard, part in self._parts.items():
             if self._restored:
                 part.load_state_dict(self._restored[str(shard)])
         self._restored = {}
-        return (self._batch(key) for key in keys)
+        return (
+            (planned, {} if planned.micro_batch is None else self._batch(planned.micro_batch))
+            for planned in passes
+        )
 
     def captured_everywhere(self, group: Group) -> dict[str, Any]:
         """Where every shard's stream stands, on every rank."""
@@ -126,10 +139,10 @@ class _SeededPerSample:
 
 
 def load_ahead(
-    batches: TorchDataset[Batch], keys: Iterable[Any], *, num_processes: int, device: torch.device
-) -> Iterator[Batch]:
-    """The batches of `keys` in order, fetched by `num_processes` processes or in the loop."""
-    loader: DataLoader[Batch] = DataLoader(
+    batches: TorchDataset[T], keys: Iterable[Any], *, num_processes: int, device: torch.device
+) -> Iterator[T]:
+    """The items of `keys` in order, fetched by `num_processes` processes or in the loop."""
+    loader: DataLoader[T] = DataLoader(
         batches,
         batch_size=None,
         sampler=keys,
@@ -139,6 +152,12 @@ def load_ahead(
         worker_init_fn=_die_with_the_rank,
     )
     return iter(loader)
+
+
+def end_processes(batches: Iterator[Any]) -> None:
+    """End the processes of what `load_ahead` gave, also while a traceback still refers to it."""
+    if isinstance(batches, _MultiProcessingDataLoaderIter):
+        batches._shutdown_workers()  # noqa: SLF001 (torch has no public way)
 
 
 def _die_with_the_rank(_: int) -> None:

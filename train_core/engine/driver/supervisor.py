@@ -15,7 +15,7 @@ from typing import Protocol
 
 from train_core.config import TrainConfig
 from train_core.errors import FencedError, GaveUpError, StoppedError, StorageError
-from train_core.policy.stop_reasons import STOPPED
+from train_core.policy.stop_reasons import StopReason
 from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.lease import Lease
@@ -180,7 +180,7 @@ class Supervisor:
             request is not None
             and request.goes_on
             and newest is not None
-            and newest.manifest.stopped_by == STOPPED
+            and newest.manifest.stopped_by == StopReason.REQUEST
             and not self._is_stopping.is_set()
         )
 

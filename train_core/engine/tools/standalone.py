@@ -13,8 +13,8 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from train_core.engine.data.recorded import files_in_record
 from train_core.engine.distributed.group import Group
 from train_core.engine.tools.provenance import fingerprint
 from train_core.engine.training.loop import Trainer
+from train_core.engine.training.opened import OpenedWorkload
 from train_core.errors import ConfigError
 from train_core.log_lines import set_up_logging
 from train_core.policy.steps import MicroBatch
@@ -33,14 +34,7 @@ from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt, create_run
-from train_core.workload import (
-    Dataset,
-    Split,
-    Stream,
-    Workload,
-    load_workload,
-    pinned_files,
-)
+from train_core.workload import Batch, Dataset, Stream, load_workload, pinned_files
 
 
 class Beginning:
@@ -62,14 +56,13 @@ class Beginning:
         return getattr(self._whole, name)
 
 
-def shortened(workload: Workload[Any], num_samples: int) -> Workload[Any]:
-    """The workload, with at most so many samples in each split."""
-
-    def dataset(of_all: Any, split: Split) -> Any:
-        return Beginning(of_all(split), num_samples)
-
-    workload.dataset = partial(dataset, workload.dataset)  # type: ignore[method-assign]  # of one
-    return workload
+def shortened(opened: OpenedWorkload, num_samples: int) -> OpenedWorkload:
+    """The same workload, with at most so many samples in each split."""
+    return replace(
+        opened,
+        train_set=Beginning(opened.train_set, num_samples),
+        validation_set=Beginning(opened.validation_set, num_samples),
+    )
 
 
 class StandaloneTrainer(Trainer):
@@ -77,25 +70,24 @@ class StandaloneTrainer(Trainer):
 
     def __init__(self, task: StandaloneTask, told: Path, attempt: int, group: Group) -> None:
         self._task, self._told = task, told
-        super().__init__(RunFolder(task.storage, task.run), task.config, attempt, group)
+        folder = RunFolder(task.storage, task.run)
+        opened = shortened(OpenedWorkload.of_run(folder, task.config), task.max_samples)
+        super().__init__(folder, task.config, attempt, group, opened=opened)
 
-    def _load_workload(self) -> Workload[Any]:
-        return shortened(super()._load_workload(), self._task.max_samples)
-
-    def _forward(self, micro: MicroBatch) -> torch.Tensor:
+    def _forward(self, micro: MicroBatch, batch: Batch) -> torch.Tensor:
         if self.group.is_rank0 and self.progress.step == self._task.kill_after:
             # What is under way is committed first: which checkpoint is resumed is no race.
-            self.checkpointer.wait()
+            self.saver.checkpointer.wait()
             died_mark(self._told).touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return super()._forward(micro)
+        return super()._forward(micro, batch)
 
 
 def with_epochs(task: StandaloneTask) -> StandaloneTask:
     """The task with as many epochs as its steps take. Raises ConfigError for a bad workload."""
     config = task.config
-    workload = shortened(load_workload(config.workload, config.settings), task.max_samples)
-    plan = config.step_plan(len(workload.dataset("train")))
+    whole = load_workload(config.workload, config.settings).dataset("train")
+    plan = config.step_plan(len(Beginning(whole, task.max_samples)))
     epochs = -(-config.max_steps // max(plan.steps_per_epoch, 1))
     return task.model_copy(update={"config": config.model_copy(update={"epochs": epochs})})
 

@@ -2,59 +2,73 @@
 
 It knows torch.distributed and nothing of Ray: the same loop runs in a pool's workers, under
 torchrun and alone. Its ranks compute *shards*, all randomness is derived, and whatever one rank
-wants (a checkpoint, an end) all ranks do at the same step; so the number of workers and the
+requests (a checkpoint, an end) all ranks do after the same step; so the number of workers and the
 moments at which a run was interrupted leave no trace in its numbers. Strategy fsdp
-(`engine.fsdp`) alone rounds differently on other numbers of workers.
+(`engine.distributed.fsdp`) alone rounds differently on other numbers of workers.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import time
-from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.checkpointer import Checkpointer
-from train_core.engine.checkpoint.journal_buffer import JournalBuffer
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.checkpoint.restore import newest_good
 from train_core.engine.checkpoint.state import TrainingState
-from train_core.engine.data.batches import (
-    StreamBatches,
-    TrainBatches,
-    load_ahead,
-    seed_generators,
-    to_device,
-)
-from train_core.engine.data.recorded import load_recorded, with_login
-from train_core.engine.distributed.control_message import ControlMessage
+from train_core.engine.checkpoint.writer import SaveTiming
+from train_core.engine.data.batches import seed_generators, to_device
+from train_core.engine.data.train_loader import TrainLoader
+from train_core.engine.distributed.control_message import ControlMessage, RankRequests
 from train_core.engine.distributed.fsdp import check_passes
 from train_core.engine.distributed.group import Group, use_deterministic_algorithms
 from train_core.engine.distributed.watchdog import Watchdog
-from train_core.engine.metrics.measure import check_split, forward
+from train_core.engine.metrics.measure import forward
+from train_core.engine.training.opened import OpenedWorkload, epochs_at_first, first_weights
+from train_core.engine.training.records import TrainRecords
+from train_core.engine.training.saver import Saver
 from train_core.engine.training.stop_listener import StopListener
 from train_core.engine.training.train_state import TrainState
 from train_core.engine.training.validation import validate
 from train_core.errors import NotFiniteError
 from train_core.policy import metric_names
 from train_core.policy.randomness import FORWARD, derive_seed
-from train_core.policy.sharding import shards_of_rank
-from train_core.policy.steps import MicroBatch, due
-from train_core.policy.stop_reasons import STOPPED
-from train_core.storage.records.run_record import Origin
+from train_core.policy.save_schedule import SaveDue
+from train_core.policy.steps import MicroBatch
+from train_core.policy.stop_reasons import Reached, StopReason, has_reached
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import Batch, Workload, indexed, is_stream, load_split
+from train_core.workload import Batch
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class _PendingStep:
+    """A step that is done, but for what all ranks' messages say of it."""
+
+    message: ControlMessage
+    learning_rate: float
+    grad_norm: torch.Tensor | None
+    num_samples: int
+
+    def metrics(self, loss: float) -> dict[str, float]:
+        """The step's metrics."""
+        metrics = {metric_names.TRAIN_LOSS: loss, metric_names.LEARNING_RATE: self.learning_rate}
+        if self.grad_norm is not None:
+            metrics[metric_names.GRAD_NORM] = float(self.grad_norm)
+        return metrics
+
+
 class Trainer:
-    """One rank's part of one attempt at a run."""
+    """One rank's part of one attempt at a run.
+
+    `opened` is what it trains, if not what the run recorded.
+    """
 
     def __init__(
         self,
@@ -62,6 +76,9 @@ class Trainer:
         config: TrainConfig,
         attempt: int,
         group: Group,
+        *,
+        opened: OpenedWorkload | None = None,
+        timing: SaveTiming | None = None,
     ) -> None:
         torch.set_num_threads(config.threads_per_worker)
         if group.device.type == "cuda":
@@ -70,329 +87,203 @@ class Trainer:
         self.group = group
         self.folder = folder
         self.attempt = attempt
-        self.workload: Workload[Any] = self._load_workload()
-        self.train_set = load_split(self.workload, "train")
-        self.validation_set = indexed(self.workload, "validation")
-        check_split(self.validation_set, "validation")
-        self.plan = config.step_plan(check_split(self.train_set, "train"))
+        self.opened = opened or OpenedWorkload.of_run(folder, config)
+        self.opened.check()
+        workload, train_set = self.opened.workload, self.opened.train_set
+        plan = config.step_plan(len(train_set))
+        schedule_steps = epochs_at_first(folder, config) * plan.steps_per_epoch
         self.progress = Progress()
-        self.shards = shards_of_rank(config.shards, group.world_size, group.rank)
-        self.streams = (
-            StreamBatches(self.workload, self.train_set, config)
-            if is_stream(self.train_set)
-            else None
-        )
-        self.trained = TrainState(self.workload, config, group, self._schedule_steps())
+        self.trained = TrainState(workload, config, group, schedule_steps)
         if self.trained.is_sharded:
-            check_passes(self.plan, self.train_set, group.world_size)
-        self.state = self._all_state()
-        self.recorder = JournalBuffer(folder.store, is_enabled=group.is_rank0)
-        self.checkpointer = Checkpointer(folder, config, attempt, self.recorder, group)
-        self.listener = StopListener(folder.store, attempt, is_enabled=group.is_rank0)
+            check_passes(plan, train_set, group.world_size)
+        self.loader = TrainLoader(
+            workload, train_set, config, group, has_equal_passes=self.trained.is_sharded
+        )
+        is_rank0 = group.is_rank0
+        self.records = TrainRecords(folder.store, config, plan, attempt, is_enabled=is_rank0)
+        checkpointer = Checkpointer(folder, config, attempt, self.records.journal, group, timing)
         self.watchdog = Watchdog(config.hang_timeout_s)
-        self.batches: Iterator[Batch] = iter(())
-        self._unsettled: tuple[ControlMessage, dict[str, float], int] | None = None
-        self._grad_norm: torch.Tensor | None = None
-        self._wants_checkpoint = self._wants_retry = False
-        self._is_time_up = self._is_asked_to_stop = False
-        self._skips = config.checkpoint_backpressure == "skip"
-        self._is_busy = False
-        self._saved_step = -1
-        self._saved_in_turn = True
+        state, rules = self._all_state(), config.save_rules
+        self.saver = Saver(
+            checkpointer, state, self.trained, rules, group, self.records, self.watchdog
+        )
+        self.listener = StopListener(folder.store, attempt, is_enabled=is_rank0)
+        self.requests = RankRequests()
+        """What any rank requests, as all ranks received it."""
+        self._pending: _PendingStep | None = None
 
     def run(self) -> Progress:
         """Train to the end, from the newest good checkpoint if there is one."""
         try:
             self.restore()
             while not self.progress.stopped_by:
-                if not self.progress.awaits_validation(self.plan):
+                if not self.progress.awaits_validation(self.loader.plan):
                     self.step()
-                if self.progress.awaits_validation(self.plan):
+                if self.progress.awaits_validation(self.loader.plan):
                     self.end_epoch()
                 self.stop_if_due()
                 self.save_if_due()
             self.watchdog.rest()
-            self.finish()
+            self.saver.finish(self.progress)
         finally:
-            self.watchdog.rest()
-            self.checkpointer.close()
-            self.listener.close()
-            self.recorder.close()
-            self.trained.reducer.close()
+            self.close()
         return self.progress
+
+    def close(self) -> None:
+        """End all threads and processes."""
+        self.watchdog.rest()
+        self.saver.checkpointer.close()
+        self.listener.close()
+        self.records.close()
+        self.trained.close()
+        self.loader.close()
 
     def restore(self) -> None:
         """Go on from the newest good checkpoint, if there is one."""
         found = newest_good(self.folder, self.group, self.trained.assembly)
+        saved_step = -1
         if found:
             checkpoint, state = found
-            self.state.restore(state)
-            self.checkpointer.continue_from(checkpoint)
+            self.saver.state.restore(state)
+            self.saver.checkpointer.continue_from(checkpoint)
             # A validation that was interrupted starts over, and what follows it is saved.
-            if not self.progress.awaits_validation(self.plan):
-                self._saved_step = self.progress.step
-            self.progress.stopped_by = self.progress.reason_to_stop(self.config, self.plan)
+            if not self.progress.awaits_validation(self.loader.plan):
+                saved_step = self.progress.step
+            # The limits may be others than those by which it ended.
+            self.stop_if_due()
             if self.group.is_rank0:
                 _log.info("resuming after step %d from %s", self.progress.step, checkpoint.name)
                 if quarantined := self.folder.quarantined():
-                    self.recorder.rate(metric_names.CHECKPOINT_QUARANTINED, len(quarantined))
+                    self.records.journal.rate(metric_names.CHECKPOINT_QUARANTINED, len(quarantined))
         else:
-            self.trained.begin(self._origin())
-        self._first_step = self.progress.step
-        self._elapsed_before = self.progress.elapsed_s
-        self._saved_at = self._began_at = self._settled_at = time.monotonic()
-        self._fetch_from_here()
+            self.trained.begin(first_weights(self.folder, self.config))
+        self.records.start(self.progress)
+        self.saver.start(saved_step)
+        if not self.progress.stopped_by:
+            self.loader.start(self.progress.epoch, self.progress.step)
 
     def step(self) -> None:
         """One optimizer step: every shard's gradients, summed, applied."""
         self.watchdog.move()
         self._settle()
-        self.checkpointer.poll()
+        self.saver.checkpointer.poll()
         progress, trained = self.progress, self.trained
-        word = ControlMessage(self.config.shards, self.group)
-        work = self._micro_batches(progress.epoch, progress.step_in_epoch)
-        for shard, micro_batches in zip(self.shards, work, strict=True):
-            trained.reducer.begin_shard(shard)
-            trained.buffers.begin_shard(shard, is_first_here=shard == self.shards.start)
-            for micro in micro_batches:
-                loss = self._forward(micro)
-                word.add_loss(shard, loss)
-                if micro is micro_batches[-1]:
-                    trained.reducer.expect_last_backward()
-                loss.backward()
-            trained.reducer.end_shard()
-            trained.buffers.end_shard(shard)
-        word.send(
-            wants_checkpoint=self._checkpoint_is_due(),
-            wants_retry=self.checkpointer.wants_to_save,
-            is_time_up=self._time_is_up(),
-            is_asked_to_stop=self.listener.is_asked,
-            is_busy=self.checkpointer.is_busy,
-        )
-        trained.buffers.send()
-        trained.reducer.finish()
-        trained.buffers.finish()
+        message = ControlMessage(self.config.shards, self.group)
+        for shard in self.loader.shards:
+            with trained.shard(shard):
+                for micro, batch, is_last in self.loader.batches_of(shard):
+                    loss = self._forward(micro, batch)
+                    message.add_loss(shard, loss)
+                    if is_last:
+                        trained.reducer.expect_last_backward()
+                    loss.backward()
+        message.send(self._own_requests())
+        trained.exchange()
         learning_rate = trained.learning_rate
-        self._grad_norm = trained.apply_gradients(progress.step)
-        num_samples = len(self.plan.step_samples(progress.step_in_epoch))
+        grad_norm = trained.apply_gradients(progress.step)
+        num_samples = len(self.loader.plan.step_samples(progress.step_in_epoch))
         progress.count_step(num_samples)
-        self._unsettled = word, {metric_names.LEARNING_RATE: learning_rate}, num_samples
-        self.workload.after_step(trained.model, progress.step)
+        self._pending = _PendingStep(message, learning_rate, grad_norm, num_samples)
+        self.opened.workload.after_step(trained.model, progress.step)
 
     def end_epoch(self) -> None:
         """Validate, and remember the epoch's metrics; not if a request to stop comes."""
         self._settle()
         measured = None
-        if not self._is_asked_to_stop:
+        if not self.requests.is_asked_to_stop:
             with self.trained.gathered() as model:
-                what = (self.workload, model, self.validation_set, self.config, self.group)
-                measured = validate(*what, self.watchdog, self.listener)
+                what = self.opened.workload, model, self.opened.validation_set
+                measured = validate(*what, self.config, self.group, self.watchdog, self.listener)
         if measured is None:
-            self._is_asked_to_stop = True
+            self.requests |= RankRequests(is_asked_to_stop=True)
             return
-        metrics = self.progress.end_epoch() | measured
-        self.progress.metrics |= metrics
-        self.progress.validated_step = self.progress.step
-        self.progress.judge(self.config)
-        self.recorder.add(self.progress.step, metrics)
-        self._show()
+        progress = self.progress
+        metrics = progress.end_epoch() | measured
+        progress.metrics |= metrics
+        progress.validated_step = progress.step
+        progress.judge(self.config)
+        self.records.add_validation(progress, metrics)
         if self.group.is_rank0:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-            _log.info("epoch %d, step %d: %s", self.progress.epoch, self.progress.step, shown)
-        if self.streams is not None:
-            self._fetch_from_here()
+            _log.info("epoch %d, step %d: %s", progress.epoch, progress.step, shown)
+        if self.loader.streams is not None:
+            self.loader.start(progress.epoch, progress.step)
 
     def stop_if_due(self) -> None:
         """Note why the training ends after this step, if it does."""
-        reason = self.progress.reason_to_stop(self.config, self.plan)
-        asked = STOPPED if self._is_asked_to_stop else ""
-        self.progress.stopped_by = reason or asked or ("max_duration" if self._is_time_up else "")
+        reason = self.progress.reason_to_stop(
+            self.config,
+            self.loader.plan,
+            is_time_up=self.requests.is_time_up,
+            is_requested=self.requests.is_asked_to_stop,
+        )
+        self.progress.stopped_by = reason.value if reason else ""
 
     def save_if_due(self) -> None:
         """Take a checkpoint if one is due after this step, or if it was the last."""
-        progress, config = self.progress, self.config
-        in_turn = not progress.awaits_validation(self.plan) and (
-            progress.stopped_by not in ("", STOPPED)
-            or self._wants_checkpoint
-            or due(config.checkpoint_every_steps, progress.step)
-            or (progress.step_in_epoch == 0 and due(config.checkpoint_every_epochs, progress.epoch))
-        )
-        is_due = in_turn or bool(progress.stopped_by) or self._wants_retry
-        if not is_due or self._saved_step == progress.step:
+        after = self.progress.after_step(self.loader.plan)
+        due = self.saver.due(after, self.requests)
+        if due is SaveDue.NO:
             return
         self._settle()
-        self._wants_checkpoint = self._wants_retry = False
-        if self._is_too_early():
-            self.recorder.rate(metric_names.CHECKPOINT_SKIPPED, 1)
-            return
-        if self._is_busy:
-            # A rank that still stores keeps all waiting, and none of them hangs.
-            with self.watchdog.resting():
-                self.group.raise_if_any_failed(self.checkpointer.wait_for_in_flight)
-        progress.elapsed_s = self._elapsed_s()
-        self._saved_step, self._saved_in_turn = progress.step, in_turn
-        self._save()
-        self._saved_at = time.monotonic()
-
-    def _save(self) -> None:
-        state, frozen = self.state.capture(), self.trained.frozen()
-        self.checkpointer.save(state, frozen, self.progress, in_turn=self._saved_in_turn)
-
-    def finish(self) -> None:
-        """See the last checkpoint committed; where that fails, all ranks try again together."""
-        while (outcome := self._outcome()) != "saved":
-            if outcome == "again":
-                self._save()
-
-    def _outcome(self) -> str:
-        # No rank still stores when rank 0 makes the way free for another try.
-        self.group.raise_if_any_failed(self.checkpointer.wait)
-        return self.group.call_on_rank0(self.checkpointer.outcome)
-
-    def _is_too_early(self) -> bool:
-        """Whether all ranks leave out this checkpoint because one still stores the last.
-
-        Never one with a validation: the choice of the best must not depend on the storage.
-        """
-        progress = self.progress
-        return (
-            self._skips
-            and self._is_busy
-            and not progress.stopped_by
-            and progress.validated_step != progress.step
-        )
-
-    def _load_workload(self) -> Workload[Any]:
-        """What is trained; `train_core.engine.tools.standalone` shortens it."""
-        return load_recorded(self.folder, self.config)
-
-    def _origin(self) -> Origin | None:
-        """Whose weights the run begins with; None: the workload's own."""
-        if not self.config.init_from:
-            return None
-        recorded = self.folder.record().origin
-        return recorded and with_login(recorded, self.config, self.folder.storage)
-
-    def _schedule_steps(self) -> int:
-        """Steps of what the run was begun with: in epochs beyond that, the last rate is held."""
-        folder, config = self.folder, self.config
-        planned = folder.record().config.epochs if folder.exists() else config.epochs
-        return planned * self.plan.steps_per_epoch
+        # This checkpoint is what they request, also those that came with this step's messages.
+        self.requests = replace(self.requests, wants_checkpoint=False, wants_retry=False)
+        self.saver.save(self.progress, after, due, is_busy=self.requests.is_busy)
 
     def _all_state(self) -> TrainingState:
-        state = TrainingState()
+        state, workload, streams = TrainingState(), self.opened.workload, self.loader.streams
         self.trained.add_to(state)
-        if self.streams is not None:
-            capture = partial(self.streams.captured_everywhere, self.group)
-            state.add("streams", capture, self.streams.restore)
-        state.add("workload", self.workload.state_dict, self.workload.load_state_dict)
+        if streams is not None:
+            state.add("streams", partial(streams.captured_everywhere, self.group), streams.restore)
+        state.add("workload", workload.state_dict, workload.load_state_dict)
         state.add("progress", self.progress.capture, self.progress.restore)
         return state
 
-    def _micro_batches(self, epoch: int, step_in_epoch: int) -> Iterable[list[MicroBatch]]:
-        """For each of this rank's shards, the micro-batches of a step."""
-        if not self.trained.is_sharded:
-            return self.plan.micro_batches(epoch, step_in_epoch, self.shards)
-        # Each pass gathers the weights from all ranks, so all have to do equally many.
-        group = self.group
-        return self.plan.equal_passes(epoch, step_in_epoch, group.world_size, group.rank)
-
-    def _fetch_from_here(self) -> None:
-        """Start to fetch batches from where the training stands: to its end, or a stream's epoch.
-
-        Processes that fetch ahead so go on during validation, and start once.
-        """
-        progress, plan = self.progress, self.plan
-        last_epoch = self.config.epochs if self.streams is None else progress.epoch + 1
-        steps = range(progress.step, last_epoch * plan.steps_per_epoch)
-        keys: Iterator[MicroBatch] = (
-            micro
-            for epoch, step in (divmod(step, plan.steps_per_epoch) for step in steps)
-            for micro_batches in self._micro_batches(epoch, step)
-            for micro in micro_batches
-        )
-        if self.streams is not None:
-            self.batches = self.streams.batches(progress.epoch, self.shards, keys)
-        elif not progress.stopped_by:
-            assert not is_stream(self.train_set)
-            self.batches = load_ahead(
-                TrainBatches(self.workload, self.train_set, self.config.seed),
-                keys,
-                num_processes=self.config.data_workers,
-                device=self.group.device,
-            )
-
-    def _forward(self, micro: MicroBatch) -> torch.Tensor:
+    def _forward(self, micro: MicroBatch, batch: Batch) -> torch.Tensor:
         """The micro-batch's loss times its share of the step's samples."""
         config = self.config
-        batch = to_device(next(self.batches), self.group.device, channels_last=config.channels_last)
+        batch = to_device(batch, self.group.device, channels_last=config.channels_last)
         seed_generators(
             derive_seed(config.seed, FORWARD, micro.step, micro.micro_step, micro.shard)
         )
-        _, loss = forward(self.workload, self.trained.forward_model, batch, config)
+        _, loss = forward(self.opened.workload, self.trained.forward_model, batch, config)
         return loss * micro.weight
 
+    def _own_requests(self) -> RankRequests:
+        """What this rank requests of all."""
+        progress, checkpointer = self.progress, self.saver.checkpointer
+        reached = Reached(progress.step, progress.epoch, self.records.clock.elapsed_s)
+        is_time_up = has_reached(StopReason.MAX_DURATION, reached, self.config.stop_limits)
+        return RankRequests(
+            wants_checkpoint=self.saver.is_due_by_time,
+            wants_retry=checkpointer.wants_to_save,
+            is_time_up=self.group.is_rank0 and is_time_up,
+            is_asked_to_stop=self.listener.is_asked,
+            is_busy=checkpointer.is_busy,
+        )
+
     def _settle(self) -> None:
-        """Read the last step's control word: its loss, and what any rank wants.
+        """Read the last step's messages: its loss, and what any rank requests.
 
         Raises NotFiniteError before the step's state can be saved.
         """
-        if self._unsettled is None:
+        if self._pending is None:
             return
-        word, metrics, num_samples = self._unsettled
-        self._unsettled = None
-        told = word.read()
-        if not math.isfinite(told.loss):
-            self.watchdog.rest()
-            self.checkpointer.wait()
-            newest = self.checkpointer.newest
-            # No rank ends before the checkpoint under way is committed.
-            last_good = self.group.broadcast_from_rank0(str(newest.name) if newest else None)
-            raise NotFiniteError(self.progress.step, told.loss, last_good)
-        self.progress.add_loss(told.loss, num_samples)
-        self._wants_checkpoint |= told.wants_checkpoint
-        self._wants_retry |= told.wants_retry
-        self._is_time_up |= told.is_time_up
-        self._is_asked_to_stop |= told.is_asked_to_stop
-        self._is_busy = told.is_busy
-        metrics = {metric_names.TRAIN_LOSS: told.loss, **metrics}
-        if self._grad_norm is not None:
-            metrics[metric_names.GRAD_NORM] = float(self._grad_norm)
+        pending, self._pending = self._pending, None
+        received = pending.message.read()
+        if not math.isfinite(received.loss):
+            self._refuse(received.loss)
+        self.progress.add_loss(received.loss, pending.num_samples)
+        # A rank that was busy may have ended since.
+        self.requests = replace(self.requests, is_busy=False) | received.requests
+        metrics = pending.metrics(received.loss)
         self.progress.metrics |= metrics
-        now = time.monotonic()
-        rate = num_samples / (now - self._settled_at)
-        self._settled_at = now
-        self.recorder.add(self.progress.step, metrics, {metric_names.SAMPLES_PER_S: rate})
-        self._show()
+        self.records.add_step(self.progress, metrics, pending.num_samples)
 
-    def _show(self) -> None:
-        progress, config = self.progress, self.config
-        total = progress.total_steps(config, self.plan)
-        done = self._elapsed_s() - self._elapsed_before
-        steps_here = progress.step - self._first_step
-        rate = steps_here / done if done > 0 else 0.0
-        self.recorder.show(
-            attempt=self.attempt,
-            step=progress.step,
-            total_steps=total,
-            epoch=progress.epoch,
-            epochs=config.epochs,
-            loss=progress.metrics.get(metric_names.TRAIN_LOSS),
-            samples_per_s=rate * config.batch_size,
-            eta_s=(total - progress.step) / rate if rate else None,
-            metrics=metric_names.only(metric_names.VALIDATION, progress.metrics),
-        )
-
-    def _elapsed_s(self) -> float:
-        """Seconds of training, those before an interruption included."""
-        return self._elapsed_before + time.monotonic() - self._began_at
-
-    def _checkpoint_is_due(self) -> bool:
-        every = self.config.checkpoint_every_s
-        is_due = 0 < every <= time.monotonic() - self._saved_at
-        is_too_early = self._skips and self.checkpointer.is_busy
-        return self.group.is_rank0 and is_due and not is_too_early
-
-    def _time_is_up(self) -> bool:
-        limit = self.config.max_duration_s
-        return self.group.is_rank0 and 0 < limit <= self._elapsed_s()
+    def _refuse(self, loss: float) -> None:
+        self.watchdog.rest()
+        self.saver.checkpointer.wait()
+        newest = self.saver.checkpointer.newest
+        # No rank ends before the checkpoint in flight is committed.
+        last_good = self.group.broadcast_from_rank0(str(newest.name) if newest else None)
+        raise NotFiniteError(self.progress.step, loss, last_good)

@@ -55,8 +55,8 @@ class TrainState:
             if self.is_sharded
             else Reducer(self.model.parameters(), config.shards, group)
         )
-        shards = shards_of_rank(config.shards, group.world_size, group.rank)
-        self.buffers = Buffers(self.model, len(shards), group)
+        self._shards = shards_of_rank(config.shards, group.world_size, group.rank)
+        self.buffers = Buffers(self.model, len(self._shards), group)
 
     @property
     def learning_rate(self) -> float:
@@ -115,6 +115,25 @@ class TrainState:
             return
         with fsdp.gathered(self.model):
             yield self.forward_model
+
+    @contextmanager
+    def shard(self, shard: int) -> Iterator[None]:
+        """The backward passes in the block are a shard's; the shards come in their order."""
+        self.reducer.begin_shard(shard)
+        self.buffers.begin_shard(shard, is_first_here=shard == self._shards.start)
+        yield
+        self.reducer.end_shard()
+        self.buffers.end_shard(shard)
+
+    def exchange(self) -> None:
+        """Wait for the sums of all ranks' gradients, and for shard 0's buffers."""
+        self.buffers.send()
+        self.reducer.finish()
+        self.buffers.finish()
+
+    def close(self) -> None:
+        """End the thread that exchanges gradients."""
+        self.reducer.close()
 
     def apply_gradients(self, step: int) -> torch.Tensor | None:
         """Clip, update the weights and the learning rate; the gradient's norm if it was clipped."""

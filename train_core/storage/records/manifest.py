@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from train_core.policy.stop_reasons import STOPPED
+from train_core.policy.stop_reasons import is_final
 from train_core.storage.objects.digests import ALGORITHM, digest_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import FORMAT, read_document, with_checksum
@@ -82,7 +82,7 @@ class CheckpointManifest(Manifest):
     @property
     def is_last(self) -> bool:
         """Whether the training ended here by itself, and not because somebody wanted it."""
-        return self.stopped_by not in ("", STOPPED)
+        return is_final(self.stopped_by)
 
 
 class EvaluationManifest(Manifest):

@@ -1,0 +1,259 @@
+"""The writer of checkpoints: stores this rank's files and, on rank 0, commits.
+
+It runs in the checkpointer's background thread. Every rank stores its share of the files and
+sends their sizes and digests to rank 0, which creates the manifest when all are stored: a process
+that dies before leaves nothing that counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from train_core.config import TrainConfig
+from train_core.engine.checkpoint.snapshot import Snapshot, SnapshotFile
+from train_core.engine.distributed.group import Group
+from train_core.engine.distributed.rank_mailbox import RankMailbox
+from train_core.errors import CheckpointError, NotFiniteError, StorageError, WorkloadError
+from train_core.storage.cleanup.superseded import delete_superseded
+from train_core.storage.objects.digests import digest_of
+from train_core.storage.records.journal import Entry, append
+from train_core.storage.records.manifest import CheckpointManifest, FileEntry
+from train_core.storage.records.names import CHECKPOINTS, CheckpointName
+from train_core.storage.records.verified_files import check_size, write_file
+from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import RunWriter
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SaveTiming:
+    """How long saving waits, and for what."""
+
+    retry_s: float = 5.0
+    """How soon after a checkpoint failed the next one is tried."""
+    insist_s: float = 600.0
+    """How long one with a validation is tried itself: ranks may wait for it in a collective."""
+    commit_timeout_s: float = 600.0
+    """How long rank 0 waits for the other ranks' files when its own are stored."""
+    close_timeout_s: float = 10.0
+    """How long a checkpoint in flight may take when the training ends with an error."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """What is to be committed with the snapshot."""
+
+    number: int
+    """All ranks count alike."""
+    facts: dict[str, Any]
+    """Fields of the manifest."""
+    entries: list[Entry]
+    """The journal's new entries."""
+    previous: Checkpoint | None
+    """The newest commit, whose journal is continued."""
+
+    @property
+    def step(self) -> int:
+        """The step whose state it is."""
+        return int(self.facts["step"])
+
+    def not_finite(self) -> NotFiniteError:
+        """The error for a weight that is not a number."""
+        last_good = str(self.previous.name) if self.previous else None
+        return NotFiniteError(self.step, math.nan, last_good, "a weight of the model")
+
+
+class CheckpointWriter:
+    """Stores snapshots of one attempt. At most one save is in flight."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: TrainConfig,
+        attempt: int,
+        group: Group,
+        timing: SaveTiming,
+    ) -> None:
+        self.snapshot = Snapshot(config.shards, group)
+        """The copy that is stored; the next one is taken when no save is in flight."""
+        self.closing = threading.Event()
+        """When set, a save that fails is not tried again."""
+        self.run_writer = RunWriter(folder, attempt)
+        self._folder = folder
+        self._config = config
+        self._attempt = attempt
+        self._group = group
+        self._timing = timing
+        self._mailbox = RankMailbox(group)
+        self._insists_until = 0.0
+        self._stored: dict[str, str] = {}
+        """Keys of files that are stored already, by digest: those of the last checkpoint."""
+        self._given_up: list[CheckpointName] = []
+        """Checkpoints that were begun and, as far as is known, not committed."""
+
+    def continue_from(self, checkpoint: Checkpoint) -> None:
+        """Take the files of this checkpoint for those that are stored already."""
+        files = checkpoint.manifest.files
+        self._stored = {entry.digest: f"{checkpoint.key}/{entry.name}" for entry in files}
+
+    def write(self, save: Save) -> Checkpoint | None:
+        """Store this rank's files; rank 0 commits when all ranks have, and returns the commit."""
+        name = CheckpointName(save.step, self._attempt)
+        folder = f"{CHECKPOINTS}/{name}"
+        # No other one can be chosen as the best in its stead.
+        insist_s = min(self._timing.insist_s, self._config.max_unsaved_s or math.inf)
+        self._insists_until = time.monotonic() + (insist_s if save.facts["validated"] else 0)
+        if not self._group.is_rank0:
+            self._write_share(folder, save)
+            return None
+        try:
+            self._delete_given_up()
+            files = self._store_files(folder, save)
+            files += self._files_of_others(save)
+            committed = self._commit(name, files, save)
+        except BaseException:
+            self._given_up.append(name)
+            raise
+        delete_superseded(self.run_writer, self._config)
+        return committed
+
+    def find_or_clear(self, step: int) -> Checkpoint | None:
+        """The commit of a save that seemed to fail, if it is there; else delete its files.
+
+        Raises StorageError.
+        """
+        name = CheckpointName(step, self._attempt)
+        if self._folder.exists_checkpoint(name):
+            return self._folder.checkpoint(name)
+        # The next try creates its files anew, and exclusively.
+        self._folder.store.delete(f"{CHECKPOINTS}/{name}")
+        self._given_up = [other for other in self._given_up if other != name]
+        return None
+
+    def _commit(self, name: CheckpointName, files: list[FileEntry], save: Save) -> Checkpoint:
+        def commit(is_again: bool) -> Checkpoint:
+            if is_again and self._folder.exists_checkpoint(name):
+                # The answer was lost.
+                return self._folder.checkpoint(name)
+            return self.run_writer.commit(self._manifest(files, save))
+
+        return self._insist(commit)
+
+    def _insist(self, work: Callable[[bool], _T]) -> _T:
+        """The result of `work`, tried again where a storage fails, if the checkpoint is worth it.
+
+        The argument of `work` is whether it is tried again.
+        """
+        is_again = False
+        while True:
+            try:
+                return work(is_again)
+            except StorageError as error:
+                if time.monotonic() > self._insists_until or self.closing.is_set():
+                    raise
+                _log.warning("a checkpoint is not stored yet, training goes on: %s", error)
+            is_again = True
+            self.closing.wait(self._timing.retry_s)
+
+    def _write_share(self, folder: str, save: Save) -> None:
+        """Store this rank's files and report to rank 0."""
+        try:
+            files = self._store_files(folder, save)
+        except NotFiniteError:
+            # Rank 0 knows the newest commit, and raises the error on all ranks.
+            self._mailbox.send(save.number, {"not_finite": True})
+            return
+        except BaseException as error:
+            self._mailbox.send(save.number, {"error": f"{type(error).__name__}: {error}"})
+            raise
+        stored = [file.model_dump() for file in files]
+        report = {"plan": self.snapshot.plan_digest, "files": stored}
+        self._mailbox.send(save.number, report)
+
+    def _files_of_others(self, save: Save) -> list[FileEntry]:
+        """The files that the other ranks have stored."""
+        files = []
+        timeout_s = self._timing.commit_timeout_s
+        reports = self._mailbox.collect(save.number, timeout_s=timeout_s, give_up=self.closing)
+        for report in reports:
+            if "not_finite" in report:
+                raise save.not_finite()
+            if "error" in report:
+                raise StorageError(f"another rank did not store its files: {report['error']}")
+            if report["plan"] != self.snapshot.plan_digest:
+                raise WorkloadError(
+                    "the workers' states differ, and their files would make no checkpoint: what "
+                    "`state_dict` gives must have the same names, types and shapes on every worker"
+                )
+            files += [FileEntry.model_validate(file) for file in report["files"]]
+        return files
+
+    def _delete_given_up(self) -> None:
+        """Make room: what was not committed may be why the storage is full.
+
+        What a late rank still adds to such a folder is deleted with the attempt's orphans.
+        """
+        for name in list(self._given_up):
+            try:
+                if not self._folder.exists_checkpoint(name):
+                    self._folder.store.delete(f"{CHECKPOINTS}/{name}")
+            except StorageError as error:
+                _log.warning("files of a checkpoint that was given up remain: %s", error)
+            else:
+                self._given_up.remove(name)
+
+    def _store_files(self, folder: str, save: Save) -> list[FileEntry]:
+        if self.snapshot.has_nan():
+            raise save.not_finite()
+        stored = [self._store_file(folder, file) for file in self.snapshot.files]
+        self._stored = {entry.digest: f"{folder}/{entry.name}" for entry in stored}
+        if self._group.is_rank0:
+            for name, data in self.snapshot.small_files().items():
+                stored.append(self._store_anew(f"{folder}/{name}", memoryview(data)))
+        return stored
+
+    def _store_anew(self, key: str, data: memoryview) -> FileEntry:
+        def write(is_again: bool) -> FileEntry:
+            if is_again:
+                # Files are created exclusively, and there may be a part of it.
+                self._folder.store.delete(key)
+            return write_file(self._folder.store, key, data)
+
+        return self._insist(write)
+
+    def _store_file(self, folder: str, file: SnapshotFile) -> FileEntry:
+        """Store a file; one that has not changed since the last checkpoint is not sent again."""
+        store, key = self._folder.store, f"{folder}/{file.planned.name}"
+        if file.planned.is_frozen:
+            digest = digest_of(file.data)
+            entry = FileEntry(name=file.planned.name, size_bytes=len(file.data), digest=digest)
+            if digest in self._stored:
+                try:
+                    check_size(store, self._stored[digest], entry)
+                    store.link_or_copy(self._stored[digest], store, key)
+                except (StorageError, CheckpointError):
+                    # It was deleted with its checkpoint, just now or before, or cut.
+                    del self._stored[digest]
+                else:
+                    return entry
+        return self._store_anew(key, file.data)
+
+    def _manifest(self, files: list[FileEntry], save: Save) -> CheckpointManifest:
+        """Store the journal's new entries; what the commit will say."""
+        journal = save.previous.manifest.journal if save.previous else ()
+        return CheckpointManifest(
+            created_at=datetime.now(UTC).isoformat(),
+            attempt=self._attempt,
+            files=tuple(files),
+            journal=append(self._folder.store, journal, save.entries, self._attempt),
+            **save.facts,
+        )

@@ -1,0 +1,91 @@
+"""What a training records of its steps: the journal, the progress for people, and the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from train_core.config import TrainConfig
+from train_core.engine.checkpoint.journal_buffer import JournalBuffer
+from train_core.engine.checkpoint.progress import Progress
+from train_core.policy import metric_names
+from train_core.policy.steps import StepPlan
+from train_core.storage.objects.store import Store
+
+
+class TrainClock:
+    """Seconds of training, those before an interruption included."""
+
+    def __init__(self) -> None:
+        self._before_s = 0.0
+        self._began_at = time.monotonic()
+
+    def start(self, before_s: float) -> None:
+        """Count from here, after so many seconds in earlier attempts."""
+        self._before_s = before_s
+        self._began_at = time.monotonic()
+
+    @property
+    def here_s(self) -> float:
+        """Seconds of this attempt."""
+        return time.monotonic() - self._began_at
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of all attempts."""
+        return self._before_s + self.here_s
+
+
+class TrainRecords:
+    """Records each step and each validation in the journal, and shows them in live.json."""
+
+    def __init__(
+        self, store: Store, config: TrainConfig, plan: StepPlan, attempt: int, *, is_enabled: bool
+    ) -> None:
+        self.journal = JournalBuffer(store, is_enabled=is_enabled)
+        self.clock = TrainClock()
+        self.first_step = 0
+        """The step after which this attempt began."""
+        self._config = config
+        self._plan = plan
+        self._attempt = attempt
+        self._step_ended_at = time.monotonic()
+
+    def start(self, progress: Progress) -> None:
+        """Go on from here."""
+        self.first_step = progress.step
+        self.clock.start(progress.elapsed_s)
+        self._step_ended_at = time.monotonic()
+
+    def add_step(self, progress: Progress, metrics: Mapping[str, float], num_samples: int) -> None:
+        """Record a step over so many samples."""
+        now = time.monotonic()
+        rate = num_samples / (now - self._step_ended_at)
+        self._step_ended_at = now
+        self.journal.add(progress.step, metrics, {metric_names.SAMPLES_PER_S: rate})
+        self._show(progress)
+
+    def add_validation(self, progress: Progress, metrics: Mapping[str, float]) -> None:
+        """Record the end of an epoch."""
+        self.journal.add(progress.step, metrics)
+        self._show(progress)
+
+    def close(self) -> None:
+        """Write what is shown a last time, and end the thread that does."""
+        self.journal.close()
+
+    def _show(self, progress: Progress) -> None:
+        config, done_s = self._config, self.clock.here_s
+        total = progress.total_steps(config, self._plan)
+        rate = (progress.step - self.first_step) / done_s if done_s > 0 else 0.0
+        self.journal.show(
+            attempt=self._attempt,
+            step=progress.step,
+            total_steps=total,
+            epoch=progress.epoch,
+            epochs=config.epochs,
+            loss=progress.metrics.get(metric_names.TRAIN_LOSS),
+            samples_per_s=rate * config.batch_size,
+            eta_s=(total - progress.step) / rate if rate else None,
+            metrics=metric_names.only(metric_names.VALIDATION, progress.metrics),
+        )

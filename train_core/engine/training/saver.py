@@ -1,0 +1,104 @@
+"""Saving: all ranks take a checkpoint after the same step, and see the last one committed."""
+
+from __future__ import annotations
+
+import time
+
+from train_core.engine.checkpoint.checkpointer import Checkpointer
+from train_core.engine.checkpoint.progress import Progress
+from train_core.engine.checkpoint.state import TrainingState
+from train_core.engine.distributed.control_message import RankRequests
+from train_core.engine.distributed.group import Group
+from train_core.engine.distributed.watchdog import Watchdog
+from train_core.engine.training.records import TrainRecords
+from train_core.engine.training.train_state import TrainState
+from train_core.policy import metric_names
+from train_core.policy.save_schedule import (
+    AfterStep,
+    Backpressure,
+    SaveDue,
+    SaveRules,
+    backpressure,
+    is_due_by_time,
+    save_due,
+)
+from train_core.policy.save_state import SaveState
+
+
+class Saver:
+    """Takes checkpoints by the schedule. What it is asked after a step is the same on all ranks."""
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        state: TrainingState,
+        trained: TrainState,
+        rules: SaveRules,
+        group: Group,
+        records: TrainRecords,
+        watchdog: Watchdog,
+    ) -> None:
+        self.checkpointer = checkpointer
+        self.state = state
+        """All that the next step depends on."""
+        self.rules = rules
+        self._trained = trained
+        self._group = group
+        self._records = records
+        self._watchdog = watchdog
+        self._saved_step = -1
+        self._saved_at = time.monotonic()
+        self._is_scheduled = True
+
+    def start(self, saved_step: int) -> None:
+        """Go on from here, with the checkpoint of `saved_step`; -1: none of the step is enough."""
+        self._saved_step = saved_step
+        self._saved_at = time.monotonic()
+
+    @property
+    def is_due_by_time(self) -> bool:
+        """Whether a checkpoint is due by rank 0's clock; for the other ranks it never is."""
+        since_last_s = time.monotonic() - self._saved_at
+        return self._group.is_rank0 and is_due_by_time(
+            self.rules, since_last_s=since_last_s, is_busy=self.checkpointer.is_busy
+        )
+
+    def due(self, after: AfterStep, requests: RankRequests) -> SaveDue:
+        """Whether a checkpoint is due after this step."""
+        return save_due(
+            after,
+            self.rules,
+            saved_step=self._saved_step,
+            is_wanted=requests.wants_checkpoint,
+            is_retry_wanted=requests.wants_retry,
+        )
+
+    def save(self, progress: Progress, after: AfterStep, due: SaveDue, *, is_busy: bool) -> None:
+        """Take the checkpoint that is due; not if it is to be left out, as one is in flight."""
+        pressure = backpressure(after, self.rules, is_busy=is_busy)
+        if pressure is Backpressure.SKIP:
+            self._records.journal.rate(metric_names.CHECKPOINT_SKIPPED, 1)
+            return
+        if pressure is Backpressure.WAIT:
+            # A rank that still stores keeps all waiting, and none of them hangs.
+            with self._watchdog.resting():
+                self._group.raise_if_any_failed(self.checkpointer.wait_for_in_flight)
+        progress.elapsed_s = self._records.clock.elapsed_s
+        self._saved_step, self._is_scheduled = after.step, due is SaveDue.SCHEDULED
+        self._save(progress)
+        self._saved_at = time.monotonic()
+
+    def finish(self, progress: Progress) -> None:
+        """See the last checkpoint committed; where that fails, all ranks try again together."""
+        while (state := self._state_of_last()) is not SaveState.SAVED:
+            if state is SaveState.CLEARED:
+                self._save(progress)
+
+    def _state_of_last(self) -> SaveState:
+        # No rank still stores when rank 0 makes room for another try.
+        self._group.raise_if_any_failed(self.checkpointer.wait)
+        return self._group.call_on_rank0(self.checkpointer.resolve)
+
+    def _save(self, progress: Progress) -> None:
+        state, frozen = self.state.capture(), self._trained.frozen()
+        self.checkpointer.save(state, frozen, progress, is_scheduled=self._is_scheduled)
