@@ -12,11 +12,12 @@ from train_core.client.numbered_runs import unfinished_or_next
 from train_core.errors import ConfigError
 from train_core.storage.records.names import REPORT_JSON
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import create_run
 
 
 def create(storage: Path, run: str) -> RunFolder:
     folder = RunFolder(str(storage), run)
-    folder.create(record(run))
+    create_run(folder, record(run))
     return folder
 
 

@@ -17,7 +17,7 @@ from flows.parameters import RetrainParameters
 from train_core.engine.driver.stages import DriverStages
 from train_core.storage.coordination.stop_request import stop_request
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import begin_attempt
+from train_core.storage.run_writer import begin_attempt, create_run
 
 Begin = Callable[..., int]
 BEGUN = (
@@ -147,7 +147,7 @@ def test_mlflow_is_where_the_run_has_it_unless_another_one_is_named(
     assert tracking_uri_of(folder, None) == ""
     assert tracking_uri_of(folder, "http://another") == "http://another"
     other = RunFolder(folder.storage, "other")
-    other.create(folder.record().model_copy(update={"name": "other", "pipeline": {}}))
+    create_run(other, folder.record().model_copy(update={"name": "other", "pipeline": {}}))
     assert tracking_uri_of(other, None) == "http://environment"
 
 

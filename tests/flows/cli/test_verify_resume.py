@@ -56,7 +56,7 @@ def proof_folder(tmp_path: Path) -> Path:
 @pytest.mark.promise("verify-resume")
 @pytest.mark.parametrize("workers", [1, slow(2)])
 def test_a_workload_that_resumes_exactly_ends_with_code_0_and_leaves_nothing(
-    prove: Prove, tmp_path: Path, workers: int
+    verify_resume: Prove, tmp_path: Path, workers: int
 ) -> None:
     done = verify_resume("Tiny", "--json", "--storage", "runs", "--workers", str(workers))
     assert done.returncode == 0, done.stderr
@@ -81,7 +81,7 @@ def test_a_workload_that_resumes_exactly_ends_with_code_0_and_leaves_nothing(
 
 @pytest.mark.slow
 def test_one_that_does_not_ends_with_code_1_and_the_first_difference(
-    prove: Prove, tmp_path: Path
+    verify_resume: Prove, tmp_path: Path
 ) -> None:
     done = verify_resume("Undetermined", "--workers", "1", "--storage", "runs", "--keep")
     assert done.returncode == 1, done.stderr
@@ -110,7 +110,9 @@ def test_one_that_does_not_ends_with_code_1_and_the_first_difference(
 
 
 @pytest.mark.slow
-def test_without_a_storage_both_runs_lie_beside_their_logs(prove: Prove, tmp_path: Path) -> None:
+def test_without_a_storage_both_runs_lie_beside_their_logs(
+    verify_resume: Prove, tmp_path: Path
+) -> None:
     done = verify_resume("Tiny", "--workers", "1", "--json", "--keep")
     assert done.returncode == 0, done.stderr
     folder = str(proof_folder(tmp_path))
@@ -122,7 +124,7 @@ def test_without_a_storage_both_runs_lie_beside_their_logs(prove: Prove, tmp_pat
 
 @pytest.mark.slow
 def test_a_training_that_fails_by_itself_ends_with_code_2_and_leaves_its_log(
-    prove: Prove, tmp_path: Path
+    verify_resume: Prove, tmp_path: Path
 ) -> None:
     done = verify_resume("Buggy", "--storage", "runs")
     assert done.returncode == 2

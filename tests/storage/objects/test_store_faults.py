@@ -21,7 +21,6 @@ from tests.storage.fault_proxy import Fault, FaultProxy, Kind
 from train_core.errors import StorageError
 from train_core.storage.objects.retries import RetryPolicy
 from train_core.storage.objects.store import Store
-from train_core.storage.run_writer import create_run
 
 pytestmark = pytest.mark.s3
 
@@ -75,7 +74,7 @@ def operations(
         assert near.read("written") == b"other bytes"
 
     def create() -> None:
-        create_run(far, "created", b"own bytes")
+        far.create("created", b"own bytes")
         assert near.read("created") == b"own bytes"
 
     def put() -> None:
@@ -238,7 +237,7 @@ def test_of_sixteen_whose_answers_are_lost_one_creates_the_object(
 
     def create(racer: int) -> bool:
         try:
-            create_run(far, "race", f"{racer}".encode())
+            far.create("race", f"{racer}".encode())
         except FileExistsError:
             return False
         return True
@@ -255,7 +254,7 @@ def test_a_create_that_meets_another_one_under_way_asks_again(
 ) -> None:
     body = b"<Error><Code>ConditionalRequestConflict</Code><Message>Again.</Message></Error>"
     proxy.schedule.add(Fault(Kind.REFUSE, status="409 Conflict", body=body, times=2))
-    create_run(far, "object", b"mine")
+    far.create("object", b"mine")
     assert near.read("object") == b"mine"
     assert len(proxy.schedule.hits) == 2
 
