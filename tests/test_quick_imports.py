@@ -18,3 +18,19 @@ assert butter(1, 0.5)
         [sys.executable, "-c", code], check=False, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_all_that_train_core_exports_is_there_and_its_functions_load_no_torch() -> None:
+    code = """
+import sys
+import train_core
+for name in ("TrainConfig", "fit", "open_run", "list_runs", "verify_run", "export_weights"):
+    assert name in train_core.__all__ and getattr(train_core, name)
+assert not {"torch", "ray", "mlflow", "prefect"} & set(sys.modules)
+for name in train_core.__all__:
+    assert getattr(train_core, name)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr

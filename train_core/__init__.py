@@ -9,6 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from train_core.client.isolated import compare_runs, export_weights, mirror_run
+    from train_core.client.runs import (
+        delete_run,
+        fork_run,
+        list_runs,
+        open_run,
+        prune_run,
+        run_status,
+        stop_run,
+        verify_run,
+    )
     from train_core.config import TrainConfig
     from train_core.datasets.files import DataFile
     from train_core.errors import DataError
@@ -43,6 +54,17 @@ _HOMES = {
     "TrainConfig": "train_core.config",
     "Workload": "train_core.workload",
     "fit": "train_core.fitting",
+    "delete_run": "train_core.client.runs",
+    "fork_run": "train_core.client.runs",
+    "list_runs": "train_core.client.runs",
+    "open_run": "train_core.client.runs",
+    "prune_run": "train_core.client.runs",
+    "run_status": "train_core.client.runs",
+    "stop_run": "train_core.client.runs",
+    "verify_run": "train_core.client.runs",
+    "compare_runs": "train_core.client.isolated",
+    "export_weights": "train_core.client.isolated",
+    "mirror_run": "train_core.client.isolated",
 }
 
 __all__ = [
@@ -60,7 +82,18 @@ __all__ = [
     "Stream",
     "TrainConfig",
     "Workload",
+    "compare_runs",
+    "delete_run",
+    "export_weights",
     "fit",
+    "fork_run",
+    "list_runs",
+    "mirror_run",
+    "open_run",
+    "prune_run",
+    "run_status",
+    "stop_run",
+    "verify_run",
 ]
 
 

@@ -154,7 +154,7 @@ def test_uploads_of_results_are_ended_once_nobody_works_on_them(folder: RunFolde
     somebodys = "predictions/somebodys/part"
     begin_upload(folder, somebodys)
     for collect in (
-        partial(collect_orphans, folder, begin_attempt(folder).attempt),
+        partial(collect_orphans, RunWriter(folder, begin_attempt(folder).attempt)),
         partial(delete_unfinished_results, folder),
     ):
         for key in keys:
