@@ -28,7 +28,7 @@ from tests.chaos.servers import (
 )
 from tests.chaos.stages import is_held
 from tests.chaos.standing import HOLD, NOTES
-from tests.chaos.strike import Recovery, left_in, recovered_at, repeated, step_at
+from tests.chaos.strike import Recovery, left_in, newest_step, recovered_at, repeated
 from tests.conftest import BUCKET
 from tests.flows.prefect_side import shown_in_prefect
 
@@ -95,7 +95,7 @@ def _strike(
     with started(house.command(run, told), house.home, environment) as pipeline:
         pipeline.wait_for(outage.stage, notes)
         pipeline.look()
-        at = step_at(folder, outage.stage)
+        at = newest_step(notes)
         victim.fail(outage.way, pipeline.process.pid)
         struck_at = time.time()
         if outage.is_prefects and outage.comes_back and is_held(outage.stage):

@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.chaos.standing import HOLD, NOTES, note_pid, stand_still
+from tests.chaos.standing import HOLD, NOTES, note_pid, note_step, stand_still
 from train_core import Batch
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import CheckpointManifest
@@ -59,6 +59,8 @@ class HeldDigits(Digits):
             reach("first step")
         if step == MIDDLE_STEP:
             reach("mid-epoch")
+        if NOTES in os.environ and dist.is_initialized() and dist.get_rank() == 0:
+            note_step(step)
 
     def state_dict(self) -> dict[str, Any]:
         reach("snapshot")

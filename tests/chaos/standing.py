@@ -29,7 +29,17 @@ def stand_still(*, leaves_pid: bool = False) -> None:
 
 
 def note_pid(rank: int) -> None:
-    """Leave this process's pid, which somebody may be reading."""
+    """Leave this process's pid."""
+    _note(f"pid-{rank}", str(os.getpid()))
+
+
+def note_step(step: int) -> None:
+    """Leave the newest step that is done."""
+    _note("step", str(step))
+
+
+def _note(name: str, text: str) -> None:
+    """Leave a note, which somebody may be reading."""
     written = Path(os.environ[NOTES], f"writing-{os.getpid()}")
-    written.write_text(str(os.getpid()))
-    written.replace(written.with_name(f"pid-{rank}"))
+    written.write_text(text)
+    written.replace(written.with_name(name))

@@ -118,7 +118,7 @@ def _strike(
         else:
             first.wait_for(fault.stage, notes)
         first.look()
-        at = step_at(folder, fault.stage)
+        at = newest_step(notes)
         struck = False
         for victim in victims(fault, first.process, notes, folder):
             with suppress(psutil.NoSuchProcess):
@@ -197,12 +197,10 @@ def victims(
     return found[:1]
 
 
-def step_at(folder: RunFolder, stage: str) -> int:
-    """The step at which those stand that are held at the stage, or the newest that is shown."""
-    if is_held(stage):
-        # A step is shown in the next one, about twice a second.
-        time.sleep(1)
-    return int((folder.live() or {}).get("step", 0))
+def newest_step(notes: Path) -> int:
+    """The newest step that rank 0 has done; 0 before the first one."""
+    noted = notes / "step"
+    return int(noted.read_text()) if noted.exists() else 0
 
 
 def left_in(scratch: Path, *, besides: str = "ray") -> list[str]:

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from tests.flows.conftest import RETRAIN, Evertrain
+from tests.marks import slow
 from train_core.storage.objects.store import Store
 from train_core.workloads.idx import format_idx
 
 # The first one that needs the undisturbed pipeline waits for it.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 IMAGES = "t10k-images-idx3-ubyte"
 
@@ -27,7 +28,7 @@ IMAGES = "t10k-images-idx3-ubyte"
     ("arguments", "message"),
     [
         (["--settings", '{"depth": 3}'], "depth: Extra inputs are not permitted, got 3"),
-        (["--storage", "/proc/none"], "/proc/none"),
+        slow(["--storage", "/proc/none"], "/proc/none"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_run(
@@ -56,6 +57,7 @@ def empty(file: Path) -> None:
     labels.write_bytes(format_idx(np.zeros(0, np.uint8)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -81,6 +83,7 @@ def test_bad_data_is_named(
     assert not (home / ".evertrain/runs/refused").exists()
 
 
+@pytest.mark.slow
 def test_what_may_not_change_is_shown_with_both_values(
     undisturbed: str, evertrain: Evertrain
 ) -> None:
