@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+LOCKS = "EVERTRAIN_TESTS_LOCKS"
+"""Names the folder of the locks that all processes of a run of the tests share."""
 CLUSTER, DEPLOYMENTS, PIPELINES = "cluster", "deployments", "pipelines"
 GROUPS = {
     # They make networks and machines of several nodes, two of which would be more than two cores.
@@ -53,9 +63,15 @@ MEASURES_TIME = (
     *("engine/driver/test_job_entry", "engine/training/test_hang", "storage/objects/test_retries"),
     "storage/objects/test_standstill",
 )
-"""They say how long something takes. No pipeline shall load both cores beside them: they come last,
-when those that were begun first have ended.
+"""They say how long something takes. They come last, when those that were begun first have ended;
+and no test of these runs beside one that loads both cores.
 """
+LOADS_BOTH_CORES = (
+    *(CLUSTER, DEPLOYMENTS, PIPELINES, "chaos/", "flows/deployment/", "engine/driver/test_driver"),
+    *("engine/driver/test_launchers", "engine/driver/test_remote_stages"),
+    *("engine/training/test_exact", "engine/training/test_entries"),
+)
+"""Whole pipelines and trainings, by how their groups begin."""
 
 
 def group_of(nodeid: str) -> str:
@@ -72,6 +88,46 @@ def place_of(nodeid: str) -> int:
     if group in MEASURES_TIME:
         return len(LONGEST) + 1 + MEASURES_TIME.index(group)
     return len(LONGEST)
+
+
+@contextmanager
+def cores_for(group: str, locks: Path) -> Iterator[None]:
+    """Wait until a test of the group may run, and keep it so: a lock that all processes share.
+
+    Many that load both cores hold it at once, one that measures time holds it alone, and those
+    that wait for it are not overtaken.
+    """
+    if group in MEASURES_TIME:
+        how = fcntl.LOCK_EX
+    elif group.startswith(LOADS_BOTH_CORES):
+        how = fcntl.LOCK_SH
+    else:
+        yield
+        return
+    with (locks / "queue").open("w") as queue, (locks / "cores").open("w") as cores:
+        fcntl.flock(queue, fcntl.LOCK_EX)
+        fcntl.flock(cores, how)
+        fcntl.flock(queue, fcntl.LOCK_UN)
+        yield
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the locks, which the processes of pytest-xdist find by the environment."""
+    if not hasattr(config, "workerinput"):
+        os.environ[LOCKS] = tempfile.mkdtemp(prefix="evertrain-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Delete the locks; the processes of pytest-xdist have ended."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(LOCKS))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run the test when its group may; what it waits for that does not count as the test's time."""
+    with cores_for(group_of(item.nodeid), Path(os.environ[LOCKS])):
+        return (yield)
 
 
 class SlowestFirst(LoadScopeScheduling):
