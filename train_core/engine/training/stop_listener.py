@@ -1,7 +1,7 @@
 """How ranks learn that their attempt was asked to stop, without the loop waiting for storage.
 
-Rank 0 looks, and the control word of the next step tells the others. A validation may be long and
-has no such word: there every rank looks.
+Rank 0 polls, and the control message of the next step tells the others. A validation may be long
+and has no control messages: during a validation every rank polls.
 """
 
 from __future__ import annotations
