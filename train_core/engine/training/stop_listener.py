@@ -51,7 +51,7 @@ class StopListener:
         try:
             request = stop_request(self._store, self._attempt)
         except EvertrainError as error:
-            _log.debug("whether to stop is not known: %s", error)
+            _log.debug("the request to stop cannot be read: %s", error)
             return
         if request and self._always_looks:
             _log.info("asked to stop: %s; a last checkpoint is saved", request.reason)
