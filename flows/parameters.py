@@ -38,11 +38,11 @@ class RetrainParameters(TrainConfig):
 
     run: str = Field(
         default="",
-        description="Name of the run; one that exists is continued, empty starts a new one.",
+        description="Name of the run; a run that exists is continued; empty: a new run.",
     )
     storage: str = Field(
         default_factory=default_storage,
-        description="Folder of the runs, a path or any fsspec URL; EVERTRAIN_STORAGE, or "
+        description="Folder of the runs, a path or any fsspec URL. Unset: EVERTRAIN_STORAGE, or "
         ".evertrain/runs.",
     )
     tracking_uri: str | None = Field(
@@ -54,8 +54,8 @@ class RetrainParameters(TrainConfig):
     infer_input: str = Field(
         default="test",
         min_length=1,
-        description="What the best checkpoint scores: a split's name, or the path or URL of "
-        "Parquet, a folder of images or IDX.",
+        description="Data that the best checkpoint scores: a split's name, or the path or URL of "
+        "Parquet, image or IDX files.",
     )
     skip_unchanged: bool = Field(
         default=False,
@@ -63,13 +63,15 @@ class RetrainParameters(TrainConfig):
         "workload in that storage: data, settings, configuration, code or library versions. A run "
         "that exists is always continued.",
     )
-    dry_run: bool = Field(default=False, description="One step through every stage, to try it.")
+    dry_run: bool = Field(
+        default=False, description="Try the pipeline: one step through every stage."
+    )
 
     @field_validator("storage")
     @classmethod
     def _make_absolute(cls, storage: str) -> str:
         if not storage:
-            raise ValueError("give a folder or a URL, or leave storage out")
+            raise ValueError("give a path or a URL, or leave storage out")
         return absolute(storage)
 
     @field_validator("runtime_env")

@@ -8,7 +8,7 @@ from flows.timing import Timing
 
 END_UNREPORTED = (
     "Prefect does not know that run {run!r} has ended: its server does not answer. The next "
-    "retraining that finds it tells it so, or the automation does"
+    "retraining that finds the server, or the automation, corrects that"
 )
 NO_FLOW_RUN = "Prefect has no flow run of run {run!r}: its server did not answer when it began"
 

@@ -19,7 +19,7 @@ class EvertrainError(Exception):
 
 
 class ConfigError(EvertrainError, ValueError):
-    """What was asked cannot be done as it was asked. Never retried."""
+    """A request cannot be met as it is. Never retried."""
 
 
 class WorkloadError(ConfigError):
@@ -31,7 +31,7 @@ class DataError(ConfigError):
 
 
 class ResourceError(ConfigError):
-    """More was asked than the cluster can give."""
+    """A request needs more than the cluster can give."""
 
 
 class HiddenLoginError(ConfigError):
@@ -59,8 +59,8 @@ class RunConflictError(ConfigError):
         )
         super().__init__(
             f"run {run!r} exists and these parameters may not change in it: {shown}. "
-            f"`evertrain runs resume {run}` goes on as it was asked last; or ask for the old "
-            "values, or start a run under another name."
+            f"Continue with the recorded values (`evertrain runs resume {run}`), or start a run "
+            "under another name."
         )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -87,7 +87,7 @@ class UnchangedError(EvertrainError, RuntimeError):
 
     def __init__(self, run: str) -> None:
         self.run = run
-        super().__init__(f"no new data: run {run} has all that would come of it")
+        super().__init__(f"no new data since run {run}: nothing is trained")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.run,)
@@ -103,7 +103,7 @@ class StoppedError(EvertrainError, RuntimeError):
             f"run {run!r} was stopped; it is saved up to step {step}. "
             f"`evertrain runs resume {run}` goes on"
             if step
-            else f"run {run!r} was stopped before a checkpoint of it was found"
+            else f"run {run!r} was stopped before its first checkpoint was found"
         )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -139,8 +139,8 @@ class UnsavedError(StorageError):
         kept = f"the last good one is {last_good}" if last_good else "none was saved before"
         super().__init__(
             f"checkpoints have failed for {seconds:.0f} s, up to step {step}; {kept}. The newest "
-            f"failure: {cause}. Mend the storage and continue the run by its name; max_unsaved_s "
-            "says how long a training may go on unsaved"
+            f"failure: {cause}. Repair the storage and continue the run by its name; max_unsaved_s "
+            "limits the time that a training goes on unsaved"
         )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -172,7 +172,7 @@ class NotFiniteError(EvertrainError, FloatingPointError):
 
 
 class TrackingError(ConfigError):
-    """The MLflow server refuses what it was asked (a wrong address, 401, 404)."""
+    """The MLflow server refuses a request (a wrong address, 401, 404)."""
 
 
 class StageError(EvertrainError, RuntimeError):
@@ -189,11 +189,11 @@ class StageError(EvertrainError, RuntimeError):
 
 
 class JobEndedError(StageError):
-    """The job of a cluster that drives a run ended, and owes an answer; another one may follow."""
+    """The job that drives a run on a cluster ended without an answer; another one may follow."""
 
 
 class GaveUpError(StageError):
-    """What a stage needs failed again and again, and it was tried again as often as it may be."""
+    """A stage failed again after the last retry that is allowed."""
 
 
 class UserCodeError(StageError):
@@ -270,13 +270,13 @@ def rebuild(described: object) -> EvertrainError:
         case {"type": str(name), "facts": [*facts]} if name in _BY_NAME:
             kind = _BY_NAME[name]
         case {"type": str(name)} if name not in _BY_NAME:
-            return StageError("error", f"its type {name!r} is not known: {described!r}")
+            return StageError("error", f"an error of unknown type {name!r}: {described!r}")
         case _:
-            return StageError("error", f"its type or its facts are missing: {described!r}")
+            return StageError("error", f"an error without type or facts: {described!r}")
     try:
         return kind(*TypeAdapter(_TRAVELLING[kind]).validate_python(facts))
     except ValidationError:
-        return StageError("error", f"its facts are none of a {name}: {described!r}")
+        return StageError("error", f"a {name} whose facts do not fit: {described!r}")
 
 
 FAILED = 3

@@ -39,7 +39,7 @@ INTERRUPTED = 130
 
 
 class Evertrain(BaseSettings):
-    """Retrain PyTorch models and never lose a step. `evertrain COMMAND --help` tells more."""
+    """Retrain PyTorch models and never lose a step. `evertrain COMMAND --help` lists arguments."""
 
     model_config = SettingsConfigDict(
         cli_prog_name="evertrain",
@@ -50,13 +50,15 @@ class Evertrain(BaseSettings):
     )
 
     retrain: CliSubCommand[RetrainCommand] = Field(description="Run the whole pipeline.")
-    demo: CliSubCommand[DemoCommand] = Field(description="Run it on handwritten digits.")
+    demo: CliSubCommand[DemoCommand] = Field(description="Run the pipeline on handwritten digits.")
     runs: CliSubCommand[RunsCommand] = Field(description="List, resume, stop, extend, fork runs.")
-    workloads: CliSubCommand[WorkloadsCommand] = Field(description="What can be trained.")
+    workloads: CliSubCommand[WorkloadsCommand] = Field(
+        description="List workloads, or one's settings."
+    )
     ls: CliSubCommand[LsCommand] = Field(description="List a storage's runs, a run's checkpoints.")
     show: CliSubCommand[ShowCommand] = Field(description="Show a run or a checkpoint.")
     verify: CliSubCommand[VerifyCommand] = Field(description="Check stored bytes by digest.")
-    prune: CliSubCommand[PruneCommand] = Field(description="Delete what nothing keeps of a run.")
+    prune: CliSubCommand[PruneCommand] = Field(description="Delete checkpoints that no rule keeps.")
     mirror: CliSubCommand[MirrorCommand] = Field(description="Bring MLflow up to date with a run.")
     diff: CliSubCommand[DiffCommand] = Field(description="Compare two runs or checkpoints.")
     export: CliSubCommand[ExportCommand] = Field(description="Write weights as one plain file.")

@@ -12,5 +12,5 @@ class InStorage(BaseModel):
 
     storage: str = Field(
         default_factory=default_storage,
-        description="Folder of the runs; EVERTRAIN_STORAGE, or .evertrain/runs.",
+        description="Folder of the runs. Unset: EVERTRAIN_STORAGE, or .evertrain/runs.",
     )

@@ -69,7 +69,7 @@ def test_a_relative_storage_is_made_absolute_and_a_url_is_kept() -> None:
 
 
 def test_an_empty_storage_is_refused() -> None:
-    with pytest.raises(ValidationError, match="give a folder or a URL"):
+    with pytest.raises(ValidationError, match="give a path or a URL"):
         RetrainParameters(storage="")
 
 

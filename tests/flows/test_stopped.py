@@ -213,4 +213,4 @@ def test_stop_asks_the_training_wherever_it_is(
     assert shown_in_prefect(home, "asked") == ["CANCELLED"]
     again = evertrain("runs", "stop", "asked")
     assert again.returncode == 2
-    assert "nobody drives run 'asked'" in again.stderr
+    assert "no process drives run 'asked'" in again.stderr

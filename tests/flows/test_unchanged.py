@@ -30,7 +30,7 @@ def test_a_second_night_without_anything_new_ends_in_seconds_and_leaves_nothing(
         "--tracking-uri", tracking,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout == ("no new data: run undisturbed has all that would come of it\n")
+    assert done.stdout == ("no new data since run undisturbed: nothing is trained\n")
     assert done.stderr == ""
     # Of processors: others may share them. Ray and Prefect alone would take twice as much.
     after = os.times()

@@ -74,6 +74,6 @@ def refuse_bad(verdicts: Iterable[CheckpointVerdict], folder: RunFolder) -> None
     bad = sum(bool(one.faults) for one in verdicts)
     if bad:
         raise CheckpointError(
-            f"{bad} of {len(verdicts)} checkpoints of {folder.url} are not what was committed: who "
-            "goes on with the run begins with the newest good one, and warns"
+            f"{bad} of {len(verdicts)} checkpoints of {folder.url} are not what was committed: a "
+            "resume takes the newest good one, and warns"
         )

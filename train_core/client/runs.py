@@ -125,7 +125,7 @@ def stop_run(folder: RunFolder, *, reason: str = "stop_run") -> Holder:
     """
     holder = lease.holder_of(folder.store)
     if holder is None:
-        raise ConfigError(f"nobody drives run {folder.name!r}: see `evertrain runs status`")
+        raise ConfigError(f"no process drives run {folder.name!r}: see `evertrain runs status`")
     ask_to_stop(folder.store, lease.newest_attempt(folder.store), reason)
     return holder
 
@@ -176,13 +176,13 @@ def refuse_driven(folder: RunFolder) -> None:
 
 
 def delete_run(folder: RunFolder, tracking_uri: str = "") -> None:
-    """Delete a run's folder and, with a `tracking_uri`, its side in MLflow.
+    """Delete a run's folder and, with a `tracking_uri`, the run in MLflow.
 
-    MLflow's side goes first: what fails can be tried again. Raises RunBusyError if somebody drives
+    MLflow comes first, so that a failure can be retried. Raises RunBusyError if a process drives
     the run, and StageError if MLflow does not answer or refuses.
     """
     refuse_driven(folder)
-    # Also a run whose driver died elsewhere can be had, once its heart stood still.
+    # A run whose driver died elsewhere is free once its heartbeat has stood still.
     held = lease.acquire(folder.store, folder.name)
     with lease.alive(held):
         if tracking_uri:

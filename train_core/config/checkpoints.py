@@ -15,39 +15,38 @@ class CheckpointOptions(Options):
     checkpoint_every_epochs: int = Field(
         default=1,
         ge=0,
-        description="Checkpoint after every so many epochs; 0: not by epochs.",
+        description="Epochs between two checkpoints; 0: none by epochs.",
         json_schema_extra=MAY_CHANGE,
     )
     checkpoint_every_steps: int = Field(
         default=0,
         ge=0,
-        description="Checkpoint after every so many steps; 0: not by steps.",
+        description="Steps between two checkpoints; 0: none by steps.",
         json_schema_extra=MAY_CHANGE,
     )
     checkpoint_every_s: float = Field(
         default=0,
         ge=0,
-        description="Checkpoint every so many seconds; 0: not by seconds.",
+        description="Seconds between two checkpoints; 0: none by seconds.",
         json_schema_extra=MAY_CHANGE,
     )
     checkpoint_backpressure: Literal["skip", "wait"] = Field(
         default="skip",
-        description="When a checkpoint is due while the last one is still being stored: leave it "
-        "out, or wait. One with a validation, and the last one, always wait.",
+        description="If a checkpoint is due while the one before is still being stored: skip the "
+        "new one, or wait. One after a validation, and the last one, always wait.",
         json_schema_extra=MAY_CHANGE,
     )
     hang_timeout_s: float = Field(
         default=600,
         ge=0,
-        description="A worker that for so many seconds ends no step, and no batch of a validation, "
-        "an evaluation or an inference, logs where it stands and is started again; 0: it is "
-        "waited for.",
+        description="Seconds in which a worker has to end a step, or a batch of a validation, an "
+        "evaluation or an inference; else it logs its stacks and is restarted; 0: no limit.",
         json_schema_extra=MAY_CHANGE,
     )
     grace_s: float = Field(
         default=20,
         ge=0,
-        description="Seconds that a training which is asked to stop has for its last checkpoint.",
+        description="Seconds in which a training that is asked to stop has to save and end.",
         json_schema_extra=MAY_CHANGE,
     )
     max_unsaved_s: float = Field(
@@ -76,13 +75,13 @@ class RetentionOptions(Options):
     keep_last: int = Field(
         default=2,
         ge=1,
-        description="Checkpoints to keep, counted from the newest.",
+        description="How many of the newest checkpoints to keep.",
         json_schema_extra=MAY_CHANGE,
     )
     keep_best: int = Field(
         default=3,
         ge=1,
-        description="Checkpoints to keep, counted from the best.",
+        description="How many of the best checkpoints to keep.",
         json_schema_extra=MAY_CHANGE,
     )
     keep_every_steps: int = Field(
@@ -94,6 +93,6 @@ class RetentionOptions(Options):
     keep_newer_than_s: float = Field(
         default=0,
         ge=0,
-        description="Keep checkpoints younger than so many seconds; 0: no such rule.",
+        description="Keep checkpoints younger than this, in seconds; 0: no such rule.",
         json_schema_extra=MAY_CHANGE,
     )

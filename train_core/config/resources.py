@@ -22,38 +22,43 @@ class WorkerOptions(Options):
         default=1,
         ge=1,
         description="Worker processes (ranks). With min_workers, or as MIN,MAX on the command "
-        "line, the most of them.",
+        "line: the maximum.",
         json_schema_extra=MAY_CHANGE,
     )
     min_workers: int = Field(
         default=0,
         ge=0,
-        description="Train with as many workers as there is room for, so many at least, and more "
-        "or fewer as nodes come and go; 0: with num_workers only.",
+        description="The minimum of workers, if the training is to use as many as there is room "
+        "for, up to num_workers, as nodes join and leave; 0: always num_workers.",
         json_schema_extra=MAY_CHANGE,
     )
     num_shards: int = Field(
         default=0,
         ge=0,
-        description="Shards of a batch, fixed for the run's life and at least num_workers; "
-        "0: the workers that the run starts with.",
+        description="Shards of a batch, fixed for the run and at least num_workers; "
+        "0: num_workers of its start.",
     )
     cpus_per_worker: float = Field(
-        default=1, gt=0, description="CPUs that Ray reserves.", json_schema_extra=MAY_CHANGE
+        default=1,
+        gt=0,
+        description="CPUs that Ray reserves for each worker.",
+        json_schema_extra=MAY_CHANGE,
     )
     gpus_per_worker: float | None = Field(
         default=None,
         ge=0,
-        description="GPUs that Ray reserves; above 0 trains on CUDA with nccl. Unset: as the run "
-        "began; a new one gets a GPU for each worker, if there are enough.",
+        description="GPUs that Ray reserves for each worker; above 0 trains on CUDA with nccl. "
+        "Unset: as the run began; a new run gets one for each worker, if there are enough.",
         json_schema_extra=MAY_CHANGE,
     )
     deterministic: bool = Field(
         default=True,
-        description="On GPUs, use deterministic algorithms only: what makes a resume exact.",
+        description="On GPUs, use deterministic algorithms only, so that a resume is exact.",
     )
     threads_per_worker: int = Field(
-        default=1, ge=1, description="torch's threads in each worker; other counts, other bits."
+        default=1,
+        ge=1,
+        description="torch's threads in each worker; another number gives other bits.",
     )
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
         default="PACK",
@@ -63,7 +68,7 @@ class WorkerOptions(Options):
     ray_address: str = Field(
         default=LOCAL,
         description="'local' starts Ray for this run; else the address of a running cluster, "
-        "where a job trains that outlives this program: http://head:8265 or head:6379.",
+        "http://head:8265 or head:6379, where a job trains that outlives this program.",
         json_schema_extra=MAY_CHANGE,
     )
     runtime_env: dict[str, Any] = Field(
@@ -74,7 +79,7 @@ class WorkerOptions(Options):
     )
     strict: bool = Field(
         default=False,
-        description="Refuse to resume where library versions or hardware may change the bits.",
+        description="Refuse to resume if other library versions or hardware may change the bits.",
         json_schema_extra=MAY_CHANGE,
     )
 

@@ -62,42 +62,41 @@ class LengthOptions(Options):
     max_steps: int = Field(
         default=0,
         ge=0,
-        description="Stop after so many optimizer steps; 0: no limit.",
+        description="Maximum of optimizer steps; 0: no limit.",
         json_schema_extra=MAY_CHANGE,
     )
     max_duration_s: float = Field(
         default=0,
         ge=0,
-        description="Stop after so many seconds of training; 0: no limit.",
+        description="Maximum of seconds of training; 0: no limit.",
         json_schema_extra=MAY_CHANGE,
     )
 
 
 class InitOptions(Options):
-    """Whose weights a new run begins with."""
+    """The initial weights of a new run."""
 
     init_from: str = Field(
         default="",
-        description="Whose weights a new run begins with: a run (its best checkpoint), "
+        description="Initial weights of a new run: those of a run (its best checkpoint), "
         "RUN/CHECKPOINT, the path or URL of either or of a .safetensors file, or a registered "
         "model (models:/name/version, models:/name@alias); empty: the workload's own.",
     )
     init_from_optimizer: bool = Field(
         default=False,
-        description="Begin with its optimizer's moments, too; the rates are the new run's.",
+        description="Also load the optimizer's state; learning rates stay the new run's.",
     )
     init_from_allow: list[str] = Field(
         default_factory=list,
-        description="Tensors that may be missing there, be unexpected or have another shape: "
-        "names, or patterns as head.*",
+        description="Tensors of init_from that may be missing, unexpected or of another shape: "
+        "names, or patterns such as head.*",
     )
 
     @model_validator(mode="after")
     def _check_init_from(self) -> Self:
         if not self.init_from and (self.init_from_optimizer or self.init_from_allow):
             raise ValueError(
-                "init_from_optimizer and init_from_allow say how to begin from other weights: "
-                "name them with init_from"
+                "init_from_optimizer and init_from_allow need init_from: name the weights there"
             )
         if self.init_from_optimizer and self.init_from.endswith(".safetensors"):
             raise ValueError(
@@ -114,12 +113,12 @@ class StepOptions(Options):
         default=128, ge=1, description="Samples of one optimizer step, over all workers."
     )
     accumulation_steps: int = Field(
-        default=1, ge=1, description="Micro-steps into which a batch is cut, to save memory."
+        default=1, ge=1, description="Micro-batches into which a batch is cut, to save memory."
     )
     drop_last: bool = Field(
         default=False, description="Leave out the last, smaller batch of an epoch."
     )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="All randomness is derived from it.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of all randomness.")
     clip_norm: float = Field(
         default=0, ge=0, description="Clip the gradient's norm to this; 0: no clipping."
     )
@@ -138,12 +137,12 @@ class StepOptions(Options):
     )
     compile: bool = Field(default=False, description="Compile the model with torch.compile.")
     eval_batch_size: int = Field(
-        default=256, ge=1, description="Samples of a batch in validation, evaluation, inference."
+        default=256, ge=1, description="Samples of a batch in validation, evaluation and inference."
     )
     data_workers: int = Field(
         default=0,
         ge=0,
-        description="Processes a worker starts to fetch its batches; 0: fetch in the loop.",
+        description="Processes of each worker that fetch its batches; 0: fetch in the loop.",
         json_schema_extra=MAY_CHANGE,
     )
 
@@ -156,11 +155,15 @@ class MonitorOptions(Options):
         description="The metric that ranks checkpoints and stops early.",
     )
     monitor_order: Literal["max", "min"] = Field(
-        default="max", description="Whether more or less of the monitored metric is better."
+        default="max", description="Whether a higher or a lower monitored metric is better."
     )
     early_stopping_patience: int = Field(
-        default=0, ge=0, description="Stop after so many validations without improvement; 0: never."
+        default=0,
+        ge=0,
+        description="Validations without improvement after which to stop; 0: never.",
     )
     early_stopping_min_delta: float = Field(
-        default=0, ge=0, description="What counts as an improvement of the monitored metric."
+        default=0,
+        ge=0,
+        description="The least change of the monitored metric that counts as an improvement.",
     )

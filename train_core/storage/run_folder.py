@@ -133,7 +133,7 @@ class RunFolder:
         """Raise ConfigError if checkpoints lie here though there is no run: it would take them."""
         if not self.exists() and self.store.names(CHECKPOINTS):
             raise ConfigError(
-                f"{self.url} has checkpoints and no {RUN_JSON}: they are left of a run that was "
+                f"{self.url} has checkpoints and no {RUN_JSON}: they are remains of a run that was "
                 "deleted, or of a fork that was killed. Delete the folder, or take another name"
             )
 

@@ -28,9 +28,9 @@ class DiffCommand(InStorage):
 
     a: CliPositionalArg[str] = Field(
         description="A run's name, RUN/CHECKPOINT, or the path or URL of either. Beside a "
-        "checkpoint a run is its best one by its report, the newest without one."
+        "checkpoint a run stands for its report's best one, or its newest without a report."
     )
-    b: CliPositionalArg[str] = Field(description="What to compare it with, named alike.")
+    b: CliPositionalArg[str] = Field(description="The other run or checkpoint, in the same form.")
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
 
     def cli_cmd(self) -> None:

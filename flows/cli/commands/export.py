@@ -15,14 +15,14 @@ class ExportCommand(InStorage):
     """Write a checkpoint's verified weights as one plain safetensors file."""
 
     what: CliPositionalArg[str] = Field(
-        description="RUN/CHECKPOINT, its path or URL, or a run: its report's best checkpoint, the "
-        "newest while there is no report."
+        description="RUN/CHECKPOINT, its path or URL, or a run: its report's best checkpoint, or "
+        "its newest while there is no report."
     )
     target: CliPositionalArg[str] = Field(
-        description="Path or URL of the file; a name that does not end in .safetensors is a "
-        "folder, which gets model.safetensors."
+        description="Path or URL of the file, or of a folder for model.safetensors if it does "
+        "not end in .safetensors."
     )
-    force: bool = Field(default=False, description="Overwrite a file that is there.")
+    force: bool = Field(default=False, description="Overwrite an existing file.")
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
 
     def cli_cmd(self) -> None:

@@ -18,10 +18,10 @@ class Overrides(BaseModel):
     """Retention rules of one call in place of the run's own."""
 
     keep_last: int | None = Field(
-        default=None, ge=1, description="Checkpoints to keep, counted from the newest."
+        default=None, ge=1, description="How many of the newest checkpoints to keep."
     )
     keep_best: int | None = Field(
-        default=None, ge=1, description="Checkpoints to keep, counted from the best."
+        default=None, ge=1, description="How many of the best checkpoints to keep."
     )
     keep_every_steps: int | None = Field(
         default=None, ge=0, description="Keep those whose step is a multiple of this; 0: no rule."
@@ -30,23 +30,23 @@ class Overrides(BaseModel):
         default=None,
         ge=0,
         allow_inf_nan=False,
-        description="Keep those younger than so many seconds; 0: no rule.",
+        description="Keep those younger than this, in seconds; 0: no rule.",
     )
 
 
 class PruneCommand(Overrides, InStorage):
-    """Delete checkpoints that no rule keeps, and what dead attempts left; tell why others stay."""
+    """Delete checkpoints that no rule keeps, and what dead attempts left; say why others stay."""
 
     run: CliPositionalArg[str] = Field(description="A run's name, or its path or URL.")
-    dry_run: bool = Field(default=False, description="Only tell; nothing is written.")
+    dry_run: bool = Field(default=False, description="Only list; write and delete nothing.")
     ignore_pins_elsewhere: bool = Field(
         default=False,
-        description="Processes on other machines that pinned checkpoints are known to have ended.",
+        description="Ignore pins of processes on other machines: you know that these have ended.",
     )
     release_models: bool = Field(
         default=False,
-        description="Let go of checkpoints that stay for their model in MLflow, if no registered "
-        "version points to it. MLflow is asked; if it does not answer, nothing is deleted.",
+        description="Remove the pins of checkpoints whose models in MLflow have no registered "
+        "version. If MLflow does not answer, nothing is deleted.",
     )
     tracking_uri: str | None = Field(
         default=None,

@@ -33,7 +33,7 @@ class ListCommand(InStorage):
 
 
 class StatusCommand(InStorage):
-    """Tell where a run is."""
+    """Show a run's state and progress."""
 
     run: CliPositionalArg[str] = Field(description="The run's name.")
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
@@ -45,7 +45,7 @@ class StatusCommand(InStorage):
 
 
 class DeleteCommand(InStorage):
-    """Delete a run: its folder and its side in MLflow."""
+    """Delete a run: its folder, and its runs and models in MLflow."""
 
     run: CliPositionalArg[str] = Field(description="The run's name.")
     tracking_uri: str | None = Field(
@@ -60,13 +60,13 @@ class DeleteCommand(InStorage):
         folder = open_run(absolute(self.storage), self.run)
         refuse_driven(folder)
         if not self.yes and not _agrees(f"Delete {folder.url}?"):
-            raise ConfigError("nothing was deleted; --yes does not ask")
+            raise ConfigError("nothing was deleted; with --yes the command does not ask")
         delete_run(folder, tracking_uri_of(folder, self.tracking_uri))
         say(f"deleted {folder.url}")
 
 
 class ResumeCommand(InStorage):
-    """Go on with a run, as it was asked last, from its last commit."""
+    """Continue a run from its last commit, with the parameters that were given last."""
 
     run: CliPositionalArg[str] = Field(description="The run's name.")
     verbose: bool = Field(default=False, description="Show Prefect's, Ray's and the workers' log.")
@@ -80,7 +80,7 @@ class ResumeCommand(InStorage):
 
 
 class StopCommand(InStorage):
-    """Have a run that is being driven save and end, wherever that is."""
+    """Ask the driver of a run, on any machine, to save and end."""
 
     run: CliPositionalArg[str] = Field(description="The run's name.")
 
@@ -92,7 +92,7 @@ class StopCommand(InStorage):
 
 
 class ExtendCommand(InStorage):
-    """Train a run for more epochs. A learning-rate schedule is not stretched: it holds its end."""
+    """Train a run for more epochs, at the last rate of its learning-rate schedule."""
 
     run: CliPositionalArg[str] = Field(description="The run's name.")
     epochs: str = Field(
@@ -111,10 +111,10 @@ class ExtendCommand(InStorage):
 
 
 class ForkCommand(InStorage):
-    """Begin a new run with a checkpoint of another; it goes on exactly as that one did."""
+    """Begin a new run from a checkpoint of another; it goes on exactly as that run did."""
 
     run: CliPositionalArg[str] = Field(description="The run's name.")
-    at: int = Field(ge=0, description="The step of the checkpoint to begin with.")
+    at: int = Field(ge=0, description="The step of the checkpoint to begin from.")
     to: str = Field(default="", description="The new run's name; empty: RUN-at-STEP.")
 
     def cli_cmd(self) -> None:
@@ -125,14 +125,14 @@ class ForkCommand(InStorage):
 
 
 class RunsCommand(BaseModel):
-    """List, look at, resume, stop, extend, fork and delete runs."""
+    """List, show, resume, stop, extend, fork and delete runs."""
 
     list: CliSubCommand[ListCommand] = Field(description="List the runs of a storage.")
-    status: CliSubCommand[StatusCommand] = Field(description="Tell where a run is.")
-    resume: CliSubCommand[ResumeCommand] = Field(description="Go on with a run.")
-    stop: CliSubCommand[StopCommand] = Field(description="Have a run save and end.")
+    status: CliSubCommand[StatusCommand] = Field(description="Show a run's state and progress.")
+    resume: CliSubCommand[ResumeCommand] = Field(description="Continue a run.")
+    stop: CliSubCommand[StopCommand] = Field(description="Ask a run to save and end.")
     extend: CliSubCommand[ExtendCommand] = Field(description="Train a run for more epochs.")
-    fork: CliSubCommand[ForkCommand] = Field(description="Begin a run with another's checkpoint.")
+    fork: CliSubCommand[ForkCommand] = Field(description="Begin a run from another's checkpoint.")
     delete: CliSubCommand[DeleteCommand] = Field(description="Delete a run.")
 
     def cli_cmd(self) -> None:

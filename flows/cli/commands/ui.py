@@ -16,7 +16,7 @@ class UiCommand(BaseModel):
 
     tracking_uri: str = Field(
         default_factory=default_tracking_uri,
-        description="MLflow's address; MLFLOW_TRACKING_URI, or .evertrain/mlflow.db.",
+        description="MLflow's address. Unset: MLFLOW_TRACKING_URI, or .evertrain/mlflow.db.",
     )
     mlflow_port: int = Field(default=5000, ge=1, le=65535, description="MLflow's port.")
     prefect_port: int = Field(default=4200, ge=1, le=65535, description="Prefect's port.")

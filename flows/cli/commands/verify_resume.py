@@ -33,7 +33,7 @@ class VerifyResumeCommand(BaseModel):
     identical, 1 if they differ and 2 if a training failed by itself.
     """
 
-    workload: WorkloadName = Field(description="What to verify_resume, as package.module:Name.")
+    workload: WorkloadName = Field(description="The workload to verify, as package.module:Name.")
     settings: dict[str, Any] = Field(
         default_factory=dict, description="The workload's settings, a JSON object."
     )
@@ -45,19 +45,19 @@ class VerifyResumeCommand(BaseModel):
     steps: int = Field(
         default=30,
         ge=8,
-        description="Optimizer steps. The training split is cut so that they are two epochs; of a "
-        "smaller one they are more.",
+        description="Optimizer steps. The training split is cut so that they are two epochs, or "
+        "more if the split is smaller.",
     )
     batch_size: int = Field(default=32, ge=1, description="Samples of one step.")
-    workers: int = Field(default=2, ge=1, description="Ranks until the kill.")
-    workers_after: int = Field(default=1, ge=1, description="Ranks that resume.")
+    workers: int = Field(default=2, ge=1, description="Ranks before the kill.")
+    workers_after: int = Field(default=1, ge=1, description="Ranks after the kill.")
     kill_after: int = Field(
         default=0, ge=0, description="Steps done at the kill; 0: three fifths of all."
     )
     storage: str = Field(
         default="",
-        description="Where both runs are written, in a folder of their own: a folder or a URL that "
-        "fsspec knows. If it is not given, a temporary folder.",
+        description="Path or fsspec URL of a folder, in which both runs get a folder of their own. "
+        "Unset: a temporary one.",
     )
     keep: bool = Field(default=False, description="Keep both runs and the logs.")
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")

@@ -256,7 +256,7 @@ def test_a_job_that_can_tell_nobody_how_it_ended_says_so_in_its_log_and_ends(
         assert served.result(30) is False
     assert "the storage is away" in caplog.text
     assert "there is no stage 'explode'" in caplog.text
-    assert "nobody can be told how it ended" in caplog.text
+    assert "the outcome could not be stored" in caplog.text
     caller.die()
 
 

@@ -171,7 +171,7 @@ def test_files_that_arrived_are_counted(tmp_path: Path, caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO, "train_core.driver")
     assert prepare(request(storage, "next", **named)).unchanged_since == ""
     counted = "test 1 file more, train 1 file more, validation 1 file more"
-    assert f"since run last: new data: {counted}: it trains" in caplog.text
+    assert f"changed since run last: new data: {counted}. This run trains" in caplog.text
 
 
 def test_new_files_to_score_are_something_new(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_a_run_that_is_driven_here_is_refused_before_anything_is_started_or_aske
     # Nobody is there to agree.
     with patch("sys.stdin", StringIO()):
         assert main(["runs", "delete", "run", "--storage", folder.storage]) == 2
-    assert "nothing was deleted; --yes does not ask" in capsys.readouterr().err
+    assert "nothing was deleted; with --yes the command does not ask" in capsys.readouterr().err
     assert folder.exists()
 
 
@@ -187,4 +187,4 @@ def test_stop_asks_whoever_drives_the_run_and_is_refused_if_nobody_does(
     assert request.reason.startswith("evertrain runs stop")
     held.release()
     assert main(["runs", "stop", "run", "--storage", folder.storage]) == 2
-    assert "nobody drives run 'run'" in capsys.readouterr().err
+    assert "no process drives run 'run'" in capsys.readouterr().err

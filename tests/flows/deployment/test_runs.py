@@ -106,7 +106,7 @@ def test_without_anything_new_a_night_ends_completed_and_begins_no_run(
     assert runs_at(home) - before == {first}
     newest = all_flow_runs(api)[-1]
     assert newest["state_type"] == "COMPLETED"
-    told = f"no new data: run {first} has all that would come of it"
+    told = f"no new data since run {first}: nothing is trained"
     assert newest["state"]["message"] == told
     assert newest["name"].startswith("digits-")
     assert shown_at(f"sqlite:///{home}/mlflow.db", f"{home}/runs/{newest['name']}") == {}

@@ -258,6 +258,6 @@ def test_where_uploads_may_not_be_listed_or_aborted_the_rest_is_collected_all_th
     assert folder.store.names("checkpoints") == []
     assert len(proxy.schedule.hits) == 1
     assert not folder.store.exists(segment)
-    assert re.search("parts of (an )?unfinished uploads? are left where they are", caplog.text)
+    assert re.search("parts of (an )?unfinished uploads? could not be deleted", caplog.text)
     proxy.schedule.clear()
     assert on_the_server(folder) == [UNFINISHED]

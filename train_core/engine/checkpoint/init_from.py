@@ -49,7 +49,7 @@ class InitialState:
         """
         if origin is None:
             raise ConfigError(
-                f"the run's run.json does not say what init_from {config.init_from!r} was: begin "
+                f"the run's run.json lacks the origin of init_from {config.init_from!r}: begin "
                 "a new run"
             )
         if origin.uri.endswith(_FILE):
@@ -127,7 +127,7 @@ def _read_file(origin: Origin) -> dict[str, Tensor]:
     try:
         size_bytes = store.size_bytes(key)
     except FileNotFoundError as error:
-        raise ConfigError(f"{error}: the run begins with its weights, bring it back") from error
+        raise ConfigError(f"{error}: the run begins with these weights: bring them back") from error
     entry = FileEntry(name=MODEL_FILE, size_bytes=size_bytes, digest=origin.digest)
     try:
         buffer = read_buffer(store, key, entry)

@@ -207,7 +207,7 @@ class CheckpointWriter:
                 if not self._folder.exists_checkpoint(name):
                     self._folder.store.delete(f"{CHECKPOINTS}/{name}")
             except StorageError as error:
-                _log.warning("files of a checkpoint that was given up remain: %s", error)
+                _log.warning("files of a failed checkpoint could not be deleted: %s", error)
             else:
                 self._given_up.remove(name)
 

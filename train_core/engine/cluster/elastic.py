@@ -61,7 +61,7 @@ def number_of_workers(
         if waited_s > SETTLE_S and (said_at == begin or time.monotonic() - said_at > _SAY_EVERY_S):
             said_at = time.monotonic()
             _log.warning(
-                "the cluster has room for %d workers now, %d are the fewest: waiting",
+                "the cluster has room for %d workers, %d are needed: waiting",
                 found,
                 config.fewest_workers,
             )
@@ -98,13 +98,13 @@ class ClusterWatch:
             try:
                 reason = self._reason()
                 if reason:
-                    _log.info("%s: a checkpoint is saved, and the training goes on anew", reason)
+                    _log.info("%s: a checkpoint is saved, and the next attempt begins", reason)
                     ask_to_move(self._store, self._attempt, reason)
                     return
             except StorageError as error:
                 _log.warning("the training cannot be asked to move: %s", error)
             except Exception as error:  # noqa: BLE001 (whatever Ray raises while its head is away)
-                _log.debug("the cluster does not say how it is: %s", error)
+                _log.debug("the state of the cluster is unknown: %s", error)
 
     def _reason(self) -> str:
         """Why another attempt would be better; empty if it would not."""

@@ -93,7 +93,7 @@ class Jobs:
         try:
             return self._has_ended(job)
         except _errors() as error:
-            _log.debug("how job %s is, is not known: %s", job, error)
+            _log.debug("the state of job %s is unknown: %s", job, error)
             return None
 
     def end_of(self, job: str) -> str:
@@ -123,7 +123,7 @@ class Jobs:
             try:
                 asyncio.run(follow())
             except Exception as error:  # noqa: BLE001 (aiohttp's, Ray's, the system's)
-                _log.debug("the log of %s is not heard: %s", job, error)
+                _log.debug("the log of %s cannot be read: %s", job, error)
             if self.has_ended(job):
                 return
             ended.wait(_PAUSE_S)

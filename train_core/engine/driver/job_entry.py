@@ -2,10 +2,9 @@
 
 `python -m train_core.engine.driver.job_entry STORAGE RUN JOB CALL`.
 
-What the driver process is told through its pipes, this one reads and answers in the run folder. It
-goes on when whoever called it is gone: a training that runs is trained to its end, and whoever
-wants the run next attaches to it. It ends when its last caller says so, or when none has lived for
-long.
+The driver process gets its calls through pipes; this one reads and answers them in the run folder.
+It goes on when its callers are gone: a training runs to its end, and the next caller of the run
+attaches to it. It ends when its last caller closes it, or when none has lived for long.
 """
 
 from __future__ import annotations
@@ -127,13 +126,13 @@ class JobServer:
             if end is not None:
                 return end
             if self._is_cut_off():
-                _log.error("nobody can be told how it ended for %g s: the job ends", CUT_OFF_S)
+                _log.error("the outcome could not be stored for %g s: the job ends", CUT_OFF_S)
                 self._done("close", {"status": EndStatus.FAILED})
                 return False
             if found or self._works or self._unsent or self._living():
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > LINGER_S:
-                _log.warning("nobody has called for %g s: the job ends", LINGER_S)
+                _log.warning("no caller for %g s: the job ends", LINGER_S)
                 self._done("close", {"status": EndStatus.FAILED})
                 return False
             self._is_done.wait(pause_s(time.monotonic() - spoken_at))
@@ -143,8 +142,8 @@ class JobServer:
         while first not in self._mailbox.asked():
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"{self._folder.url} is another place on the cluster than where the run was "
-                    "asked for: take a storage that both reach, such as s3://"
+                    f"{self._folder.url} is another place on the cluster than on the caller's "
+                    "machine: take a storage that both reach, such as s3://"
                 )
             time.sleep(_PAUSE_S)
 
@@ -262,7 +261,7 @@ class JobServer:
                 if job != self._mailbox.job and JobName.parse(job):
                     Mailbox(self._folder.store, job).clear()
         except StorageError as error:
-            _log.warning("calls of earlier jobs are left: %s", error)
+            _log.warning("mailboxes of earlier jobs could not be deleted: %s", error)
 
     def _living(self) -> bool:
         """Whether a caller lives."""
@@ -280,7 +279,7 @@ class JobServer:
                 counters[name] = self._mailbox.heartbeat_of(name)
             except (StorageError, ValueError) as error:
                 storage_unreachable |= isinstance(error, StorageError)
-                _log.debug("whether caller %s lives is not known: %s", name, error)
+                _log.debug("it is unknown whether caller %s lives: %s", name, error)
         now = self._observed_at = time.monotonic()
         # While a storage is away, heartbeats can neither be read nor written.
         storage_unreachable |= now - observed_before > BEAT_EVERY_S + _LATE_S
@@ -312,14 +311,14 @@ class JobServer:
                 str(rebuild(one.error)) if one.error else "it is done"
                 for one in self._unsent.values()
             )
-            _log.warning("answers cannot be written, and are tried again: %s (%s)", error, kept)
+            _log.warning("answers cannot be stored, and are retried: %s (%s)", error, kept)
             self._unsent_since = min(self._unsent_since, time.monotonic())
         return was_sent
 
     def _is_cut_off(self) -> bool:
-        """Whether all is done, and the storage, by which alone it can be told, is away for long."""
+        """Whether all is done, but the answers could not be stored for long."""
         if self._works:
-            # What comes of them is to be told, too.
+            # Their results must be delivered as well.
             self._unsent_since = math.inf
         return time.monotonic() - self._unsent_since > CUT_OFF_S
 

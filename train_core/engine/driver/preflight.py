@@ -127,7 +127,7 @@ def check_scoring(folder: RunFolder, request: DriverRequest) -> Prepared:
     """Check the input of a batch inference of a run that exists. Raises ConfigError."""
     workload = load_recorded(folder, request.config)
     if request.pipeline.infer_input is None:
-        raise ConfigError("nothing to score is named: give infer_input")
+        raise ConfigError("infer_input is empty: name the data to score")
     source = open_input(request.pipeline.infer_input, workload)
     return Prepared(
         run=folder.name,
@@ -163,9 +163,9 @@ def _check_continuation(folder: RunFolder, request: DriverRequest) -> None:
     if config.strict:
         raise ConfigError(
             f"run {folder.name!r} was begun in other surroundings ({shown}) and strict is set: "
-            "continue it where it began, or without strict"
+            "continue it in its first surroundings, or without strict"
         )
-    _log.warning("the surroundings changed, so the bits of the numbers may: %s", shown)
+    _log.warning("the surroundings changed, and so may the bits of the results: %s", shown)
 
 
 def _check_origin(

@@ -273,7 +273,7 @@ class JobStages:
             except StorageError as error:
                 if has_ended:
                     raise JobEndedError(stage, self._jobs.end_of(job)) from error
-                _log.warning("whether %s is done is not known: %s", stage, error)
+                _log.warning("it is unknown whether %s is done: %s", stage, error)
                 # Its heartbeat cannot be read, but Ray may know.
                 has_ended = bool(self._jobs.has_ended(job))
                 heartbeat.restart(time.monotonic())
@@ -295,13 +295,13 @@ def _refuse_what_cannot_travel(request: DriverRequest) -> None:
     tracking, storage = urlsplit(request.tracking_uri), urlsplit(request.storage)
     if tracking.password:
         raise ConfigError(
-            "the login in MLFLOW_TRACKING_URI would have to be written down for the cluster: set "
+            "the login in MLFLOW_TRACKING_URI would have to be stored for the cluster: set "
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD on its nodes instead"
         )
     is_here = tracking.scheme in ("", "file", "sqlite")
     if request.tracking_uri and is_here and storage.scheme not in ("", "file"):
         raise ConfigError(
-            f"tracking_uri {request.tracking_uri!r} is a place of this machine, and the training "
+            f"tracking_uri {request.tracking_uri!r} is an address on this machine; the training "
             f"runs on the cluster at {request.config.ray_address!r}: name an MLflow server "
             "(http…), or '' for none"
         )

@@ -141,7 +141,7 @@ def _end_with_ray() -> None:
     while not _is_ending.wait(_LOOK_EVERY_S):
         # Who ends in order kills Ray, too, but says so before.
         if (died := dead_ray()) and not _is_ending.is_set():
-            _log.warning("Ray's %s died, and so the driver ends", died)
+            _log.warning("Ray's %s died: the driver ends", died)
             _end(1)
 
 
@@ -182,7 +182,7 @@ def _serve(server: Server) -> None:
         server.serve(sys.stdin)
         code = 0
     except BrokenPipeError:
-        _log.debug("nobody reads the replies: the program that wanted the work was killed")
+        _log.debug("the replies are not read: the calling program was killed")
     except BaseException:  # noqa: BLE001 (a workload's own sys.exit(), too)
         _log.exception("the driver ends")
     finally:

@@ -109,10 +109,7 @@ class Supervisor:
         return newest
 
     def stop(self) -> None:
-        """Begin no training, and let one that runs save and end.
-
-        What it does not do in its `grace_s` is left undone.
-        """
+        """Begin no training, and let one that runs save and end, in its `grace_s` at most."""
         self._is_stopping.set()
         if self._is_idle.is_set():
             return
@@ -120,7 +117,7 @@ class Supervisor:
         store = self._folder.store.with_retries(SHORT)
         try:
             # Between two attempts the training itself sees that it shall end.
-            ask_to_stop(store, self._lease.attempt, "the program that wanted it ends")
+            ask_to_stop(store, self._lease.attempt, "its program ends")
         except StorageError as error:
             _log.warning("the training cannot be asked to save, and is ended: %s", error)
             return

@@ -30,12 +30,12 @@ def run_that_has_it(record: RunRecord, files: FileList | None, request: DriverRe
     workload = record.config.workload
     last = _last_finished(request.storage, workload)
     if last is None:
-        _log.info("no run of %s has finished yet: it trains", workload)
+        _log.info("no run of %s has finished yet: this one trains", workload)
         return ""
     found = changes(*_inputs_of(last, record, files, asked_shards=request.config.num_shards))
     if not found:
         return last.name
-    _log.info("since run %s: %s: it trains", last.name, "; ".join(found))
+    _log.info("changed since run %s: %s. This run trains", last.name, "; ".join(found))
     return ""
 
 
@@ -46,9 +46,7 @@ def _last_finished(storage: str, workload: str) -> FinishedRun | None:
             if _is_over(run.folder):
                 return run
         except EvertrainError as error:
-            _log.warning(
-                "run %r cannot be read, so it is no run to compare with: %s", run.name, error
-            )
+            _log.warning("run %r cannot be read, and is not compared with: %s", run.name, error)
     return None
 
 

@@ -66,7 +66,9 @@ def split_metrics(workload: Workload[Any]) -> dict[str, Metric]:
     """New metrics of a split: the mean loss, and the workload's own."""
     own = dict(workload.metrics())
     if LOSS in own:
-        raise WorkloadError("`loss` is measured by itself: give the workload's metric another name")
+        raise WorkloadError(
+            "evertrain measures `loss` itself: give the workload's metric another name"
+        )
     metrics = {LOSS: MeanMetric(nan_strategy="disable").set_dtype(torch.float64), **own}
     for metric in metrics.values():
         # The shards are merged here; torchmetrics would add up the ranks' sums once more.

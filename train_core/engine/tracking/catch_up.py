@@ -50,6 +50,6 @@ def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> T
         why = "; ".join(mirror.not_shown) or "it does not answer"
         raise TrackingError(
             f"MLflow at {public_uri(tracking_uri)} has not all of run {folder.name!r} ({why}). "
-            "Mend that and mirror the run again; what it has is not sent again"
+            "Fix that and mirror the run again; nothing is sent twice"
         )
     return mirror.tracking()

@@ -189,7 +189,7 @@ class SystemSamples:
             self._metrics = self._metrics or SystemMetrics()
             self._samples.append((time.time(), self._metrics.sample()))
         except Exception as error:  # noqa: BLE001 (a machine may hide what is to be measured)
-            _log.debug("the machine's load is not known: %s", error)
+            _log.debug("the machine's load cannot be measured: %s", error)
 
     def clear(self) -> None:
         """Drop the samples that were not sent."""
@@ -228,6 +228,6 @@ class Tasks:
                 # It would fail again, and what comes after it shall be shown.
                 described = f"{type(error).__name__}: {describe(error)}"
                 self.not_shown.append(described)
-                _log.warning("something is not shown in MLflow: %s", described)
+                _log.warning("MLflow did not take a result: %s", described)
                 _log.debug("where it failed", exc_info=True)
             self._pending.popleft()

@@ -1,7 +1,7 @@
 """How ranks learn that their attempt was asked to stop, without the loop waiting for storage.
 
-Rank 0 looks, and the control word of the next step tells the others. A validation may be long and
-has no such word: there every rank looks.
+Rank 0 polls, and the control message of the next step tells the others. A validation may be long
+and has no control messages: during a validation every rank polls.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StopListener:
         try:
             request = stop_request(self._store, self._attempt)
         except EvertrainError as error:
-            _log.debug("whether to stop is not known: %s", error)
+            _log.debug("the request to stop cannot be read: %s", error)
             return
         if request and self._always_looks:
             _log.info("asked to stop: %s; a last checkpoint is saved", request.reason)

@@ -115,7 +115,7 @@ def _delete(store: Store, orphan: Orphan) -> None:
         try:
             store.abort(orphan.upload)
         except StorageError as error:
-            _log.warning("parts of an unfinished upload are left where they are: %s", error)
+            _log.warning("parts of an unfinished upload could not be deleted: %s", error)
         return
     if orphan.is_late:
         store.delete(f"{orphan.key}/{MANIFEST_JSON}")
@@ -140,7 +140,7 @@ def _uploads(store: Store) -> list[Upload]:
         return store.unfinished_uploads()
     except (StorageError, FileNotFoundError) as error:
         # A right of its own on S3, and not every server can: all else is collected all the same.
-        _log.warning("parts of unfinished uploads are left where they are: %s", error)
+        _log.warning("parts of unfinished uploads could not be deleted: %s", error)
         return []
 
 

@@ -113,7 +113,7 @@ def _clear_dead_scorers(folder: RunFolder, observers: _Observers, after_s: float
         Mailbox(store, job).clear()
         pins.sweep_ended(store)
         delete_unfinished_results(folder)
-        _log.info("deleted what the job %s left, which died", job)
+        _log.info("deleted what the dead job %s left", job)
 
 
 def _unmoved(store: Store, observers: _Observers) -> _Observers:

@@ -256,7 +256,7 @@ def _take_away(store: Store, key: str) -> None:
     try:
         store.delete(key)
     except StorageError as error:
-        _log.warning("a pin was not taken away, it ends with this process: %s", error)
+        _log.warning("a pin was not deleted; it ends with this process: %s", error)
 
 
 def _write(

@@ -152,7 +152,7 @@ def check_inside(path: str, root: str) -> None:
     folder, inside = os.path.realpath(os.path.dirname(path)), os.path.realpath(root)
     if os.path.commonpath([folder, inside]) != inside:
         raise ConfigError(
-            f"{path} leaves the folder {root}: a link on the way leads to {folder}. Take it away"
+            f"{path} leaves the folder {root}: a link in it leads to {folder}. Delete the link"
         )
 
 

@@ -102,7 +102,7 @@ def retried(operation: Callable[[float], _T], title: str, budget_s: float) -> _T
         if attempt == 1:
             # Callers with a short budget have a fallback.
             level = logging.WARNING if budget_s >= RETRY_BUDGET_S else logging.DEBUG
-            _log.log(level, "%s: %s; trying for %.0f s", title, _described(cause), budget_s)
+            _log.log(level, "%s: %s; retrying for %.0f s", title, _described(cause), budget_s)
         time.sleep(pause_s)
     raise AssertionError("count() never ends")
 

@@ -172,7 +172,7 @@ class Store(StoreReader):
             pass
         else:
             raise StorageError(
-                f"{self.url} lets an object be created twice: evertrain needs storage with "
+                f"{self.url} creates an object twice: evertrain needs storage with "
                 "conditional create (If-None-Match on S3, exclusive create on a disk)"
             )
         finally:

@@ -30,11 +30,13 @@ def read_small(store: Store, key: str) -> bytes:
     document, or reached by a symbolic link, which only somebody else can have made.
     """
     if link := store.link_on_the_way(key):
-        raise CheckpointError(f"{store.uri(key)} is reached by the link {link}, we make none")
+        raise CheckpointError(
+            f"{store.uri(key)} is reached by the link {link}; evertrain makes none"
+        )
     size = store.size_bytes(key)
     if size > MAX_DOCUMENT_BYTES:
         raise CheckpointError(
-            f"{store.uri(key)}: {size} bytes, such a file has at most {MAX_DOCUMENT_BYTES}"
+            f"{store.uri(key)}: {size} bytes; such a file has at most {MAX_DOCUMENT_BYTES}"
         )
     return store.read(key)
 
@@ -94,6 +96,6 @@ def _check_format(uri: str, data: bytes) -> None:
         return
     if isinstance(found, int) and found > FORMAT:
         raise ConfigError(
-            f"{uri} has format {found}, this evertrain reads up to {FORMAT}: use the one that "
-            "wrote it, or a newer one"
+            f"{uri} has format {found}, this evertrain reads up to {FORMAT}: use the version "
+            "that wrote it, or a newer one"
         )

@@ -57,7 +57,7 @@ def append(
     try:
         data = b"".join([*(_read(store, segment) for segment in merged), data])
     except CheckpointError as error:
-        _log.warning("the journal has a gap that is kept as it is: %s", error)
+        _log.warning("the journal has a gap, which stays: %s", error)
         kept, merged = journal, ()
     oldest = SegmentName.parse(merged[0].name) if merged else None
     name = str(SegmentName(oldest.first_step if oldest else first_step, last_step, attempt))

@@ -68,7 +68,7 @@ def check_new_run_name(name: str) -> str:
     """
     if check_run_name(name) == LATEST:
         raise ConfigError(
-            f"run name {name!r} is not usable: batch inference means the newest finished run by it"
+            f"run name {name!r} is not usable: in batch inference it means the newest finished run"
         )
     return name
 
