@@ -1,17 +1,14 @@
 """Errors of evertrain: each takes facts, writes its message and survives pickling.
 
-An error says what is wrong, which value it met and how to mend it. `ConfigError` and its
-kin are the user's to mend and are never retried; `StorageError` may pass by itself.
+An error says what is wrong, which value caused it and how to mend it. `ConfigError` and its
+subclasses are the user's to mend and are never retried; a `StorageError` may pass by itself.
 """
 
 from __future__ import annotations
 
 import traceback as tracebacks
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
 
 
 class EvertrainError(Exception):
@@ -19,7 +16,7 @@ class EvertrainError(Exception):
 
 
 class ConfigError(EvertrainError, ValueError):
-    """What was asked cannot be done as it was asked. Never retried."""
+    """The request cannot be carried out as it is. Never retried."""
 
 
 class WorkloadError(ConfigError):
@@ -31,7 +28,7 @@ class DataError(ConfigError):
 
 
 class ResourceError(ConfigError):
-    """More was asked than the cluster can give."""
+    """The request needs more resources than the cluster has."""
 
 
 class HiddenLoginError(ConfigError):
@@ -189,11 +186,11 @@ class StageError(EvertrainError, RuntimeError):
 
 
 class JobEndedError(StageError):
-    """The job of a cluster that drives a run ended, and owes an answer; another one may follow."""
+    """The cluster's job that drives a run ended without an answer; another job may follow."""
 
 
 class GaveUpError(StageError):
-    """What a stage needs failed again and again, and it was tried again as often as it may be."""
+    """A stage failed as often as it may be tried again."""
 
 
 class UserCodeError(StageError):
@@ -202,7 +199,7 @@ class UserCodeError(StageError):
 
 @contextmanager
 def users_code(stage: str, where: str) -> Iterator[None]:
-    """Raise what the user's own code raises inside as UserCodeError, with its traceback."""
+    """Raise an error of the user's code inside the block as UserCodeError, with its traceback."""
     try:
         yield
     except EvertrainError:
@@ -212,72 +209,3 @@ def users_code(stage: str, where: str) -> Iterator[None]:
         # Ray hands on an exception without its traceback.
         summary = f"{where}: {type(error).__name__}: {error}"
         raise UserCodeError(stage, summary, tracebacks.format_exc()) from error
-
-
-# A message, and whatever else a raise statement gave.
-_Message = tuple[str | int | float | None, ...]
-_Stage = tuple[str, str, str]
-
-_TRAVELLING: Mapping[type[EvertrainError], Any] = {
-    EvertrainError: _Message,
-    ConfigError: _Message,
-    WorkloadError: _Message,
-    DataError: _Message,
-    ResourceError: _Message,
-    TrackingError: _Message,
-    StorageError: _Message,
-    CheckpointError: _Message,
-    HiddenLoginError: tuple[str],
-    RunConflictError: tuple[str, dict[str, tuple[object, object]]],
-    RunBusyError: tuple[str, str],
-    UnchangedError: tuple[str],
-    StoppedError: tuple[str, int],
-    FencedError: tuple[int, int],
-    UnsavedError: tuple[float, int, str | None, str],
-    NotFiniteError: tuple[int, float, str | None, str],
-    StageError: _Stage,
-    JobEndedError: _Stage,
-    GaveUpError: _Stage,
-    UserCodeError: _Stage,
-}
-"""The errors that another process can raise again, with the types of their facts."""
-_BY_NAME = {kind.__name__: kind for kind in _TRAVELLING}
-
-
-def describe(stage: str, error: BaseException) -> dict[str, Any]:
-    """What another process needs to raise the error as what it is: JSON."""
-    # Ray wraps what a task raised.
-    cause = getattr(error, "cause", None)
-    error = cause if isinstance(cause, Exception) else error
-    if isinstance(error, EvertrainError):
-        reduced = error.__reduce__()
-        assert not isinstance(reduced, str)
-        # A user's own error is raised as the nearest of ours: its module may be unknown there.
-        ours = next(kind for kind in type(error).__mro__ if kind in _TRAVELLING)
-        return {"type": ours.__name__, "facts": reduced[1]}
-    trace = "".join(tracebacks.format_exception(error))
-    facts = [stage, f"{type(error).__name__}: {error}", trace]
-    return {"type": StageError.__name__, "facts": facts}
-
-
-def rebuild(described: object) -> EvertrainError:
-    """The error that `describe` was given; one that was none of evertrain's is a StageError.
-
-    A document that describes no error of evertrain's, as one from storage may, is shown in a
-    StageError: the stage failed, and nobody knows with what.
-    """
-    match described:
-        case {"type": str(name), "facts": [*facts]} if name in _BY_NAME:
-            kind = _BY_NAME[name]
-        case {"type": str(name)} if name not in _BY_NAME:
-            return StageError("error", f"its type {name!r} is not known: {described!r}")
-        case _:
-            return StageError("error", f"its type or its facts are missing: {described!r}")
-    try:
-        return kind(*TypeAdapter(_TRAVELLING[kind]).validate_python(facts))
-    except ValidationError:
-        return StageError("error", f"its facts are none of a {name}: {described!r}")
-
-
-FAILED = 3
-"""The exit code of an isolated call that raised an error, and described it on its stdout."""
