@@ -35,10 +35,12 @@ class Overrides(BaseModel):
 
 
 class PruneCommand(Overrides, InStorage):
-    """Delete checkpoints that no rule keeps, and what dead attempts left; tell why others stay."""
+    """Delete checkpoints that no rule keeps, and files of dead attempts; show why others stay."""
 
     run: CliPositionalArg[str] = Field(description="A run's name, or its path or URL.")
-    dry_run: bool = Field(default=False, description="Only tell; nothing is written.")
+    dry_run: bool = Field(
+        default=False, description="Only show what would be deleted; nothing is written."
+    )
     ignore_pins_elsewhere: bool = Field(
         default=False,
         description="Processes on other machines that pinned checkpoints are known to have ended.",

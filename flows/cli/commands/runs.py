@@ -33,7 +33,7 @@ class ListCommand(InStorage):
 
 
 class StatusCommand(InStorage):
-    """Tell where a run is."""
+    """Show the state of a run."""
 
     run: CliPositionalArg[str] = Field(description="The run's name.")
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
@@ -128,7 +128,7 @@ class RunsCommand(BaseModel):
     """List, look at, resume, stop, extend, fork and delete runs."""
 
     list: CliSubCommand[ListCommand] = Field(description="List the runs of a storage.")
-    status: CliSubCommand[StatusCommand] = Field(description="Tell where a run is.")
+    status: CliSubCommand[StatusCommand] = Field(description="Show the state of a run.")
     resume: CliSubCommand[ResumeCommand] = Field(description="Go on with a run.")
     stop: CliSubCommand[StopCommand] = Field(description="Have a run save and end.")
     extend: CliSubCommand[ExtendCommand] = Field(description="Train a run for more epochs.")
