@@ -16,7 +16,6 @@ import os
 import platform
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.pipeline_report import FIRST_EVALUATED, ratios, table
 from benchmarks.services import mlflow_server, prefect_server, ray_cluster
 from train_core.storage.records.journal import read_segments
 from train_core.storage.run_folder import RunFolder
@@ -37,7 +37,6 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 WARM_UP = 5
 POLL_S = 0.1
-FIRST_EVALUATED = "last checkpoint to first evaluated batch"
 GLOBAL_BATCH = 128
 MNIST_FILES = (
     *("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -84,7 +83,7 @@ class Bench:
         self.accuracy["evertrain"] = self.evertrain(0)["accuracy"]
 
     def peer(self, peer: str, steps: int, *, accuracy: bool = False) -> Result:
-        """Run one of `mnist_peers`."""
+        """Run one of `peers/mnist.py`."""
         folder = self.fresh()
         task = {
             "peer": peer,
@@ -97,7 +96,7 @@ class Bench:
         program = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2"]
         if peer.startswith("stock"):
             program = [sys.executable]
-        run([*program, str(ROOT / "benchmarks/mnist_peers.py"), json.dumps(task)])
+        run([*program, str(ROOT / "benchmarks/peers/mnist.py"), json.dumps(task)])
         found: Result = json.loads((folder / "result.json").read_text())
         return found
 
@@ -130,7 +129,7 @@ class Bench:
 
     def run_stock_trivial(self, environment: dict[str, str] | None = None) -> None:
         """Stock Ray Train on the trivial training."""
-        program = str(ROOT / "benchmarks/stock_trivial.py")
+        program = str(ROOT / "benchmarks/peers/ray_trivial.py")
         run([sys.executable, program, str(self.fresh())], environment)
 
     def run_flow(self, kind: str, environment: dict[str, str], *more: str) -> None:
@@ -212,41 +211,6 @@ def warm_services(folder: Path) -> Iterator[tuple[dict[str, str], str]]:
             "MLFLOW_TRACKING_URI": mlflow_url,
         }
         yield environment, ray_address
-
-
-def ratios(measured: dict[str, list[float]]) -> dict[str, float]:
-    """The figures that the project promises, from medians."""
-    median = {name: statistics.median(values) for name, values in measured.items()}
-    found = {}
-    if "evertrain" in median:
-        ours = median["evertrain"]
-        found |= {
-            "train_vs_stock_ray": ours / median["stock"],
-            "train_vs_stock_ray_tuned": ours / median["stock-tuned"],
-            "train_vs_stock_ray_same_model": ours / median["stock-model"],
-            "train_vs_torchrun": ours / median["torchrun"],
-            "train_vs_compute_bound": ours / median["one-batch"],
-        }
-    if "stock cold, s" in median:
-        stock = median["stock cold, s"]
-        found |= {
-            "overhead_cold": median["flow cold, s"] / stock,
-            "overhead_warm": median["flow warm, s"] / stock,
-            "evaluate_start_s": max(
-                median[f"{FIRST_EVALUATED}, {kind}, s"] for kind in ("cold", "warm")
-            ),
-        }
-    return {name: round(value, 3) for name, value in found.items()}
-
-
-def table(measured: dict[str, list[float]]) -> Iterator[str]:
-    """One line a contender: n, median, spread."""
-    yield f"{'contender':44} {'n':>3} {'median':>10} {'min':>10} {'max':>10}"
-    for name, values in measured.items():
-        yield (
-            f"{name:44} {len(values):3} {statistics.median(values):10.2f} "
-            f"{min(values):10.2f} {max(values):10.2f}"
-        )
 
 
 def missing_files(folder: str) -> list[str]:

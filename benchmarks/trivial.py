@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import MeanSquaredError, Metric
 
-from train_core import ArrayDataset, Batch, Columns, Settings, Workload
-from train_core.policy.randomness import SampleRandom
-from train_core.workload import Split
+from train_core import ArrayDataset, Batch, Columns, SampleRandom, Settings, Split, Workload
 
 NUM_SAMPLES = 100
 

@@ -45,13 +45,13 @@ def batch_inference(
     """Score `infer_input` with a checkpoint of `run`.
 
     Args:
-        run: The run's name, or `latest`: the newest finished one, which is no dry run.
+        run: The run's name, or `latest`: the newest finished one that is not a dry run.
         checkpoint: A checkpoint's name, or `best`: the one that the run's report names.
         infer_input: A split's name, or the path or URL of Parquet, a folder of images or IDX.
         storage: The folder of the runs; empty: EVERTRAIN_STORAGE, or .evertrain/runs.
         ray_address: `local` or a running cluster; empty: where the run was trained.
         runtime_env: Ray's, for the workers; None: that of the training, without its `env_vars`.
-        workload: As package.module:Name, which workload's newest run `latest` is; empty: of any.
+        workload: `latest` is the newest run of this workload (package.module:Name); empty: of any.
     """
     storage = absolute(storage) if storage else default_storage()
     folder = find_run(storage, run, workload)
@@ -61,7 +61,7 @@ def batch_inference(
         config = config.model_copy(update={"ray_address": ray_address})
     if runtime_env is not None:
         config = config.model_copy(update={"runtime_env": runtime_env})
-    # No tracking URI: this is no part of the training, whose MLflow run has ended.
+    # No tracking URI: batch inference is no part of the training, whose MLflow run has ended.
     request = DriverRequest(
         storage=storage,
         run=folder.name,
@@ -106,7 +106,7 @@ def find_run(storage: str, name: str, workload: str) -> RunFolder:
 
 
 def name_flow_run(session: Session, name: str) -> None:
-    """Name the flow run after run and checkpoint: its parameters may only say `latest`, `best`."""
+    """Name the flow run after run and checkpoint: its parameters may just be `latest`, `best`."""
     flow_run = runtime.flow_run.id
     if session.server and flow_run:
         session.server.show(

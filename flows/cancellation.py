@@ -68,7 +68,7 @@ def is_flow_run_cancelled(session: Session) -> bool | None:
 
 
 def _is_cancelled(flow_run: UUID, client: SyncPrefectClient) -> bool:
-    """Whether the server has the flow run as cancelled; one that was deleted there is not."""
+    """Whether the flow run is cancelled on the server; a deleted flow run is not."""
     try:
         state = client.read_flow_run(flow_run).state
     except ObjectNotFound:

@@ -26,7 +26,7 @@ MAX_CRASHES = 5
 def refuse_crash_loop(request: DriverRequest) -> None:
     """Raise GaveUpError if the flow run crashed MAX_CRASHES times without a new checkpoint.
 
-    An automation runs a crashed flow run again, without a bound; a failed one it leaves alone.
+    An automation runs a crashed flow run again, without a bound, but not a failed one.
     """
     folder = RunFolder(request.storage, request.run)
     try:
@@ -96,7 +96,7 @@ def _is_crash_loop(folder: RunFolder) -> bool:
 
 
 def _server() -> ServerConnection:
-    """A connection to Prefect's server, which is there: it has just begun this flow run."""
+    """A connection to Prefect's server, which answers: it has just begun this flow run."""
     server = ServerConnection(run_logger().warning)
     server.check_patiently()
     return server

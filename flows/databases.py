@@ -59,18 +59,18 @@ def create_prefect_database(environment: Mapping[str, str] = os.environ) -> None
 
 
 def _create(library: str, path: Path) -> None:
-    """Put an empty database there, unless there is something already."""
+    """Copy an empty database there, unless there is a file already."""
     if any(path.with_name(path.name + end).exists() for end in ("", *_LEFT_BY_ANOTHER)):
         return
     # If the copy fails, the library builds its database itself.
     with suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent) as beside:
         copy = shutil.copyfile(empty_database(library), Path(beside, path.name))
-        # Refused if another process was quicker.
+        # Another process may have been quicker.
         os.link(copy, path)
 
 
 def main() -> None:
-    """Have both libraries build an empty database, and keep the files."""
+    """Let both libraries build an empty database, and keep the files."""
     for library, command in _COMMANDS.items():
         with tempfile.TemporaryDirectory() as folder:
             built = Path(folder, f"{library}.db")

@@ -66,7 +66,7 @@ def _stopped(arguments: tuple[Any, ...], error: CancelledRun) -> Exception:
 
 
 def drive(session: Session, stages: Stages) -> Any:
-    """Run the stages in a thread of their own to their end, and give their result.
+    """Run the stages in a thread of their own to their end, and return their result.
 
     SIGINT and SIGTERM ask the driver to save, and raise StoppedError when the stages have ended. A
     SIGTERM that the training outlives (`job_outlives_flow`) raises TerminationSignal.
@@ -107,16 +107,16 @@ def _outcome_of(session: Session, stages: Stages) -> Any:
         try:
             return session.thread.result()
         except asyncio.CancelledError:
-            # Prefect throws it in where it could not renew this run's slot under the deployment's
-            # concurrency limit. The run goes on, even if another one begins meanwhile.
+            # Prefect raises it in this thread if it could not renew the run's slot under the
+            # deployment's concurrency limit. The run goes on, even if another one begins meanwhile.
             continue
 
 
 @contextmanager
 def connected(session: Session) -> Iterator[ServerConnection]:
-    """The session's connection to Prefect's server; the artifacts it missed are sent at the end.
+    """The session's connection to Prefect's server; artifacts that it missed are sent at the end.
 
-    A worker's process ends soon afterwards, also if the server stays away.
+    A process of a Prefect worker ends soon afterwards, even if the server stays away.
     """
     is_opened_here = session.server is None
     server = session.server or ServerConnection(session.log.add_warning).__enter__()

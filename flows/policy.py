@@ -55,7 +55,7 @@ class Cancellation:
 def end_warning(
     run: str, *, has_flow_run: bool, is_reported: bool, failure: str, server_answers: bool
 ) -> str:
-    """The warning about what Prefect does not know of a run that has ended; empty: nothing.
+    """The warning about facts of an ended run that Prefect does not have; empty if it has all.
 
     `failure` is the error that Prefect's engine raised, if it did. Where the server answers, the
     engine failed for a reason of its own.

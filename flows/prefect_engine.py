@@ -1,7 +1,7 @@
-"""Prefect's engine, which tries a failed request again for minutes: it is never waited for so long.
+"""Prefect's engine, with a bound on the wait for it: it repeats a failed request for minutes.
 
-On a command line it runs in a thread of its own, in a worker's process in the main thread. It is
-waited for while its server answers, and else for seconds; then the process exits past it.
+On a command line it runs in a thread of its own; in a process of a Prefect worker, in the main
+thread. It is waited for while its server answers, and else for seconds; then the process exits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tasks.session import Session, Stages
 
 
 class FlowThread(threading.Thread):
-    """Prefect's engine runs the flow here, so that nothing of it can hold the main thread."""
+    """A thread in which Prefect's engine runs the flow, so that it cannot block the main one."""
 
     def __init__(self, session: Session, run: Callable[[], State[Any]]) -> None:
         super().__init__(name="prefect flow", daemon=True)
@@ -33,7 +33,7 @@ class FlowThread(threading.Thread):
         """The error that Prefect's engine raised, if it did."""
 
     def run(self) -> None:
-        """Run the flow; its outcome is the session's."""
+        """Run the flow; its result goes to the session."""
         try:
             with self._session.attached():
                 self._run_flow()
@@ -46,7 +46,7 @@ class FlowThread(threading.Thread):
 def begin(
     session: Session, flow: FlowThread | None, stages: Stages, timing: Timing = TIMING
 ) -> None:
-    """Begin with the stages: in the flow; without it if Prefect's engine does not begin them."""
+    """Begin the stages in the flow, or without it if Prefect's engine does not begin them."""
     if flow is not None:
         flow.start()
     while not session.thread.wait_until_begun(timing.poll_interval_s):
@@ -58,7 +58,7 @@ def begin(
 
 
 def await_prefect(session: Session, flow: threading.Thread, timing: Timing = TIMING) -> bool:
-    """Wait until the flow has ended in Prefect, too, as long as its server answers; whether it has.
+    """Wait, while Prefect's server answers, until the flow has ended there; return whether it has.
 
     `flow` is the thread that Prefect's engine runs in. The session must be closed.
     """

@@ -12,5 +12,5 @@ from train_core.requests import DriverRequest, Prepared
 @task(name="prepare", task_run_name="prepare {request.run}", **OPTIONS)
 @cancelled_if_stopped
 def prepare(request: DriverRequest) -> Prepared:
-    """Check the request; of a training, create the run if it is new, and take it."""
+    """Check the request; for a training, create a new run and acquire its lease."""
     return session_of(request).prepared()

@@ -13,7 +13,7 @@ from train_core.results import EvaluationResult, Selection
 @task(name="select", task_run_name="select by {metric}", **OPTIONS)
 def select(evaluations: list[EvaluationResult], metric: str, order: Order) -> Selection:
     """The best checkpoint by `metric`, ties to the later step, and all in their order."""
-    # The evaluation measured this checkpoint; its own metrics are of the last validation before it.
+    # The evaluation's metrics, as those in the manifest are of the last validation before it.
     checkpoints = {
         one.checkpoint.name: one.checkpoint.model_copy(
             update={"metrics": {**one.checkpoint.metrics, **full_names(one.split, one.metrics)}}

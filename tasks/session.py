@@ -68,7 +68,7 @@ class Session:
         return Driver(request, self.log.add)
 
     def prepared(self) -> Prepared:
-        """The outcome of the driver's checks; of another driver's after one that failed or died.
+        """The result of the driver's checks; a driver that failed or died is replaced by a new one.
 
         Raises ConfigError, RunBusyError, or the error that ended the driver.
         """
@@ -95,7 +95,7 @@ class Session:
 
     @contextmanager
     def running(self, stage: str) -> Iterator[Driver]:
-        """A checked, living driver for one stage, whose time is taken.
+        """A checked, living driver for one stage, whose seconds are recorded.
 
         Raises StoppedError if the session is closed meanwhile, which ends the stage.
         """
@@ -167,7 +167,7 @@ class Session:
         self.close(end_status(kind))
 
     def _usable_driver(self) -> Driver:
-        # A driver that died took its Ray with it: a retry needs a new one.
+        # The Ray of a driver that died is gone, too: a retry needs a new driver.
         with self._lock:
             self.refuse_ending()
             if self._has_failed or (self._is_prepared and not self._driver.is_alive):
@@ -179,7 +179,7 @@ class Session:
 
 
 def _began_at(newest_start_s: float) -> float:
-    """When this process began; now, if it is so old that it was not started for the run."""
+    """When this process began; now, if it is too old to have been started for the run."""
     now, began_at = time.time(), float(psutil.Process().create_time())
     return began_at if now - began_at < newest_start_s else now
 

@@ -18,7 +18,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class SessionLog:
-    """Gives each line to every listener, and the newest ones to those that come later.
+    """Passes each line to every listener; a later listener gets the newest lines first.
 
     All methods may be called from any thread.
     """
@@ -37,7 +37,7 @@ class SessionLog:
                 try:
                     listener(line)
                 except Exception:  # noqa: BLE001 (a full disk, a logger of Prefect's)
-                    # A listener that fails must keep no line from the others.
+                    # The other listeners get the line although one failed.
                     self._listeners.remove(listener)
 
     def add_warning(self, warning: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from train_core import errors
-from train_core.errors import EvertrainError, StageError, describe, rebuild
+from train_core.described_errors import describe, rebuild
+from train_core.errors import EvertrainError, StageError
 
 _OURS = [
     value

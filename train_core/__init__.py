@@ -9,59 +9,51 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from train_core.client.checkpoints import verify_run
     from train_core.client.isolated import compare_runs, export_weights, mirror_run
-    from train_core.client.runs import (
-        delete_run,
-        fork_run,
-        list_runs,
-        open_run,
-        prune_run,
-        run_status,
-        stop_run,
-        verify_run,
-    )
+    from train_core.client.run_summaries import list_runs, run_status
+    from train_core.client.runs import delete_run, fork_run, open_run, prune_run, stop_run
     from train_core.config import TrainConfig
+    from train_core.datasets.arrays import ArrayDataset
     from train_core.datasets.files import DataFile
-    from train_core.errors import DataError
-    from train_core.fitting import fit
-    from train_core.policy.randomness import SampleRandom
-    from train_core.workload import (
+    from train_core.datasets.protocols import (
         SPLITS,
-        ArrayDataset,
-        Batch,
         Columns,
         Dataset,
-        Settings,
         ShardStream,
         Split,
         Stream,
-        Workload,
     )
+    from train_core.errors import DataError
+    from train_core.fitting import extend_run, fit
+    from train_core.policy.randomness import SampleRandom
+    from train_core.workload import Batch, Settings, Workload
 
 _HOMES = {
-    "ArrayDataset": "train_core.workload",
+    "ArrayDataset": "train_core.datasets.arrays",
     "Batch": "train_core.workload",
-    "Columns": "train_core.workload",
+    "Columns": "train_core.datasets.protocols",
     "DataError": "train_core.errors",
     "DataFile": "train_core.datasets.files",
-    "Dataset": "train_core.workload",
-    "SPLITS": "train_core.workload",
+    "Dataset": "train_core.datasets.protocols",
+    "SPLITS": "train_core.datasets.protocols",
     "SampleRandom": "train_core.policy.randomness",
     "Settings": "train_core.workload",
-    "ShardStream": "train_core.workload",
-    "Split": "train_core.workload",
-    "Stream": "train_core.workload",
+    "ShardStream": "train_core.datasets.protocols",
+    "Split": "train_core.datasets.protocols",
+    "Stream": "train_core.datasets.protocols",
     "TrainConfig": "train_core.config",
     "Workload": "train_core.workload",
+    "extend_run": "train_core.fitting",
     "fit": "train_core.fitting",
     "delete_run": "train_core.client.runs",
     "fork_run": "train_core.client.runs",
-    "list_runs": "train_core.client.runs",
+    "list_runs": "train_core.client.run_summaries",
     "open_run": "train_core.client.runs",
     "prune_run": "train_core.client.runs",
-    "run_status": "train_core.client.runs",
+    "run_status": "train_core.client.run_summaries",
     "stop_run": "train_core.client.runs",
-    "verify_run": "train_core.client.runs",
+    "verify_run": "train_core.client.checkpoints",
     "compare_runs": "train_core.client.isolated",
     "export_weights": "train_core.client.isolated",
     "mirror_run": "train_core.client.isolated",
@@ -85,6 +77,7 @@ __all__ = [
     "compare_runs",
     "delete_run",
     "export_weights",
+    "extend_run",
     "fit",
     "fork_run",
     "list_runs",

@@ -1,17 +1,14 @@
 """Errors of evertrain: each takes facts, writes its message and survives pickling.
 
-An error says what is wrong, which value it met and how to mend it. `ConfigError` and its
-kin are the user's to mend and are never retried; `StorageError` may pass by itself.
+An error says what is wrong, which value caused it and how to mend it. `ConfigError` and its
+subclasses are the user's to mend and are never retried; a `StorageError` may pass by itself.
 """
 
 from __future__ import annotations
 
 import traceback as tracebacks
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
 
 
 class EvertrainError(Exception):
@@ -202,7 +199,7 @@ class UserCodeError(StageError):
 
 @contextmanager
 def users_code(stage: str, where: str) -> Iterator[None]:
-    """Raise what the user's own code raises inside as UserCodeError, with its traceback."""
+    """Raise an error of the user's code inside the block as UserCodeError, with its traceback."""
     try:
         yield
     except EvertrainError:
@@ -212,72 +209,3 @@ def users_code(stage: str, where: str) -> Iterator[None]:
         # Ray hands on an exception without its traceback.
         summary = f"{where}: {type(error).__name__}: {error}"
         raise UserCodeError(stage, summary, tracebacks.format_exc()) from error
-
-
-# A message, and whatever else a raise statement gave.
-_Message = tuple[str | int | float | None, ...]
-_Stage = tuple[str, str, str]
-
-_TRAVELLING: Mapping[type[EvertrainError], Any] = {
-    EvertrainError: _Message,
-    ConfigError: _Message,
-    WorkloadError: _Message,
-    DataError: _Message,
-    ResourceError: _Message,
-    TrackingError: _Message,
-    StorageError: _Message,
-    CheckpointError: _Message,
-    HiddenLoginError: tuple[str],
-    RunConflictError: tuple[str, dict[str, tuple[object, object]]],
-    RunBusyError: tuple[str, str],
-    UnchangedError: tuple[str],
-    StoppedError: tuple[str, int],
-    FencedError: tuple[int, int],
-    UnsavedError: tuple[float, int, str | None, str],
-    NotFiniteError: tuple[int, float, str | None, str],
-    StageError: _Stage,
-    JobEndedError: _Stage,
-    GaveUpError: _Stage,
-    UserCodeError: _Stage,
-}
-"""The errors that another process can raise again, with the types of their facts."""
-_BY_NAME = {kind.__name__: kind for kind in _TRAVELLING}
-
-
-def describe(stage: str, error: BaseException) -> dict[str, Any]:
-    """What another process needs to raise the error as what it is: JSON."""
-    # Ray wraps what a task raised.
-    cause = getattr(error, "cause", None)
-    error = cause if isinstance(cause, Exception) else error
-    if isinstance(error, EvertrainError):
-        reduced = error.__reduce__()
-        assert not isinstance(reduced, str)
-        # A user's own error is raised as the nearest of ours: its module may be unknown there.
-        ours = next(kind for kind in type(error).__mro__ if kind in _TRAVELLING)
-        return {"type": ours.__name__, "facts": reduced[1]}
-    trace = "".join(tracebacks.format_exception(error))
-    facts = [stage, f"{type(error).__name__}: {error}", trace]
-    return {"type": StageError.__name__, "facts": facts}
-
-
-def rebuild(described: object) -> EvertrainError:
-    """The error that `describe` was given; one that was none of evertrain's is a StageError.
-
-    A document that describes no error of evertrain's, as one from storage may, is shown in a
-    StageError: the stage failed, and nobody knows with what.
-    """
-    match described:
-        case {"type": str(name), "facts": [*facts]} if name in _BY_NAME:
-            kind = _BY_NAME[name]
-        case {"type": str(name)} if name not in _BY_NAME:
-            return StageError("error", f"an error of unknown type {name!r}: {described!r}")
-        case _:
-            return StageError("error", f"an error without type or facts: {described!r}")
-    try:
-        return kind(*TypeAdapter(_TRAVELLING[kind]).validate_python(facts))
-    except ValidationError:
-        return StageError("error", f"a {name} whose facts do not fit: {described!r}")
-
-
-FAILED = 3
-"""The exit code of an isolated call that raised an error, and described it on its stdout."""

@@ -1,13 +1,15 @@
-"""`fit`: train a workload, from a program of one's own and without Prefect."""
+"""`fit` and `extend_run`: train a workload from a program, without Prefect."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from train_core.client.driver import Driver
+from train_core.client.runs import epochs_after
 from train_core.config import TrainConfig
 from train_core.requests import DriverRequest
 from train_core.results import TrainResult
+from train_core.storage.run_folder import RunFolder
 
 
 def fit(
@@ -18,13 +20,13 @@ def fit(
     tracking_uri: str = "",
     on_log: Callable[[str], None] | None = print,
 ) -> TrainResult:
-    """Train on Ray, in a driver process of its own, and give the outcome.
+    """Train on Ray, in a driver process of its own, and return the result.
 
     `storage` is any fsspec URL; `<storage>/<run>` becomes the run folder. A run that exists is
     continued after its newest good checkpoint, and one that is finished is returned as it is.
-    With a `tracking_uri`, MLflow mirrors it.
+    With a `tracking_uri`, the run is mirrored to MLflow.
 
-    Raises ConfigError before any compute if what was asked cannot be done, RunBusyError if
+    Raises ConfigError before any compute if the request cannot be carried out, RunBusyError if
     another process drives the run, NotFiniteError if the loss became NaN, and StageError with
     the traceback of the first rank that failed.
 
@@ -35,3 +37,25 @@ def fit(
     with Driver(request, on_log) as driver:
         driver.prepared()
         return driver.train()
+
+
+def extend_run(
+    folder: RunFolder,
+    epochs: str,
+    *,
+    tracking_uri: str = "",
+    on_log: Callable[[str], None] | None = print,
+) -> TrainResult:
+    """Train a run for more epochs and return the result.
+
+    `epochs` is their number in all, as `"20"`, or how many more, as `"+5"`. All else is as the run
+    was last asked for. Raises ConfigError if the run has as many epochs already, and as `fit` does.
+
+    >>> from train_core import extend_run, open_run
+    >>> extend_run(open_run("runs", "digits"), "+5")  # doctest: +SKIP
+    """
+    config = folder.asked().config
+    longer = config.model_copy(update={"epochs": epochs_after(folder, epochs)})
+    return fit(
+        longer, storage=folder.storage, run=folder.name, tracking_uri=tracking_uri, on_log=on_log
+    )

@@ -80,11 +80,11 @@ class StandaloneTask(Result):
     """Rank 0 kills itself in the step after this one, once what it saved is committed."""
 
 
-def died_mark(told: Path) -> Path:
+def died_mark(task_file: Path) -> Path:
     """The file that a rank leaves before it kills itself."""
-    return told.with_suffix(".died")
+    return task_file.with_suffix(".died")
 
 
-def error_file(told: Path) -> Path:
+def error_file(task_file: Path) -> Path:
     """The file in which the first rank that failed says why."""
-    return told.with_suffix(".error")
+    return task_file.with_suffix(".error")

@@ -155,7 +155,7 @@ def ray_training(folder: Path, address: str, mode: str) -> Iterator[Ranks]:
     ranks = Ranks(folder, mode, 2)
     with ranks.log.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.checkpoint.ray_peer", json.dumps(task)],
+            [sys.executable, "-m", "benchmarks.peers.ray_saving", json.dumps(task)],
             env={**os.environ, **ray},
             stdout=log,
             stderr=log,

@@ -132,7 +132,7 @@ def kill_stock(folder: Path, report: Report, drawn: random.Random, kills: int) -
 @contextmanager
 def stock_training(folder: Path, notes: Path) -> Iterator[None]:
     """Stock Ray Train in a process of its own, which is ended with all that it started."""
-    command = [sys.executable, "-m", "benchmarks.recovery.stock", str(folder), str(notes)]
+    command = [sys.executable, "-m", "benchmarks.peers.ray_recovery", str(folder), str(notes)]
     with (
         (folder / "log").open("w") as log,
         subprocess.Popen(

@@ -32,8 +32,8 @@ config = uvicorn.Config(create_app(ephemeral=True, final=True), log_level="error
 uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
 """
 _SERVER_SETTINGS = {
-    # No flow of ours uses block types, and registering them takes a second. A server of this home
-    # that comes later must not believe that they are registered.
+    # No flow of ours uses block types, and registering them takes a second. A later server
+    # of this home must not take them for registered.
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
     "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
@@ -131,7 +131,7 @@ class _Server:
         atexit.register(self._end)
 
     def wait_until_up(self, is_wanted: threading.Event) -> None:
-        """Wait until the server answers, as long as it lives; one that is not wanted is ended."""
+        """Wait until the server answers, while it lives; end a server that is no longer wanted."""
         import httpx
 
         deadline = time.monotonic() + TIMING.server_start_s
@@ -156,7 +156,7 @@ class _Server:
 
 
 def _end_with_us(pid: int) -> None:
-    """See to it that the process ends when this one does, also when either was killed or frozen."""
+    """Let the process end when this one does, also if either was killed or suspended."""
     subprocess.Popen(
         ["sh", "-c", 'read -r _; kill -9 "$0"', str(pid)],
         stdin=subprocess.PIPE,

@@ -108,7 +108,7 @@ def _run_flow(
 
 
 def _outcome(session: Session, flow: FlowThread | None, stages: Stages) -> Report:
-    """The report, once Prefect has the end of the flow run, too, or its server does not answer.
+    """The report, once Prefect has recorded the end of the flow run or its server does not answer.
 
     `stages` are those that run if Prefect's engine does not begin its own.
     """
@@ -168,7 +168,7 @@ class LogFile:
 
 @contextmanager
 def _naming_log(log: Path) -> Iterator[None]:
-    """Say in a StageError where the driver's log is."""
+    """Add the address of the driver's log to a StageError."""
     try:
         yield
     except StageError as error:

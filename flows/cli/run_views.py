@@ -8,7 +8,7 @@ from typing import Any
 from flows.cli.output import print_rows
 from flows.defaults import default_storage
 from train_core.client.live import Live
-from train_core.client.runs import list_runs, run_status
+from train_core.client.run_summaries import list_runs, run_status
 from train_core.storage.run_folder import RunFolder
 
 

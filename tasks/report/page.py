@@ -1,4 +1,4 @@
-"""The outcome of a run as a page in Markdown, with the figures of the run before beside its own."""
+"""The outcome of a run as a page in Markdown, beside the figures of the previous run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BESIDE = (" before", " difference")
 
 
 def report_markdown(report: Report, folder: RunFolder) -> str:
-    """The outcome in Markdown: links, figures, those of the run before, and curves."""
+    """The outcome in Markdown: links, figures, those of the previous run, and curves."""
     record = folder.record()
     earlier = previous(folder, record)
     before = earlier[0] if earlier else None
@@ -75,7 +75,7 @@ def previous(folder: RunFolder, record: RunRecord) -> tuple[Report, Datasets] | 
 
 
 def metrics_table(report: Report, before: Report | None) -> str:
-    """The best checkpoint's metrics on validation and test, beside those of the run before."""
+    """The best checkpoint's metrics on validation and test, beside those of the previous run."""
     heading = ["metric", "validation", "test"]
     now, then = _of_best(report), _of_best(before) if before else {}
     if before:
@@ -93,7 +93,7 @@ def metrics_table(report: Report, before: Report | None) -> str:
 
 
 def compared_with(before: Report, then: Datasets, now: Datasets) -> str:
-    """The name of the run before, and which of the splits that it measured were others."""
+    """The name of the previous run, and which of its splits had other data."""
     others = [
         f"{split} had {then[split].get('samples', '?')} samples"
         for split in SPLITS
@@ -107,13 +107,13 @@ def compared_with(before: Report, then: Datasets, now: Datasets) -> str:
 
 
 def _are_others(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a split is known to be another: by its samples, or by both digests."""
+    """Whether the split is known to have other data: by its samples, or by both digests."""
     digests = {one["digest"] for one in (then, now) if one.get("digest")}
     return then.get("samples") != now.get("samples") or len(digests) > 1
 
 
 def difference(value: float | None, was: float | None) -> str:
-    """How much more it is than it was, with its sign; a dash where one of them is missing."""
+    """The change since the previous run, with its sign; a dash where one value is missing."""
     if value is None or was is None:
         return "-"
     more = value - was

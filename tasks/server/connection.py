@@ -81,7 +81,7 @@ class ServerConnection:
         return self._is_lost
 
     def check(self) -> bool:
-        """Ask the server now whether it is there; whether it is."""
+        """Ask the server now; return whether it answers."""
         try:
             with self._requesting() as client:
                 client.api_version()
@@ -92,13 +92,13 @@ class ServerConnection:
         return self.answers
 
     def check_patiently(self) -> bool:
-        """Ask the server until it answers or counts as lost; whether it answers."""
+        """Ask the server until it answers or counts as lost; return whether it answers."""
         while not self.check() and not self._is_lost:
             self._is_closed.wait(self._timing.server_wait_interval_s)
         return self.answers
 
     def ask(self, question: Callable[[SyncPrefectClient], R]) -> R | None:
-        """The answer to a question; None if the server is away; then no request is sent."""
+        """The answer to a question; None, without a request, while the server is away."""
         if not self.answers:
             return None
         try:
@@ -119,7 +119,7 @@ class ServerConnection:
             self._show_pending()
 
     def wait_until_shown(self, timeout_s: float) -> bool:
-        """Wait until the server has all that is to be shown; whether it answers and has it."""
+        """Wait until the server has all artifacts; return whether it answers and has them."""
         deadline = time.monotonic() + timeout_s
         while self._pending or not self.answers:
             if time.monotonic() >= deadline:
@@ -146,7 +146,7 @@ class ServerConnection:
             yield self._client
 
     def _show_pending(self) -> None:
-        # One at a time. It stays pending until the server has it, so that nobody stops waiting.
+        # One at a time; pending until the server has it, so that `wait_until_shown` waits for it.
         with self._sending:
             while self.answers:
                 with self._lock:
@@ -164,7 +164,7 @@ class ServerConnection:
                         del self._pending[key]
 
     def _failed(self, error: Exception, message: str) -> bool:
-        """Note a failed request; whether another time may help."""
+        """Record a failed request; return whether a later one may succeed."""
         if is_outage(error):
             self._note_failure(error)
             return True

@@ -16,10 +16,10 @@ from tests.chaos.pipeline import unfinished
 from tests.engine import alone
 from tests.engine.digests import digest_of_training
 from tests.flows.mlflow_side import shown_at
+from train_core.datasets.protocols import SPLITS
 from train_core.results import Report
 from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import SPLITS
 
 STAGES = {"pipeline"}
 """What MLflow shows of every run, whatever other stages it has."""

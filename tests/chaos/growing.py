@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from tests.chaos.standing import NOTES, stand_still
 from train_core import ArrayDataset, Batch, Columns, Settings, Workload
+from train_core.datasets.protocols import Split
 from train_core.policy.randomness import SampleRandom
-from train_core.workload import Split
 
 ROWS = 400
 """Rows of each file that arrives."""

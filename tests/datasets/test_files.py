@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train_core.datasets.files import PinnedFiles, is_data, split_glob, state_of
+from train_core.datasets.files import is_data, state_of
+from train_core.datasets.sources import PinnedFiles, split_glob
 from train_core.errors import DataError
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.store import Store

@@ -16,13 +16,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from train_core.client.runs import list_runs, open_run, verify_run
+from train_core.client.checkpoints import verify_run
+from train_core.client.run_summaries import list_runs
+from train_core.client.runs import open_run
 from train_core.config import TrainConfig
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
+from train_core.loading import load_workload
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
-from train_core.workload import load_workload
 
 WRITTEN = Path(__file__).parent / "before_rooms"
 

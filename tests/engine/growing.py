@@ -12,8 +12,8 @@ from torch import nn
 
 from tests.engine.tiny import Tiny, TinySettings
 from train_core import ArrayDataset
+from train_core.datasets.protocols import SPLITS, Split
 from train_core.storage.objects.store import Store
-from train_core.workload import SPLITS, Split
 
 
 class FolderSettings(TinySettings):

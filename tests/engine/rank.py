@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from tests.engine.digests import digest_of_training
 from train_core.config import TrainConfig
+from train_core.datasets.protocols import Columns, Dataset, fetch
 from train_core.engine.checkpoint.snapshot import Snapshot
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
@@ -31,7 +32,7 @@ from train_core.storage.records.manifest import CheckpointManifest
 from train_core.storage.records.names import MANIFEST_JSON, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter
-from train_core.workload import Batch, Columns, Dataset, fetch
+from train_core.workload import Batch
 
 
 def die() -> None:

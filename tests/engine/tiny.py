@@ -18,8 +18,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from train_core import ArrayDataset, Batch, Columns, Settings, Workload
+from train_core.datasets.protocols import Dataset, Split, Stream
 from train_core.policy.randomness import SampleRandom
-from train_core.workload import Dataset, Split, Stream
 
 
 class TinySettings(Settings):

@@ -16,6 +16,7 @@ from tasks.report_predictions import report_predictions
 from tasks.retries import is_transient
 from tasks.select import select
 from tasks.train import train
+from train_core.described_errors import describe, rebuild
 from train_core.errors import (
     CheckpointError,
     ConfigError,
@@ -32,8 +33,6 @@ from train_core.errors import (
     UnchangedError,
     UnsavedError,
     UserCodeError,
-    describe,
-    rebuild,
 )
 from train_core.results import (
     CheckpointSummary,

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from train_core.datasets.protocols import Split, fetch
 from train_core.policy.randomness import SampleRandom, sample_order
-from train_core.workload import Split, Workload, fetch
+from train_core.workload import Workload
 
 
 def train_plainly(

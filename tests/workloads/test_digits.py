@@ -13,9 +13,11 @@ from torch import nn
 
 from tests.workloads.plain import measure, train_plainly
 from train_core.config import TrainConfig
+from train_core.datasets.protocols import SPLITS, fetch
 from train_core.errors import WorkloadError
+from train_core.loading import load_workload
 from train_core.policy.randomness import SampleRandom
-from train_core.workload import SPLITS, Workload, fetch, load_workload
+from train_core.workload import Workload
 from train_core.workloads.digits import shift
 
 NAME = "train_core.workloads.digits:Digits"
@@ -64,7 +66,7 @@ def test_the_splits_are_those_of_scikit_learn(workload: Workload[Any]) -> None:
 def test_it_does_not_import_scikit_learn() -> None:
     code = f"""
 import sys
-from train_core.workload import load_workload
+from train_core.loading import load_workload
 load_workload({NAME!r}, {{}}).dataset("train")
 assert "sklearn" not in sys.modules
 """

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from train_core.datasets.protocols import Columns
 from train_core.errors import DataError
-from train_core.workload import Columns, Workload, load_workload
+from train_core.loading import load_workload
+from train_core.workload import Workload
 from train_core.workloads.images import one_cycle
 
 DIGITS = "train_core.workloads.digits:Digits"

@@ -11,9 +11,10 @@ import safetensors.torch
 import torch
 
 from tests.workloads.plain import measure, train_plainly
+from train_core.datasets.protocols import SPLITS, fetch
 from train_core.errors import DataError, WorkloadError
+from train_core.loading import load_workload
 from train_core.storage.objects.store import Store
-from train_core.workload import SPLITS, fetch, load_workload
 from train_core.workloads.idx import format_idx
 from train_core.workloads.resnet import ResNet18
 

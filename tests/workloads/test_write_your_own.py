@@ -15,9 +15,12 @@ import pytest
 import torch
 
 from tests.workloads.plain import measure, train_plainly
+from train_core.datasets.arrays import ArrayDataset
+from train_core.datasets.protocols import SPLITS, fetch
 from train_core.errors import DataError, WorkloadError
+from train_core.loading import load_workload
 from train_core.policy.randomness import SampleRandom
-from train_core.workload import SPLITS, ArrayDataset, Workload, fetch, load_workload
+from train_core.workload import Workload
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = DOCS / "examples"

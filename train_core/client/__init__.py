@@ -1,1 +1,1 @@
-"""For programs without torch: each call runs in a process of its own."""
+"""evertrain for programs without torch: work that needs it runs in processes of its own."""

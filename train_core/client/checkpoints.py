@@ -1,16 +1,16 @@
-"""What a storage or a run holds: the functions behind `evertrain ls`, `show` and `verify`."""
+"""The checkpoints of a run: listed, shown and verified."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from train_core.client.runs import CheckpointVerdict
 from train_core.errors import CheckpointError, ConfigError
 from train_core.results import Result
 from train_core.storage.addresses import absolute, run_at
 from train_core.storage.objects.store import Store
+from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 
@@ -22,6 +22,17 @@ class ListedCheckpoint(Result):
     epoch: int
     size_bytes: int
     metrics: dict[str, float | None]
+
+
+class CheckpointVerdict(Result):
+    """The result of verifying a checkpoint."""
+
+    checkpoint: str
+    files: int | None = None
+    journal: int | None = None
+    """Journal segments."""
+    faults: list[str] = []
+    """The faults of the checkpoint; empty if it is good."""
 
 
 def run_or_storage(what: str, default_storage: str) -> RunFolder | str:
@@ -42,7 +53,7 @@ def run_or_storage(what: str, default_storage: str) -> RunFolder | str:
 
 
 def _run_named(name: str, storage: str) -> RunFolder | None:
-    with suppress(ConfigError):  # what can be no run's name
+    with suppress(ConfigError):  # not a valid name of a run
         found = RunFolder(storage, name)
         return found if found.exists() else None
     return None
@@ -66,6 +77,32 @@ def checkpoint_facts(folder: RunFolder, checkpoint: Checkpoint) -> dict[str, Any
     """A checkpoint's manifest and its address, as JSON has them."""
     manifest = checkpoint.manifest.model_dump(mode="json")
     return manifest | {"uri": folder.store.uri(checkpoint.key)}
+
+
+def verify_run(
+    folder: RunFolder, checkpoint: CheckpointName | None = None
+) -> Iterator[CheckpointVerdict]:
+    """Read every file of a run's checkpoints, or of one, and compare it with what was committed."""
+    for one in folder.checkpoints():
+        if checkpoint not in (None, one.name):
+            continue
+        faults = folder.faults(one)
+        if faults and not folder.exists_checkpoint(one.name):
+            continue  # the training deleted it meanwhile
+        manifest = one.manifest
+        yield CheckpointVerdict(
+            checkpoint=str(one.name),
+            files=len(manifest.files),
+            journal=len(manifest.journal),
+            faults=faults,
+        )
+    known_bad = {
+        **{text: f"damaged: {reason}" for text, reason in folder.damaged().items()},
+        **{text: f"quarantined: {reason}" for text, reason in folder.quarantined().items()},
+    }
+    for text, fault in known_bad.items():
+        if checkpoint is None or text == str(checkpoint):
+            yield CheckpointVerdict(checkpoint=text, faults=[fault])
 
 
 def refuse_bad(verdicts: Iterable[CheckpointVerdict], folder: RunFolder) -> None:

@@ -10,7 +10,7 @@ from train_core.storage.addresses import find, find_checkpoint
 
 
 class Diff(Result):
-    """What differs between two runs, or between two checkpoints."""
+    """The differences between two runs, or between two checkpoints."""
 
     a: str
     """The address of the first checkpoint; of a run its best one, the newest without a report."""
@@ -23,7 +23,7 @@ class Diff(Result):
 
     @property
     def is_same(self) -> bool:
-        """Whether nothing differs that counts."""
+        """Whether there are no differences that count."""
         compared = (self.records, self.checkpoints, self.newest)
         return all(one.is_same for one in compared if one is not None)
 

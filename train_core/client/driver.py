@@ -22,8 +22,9 @@ from typing import IO, Any, Self
 
 import psutil
 
+from train_core.described_errors import rebuild
 from train_core.entry_points import DRIVER
-from train_core.errors import EvertrainError, StageError, StoppedError, rebuild
+from train_core.errors import EvertrainError, StageError, StoppedError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Prepared
 from train_core.results import (

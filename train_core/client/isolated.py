@@ -10,9 +10,10 @@ import subprocess
 import sys
 from typing import Any
 
+from train_core.described_errors import FAILED, rebuild
 from train_core.differences import Comparison, RunsComparison
 from train_core.entry_points import ISOLATED_CALLS
-from train_core.errors import FAILED, ConfigError, StageError, rebuild
+from train_core.errors import ConfigError, StageError
 from train_core.results import ExportResult, PredictionsResult, Tracking
 from train_core.storage.addresses import absolute, file_at
 from train_core.storage.records.names import MODEL_FILE

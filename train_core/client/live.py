@@ -1,4 +1,4 @@
-"""Where a training is right now: what its rank 0 writes into live.json about twice a second."""
+"""The current position of a training, which its rank 0 writes into live.json twice a second."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Live(BaseModel):
 
 
 def last_reading(folder: RunFolder) -> Live | None:
-    """What a run's training told of itself last; None if it cannot be read."""
+    """The last reading of a run's training; None if it cannot be read."""
     try:
         live = folder.live()
     except StorageError:
-        # A hint that cannot be read now is read a moment later.
+        # The file is read again a moment later.
         return None
     try:
         return Live.model_validate(live) if live else None
@@ -56,7 +56,7 @@ def last_reading(folder: RunFolder) -> Live | None:
 
 
 class LiveReader:
-    """Reads a run's live.json; what an earlier attempt left there is not told."""
+    """Reads a run's live.json; a reading that an earlier attempt left is ignored."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder

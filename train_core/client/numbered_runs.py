@@ -11,7 +11,7 @@ from train_core.storage.run_folder import RunFolder
 def unfinished_or_next(storage: str, prefix: str) -> RunFolder:
     """The last of the runs `<prefix>-001`, `<prefix>-002`, … if it has no report, else the next.
 
-    It may not exist yet: an attempt that died early leaves a run without a record.
+    Its folder may be without a record, if an attempt died early.
     """
     pattern = re.compile(rf"{re.escape(prefix)}-(\d{{3,}})")
     found = (pattern.fullmatch(name) for name in Store(storage).names())

@@ -1,7 +1,8 @@
-"""What differs between what two runs were asked for, and what they were begun with.
+"""The differences between the records of two runs: configuration, data, surroundings.
 
-Names, times and addresses of runs are left aside. What decides the numbers counts; what may change
-in a run, and the surroundings, are told: whether they mattered, the bits say.
+Names, times and addresses of runs are ignored. Differences that decide the numbers count. Those of
+parameters that may change in a run, and of surroundings, are listed only: the comparison of the
+checkpoints shows whether they mattered.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import RunFolder
 
 _DATA = {"datasets", "sources", "origin"}
-# An address says nothing of what is there: the digest does.
+# The digest identifies the data, not the address.
 _ADDRESSES = {"url", "uri"}
 _SURROUNDINGS = {"fingerprint", "code"}
 _ABSENT = object()
 
 
 class RecordsComparison(Result):
-    """What differs between the records of two runs."""
+    """The differences between the records of two runs."""
 
     configuration: list[ValueDifference]
     """Parameters and settings that decide the numbers."""
@@ -36,12 +37,12 @@ class RecordsComparison(Result):
 
     @property
     def is_same(self) -> bool:
-        """Whether nothing differs that counts."""
+        """Whether there are no differences that count."""
         return not (self.configuration or self.data)
 
 
 def compare_records(a: RunFolder, b: RunFolder) -> RecordsComparison:
-    """What differs between two runs as their folders record them. Raises as `RunFolder.record`."""
+    """Compare two runs as their folders record them. Raises as `RunFolder.record`."""
     asked_a, asked_b = a.asked(), b.asked()
     config = _differences(asked_a.config.model_dump(), asked_b.config.model_dump())
     fixed = asked_a.config.differences(asked_b.config).keys()

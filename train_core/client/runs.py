@@ -1,85 +1,29 @@
-"""What can be done with the runs of a storage: the functions behind the commands.
+"""What can be done to a run: stop, extend, fork, delete and prune it, as functions.
 
->>> from train_core import open_run, run_status
->>> run_status(open_run("s3://bucket/runs", "digits")).state  # doctest: +SKIP
+>>> from train_core import open_run, stop_run
+>>> stop_run(open_run("s3://bucket/runs", "digits"))  # doctest: +SKIP
 
 All of them raise StorageError where the storage does not answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from train_core.client.isolated import delete_tracking, unregistered_checkpoints
-from train_core.client.live import Live, last_reading
-from train_core.config import TrainConfig
-from train_core.errors import ConfigError, EvertrainError, RunBusyError, StorageError
-from train_core.policy.metric_names import VALIDATION, short_name
+from train_core.errors import ConfigError, RunBusyError, StorageError
 from train_core.policy.retention import RetentionRules
-from train_core.policy.selection import Candidate, ranked
-from train_core.results import Result
 from train_core.storage.cleanup.orphans import abort_uploads
 from train_core.storage.cleanup.prune import Finding, Pruning
 from train_core.storage.coordination import lease, pins
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.stop_request import ask_to_stop
 from train_core.storage.objects.retries import SHORT
-from train_core.storage.objects.store import Store
-from train_core.storage.records.names import RUN_JSON, CheckpointName
-from train_core.storage.run_folder import Checkpoint, RunFolder, said_in
+from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, fork_checkpoint
-
-_READ_AT_ONCE = 16
-_DIGEST_SHOWN = 8
-
-
-class RunSummary(Result):
-    """A run in a list. Of one that cannot be read, only `run`, `created` and `state` are set."""
-
-    run: str
-    created: str
-    """UTC, to the minute; empty if it cannot be read."""
-    workload: str = ""
-    step: int = 0
-    """Of the newest checkpoint."""
-    best: float | None = None
-    """The monitored metric of the best checkpoint on validation."""
-    test: float | None = None
-    """The monitored metric of the best checkpoint on the test split."""
-    metric: str = ""
-    samples: int | None = None
-    """Of the training split."""
-    data: str | None = None
-    """The first digits of the training split's digest."""
-    state: str
-    """`running`, `finished`, `interrupted`, or what is wrong with it."""
-
-
-class RunStatus(RunSummary):
-    """Where a run is."""
-
-    url: str
-    checkpoints: int
-    driven_by: str | None = None
-    """Who drives the run; None: nobody does."""
-    live: Live | None = None
-    """What the training told of itself last."""
-
-
-class CheckpointVerdict(Result):
-    """Whether a checkpoint is what was committed."""
-
-    checkpoint: str
-    files: int | None = None
-    journal: int | None = None
-    """Journal segments."""
-    faults: list[str] = []
-    """What is wrong with it; empty: nothing."""
 
 
 def open_run(storage: str, run: str) -> RunFolder:
@@ -93,35 +37,11 @@ def open_run(storage: str, run: str) -> RunFolder:
     return folder
 
 
-def list_runs(storage: str) -> list[RunSummary]:
-    """The runs of a storage, oldest first. One that cannot be read hides no other."""
-    with ThreadPoolExecutor(_READ_AT_ONCE, "read") as threads:
-        listed = list(threads.map(partial(_summary_or_fault, storage), Store(storage).names()))
-    return sorted((one for one in listed if one), key=lambda one: one.created)
-
-
-def run_status(
-    folder: RunFolder,
-) -> RunStatus:
-    """Where a run is. What an earlier attempt told of itself is left out."""
-    found = RunStatus(
-        **_summary(folder).model_dump(),
-        url=folder.url,
-        checkpoints=len(folder.checkpoints()),
-    )
-    holder = lease.holder_of(folder.store)
-    if holder is None:
-        return found
-    live = last_reading(folder)
-    if live and live.attempt < lease.newest_attempt(folder.store):
-        live = None
-    return found.model_copy(update={"driven_by": str(holder), "live": live})
-
-
 def stop_run(folder: RunFolder, *, reason: str = "stop_run") -> Holder:
-    """Ask whoever drives the run to save and end; who that is.
+    """Request that the run saves and ends; return the process that drives it.
 
-    The training looks for the request about once a second. Raises ConfigError if nobody drives it.
+    The training polls for the request about once a second. Raises ConfigError if no process drives
+    the run.
     """
     holder = lease.holder_of(folder.store)
     if holder is None:
@@ -131,7 +51,7 @@ def stop_run(folder: RunFolder, *, reason: str = "stop_run") -> Holder:
 
 
 def epochs_after(folder: RunFolder, epochs: str) -> int:
-    """The epochs that an extended run has in all: `epochs` is their number, or `+5` for five more.
+    """The number of epochs of an extended run: `epochs` itself, or five more than it has for `+5`.
 
     Raises ConfigError if the run has as many already.
     """
@@ -165,11 +85,11 @@ def fork_run(folder: RunFolder, at: int, to: str = "") -> RunFolder:
 
 
 def refuse_driven(folder: RunFolder) -> None:
-    """Raise RunBusyError if a process of this machine drives the run; others are not waited for."""
+    """Raise RunBusyError if a process of this machine drives the run."""
     try:
         holder = lease.holder_of(folder.store.with_retries(SHORT))
     except StorageError:
-        # Whoever goes on says what is wrong with it.
+        # The caller's next request to the storage reports its error.
         return
     if holder is not None and holder.is_local:
         raise RunBusyError(folder.name, str(holder))
@@ -178,43 +98,17 @@ def refuse_driven(folder: RunFolder) -> None:
 def delete_run(folder: RunFolder, tracking_uri: str = "") -> None:
     """Delete a run's folder and, with a `tracking_uri`, the run in MLflow.
 
-    MLflow comes first, so that a failure can be retried. Raises RunBusyError if a process drives
-    the run, and StageError if MLflow does not answer or refuses.
+    MLflow's side is deleted first, so that a failure can be tried again. Raises RunBusyError if a
+    process drives the run, and StageError if MLflow does not answer or refuses.
     """
     refuse_driven(folder)
-    # A run whose driver died elsewhere is free once its heartbeat has stood still.
+    # The lease of a driver that died on another machine is taken over after its heartbeat stopped.
     held = lease.acquire(folder.store, folder.name)
     with lease.alive(held):
         if tracking_uri:
             delete_tracking(folder.url, tracking_uri)
     abort_uploads(folder)
     RunWriter(folder, held.attempt).delete_run()
-
-
-def verify_run(
-    folder: RunFolder, checkpoint: CheckpointName | None = None
-) -> Iterator[CheckpointVerdict]:
-    """Read every file of a run's checkpoints, or of one, and compare it with what was committed."""
-    for one in folder.checkpoints():
-        if checkpoint not in (None, one.name):
-            continue
-        faults = folder.faults(one)
-        if faults and not folder.exists_checkpoint(one.name):
-            continue  # the training deleted it meanwhile
-        manifest = one.manifest
-        yield CheckpointVerdict(
-            checkpoint=str(one.name),
-            files=len(manifest.files),
-            journal=len(manifest.journal),
-            faults=faults,
-        )
-    known_bad = {
-        **{text: f"damaged: {reason}" for text, reason in folder.damaged().items()},
-        **{text: f"quarantined: {reason}" for text, reason in folder.quarantined().items()},
-    }
-    for text, fault in known_bad.items():
-        if checkpoint is None or text == str(checkpoint):
-            yield CheckpointVerdict(checkpoint=text, faults=[fault])
 
 
 def prune_run(
@@ -225,13 +119,13 @@ def prune_run(
     ignore_pins_elsewhere: bool = False,
     release_models_in: str = "",
 ) -> list[Finding]:
-    """Delete what no rule and nobody keeps of a run; what went, and why each other thing stays.
+    """Delete what no retention rule and no pin keeps; return what was deleted and what stays.
 
-    `rules` are the run's own if they are not given. `dry_run` only tells, and writes nothing.
+    `rules` are the run's own by default. `dry_run` returns the same and writes nothing.
     `ignore_pins_elsewhere`: processes on other machines that pinned checkpoints are known to have
     ended. `release_models_in` is the address of an MLflow: checkpoints that stay for their model
     there are let go if no registered version points to it; if MLflow does not answer, TrackingError
-    is raised and nothing is deleted. Raises RunBusyError if somebody drives the run.
+    is raised and nothing is deleted. Raises RunBusyError if a process drives the run.
     """
     ignored = _ignored_pins(folder, elsewhere=ignore_pins_elsewhere, models_in=release_models_in)
     asked = rules or folder.asked().config.retention
@@ -244,9 +138,9 @@ def prune_run(
 
 
 def retention_rules(folder: RunFolder, overrides: Mapping[str, Any]) -> RetentionRules:
-    """The run's retention rules, with `overrides`, by their names, for those that are not None."""
-    given = {name: one for name, one in overrides.items() if one is not None}
-    return replace(folder.asked().config.retention, **given)
+    """The run's retention rules, each replaced by the override of its name if that is not None."""
+    set_ones = {name: one for name, one in overrides.items() if one is not None}
+    return replace(folder.asked().config.retention, **set_ones)
 
 
 def _ignored_pins(folder: RunFolder, *, elsewhere: bool, models_in: str) -> set[str]:
@@ -258,57 +152,3 @@ def _ignored_pins(folder: RunFolder, *, elsewhere: bool, models_in: str) -> set[
         released = unregistered_checkpoints(folder.url, models_in)
         ignored.append(lambda pin: pin.who == pins.MLFLOW_MODEL and pin.checkpoint in released)
     return {pin.key for pin in found if any(is_ignored(pin) for is_ignored in ignored)}
-
-
-def _summary_or_fault(storage: str, name: str) -> RunSummary | None:
-    """The run in a list, or what is wrong with it; None if there is no run of that name."""
-    try:
-        if not Store(storage).exists(f"{name}/{RUN_JSON}"):
-            return None
-        return _summary(RunFolder(storage, name))
-    except (EvertrainError, OSError) as error:
-        return RunSummary(run=name, created="", state=f"cannot be read: {error}")
-
-
-def _summary(folder: RunFolder) -> RunSummary:
-    record, report = folder.record(), folder.report()
-    checkpoints = folder.checkpoints()
-    train = record.datasets.get("train", {})
-    return RunSummary(
-        run=folder.name,
-        created=f"{record.created_at[:16]}Z",
-        workload=record.config.workload.rpartition(":")[2],
-        step=checkpoints[-1].step if checkpoints else 0,
-        best=_best_value(checkpoints, record.config),
-        test=_tested_value(report, record.config),
-        metric=record.config.monitor,
-        samples=train.get("samples"),
-        data=(train.get("digest") or "")[:_DIGEST_SHOWN] or None,
-        state=_state(folder, checkpoints, report),
-    )
-
-
-def _state(folder: RunFolder, checkpoints: list[Checkpoint], report: dict[str, Any] | None) -> str:
-    if lease.holder_of(folder.store):
-        return "running"
-    if report is None:
-        return "interrupted"
-    reported = said_in(report, folder, int, "train", "step")
-    # A run that was extended has the report of its first end.
-    is_whole = all(reported >= one.step for one in checkpoints[-1:])
-    return "finished" if is_whole else "interrupted"
-
-
-def _best_value(checkpoints: list[Checkpoint], config: TrainConfig) -> float | None:
-    """The best checkpoint's value of the monitored metric."""
-    candidates = [Candidate(str(c.name), c.step, c.manifest.metrics) for c in checkpoints]
-    order = ranked(candidates, config.monitor, config.monitor_order)
-    return order[0].metrics.get(config.monitor) if order else None
-
-
-def _tested_value(report: dict[str, Any] | None, config: TrainConfig) -> float | None:
-    """The best checkpoint's value of the monitored metric on the test split, by the report."""
-    measured = (report or {}).get("test_metrics")
-    name = short_name(VALIDATION, config.monitor)
-    value = measured.get(name) if isinstance(measured, dict) else None
-    return value if isinstance(value, float) else None

@@ -1,7 +1,7 @@
 """The proof that a workload resumes exactly: trained twice, killed once, compared to the bit.
 
-Its ranks are real processes under torchrun with gloo, without Ray, and the kill is a SIGKILL. It
-knows no torch itself: the ranks are `train_core.engine.tools.standalone`.
+The ranks are real processes under torchrun with gloo, without Ray, and the kill is a SIGKILL. They
+run `train_core.engine.tools.standalone`; this module does not import torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Phase = Literal["undisturbed", "killed", "resumed"]
 OnStep = Callable[[Phase, int], None]
 """Called now and then with the phase that runs and the steps that its run has done."""
 
-# What the proof itself decides, and what has no meaning in it.
+# Parameters that the proof itself decides, and those without a meaning in it.
 _DECIDED = {
     *("workload", "settings", "batch_size", "epochs", "max_steps", "max_duration_s"),
     *("checkpoint_every_epochs", "checkpoint_every_steps", "checkpoint_every_s"),
@@ -56,7 +56,7 @@ _LAST_BREATH_S = 30.0
 
 
 class VerifyResumeRequest(Result):
-    """What to prove."""
+    """The request of a proof."""
 
     workload: str
     settings: dict[str, Any] = {}
@@ -79,7 +79,7 @@ class VerifyResumeRequest(Result):
 
     @property
     def killed_after(self) -> int:
-        """Steps done when the run is killed. Raises ConfigError if that proves nothing."""
+        """Steps done when the run is killed. Raises ConfigError if a kill there proves nothing."""
         after = self.kill_after or self.steps * 3 // 5
         if not self.checkpoint_every <= after < self.steps:
             raise ConfigError(
@@ -89,7 +89,7 @@ class VerifyResumeRequest(Result):
         return after
 
     def config(self) -> TrainConfig:
-        """The training's configuration. Raises ConfigError for what the proof itself decides."""
+        """The training's configuration. Raises ConfigError for what the proof decides itself."""
         if decided := sorted(self.training.keys() & _DECIDED):
             raise ConfigError(
                 f"{', '.join(decided)} cannot be given as a parameter of the training: "
@@ -136,9 +136,8 @@ def verify_resume(
 ) -> Verdict:
     """Train undisturbed; train, kill and resume; compare.
 
-    What the ranks are told, and what they say, goes into `folder`. Raises ConfigError for a request
-    that cannot be carried out, and StageError, with the end of its log, if a training failed by
-    itself.
+    `folder` gets the ranks' tasks and logs. Raises ConfigError for a request that cannot be carried
+    out, and StageError, with the end of its log, if a training failed by itself.
     """
     config, killed_after = request.config(), request.killed_after
     storage = request.storage
@@ -191,8 +190,8 @@ def temporary_runs(storage: str = "", *, keep: bool = False) -> Iterator[tuple[P
 
 def _train(phase: Phase, task: StandaloneTask, folder: Path, on_step: OnStep | None) -> None:
     """Run the ranks to their end, or to the kill."""
-    told = folder / f"{phase}.json"
-    told.write_text(task.model_dump_json(indent=1))
+    task_file = folder / f"{phase}.json"
+    task_file.write_text(task.model_dump_json(indent=1))
     run = RunFolder(task.storage, task.run)
     with (folder / f"{phase}.log").open("wb") as log:
         process = subprocess.Popen(
@@ -200,7 +199,7 @@ def _train(phase: Phase, task: StandaloneTask, folder: Path, on_step: OnStep | N
                 *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
                 *("--nproc-per-node", str(task.config.num_workers)),
                 *("--log-dir", str(folder)),
-                *("-m", STANDALONE_RANK, str(told)),
+                *("-m", STANDALONE_RANK, str(task_file)),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -215,9 +214,9 @@ def _train(phase: Phase, task: StandaloneTask, folder: Path, on_step: OnStep | N
                 on_step(phase, int((run.live() or {}).get("step", 0)))
     finally:
         _end(process)
-    has_died = died_mark(told).exists()
+    has_died = died_mark(task_file).exists()
     if not (has_died if task.kill_after is not None else process.returncode == 0):
-        raise _failure(phase, told)
+        raise _failure(phase, task_file)
     if on_step:
         on_step(phase, task.config.max_steps if task.kill_after is None else task.kill_after)
 
@@ -233,14 +232,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _failure(phase: Phase, told: Path) -> Exception:
-    """What the first failing rank said, else the end of the log."""
-    log = told.with_suffix(".log")
+def _failure(phase: Phase, task_file: Path) -> Exception:
+    """The error of the first failing rank, else the end of the log."""
+    log = task_file.with_suffix(".log")
     try:
-        said: dict[str, str] = json.loads(error_file(told).read_text())
+        report: dict[str, str] = json.loads(error_file(task_file).read_text())
     except FileNotFoundError:
-        lines = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+        lines = log.read_text(errors="replace").strip().splitlines() or ["the log is empty"]
         return StageError(phase, f"{lines[-1]} (see {log})")
-    if said["kind"] == "config":
-        return ConfigError(said["message"])
-    return StageError(phase, f"{said['message']} (the traceback is in {log})")
+    if report["kind"] == "config":
+        return ConfigError(report["message"])
+    return StageError(phase, f"{report['message']} (the traceback is in {log})")

@@ -69,12 +69,12 @@ def _of_source(name: str, was: Inputs, now: Inputs) -> list[str]:
     if before is None or after is None:
         return [f"{name} changed"]
     altered = [file for file in before.keys() & after.keys() if before[file] != after[file]]
-    told = (
+    counted = (
         (after.keys() - before.keys(), "more"),
         (before.keys() - after.keys(), "fewer"),
         (altered, "changed"),
     )
-    return [f"{name} {_count(files)} {what}" for files, what in told if files]
+    return [f"{name} {_count(files)} {what}" for files, what in counted if files]
 
 
 def _of_split(split: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

@@ -15,9 +15,10 @@ from torch.nn import functional
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
+from train_core.datasets.protocols import Columns
 from train_core.errors import DataError
 from train_core.policy.randomness import SampleRandom
-from train_core.workload import Batch, Columns, Settings, Workload
+from train_core.workload import Batch, Settings, Workload
 
 
 class ImageSettings(Settings):

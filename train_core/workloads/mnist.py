@@ -10,8 +10,9 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
+from train_core.datasets.arrays import ArrayDataset
+from train_core.datasets.protocols import Split
 from train_core.errors import DataError
-from train_core.workload import ArrayDataset, Split
 from train_core.workloads.idx import pick_idx
 from train_core.workloads.images import ImageClassifier, ImageSettings
 from train_core.workloads.resnet import ResNet18, load_published_weights

@@ -12,13 +12,14 @@ from flows.cli.output import Row, print_mapping, print_rows
 from flows.cli.run_views import print_runs, status_shown
 from flows.defaults import default_storage
 from train_core.client.checkpoints import (
+    CheckpointVerdict,
     ListedCheckpoint,
     checkpoint_facts,
     list_checkpoints,
     refuse_bad,
     run_or_storage,
+    verify_run,
 )
-from train_core.client.runs import CheckpointVerdict, verify_run
 from train_core.storage.addresses import absolute, find, named
 from train_core.storage.run_folder import Checkpoint, RunFolder
 

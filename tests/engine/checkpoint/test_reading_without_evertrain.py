@@ -18,9 +18,9 @@ from tests.engine.tiny import Tiny
 from tests.engine.training.test_exact import CONFIG
 from train_core.engine.checkpoint.reader import load_state
 from train_core.engine.checkpoint.state import load_optimizer_state
+from train_core.loading import load_workload
 from train_core.storage.records.journal import read_segments
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import load_workload
 
 PAGE = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
 

@@ -15,7 +15,8 @@ from tests.engine.digests import digest_of_training, journal_of
 from tests.engine.growing import add_files, write_rows, write_splits
 from train_core.client.verify_resume import VerifyResumeRequest, verify_resume
 from train_core.config import TrainConfig
-from train_core.datasets.files import PinnedFiles
+from train_core.datasets.protocols import SPLITS
+from train_core.datasets.sources import PinnedFiles
 from train_core.engine.data.inputs import open_input
 from train_core.engine.data.recorded import load_recorded, newest_files
 from train_core.engine.distributed.group import Group
@@ -24,13 +25,13 @@ from train_core.engine.driver.stages import DriverStages
 from train_core.engine.scoring.evaluate import _dataset, load_model, measure_one_shard
 from train_core.engine.training.loop import Trainer
 from train_core.errors import ConfigError, DataError, WorkloadError
+from train_core.loading import load_workload
 from train_core.requests import DriverRequest
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.data_files import FileList
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run, fork_checkpoint
-from train_core.workload import SPLITS, load_workload
 
 NAMED, LISTING = "tests.engine.growing:Named", "tests.engine.growing:Listing"
 

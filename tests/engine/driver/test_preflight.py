@@ -24,11 +24,11 @@ from train_core.engine.driver.preflight import check, new_record
 from train_core.engine.driver.stages import DriverStages
 from train_core.engine.training.loop import Trainer
 from train_core.errors import ConfigError, DataError, RunConflictError
+from train_core.loading import load_workload
 from train_core.requests import DriverRequest, PipelineRequest
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
-from train_core.workload import load_workload
 
 TINY = {"workload": "tests.engine.tiny:Tiny", "batch_size": 32, "gpus_per_worker": 0}
 

@@ -11,12 +11,14 @@ import pytest
 
 from tests.engine.tiny import PlainDataset, Tiny, TinySettings, TinyStream
 from train_core.client.verify_resume import VerifyResumeRequest, verify_resume
+from train_core.datasets.arrays import ArrayDataset
+from train_core.datasets.protocols import fetch, is_stream
 from train_core.engine.tools.standalone import Beginning, shortened
 from train_core.engine.training.opened import OpenedWorkload
 from train_core.errors import ConfigError, StageError
 from train_core.requests import StandaloneTask
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import ArrayDataset, fetch, indexed, is_stream, load_split
+from train_core.workload import indexed, load_split
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -16,10 +16,10 @@ from train_core.client.isolated import mirror_run
 from train_core.engine.tracking.catch_up import catch_up
 from train_core.engine.tracking.mirror import Mirror
 from train_core.errors import RunBusyError, StageError, TrackingError
+from train_core.loading import load_workload
 from train_core.policy.end_status import EndStatus
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
-from train_core.workload import load_workload
 
 
 @pytest.mark.promise("mirror")

@@ -18,21 +18,20 @@ from mlflow.pyfunc.scoring_server import infer_and_parse_data
 from tests.engine.tracking.conftest import MlflowServer
 from tests.engine.tracking.run_builder import RunBuilder
 from train_core.config import TrainConfig
+from train_core.datasets.arrays import ArrayDataset
+from train_core.datasets.protocols import Split
 from train_core.engine.driver.origin import find_origin
 from train_core.engine.tracking.mirror import Mirror
-from train_core.engine.tracking.models import (
-    log_checkpoint_model,
-    model_id_of,
-    unregistered_checkpoints,
-)
+from train_core.engine.tracking.models.logged import log_checkpoint_model
+from train_core.engine.tracking.models.lookups import model_id_of, unregistered_checkpoints
 from train_core.engine.tracking.runs import MlflowRuns
 from train_core.engine.tracking.serving import SERVED_FILE
 from train_core.errors import ConfigError, StorageError, TrackingError
+from train_core.loading import load_workload
 from train_core.policy.end_status import EndStatus
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination.pins import MLFLOW_MODEL, valid_pins
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import ArrayDataset, Split, load_workload
 from train_core.workloads.digits import Digits, DigitsSettings
 
 

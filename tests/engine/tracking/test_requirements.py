@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 
 import pytest
 
-from train_core.engine.tracking.models import REQUIREMENTS
+from train_core.engine.tracking.models.code import REQUIREMENTS
 
 # What is not there cannot be imported.
 LOAD = """
@@ -24,7 +24,7 @@ class Missing(MetaPathFinder):
 
 sys.meta_path.insert(0, Missing())
 import train_core.engine.tracking.serving
-from train_core.workload import workload_class
+from train_core.loading import workload_class
 workload_class(sys.argv[1])
 """
 

@@ -82,7 +82,7 @@ class InitialState:
     def give_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Load the optimizer's moments, if they were asked for. Raises ConfigError.
 
-        Learning rates and whatever else its groups say stay the new run's.
+        Learning rates and all other options of its groups stay the new run's.
         """
         if self.optimizer is None:
             return

@@ -1,1 +1,1 @@
-"""Ray, and all that imports it: the pool of workers, its placement, its failures."""
+"""Everything that imports Ray: the pool of workers, its placement, its failures."""

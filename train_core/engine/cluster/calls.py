@@ -26,7 +26,7 @@ _ANSWER_S = 10.0
 
 
 class Calls:
-    """Calls that run on workers, each by the name that a failure gives the worker."""
+    """Calls that run on workers, each under the worker's name in error messages."""
 
     def __init__(self, silent_after_s: float) -> None:
         self.running: dict[str, tuple[Actor, ray.ObjectRef[Any]]] = {}
@@ -36,12 +36,12 @@ class Calls:
         self._pinged_at = time.monotonic()
 
     def add(self, worker: str, actor: Actor, result: ray.ObjectRef[Any]) -> None:
-        """Wait for this one, too."""
+        """Add a call to those that are waited for."""
         self.running[worker] = actor, result
         self._order.append(worker)
 
     def wait_for_all(self, remedy: str, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """What all return, in the order in which they were added. Raises the first cause."""
+        """The results of all calls, in the order of their addition. Raises the first cause."""
         results: dict[str, Any] = {}
         while self.running:
             check()
@@ -49,7 +49,7 @@ class Calls:
         return {worker: results[worker] for worker in self._order}
 
     def wait(self, remedy: str) -> list[tuple[str, Actor, Any]]:
-        """Those that have returned, after a second at most. Raises the first cause of a failure."""
+        """The calls that have returned, after a second at most. Raises a failure's first cause."""
         try:
             ended, failures = self._ended(_POLL_S)
             if not failures:
@@ -61,7 +61,7 @@ class Calls:
         raise first_cause({worker: failures[worker] for worker in ordered}, remedy)
 
     def _other_failures(self, failures: dict[str, Exception]) -> dict[str, Exception]:
-        """What fails at the same time: the first to be told is often a consequence."""
+        """Further failures at the same time: the first one reported is often a consequence."""
         found: dict[str, Exception] = {}
         deadline = time.monotonic() + _SETTLE_S
         while self.running and (left_s := deadline - time.monotonic()) > 0:
@@ -71,7 +71,7 @@ class Calls:
         return found | self._deaths()
 
     def _deaths(self) -> dict[str, Exception]:
-        """One of the others that is dead: a survivor fails before Ray tells of the death."""
+        """The death of one of the others: a survivor often fails before Ray reports the death."""
         pings = {actor.answer.remote(): worker for worker, (actor, _) in self.running.items()}
         deadline, waiting = time.monotonic() + _ANSWER_S, list(pings)
         while waiting and (left_s := deadline - time.monotonic()) > 0:
@@ -84,7 +84,7 @@ class Calls:
         return {}
 
     def _ended(self, timeout_s: float) -> tuple[list[tuple[str, Actor, Any]], dict[str, Exception]]:
-        """What has returned, and what has failed."""
+        """The calls that have returned, and the failures by worker."""
         names = {ref: worker for worker, (_, ref) in self.running.items()}
         done, _ = ray.wait(list(names), num_returns=1, timeout=timeout_s)
         returned, failures = [], self._silent()
@@ -103,7 +103,7 @@ class Calls:
         if not self._silent_after_s or now - self._pinged_at < _PING_EVERY_S:
             return {}
         if now - self._pinged_at > _PING_EVERY_S + _ANSWER_S:
-            # This process stood still itself: what was answered meanwhile is not read yet.
+            # This process was suspended itself: answers that came meanwhile are not read yet.
             self._pings.clear()
         self._pinged_at = now
         failures: dict[str, Exception] = {}

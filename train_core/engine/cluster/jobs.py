@@ -1,4 +1,4 @@
-"""Ray Jobs: a run's driver as a job of a cluster, which outlives who asked for it."""
+"""Ray Jobs: a run's driver as a job of a cluster, which outlives the process that submitted it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 _TIMEOUT_S = 10.0
 _PAUSE_S = 1.0
 _ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
-# The caller's own cluster is another one than that which was asked for.
+# These name the caller's own cluster, which may be another than the requested one.
 _MISLEADING = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 _log = logging.getLogger("train_core.driver")
 
@@ -33,7 +33,7 @@ _log = logging.getLogger("train_core.driver")
 class Jobs:
     """The jobs of the cluster at `address`: `host:6379`, `http://host:8265` or `ray://host:10001`.
 
-    Raises ResourceError if nobody answers there.
+    Raises ResourceError if no cluster answers there.
     """
 
     def __init__(self, address: str) -> None:
@@ -41,8 +41,8 @@ class Jobs:
         for name in _MISLEADING:
             os.environ.pop(name, None)
         if _has_token():
-            # Clusters ask for a token by default, and Ray sends it to a named address only if
-            # told, before it is imported.
+            # Clusters require a token by default. Ray sends it to a named address only if this
+            # variable is set before Ray is imported.
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         try:
             _knock(address)
@@ -59,14 +59,14 @@ class Jobs:
         return f"{self._client.get_address()}/#/jobs/{job}"
 
     def submit(self, job: str, command: list[str], runtime_env: dict[str, Any]) -> bool:
-        """Begin a job; False if there is, or was, one of that name.
+        """Submit a job; False if there is, or was, one of that name.
 
         Raises ResourceError if the cluster refuses it, and StageError if it does not answer.
         """
 
         def once() -> bool:
             try:
-                # Ray writes into what it is given where it has put a local folder.
+                # A copy: Ray replaces local folders in this mapping by their uploaded addresses.
                 self._client.submit_job(
                     entrypoint=shlex.join(command),
                     submission_id=job,
@@ -85,11 +85,11 @@ class Jobs:
         return self._patiently(once)
 
     def is_running(self, job: str) -> bool:
-        """Whether the job runs, or soon will. Raises StageError if nobody answers."""
+        """Whether the job runs or is about to. Raises StageError if the cluster does not answer."""
         return self._patiently(lambda: not self._has_ended(job))
 
     def has_ended(self, job: str) -> bool | None:
-        """Whether the job is over; None if nobody says."""
+        """Whether the job is over; None if the cluster does not answer."""
         try:
             return self._has_ended(job)
         except _errors() as error:
@@ -97,7 +97,7 @@ class Jobs:
             return None
 
     def end_of(self, job: str) -> str:
-        """What Ray says of a job that ended."""
+        """Ray's message about a job that ended."""
         try:
             info = self._client.get_job_info(job)
         except _errors() as error:
@@ -105,14 +105,14 @@ class Jobs:
         return f"job {job} {info.status.value}: {info.message}"
 
     def follow(self, job: str, write: Callable[[str], None], ended: threading.Event) -> None:
-        """Give `write` all that the job prints, until it has `ended`."""
+        """Call `write` with all that the job prints, until it has `ended`."""
         written = 0
 
         async def follow() -> None:
             nonlocal written
             seen = 0
             async for text in self._client.tail_job_logs(job):
-                # After a connection broke, it is told from its beginning.
+                # After a lost connection, the log is sent from its beginning.
                 new = text[max(written - seen, 0) :]
                 seen += len(text)
                 if new:
@@ -123,7 +123,7 @@ class Jobs:
             try:
                 asyncio.run(follow())
             except Exception as error:  # noqa: BLE001 (aiohttp's, Ray's, the system's)
-                _log.debug("the log of %s cannot be read: %s", job, error)
+                _log.debug("the log of %s cannot be followed: %s", job, error)
             if self.has_ended(job):
                 return
             ended.wait(_PAUSE_S)
@@ -145,8 +145,10 @@ class Jobs:
                 raise
             except _errors() as error:
                 if time.monotonic() > deadline:
-                    said = f"Ray at {self.address} has not answered for {PATIENCE_S:g} s: {error}"
-                    raise StageError("driver", said) from error
+                    message = (
+                        f"Ray at {self.address} has not answered for {PATIENCE_S:g} s: {error}"
+                    )
+                    raise StageError("driver", message) from error
             time.sleep(_PAUSE_S)
 
 
@@ -154,7 +156,7 @@ def _client(address: str) -> JobSubmissionClient:
     from ray.job_submission import JobSubmissionClient
 
     class Client(JobSubmissionClient):
-        """Ray's own would wait for ever for who takes a request and does not answer."""
+        """Ray's client, with a timeout for a cluster that accepts a request and never answers."""
 
         def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
             return super()._do_request(method, endpoint, **{"timeout": _TIMEOUT_S} | options)
@@ -163,7 +165,7 @@ def _client(address: str) -> JobSubmissionClient:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """What Ray's client raises for a cluster that does not answer, or refuses."""
+    """The errors of Ray's client for a cluster that does not answer, or refuses."""
     from ray.exceptions import RayError
 
     return OSError, RuntimeError, ValueError, RayError
@@ -176,7 +178,7 @@ def _code(error: RuntimeError) -> int:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError if nobody listens at the address: Ray itself would try for minutes."""
+    """Raise OSError if nothing listens at the address: Ray itself would try for minutes."""
     parts = urlsplit(address if "://" in address else f"ray://{address}")
     if parts.hostname and parts.port:
         socket.create_connection((parts.hostname, parts.port), timeout=5).close()

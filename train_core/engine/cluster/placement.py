@@ -1,4 +1,4 @@
-"""Which worker becomes which rank, and what torch is told of its place."""
+"""The assignment of workers to ranks, and the environment variables of each rank."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Location:
-    """Where Ray has placed a worker."""
+    """The node and the GPUs on which Ray has placed a worker."""
 
     node: str
     gpus: tuple[str, ...] = ()
-    """The ids of its GPUs, in their order; of a part of one, that one's."""
+    """The ids of its GPUs, in their order; a part of a GPU counts as that GPU."""
     ready_at: float = 0
-    """When it had imported all, in seconds since 1970."""
+    """When it had finished its imports, in seconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Rank:
     node_rank: int
     node: str
     gpus: tuple[str, ...]
-    """The GPUs of all ranks on its node: it sees them all, so that nccl can connect them."""
+    """The GPUs of all ranks on its node: a rank sees all of them, so that NCCL can connect them."""
     device: int
     """The index of its own first one among `gpus`."""
 
@@ -48,10 +48,10 @@ class Rank:
 
 
 def assign_ranks(locations: Sequence[Location]) -> list[tuple[int, Rank]]:
-    """The index of the worker for each rank, and its place, in the order of ranks.
+    """For each rank in their order: the index of its worker, and its environment.
 
-    Ranks of a node are neighbours, in the order of their GPUs; nodes come in the order of the
-    workers. Ray Train orders them so, too.
+    The ranks of a node are consecutive, in the order of their GPUs; nodes are in the order of the
+    workers. Ray Train uses the same order.
     """
     nodes = list(dict.fromkeys(one.node for one in locations))
     order = sorted(

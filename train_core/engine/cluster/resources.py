@@ -1,4 +1,4 @@
-"""What a worker needs, and what this machine or a cluster has of it."""
+"""The resources that workers need, and those that this machine or a cluster has."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 
 
 def check_resources(config: TrainConfig, patience_s: float = 0) -> None:
-    """Raise ResourceError if this machine, or the cluster, can never give what workers need.
+    """Raise ResourceError if this machine or the cluster can never have the workers' resources.
 
-    A cluster whose nodes may still be joining it is given `patience_s`.
+    A cluster that lacks them is asked again for `patience_s`: nodes may still be joining it.
     """
     if config.ray_address == LOCAL:
         return _compare(config, "this machine", [_of_this_machine()])
@@ -54,14 +54,14 @@ def with_gpus(config: TrainConfig) -> TrainConfig:
 
 
 def resources_of_worker(config: TrainConfig) -> dict[str, float]:
-    """What each worker reserves."""
+    """The resources that each worker reserves."""
     each = {"CPU": config.cpus_per_worker, "GPU": config.gpus_per_worker or 0}
     return {name: amount for name, amount in each.items() if amount}
 
 
 def free_resources() -> list[dict[str, float]]:
-    """What nobody uses now of each node that will stay."""
-    # Which node is drained, and what it has free, Ray has in no public function. Ray Train's own
+    """The free resources of each node that is not being drained."""
+    # Ray has no public function for drained nodes and free resources by node. Ray Train's own
     # notice of a preemption is a collective, for which every step would wait.
     from ray._private import state
 
@@ -71,7 +71,7 @@ def free_resources() -> list[dict[str, float]]:
 
 
 def drained_under_workers() -> set[str]:
-    """The ids of the nodes with workers of this process's training that are to be taken away."""
+    """The ids of nodes that are being drained and have workers of this process's training."""
     from ray._private import state
 
     used = {node for _, reserved in _places() for node in reserved["bundles_to_node_id"].values()}

@@ -1,4 +1,4 @@
-"""A worker: a process of Ray's that runs functions named `module:name`, one after the other."""
+"""A worker: a Ray actor that runs functions named `module:name`, one after the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORK, CONTROL = "work", "control"
 
 
 class TrainWorker:
-    """An actor with two threads, so that it can be asked things while it trains."""
+    """An actor with two threads, so that it answers calls while it trains."""
 
     def __init__(self, preload: Sequence[str]) -> None:
         """Import the modules `preload`, which takes seconds, before they are needed."""
@@ -37,19 +37,19 @@ class TrainWorker:
 
     @ray.method(concurrency_group=CONTROL)
     def answer(self) -> None:
-        """Show that the process is neither stopped nor stuck."""
+        """Return, which shows that the process is neither suspended nor stuck."""
 
     @ray.method(concurrency_group=WORK)
     def set_up(self, name: str, environment: Mapping[str, str]) -> None:
         """Set environment variables, and give the log's lines of this process another name."""
         os.environ.update(environment)
-        # Ray's log monitor reads it from the log, and leaves the line out.
+        # Ray's log monitor reads this line from the log and does not print it.
         for log in (sys.stdout, sys.stderr):
             log.write(f"{LOG_PREFIX_ACTOR_NAME}{name}\n")
             log.flush()
 
     @ray.method(concurrency_group=WORK)
     def run(self, function: str, arguments: Sequence[Any]) -> Any:
-        """What the function `module:name` returns; always in the same thread."""
+        """Run the function `module:name`, always in the same thread; return its result."""
         module, _, name = function.partition(":")
         return getattr(importlib.import_module(module), name)(*arguments)

@@ -1,1 +1,1 @@
-"""Batches, and new data to score."""
+"""Batches of a workload's datasets, and new data to score."""

@@ -19,32 +19,25 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from train_core.config import TrainConfig
+from train_core.datasets.protocols import Columns, Dataset, ShardStream, Stream, fetch
 from train_core.engine.distributed.group import Group
 from train_core.policy.randomness import AUGMENT, SampleRandom, derive_seed, sample_order
 from train_core.policy.steps import MicroBatch, Pass
-from train_core.workload import (
-    Batch,
-    Columns,
-    Dataset,
-    ShardStream,
-    Stream,
-    Workload,
-    fetch,
-)
+from train_core.workload import Batch, Workload
 
 T = TypeVar("T")
 
 PlannedBatch = tuple[Pass, Batch]
-"""A pass with its batch; that of a pass which computes nothing is empty."""
+"""A pass with its batch, which is empty if the pass computes nothing."""
 
 _PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl: the signal that a process gets when the one that started it ends."""
+"""An option of Linux's prctl: the signal that a process gets when its parent ends."""
 
 
 def seed_generators(seed: int) -> None:
     """Seed every generator that a model or a transform may draw from.
 
-    Not `torch.manual_seed`: it also visits back ends that are absent, ten times as slowly.
+    `torch.manual_seed` takes ten times as long: it also visits back ends that are absent.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -54,7 +47,7 @@ def seed_generators(seed: int) -> None:
 
 
 class TrainBatches(TorchDataset[PlannedBatch]):
-    """The batch of any pass of the plan, with that pass; the same in any process, at any time."""
+    """The batch of each pass of the plan, with that pass. It is the same in every process."""
 
     def __init__(self, workload: Workload[Any], dataset: Dataset, seed: int) -> None:
         self._workload = workload
@@ -71,7 +64,7 @@ class TrainBatches(TorchDataset[PlannedBatch]):
         if micro.epoch != self._epoch:
             self._order = sample_order(self._seed, micro.epoch, len(self._dataset))
             self._epoch = micro.epoch
-        indices = self._order[micro.places.start : micro.places.stop]
+        indices = self._order[micro.positions.start : micro.positions.stop]
         columns = self._fetch(indices, micro.epoch)
         return self._workload.prepare(columns, SampleRandom(self._seed, micro.epoch, indices))
 
@@ -85,7 +78,7 @@ class TrainBatches(TorchDataset[PlannedBatch]):
 
 
 class StreamBatches:
-    """The batches of a stream's shards in this process, and where each of them stands."""
+    """The batches of a stream's shards in this process, and each shard's position."""
 
     def __init__(self, workload: Workload[Any], stream: Stream, config: TrainConfig) -> None:
         self._workload = workload
@@ -95,7 +88,7 @@ class StreamBatches:
         self._restored: dict[str, Any] = {}
 
     def batches(self, epoch: int, shards: range, passes: Iterable[Pass]) -> Iterator[PlannedBatch]:
-        """An epoch's passes with their batches; from where the streams stood, if restored."""
+        """An epoch's passes with their batches; after `restore` from the restored positions."""
         num_shards = self._config.shards
         self._parts = {shard: self._stream.shard(shard, num_shards, epoch) for shard in shards}
         for shard, part in self._parts.items():
@@ -108,7 +101,7 @@ class StreamBatches:
         )
 
     def captured_everywhere(self, group: Group) -> dict[str, Any]:
-        """Where every shard's stream stands, on every rank."""
+        """The positions of all shards' streams, gathered on every rank."""
         here = {str(shard): part.state_dict() for shard, part in self._parts.items()}
         captured: dict[str, Any] = {}
         for of_rank in group.gather(here):
@@ -116,13 +109,13 @@ class StreamBatches:
         return captured
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Begin the next `batches` from here."""
+        """Set the positions at which the next `batches` begins."""
         self._restored = state
 
     def _batch(self, micro: MicroBatch) -> Batch:
-        columns = self._parts[micro.shard].read(len(micro.places))
-        places = np.arange(micro.places.start, micro.places.stop)
-        random = SampleRandom(self._config.seed, micro.epoch, places)
+        columns = self._parts[micro.shard].read(len(micro.positions))
+        positions = np.arange(micro.positions.start, micro.positions.stop)
+        random = SampleRandom(self._config.seed, micro.epoch, positions)
         return self._workload.prepare(columns, random)
 
 
@@ -155,20 +148,20 @@ def load_ahead(
 
 
 def end_processes(batches: Iterator[Any]) -> None:
-    """End the processes of what `load_ahead` gave, also while a traceback still refers to it."""
+    """End the processes that `load_ahead` started, also while a traceback still refers to them."""
     if isinstance(batches, _MultiProcessingDataLoaderIter):
         batches._shutdown_workers()  # noqa: SLF001 (torch has no public way)
 
 
 def _die_with_the_rank(_: int) -> None:
-    """Have the system end this process with the one that started it.
+    """Let the kernel end this process when its rank ends.
 
-    Forked, it holds the sockets of its rank's process group, and looks for its parent every five
-    seconds only: so long, the other ranks would not see that the rank has died.
+    The forked process holds the sockets of its rank's process group. It polls its parent every
+    five seconds only, and until then the other ranks would not notice that the rank has died.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # The system does not tell of a rank that died before it was asked to.
+        # The kernel sends no signal for a rank that died before this call.
         rank = multiprocessing.parent_process()
         if rank is not None and rank.pid != os.getppid():
             os._exit(1)

@@ -1,4 +1,4 @@
-"""The formats of data to score: what the beginning or the end of a file tells, and its rows.
+"""The formats of data to score: the head of a file, and its rows.
 
 A file's head (its rows and columns) is read without its content: a Parquet footer, an IDX header.
 """
@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from train_core.datasets.protocols import Columns
 from train_core.errors import DataError, EvertrainError
 from train_core.storage.objects.ranges import RangeReader
 from train_core.storage.objects.store import Store
-from train_core.workload import Columns
 from train_core.workloads.idx import PACKED, idx_header
 
 Kind = Literal["split", "parquet", "images", "idx"]
@@ -29,7 +29,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".we
 ID = "id"
 _IMAGE = "image"
 _FEW = 2
-# A page of a column at a time, and not all of it, where only the first rows are wanted.
+# Columns are read page by page, since only the first rows are wanted.
 _BUFFER_BYTES = 2**20
 
 KINDS: Mapping[Kind, Callable[[str], bool]] = {
@@ -42,14 +42,14 @@ KINDS: Mapping[Kind, Callable[[str], bool]] = {
 
 @dataclass(frozen=True)
 class Head:
-    """What a file says of itself: its rows and its columns, the rows' id aside."""
+    """The head of a file: the number of its rows, and its columns without the id."""
 
     rows: int
     columns: tuple[str, ...]
 
 
 def head_of(kind: Kind, store: Store, name: str, size_bytes: int) -> Head:
-    """What the file says of itself. Raises DataError if it is not of that kind."""
+    """The head of the file. Raises DataError if it is not of that kind."""
     if kind == "images":
         return Head(1, (_IMAGE,))
     if kind == "idx":
@@ -62,7 +62,7 @@ def head_of(kind: Kind, store: Store, name: str, size_bytes: int) -> Head:
 
 
 def first_rows(kind: Kind, store: Store, name: str, size_bytes: int) -> Columns:
-    """The first two rows or less, reading little more; of an IDX file, rows of zeros."""
+    """At most two first rows, with little more read than these; zeros for an IDX file."""
     if kind == "images":
         return {_IMAGE: read_image(store.read(name), store.uri(name))[None]}
     if kind == "idx":
@@ -79,8 +79,8 @@ def first_rows(kind: Kind, store: Store, name: str, size_bytes: int) -> Columns:
 class ParquetRows:
     """The rows of a Parquet file, of which one row group at a time is held in memory.
 
-    The last one that was read is kept: the next rows are most often in the same. Raises DataError
-    if the file is none of Parquet.
+    The last row group is kept, since the next rows are most often in it. Raises DataError if the
+    file is not Parquet.
     """
 
     def __init__(self, file: RangeReader, uri: str) -> None:
@@ -108,7 +108,7 @@ class ParquetRows:
 
     def _row_group(self, group: int) -> pa.Table:
         if self._kept is None or self._kept[0] != group:
-            # Before the next is read, so that only one is in memory.
+            # Freed before the next one is read, so that only one is in memory.
             self._kept = None
             with _readable(self._uri):
                 self._kept = group, self._file.read_row_group(group)
@@ -121,7 +121,7 @@ def columns_of(table: pa.Table) -> Columns:
 
 
 def read_image(data: bytes, uri: str) -> np.ndarray[Any, Any]:
-    """The image with these bytes, grey or RGB. Raises DataError if it is none."""
+    """The image with these bytes, grey or RGB. Raises DataError if it is not an image."""
     try:
         image = Image.open(io.BytesIO(data))
         return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))

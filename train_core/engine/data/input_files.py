@@ -20,7 +20,7 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file with rows to score, as it was when the input was opened; or a split."""
+    """A file with rows to score, as it was when the input was opened, or a split."""
 
     name: str
     rows: int
@@ -50,7 +50,7 @@ def hashed(store: Store, file: InputFile) -> InputFile:
 
 
 def read_whole(store: Store, file: InputFile) -> bytes:
-    """The file's content. Raises DataError if that is another than it was."""
+    """The file's content. Raises DataError if it has changed."""
     try:
         data = store.read(file.name)
     except FileNotFoundError as error:
@@ -61,10 +61,10 @@ def read_whole(store: Store, file: InputFile) -> bytes:
 
 
 class VerifiedFile(RangeReader):
-    """The file, open for reading in any order: what is read is what was hashed.
+    """The file, open for reading in any order, with every byte verified by its digest.
 
-    Blocks are read whole, and the last one is kept. Reading raises DataError if the file is not
-    what it was.
+    Blocks are read whole, and the last one is kept. Reading raises DataError if the file has
+    changed.
     """
 
     def __init__(self, store: Store, file: InputFile) -> None:
@@ -73,7 +73,7 @@ class VerifiedFile(RangeReader):
         self._kept = (-1, b"")
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes, as many as are asked for and there."""
+        """At most `size` of the next bytes; all of them if it is negative."""
         start = self._position
         end = self._size_bytes if size < 0 else min(start + size, self._size_bytes)
         data = io.BytesIO()
@@ -112,7 +112,7 @@ class VerifiedFile(RangeReader):
 
 
 def changed(store: Store, file: InputFile) -> DataError:
-    """The error that the file is not what it was."""
+    """The error that the file has changed since the input was opened."""
     return DataError(
         f"{store.uri(file.name)} is not what it was when the input was opened: it was replaced or "
         "deleted meanwhile. Infer again, which reads what is there then, and write new data into "

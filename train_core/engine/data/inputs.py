@@ -1,8 +1,8 @@
 """New data to score: Parquet files, a folder of images, IDX files, or one of the splits.
 
-Every kind gives the same thing: numbered rows with an id each, read as raw columns, a range at
-a time. An input is opened in the driver, which lists its files, checks what they say of themselves
-and makes their digests; the workers read those files, and no others.
+Every kind gives numbered rows, each with an id, which are read as raw columns, a range at a time.
+An input is opened in the driver, which lists its files, checks their heads and makes their digests;
+the workers read those files only.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from train_core.datasets.files import is_data
+from train_core.datasets.protocols import SPLITS, Columns, Dataset, Split, fetch
 from train_core.engine.data.formats import (
     ID,
     IMAGE_SUFFIXES,
@@ -42,11 +43,11 @@ from train_core.errors import DataError, HiddenLoginError
 from train_core.policy.logins import has_hidden_login, hide_logins
 from train_core.storage.objects.digests import new_digest
 from train_core.storage.objects.store import Store
-from train_core.workload import SPLITS, Columns, Dataset, Split, Workload, fetch, indexed
+from train_core.workload import Workload, indexed
 from train_core.workloads.idx import PACKED, IdxRows
 
 _MOST_LISTED = 1000
-"""Files that a manifest lists one by one; of more it has the digest of all."""
+"""How many files a manifest lists at most; beyond that it has only a digest of all."""
 _NUM_READERS = 16
 
 _T = TypeVar("_T")
@@ -55,13 +56,13 @@ _Rows = TypeVar("_Rows", IdxRows, ParquetRows)
 
 @dataclass(frozen=True)
 class Input:
-    """Rows to score: what they are, where, and how many each file has."""
+    """Rows to score: their kind, their address, and the number of rows in each file."""
 
     kind: Kind
     source: str
     files: tuple[InputFile, ...]
     digest: str = ""
-    """Of all files' names, sizes and contents; of a split, its dataset's; empty without."""
+    """The digest of all names, sizes and contents, or of a split's dataset; empty without one."""
 
     @property
     def num_rows(self) -> int:
@@ -98,10 +99,10 @@ class Input:
 def open_input(source: str, workload: Workload[Any], *, with_digests: bool = False) -> Input:
     """The rows at `source`: a split's name or a URL.
 
-    Raises DataError if there are none, or if the workload's `prepare` cannot do with the columns of
-    a file, and HiddenLoginError for an address as a record has it, without its login. Of files,
-    only their heads and some first rows are read, unless `with_digests`: all of each, once. Only
-    an input with digests can be read by `read_input`.
+    Raises DataError if there are no rows or if the workload's `prepare` refuses the columns of a
+    file, and HiddenLoginError for an address whose login was removed for the record. Only the heads
+    and some first rows of files are read; with `with_digests` all of each file, once. `read_input`
+    reads only inputs with digests.
     """
     if has_hidden_login(source):
         raise HiddenLoginError(f"the URL of the input ({source})")
@@ -163,7 +164,7 @@ def _open_files(source: str, workload: Workload[Any]) -> Input:
 def _open_kind(
     kind: Kind, store: Store, names: list[str], sizes: Mapping[str, int], workload: Workload[Any]
 ) -> Input:
-    """The input of these files, once their heads are read and their columns will do."""
+    """The input of these files, after their heads were read and their columns checked."""
     heads = _in_parallel(lambda name: head_of(kind, store, name, sizes[name]), names)
     files = [
         InputFile(name, head.rows, sizes[name]) for name, head in zip(names, heads, strict=True)
@@ -173,7 +174,7 @@ def _open_kind(
 
 
 def _once_each(names: list[str]) -> list[str]:
-    """Without the packed one of two files that are the same but for that."""
+    """The files, without the compressed one where both forms of a file are there."""
     there = set(names)
     return [
         name for name in names if not (name.endswith(PACKED) and name.removesuffix(PACKED) in there)
@@ -191,7 +192,7 @@ def _check_columns(
 
 
 def _folder_of(source: str) -> tuple[Store, dict[str, int]]:
-    """The folder and the sizes of the files in it and in its folders; or of a single file."""
+    """The folder at the address, and the sizes of all files below it, or of a single file."""
     store = Store(source)
     sizes = {name: size for name, size in store.sizes().items() if is_data(name)}
     base, parent = posixpath.basename(store.url), Store(posixpath.dirname(store.url))
@@ -232,7 +233,7 @@ def _read_rows(kind: Kind, store: Store, file: InputFile, rows: range) -> tuple[
 
 
 def _in_parallel(call: Callable[[Any], _T], items: Iterable[Any]) -> list[_T]:
-    """What the call gives for each: requests that wait for a storage wait side by side."""
+    """The result of `call` for each item; calls that wait for a storage wait in parallel."""
     with ThreadPoolExecutor(_NUM_READERS, "read") as threads:
         running = [threads.submit(call, item) for item in items]
         try:
@@ -241,7 +242,7 @@ def _in_parallel(call: Callable[[Any], _T], items: Iterable[Any]) -> list[_T]:
             threads.shutdown(wait=False, cancel_futures=True)
 
 
-# The last files stay open for the next batch; keys are plain, so that they are found again.
+# The last files stay open for the next batch; plain keys make them findable.
 @lru_cache(maxsize=2)
 def _split(workload: Workload[Any], split: Split) -> Dataset:
     return indexed(workload, split)

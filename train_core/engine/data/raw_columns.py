@@ -1,4 +1,4 @@
-"""What `prepare` is given of data to score: a column that is missing is told by file and name."""
+"""The raw columns that `prepare` gets in scoring; the error for a missing one names its file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from train_core.datasets.protocols import Columns
 from train_core.errors import DataError, EvertrainError
-from train_core.workload import Batch, Columns, Workload
+from train_core.workload import Batch, Workload
 
 _MOST_SHOWN = 40
 _log = logging.getLogger(__name__)
@@ -19,7 +20,7 @@ _log = logging.getLogger(__name__)
 class MissingColumnError(DataError, KeyError):
     """A column that the workload asks for is not in the data.
 
-    It is a KeyError, too: a workload may catch it where it can do without the column.
+    It is also a KeyError, which a workload may catch if the column is optional.
     """
 
     # A KeyError shows its message in quotes.
@@ -29,7 +30,7 @@ class MissingColumnError(DataError, KeyError):
 class RawColumns(dict[str, npt.NDArray[Any]]):
     """Raw columns by name, of rows from one file or several.
 
-    `files` has each file's columns by its address: the rows have those that all files have.
+    `files` maps each file's address to its columns; the rows have the columns of all files.
     """
 
     def __init__(self, columns: Columns, files: Mapping[str, Collection[str]]) -> None:
@@ -45,7 +46,7 @@ class RawColumns(dict[str, npt.NDArray[Any]]):
         raise self.missing(name)
 
     def missing(self, name: object) -> MissingColumnError:
-        """The error that says which file lacks the column, and what it has."""
+        """The error for a missing column: it names the file, and the columns that are there."""
         lacking = (file for file, columns in self.files.items() if name not in columns)
         file = next(lacking, next(iter(self.files)))
         there = sorted(self.files[file])
@@ -57,7 +58,7 @@ class RawColumns(dict[str, npt.NDArray[Any]]):
 
 
 def prepared(workload: Workload[Any], columns: RawColumns) -> Batch:
-    """The raw columns as a batch, as inference makes it of them.
+    """The raw columns as a batch, prepared as in inference.
 
     Raises DataError, which names the file, for a column that is missing and for what `prepare`
     refuses in the data; its other errors as they are.
@@ -72,16 +73,16 @@ def prepared(workload: Workload[Any], columns: RawColumns) -> Batch:
         more = f" (or one of {len(files) - 1} others)" if len(files) > 1 else ""
         raise DataError(f"{files[0]}{more}: {error}") from error
     except KeyError as error:
-        # A DataFrame made of the columns has errors of its own.
+        # A DataFrame made from the columns raises errors of its own.
         if _comes_from_pandas(error):
             raise known.missing(error.args[0]) from error
         raise
 
 
 def try_prepare(workload: Workload[Any], columns: RawColumns) -> None:
-    """Raise DataError if `prepare` cannot do with such data.
+    """Raise DataError if `prepare` refuses such data.
 
-    What else is wrong with it is for the workers to tell, with its traceback.
+    Other errors of `prepare` are left to the workers, which report them with a traceback.
     """
     try:
         prepared(workload, columns)

@@ -1,4 +1,4 @@
-"""A run's workload as run.json says it is: its data, its settings with their defaults."""
+"""The workload of a recorded run, with its recorded data and its settings with their defaults."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from contextlib import suppress
 from typing import Any
 
 from train_core.config import TrainConfig
+from train_core.datasets.recorded import RecordedData
 from train_core.errors import HiddenLoginError, RunConflictError, WorkloadError
+from train_core.loading import load_workload, parse_settings
 from train_core.policy.logins import has_hidden_login, hide_logins, with_login_of
 from train_core.storage.finished_runs import recorded_runs
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import Origin, RunRecord
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import RecordedData, Workload, load_workload, parse_settings
+from train_core.workload import Workload
 
 
 def load_recorded(folder: RunFolder, config: TrainConfig) -> Workload[Any]:
-    """The workload of a run, which reads the data that the run recorded, and no other.
+    """The workload of a run. It reads the data that the run recorded, and no other.
 
-    Before there is a run, it reads what is there. Raises WorkloadError if it cannot be loaded.
-    Files that cannot be reached without a login that is not recorded are refused when asked for.
+    Before the run exists, it reads the data that are there. Raises WorkloadError if it cannot be
+    loaded. A file whose login is not recorded raises HiddenLoginError when it is opened.
     """
     record = folder.record() if folder.exists() else None
     if record is None:
@@ -35,7 +37,7 @@ def with_defaults(config: TrainConfig) -> TrainConfig:
 
 
 def with_known_defaults(config: TrainConfig) -> TrainConfig:
-    """As `with_defaults`; as recorded where the workload's code no longer takes the settings."""
+    """As `with_defaults`, but unchanged if the workload's code no longer accepts the settings."""
     try:
         return with_defaults(config)
     except WorkloadError:
@@ -57,7 +59,7 @@ def check_continuation(folder: RunFolder, asked: TrainConfig) -> None:
 def newest_files(storage: str, workload: str) -> FileList | None:
     """The data files of the newest run of the workload in a storage that has recorded some.
 
-    None if there is none. Only digests are saved by it: what cannot be read is left out.
+    None if there is none. The list only saves hashing, so a list that cannot be read is ignored.
     """
     for folder, record in recorded_runs(storage):
         if record.files and record.config.workload == workload:
@@ -68,7 +70,7 @@ def newest_files(storage: str, workload: str) -> FileList | None:
 
 
 def files_in_record(record: RunRecord, files: FileList | None) -> RunRecord:
-    """The record, with what it says of the files that the workload names."""
+    """The record, with a summary of the files that the workload names."""
     if files is None:
         return record
     sources = {name: one.summary() for name, one in files.sources.items()}
@@ -76,19 +78,19 @@ def files_in_record(record: RunRecord, files: FileList | None) -> RunRecord:
 
 
 def check_settings(config: TrainConfig) -> None:
-    """Raise HiddenLoginError if a setting is as a record has it, without its login."""
+    """Raise HiddenLoginError if a setting is a URL whose login was removed for the record."""
     for name, value in config.settings.items():
         if has_hidden_login(value):
             raise HiddenLoginError(f"settings.{name} ({value})")
 
 
 def without_login(origin: Origin) -> Origin:
-    """The origin as it is recorded."""
+    """The origin as it is recorded, without its login."""
     return origin.model_copy(update={"uri": hide_logins(origin.uri)})
 
 
 def with_login(origin: Origin, config: TrainConfig, storage: str) -> Origin:
-    """The recorded origin with its login, which `init_from` has, or the storage of the runs.
+    """The recorded origin with its login, from `init_from` or from the storage of the runs.
 
     Raises HiddenLoginError if neither has.
     """

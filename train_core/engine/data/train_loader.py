@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from train_core.config import TrainConfig
+from train_core.datasets.protocols import Dataset, Stream, is_stream
 from train_core.engine.data.batches import (
     PlannedBatch,
     StreamBatches,
@@ -16,11 +17,11 @@ from train_core.engine.data.batches import (
 from train_core.engine.distributed.group import Group
 from train_core.policy.sharding import shards_of_rank
 from train_core.policy.steps import MicroBatch, Pass, in_order
-from train_core.workload import Batch, Dataset, Stream, Workload, is_stream
+from train_core.workload import Batch, Workload
 
 
 class TrainLoader:
-    """What this rank computes, in the order of the plan; a pass and its batch travel together."""
+    """The micro-batches that this rank computes, in the order of the plan, with their batches."""
 
     def __init__(
         self,
@@ -42,9 +43,9 @@ class TrainLoader:
         self._loaded: Iterator[PlannedBatch] = iter(())
 
     def start(self, epoch: int, step: int) -> None:
-        """Start to fetch after so many steps, to the training's end or that of a stream's epoch.
+        """Start to fetch after `step` steps, to the end of the training or of a stream's epoch.
 
-        Processes that fetch ahead so go on during validation, and start once.
+        So the processes that fetch ahead start once and go on during validation.
         """
         if self.streams is not None:
             passes = self._passes(step, epoch + 1)
@@ -77,7 +78,7 @@ class TrainLoader:
         self._loaded = iter(())
 
     def _passes(self, first_step: int, last_epoch: int) -> Iterator[Pass]:
-        """What this rank computes from a step to the end of an epoch."""
+        """The passes that this rank computes from a step to the end of an epoch."""
         for step in range(first_step, last_epoch * self.plan.steps_per_epoch):
             epoch, step_in_epoch = divmod(step, self.plan.steps_per_epoch)
             if self._has_equal_passes:

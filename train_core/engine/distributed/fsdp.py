@@ -22,10 +22,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from train_core.datasets.protocols import Dataset, Stream, is_stream
 from train_core.engine.distributed.group import Group
 from train_core.errors import ConfigError, WorkloadError
 from train_core.policy.steps import StepPlan
-from train_core.workload import Dataset, Stream, Workload, is_stream
+from train_core.workload import Workload
 
 
 def check_passes(plan: StepPlan, dataset: Dataset | Stream, world_size: int) -> None:

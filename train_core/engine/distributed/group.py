@@ -1,4 +1,4 @@
-"""The ranks that train together, and the few things that they tell each other."""
+"""The ranks that train together, and the small values that they exchange."""
 
 from __future__ import annotations
 

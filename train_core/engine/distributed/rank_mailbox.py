@@ -1,4 +1,4 @@
-"""What the ranks' writers tell rank 0's, outside of the training's collectives.
+"""Messages of the ranks' writers to rank 0's writer, outside of the training's collectives.
 
 By a store of rank 0's own: a background thread takes part in no collective, which could meet one
 of the training's; and a driver that stands still keeps no checkpoint from being committed.
@@ -36,14 +36,14 @@ class RankMailbox:
             self._store = TCPStore(*address, is_master=False)
 
     def send(self, save: int, message: dict[str, Any]) -> None:
-        """Tell rank 0 how this rank's part of a checkpoint went."""
+        """Send rank 0 the result of this rank's part of a checkpoint."""
         if self._store is not None:
             self._store.set(f"{save}/{self._group.rank}", json.dumps(message))
 
     def collect(
         self, save: int, *, timeout_s: float, give_up: threading.Event
     ) -> list[dict[str, Any]]:
-        """What the other ranks told, in the order of ranks.
+        """The messages of the other ranks, in the order of ranks.
 
         Raises StorageError if not all have within `timeout_s`, or within some moments of `give_up`.
         """

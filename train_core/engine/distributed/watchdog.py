@@ -1,4 +1,4 @@
-"""The watchdog: ends a process that makes no more progress, and says where it stood.
+"""The watchdog: ends a process that makes no progress, and logs the stacks of its threads.
 
 It is the interpreter's own, a thread that waits for no lock: it also fires when a library hangs
 within one. What it writes, `Timeout` and the stacks of all threads, goes to stderr, and so into the

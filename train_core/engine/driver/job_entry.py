@@ -20,10 +20,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
+from train_core.described_errors import describe, rebuild
 from train_core.engine.data.recorded import with_defaults
 from train_core.engine.driver.preflight import effective
 from train_core.engine.driver.stages import DriverStages
-from train_core.errors import ConfigError, RunBusyError, StorageError, describe, rebuild
+from train_core.errors import ConfigError, RunBusyError, StorageError
 from train_core.log_lines import set_up_logging
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest

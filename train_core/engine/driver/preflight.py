@@ -10,6 +10,8 @@ from typing import Any
 
 from train_core.config import LOCAL, TrainConfig
 from train_core.datasets.files import state_of
+from train_core.datasets.protocols import SPLITS, Dataset, Stream
+from train_core.datasets.recorded import describe_data
 from train_core.engine.checkpoint.init_from import InitialState
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.cluster.resources import check_resources
@@ -37,16 +39,7 @@ from train_core.storage.records.data_files import FileList
 from train_core.storage.records.names import check_new_run_name
 from train_core.storage.records.run_record import Origin, RunRecord
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import (
-    SPLITS,
-    Dataset,
-    Stream,
-    Workload,
-    describe_data,
-    indexed,
-    load_split,
-    pinned_files,
-)
+from train_core.workload import Workload, indexed, load_split, pinned_files
 
 _log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from train_core.config import TrainConfig
+from train_core.described_errors import rebuild
 from train_core.engine.cluster.jobs import PATIENCE_S, Jobs
 from train_core.entry_points import JOB
 from train_core.errors import (
@@ -29,7 +30,6 @@ from train_core.errors import (
     ResourceError,
     StageError,
     StorageError,
-    rebuild,
 )
 from train_core.requests import DriverRequest
 from train_core.storage.coordination import lease

@@ -24,10 +24,10 @@ from typing import IO, Any, NoReturn
 import psutil
 
 from train_core.config import LOCAL, TrainConfig
+from train_core.described_errors import describe
 from train_core.engine.cluster.runtime import dead_ray, load_ray
 from train_core.engine.driver.remote_stages import JobStages
 from train_core.engine.driver.stages import DriverStages
-from train_core.errors import describe
 from train_core.log_lines import set_up_logging
 
 _LOOK_EVERY_S = 1.0

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from train_core.config import TrainConfig
+from train_core.datasets.protocols import SPLITS
 from train_core.engine.data.recorded import with_known_defaults
 from train_core.errors import EvertrainError
 from train_core.policy.changes import Inputs, changes
@@ -15,7 +16,6 @@ from train_core.storage.finished_runs import FinishedRun, finished_runs, is_fini
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import SPLITS
 
 # What the numbers may depend on, too, but changes with the machine that a night happens to run on.
 _OF_THE_MACHINE = ("machine", "cpu_capability", "device", "num_workers", "threads_per_worker")

@@ -1,1 +1,1 @@
-"""What a training and its validations measure."""
+"""The metrics of trainings and validations, and their figures."""

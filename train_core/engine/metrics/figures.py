@@ -26,7 +26,7 @@ _drawn: dict[str, bytes] = {}
 def curves_until(newest: Checkpoint, store: Store) -> bytes:
     """The curves of a run up to its newest checkpoint, as a picture.
 
-    The run folder and MLflow show the same one: it takes a second, and is drawn once in a process.
+    Drawing takes a second; the run folder and MLflow get the same picture, drawn once.
     """
     with _drawing:
         if newest.digest not in _drawn:
@@ -47,7 +47,7 @@ def curves(entries: Iterable[Entry]) -> Figure:
             values.append(np.nan if value is None else value)
     height = _PANEL_HEIGHT * max(1, len(panels))
     figure = _figure(7, height)
-    # In inches: what has to fit is known, and working it out would draw everything twice.
+    # Fixed margins, in inches: a computed layout would draw everything twice.
     figure.subplots_adjust(
         left=0.15, right=0.97, bottom=0.5 / height, top=1 - 0.2 / height, hspace=0.3
     )
@@ -88,6 +88,6 @@ def png(figure: Figure) -> bytes:
 
 def _figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:
     figure = Figure(figsize=(width, height), layout=layout)
-    # Without pyplot: it would keep the figure, and choose a canvas that needs a screen.
+    # Not with pyplot, which would keep the figure in memory and may need a screen.
     FigureCanvasAgg(figure)
     return figure

@@ -1,7 +1,7 @@
 """Metrics of a split: each sample once, in fixed batches, merged in the order of shards.
 
 A split is cut into batches of `eval_batch_size` and those into `num_shards` consecutive blocks.
-Whoever measures a block, and wherever the blocks are merged, the result has the same bits.
+The result has the same bits whichever rank measures a block and whichever merges them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 
 from train_core.config import TrainConfig
+from train_core.datasets.protocols import Dataset, Stream, fetch
 from train_core.engine.data.batches import seed_generators, to_device
 from train_core.errors import DataError, WorkloadError
 from train_core.policy.metric_names import LOSS
 from train_core.policy.randomness import EVALUATE, derive_seed
 from train_core.policy.sharding import split_evenly
-from train_core.workload import Batch, Dataset, Stream, Workload, fetch
+from train_core.workload import Batch, Workload
 
 CONFUSION = "confusion_matrix"
 
@@ -55,7 +56,7 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """The batches of the given samples, not augmented, on the device."""
     for samples in ranges:
-        # For a model that draws when it is evaluated too: the same on any number of workers.
+        # A model that draws random numbers in evaluation draws the same on any number of workers.
         seed_generators(derive_seed(config.seed, EVALUATE, samples.start))
         columns = fetch(dataset, np.arange(samples.start, samples.stop))
         batch = workload.prepare(columns, None)
@@ -116,7 +117,7 @@ def measure_shard(
 
 
 def merge(metrics: Mapping[str, Metric], shards: list[MetricStates]) -> dict[str, float]:
-    """The metrics' values over all shards, merged in the order given."""
+    """The metrics' values over all shards, merged in their order."""
     values: dict[str, float] = {}
     for name, metric in metrics.items():
         merged = merge_states(metric, [states[name] for states in shards])
@@ -134,7 +135,7 @@ def merge(metrics: Mapping[str, Metric], shards: list[MetricStates]) -> dict[str
 
 
 def merge_states(metric: Metric, states: list[dict[str, Any]]) -> Metric:
-    """A metric with the states merged in the order given."""
+    """A metric with the states merged in their order."""
     metric = metric.to("cpu")
     metric.reset()
     for state in states:

@@ -1,7 +1,7 @@
 """Evaluation: checkpoints measured on a split, shard by shard, by the workers of a pool.
 
-It measures with the code, the batches and the order of the training's own validation, so the
-same checkpoint on the same split gives the same bits.
+It uses the code, the batches and the order of the training's own validation, so the same checkpoint
+on the same split gives the same bits.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from train_core.config import TrainConfig
+from train_core.datasets.protocols import Dataset, Split
 from train_core.engine.checkpoint.reader import load_weights
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.data.batches import model_to_device
@@ -45,7 +46,7 @@ from train_core.storage.records.names import CONFUSION_MATRIX_JSON, EVALUATIONS
 from train_core.storage.records.verified_files import are_there
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import commit_result, quarantine
-from train_core.workload import Dataset, Split, Workload, indexed
+from train_core.workload import Workload, indexed
 
 METRICS_JSON = "metrics.json"
 
@@ -58,7 +59,7 @@ def evaluate(
     split: Split,
     max_batches: int = 0,
 ) -> list[EvaluationResult]:
-    """Measure the checkpoints on a split, in the order given; one that was measured is not again.
+    """Measure the checkpoints on a split, in their order. An earlier result of the same is reused.
 
     `max_batches` measures a part of the split, for a dry run; 0: all of it.
     """
@@ -91,7 +92,7 @@ def evaluate(
 def _find(
     folder: RunFolder, checkpoint: Checkpoint, split: str, max_batches: int
 ) -> tuple[str, EvaluationManifest] | None:
-    """An evaluation that was committed earlier, of this very checkpoint."""
+    """An evaluation of the same checkpoint that was committed earlier."""
     asked = (split, checkpoint.digest, max_batches)
     for key, manifest in folder.results(f"{EVALUATIONS}/{checkpoint.name}", EvaluationManifest):
         found = (manifest.split, manifest.checkpoint_digest, manifest.max_batches)

@@ -1,7 +1,7 @@
 """Batch inference: rows scored by a checkpoint on the workers of a pool, stored as Parquet.
 
 The rows are cut into batches of `eval_batch_size` and those into `num_shards` parts, so that
-neither the number of workers nor who computes what changes a bit of the predictions.
+the predictions have the same bits on any number of workers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def infer(
 ) -> PredictionsResult:
     """Score the rows at `source` (a split or a URL) with a checkpoint.
 
-    What was committed earlier for the same checkpoint and input is given again. `max_batches`
+    A result that was committed earlier for the same checkpoint and input is reused. `max_batches`
     scores a part of the rows, for a dry run; 0: all of them.
     """
     checkpoint = folder.find(summary.name)
@@ -111,9 +111,9 @@ def _parts(num_rows: int, config: TrainConfig) -> Iterator[tuple[str, list[range
 def _find(
     folder: RunFolder, checkpoint: Checkpoint, found: Input
 ) -> tuple[str, PredictionsManifest] | None:
-    """Predictions that were committed earlier by this very checkpoint for a split.
+    """Predictions of the same checkpoint for a split that were committed earlier.
 
-    Only a split: who infers from files again, of whatever digest, may have mended the workload.
+    Predictions for files are always made anew: the workload may have been mended meanwhile.
     """
     if found.kind != "split":
         return None
@@ -146,7 +146,7 @@ def score_one_part(
     ):
         workload, model, device = load_model(url, config.model_dump_json(), checkpoint)
         writer = None
-        # What it is stored in has limits of its own.
+        # The watchdog covers scoring only: storing the file has time limits of its own.
         with watching(config.hang_timeout_s) as watchdog:
             for samples in ranges:
                 watchdog.move()
@@ -156,9 +156,9 @@ def score_one_part(
                 num_rows += table.num_rows
         assert writer is not None, "a part has at least one batch"
         writer.close()
-        # Whoever opens it anew stands there, too, on systems where the position is shared.
+        # Where /dev/fd shares the position (not on Linux), the upload reads from here.
         file.seek(0)
-        # It has no name but this one, so that its space is free again however this process ends.
+        # The file has no name in a folder, so that its space is freed however this process ends.
         path = Path(f"/dev/fd/{file.fileno()}")
         folder.store.upload(path, key)
         entry = FileEntry(

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 
-from train_core.errors import FAILED, describe
+from train_core.described_errors import FAILED, describe
 
 
 def settings_schema(workload: str) -> str:
     """The JSON schema of a workload's settings."""
-    from train_core.workload import workload_class
+    from train_core.loading import workload_class
 
     return json.dumps(workload_class(workload).Settings.model_json_schema())
 
@@ -33,7 +33,7 @@ def delete_tracking(run_url: str, tracking_uri: str) -> str:
 
 def unregistered_checkpoints(run_url: str, tracking_uri: str) -> str:
     """The checkpoints whose models in MLflow no registered version points to."""
-    from train_core.engine.tracking.models import unregistered_checkpoints
+    from train_core.engine.tracking.models.lookups import unregistered_checkpoints
 
     return json.dumps(unregistered_checkpoints(run_url, tracking_uri))
 

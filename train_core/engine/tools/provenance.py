@@ -1,4 +1,4 @@
-"""Which code a run was begun with: what a later run looks at to see whether it has changed."""
+"""The version of the code that a run began with, so that a later run can detect a change."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from train_core.config import TrainConfig
+from train_core.loading import workload_class
 from train_core.storage.objects.digests import digest_of
-from train_core.workload import workload_class
 
 _GIT_WITHIN_S = 5.0
 

@@ -1,7 +1,7 @@
 """One rank of a training without Ray: `torchrun … -m train_core.engine.tools.standalone TASK.json`.
 
-What `train_core.client.verify_resume` starts, for a storage of its own: nobody else asks for the
-run while it trains, so that its lease needs no heartbeat.
+`train_core.client.verify_resume` starts it, with a storage of its own: no other process uses the
+run meanwhile, so its lease needs no heartbeat.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from train_core.datasets.protocols import Dataset, Stream
 from train_core.engine.data.recorded import files_in_record
 from train_core.engine.distributed.group import Group
 from train_core.engine.tools.provenance import fingerprint
 from train_core.engine.training.loop import Trainer
 from train_core.engine.training.opened import OpenedWorkload
 from train_core.errors import ConfigError
+from train_core.loading import load_workload
 from train_core.log_lines import set_up_logging
 from train_core.policy.steps import MicroBatch
 from train_core.requests import StandaloneTask, died_mark, error_file
@@ -34,7 +36,7 @@ from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt, create_run
-from train_core.workload import Batch, Dataset, Stream, load_workload, pinned_files
+from train_core.workload import Batch, pinned_files
 
 
 class Beginning:
@@ -66,19 +68,19 @@ def shortened(opened: OpenedWorkload, num_samples: int) -> OpenedWorkload:
 
 
 class StandaloneTrainer(Trainer):
-    """A trainer that dies by SIGKILL, in the middle of a step, when it is told to."""
+    """A trainer that dies by SIGKILL, in the middle of a step, if its task says so."""
 
-    def __init__(self, task: StandaloneTask, told: Path, attempt: int, group: Group) -> None:
-        self._task, self._told = task, told
+    def __init__(self, task: StandaloneTask, task_file: Path, attempt: int, group: Group) -> None:
+        self._task, self._task_file = task, task_file
         folder = RunFolder(task.storage, task.run)
         opened = shortened(OpenedWorkload.of_run(folder, task.config), task.max_samples)
         super().__init__(folder, task.config, attempt, group, opened=opened)
 
     def _forward(self, micro: MicroBatch, batch: Batch) -> torch.Tensor:
         if self.group.is_rank0 and self.progress.step == self._task.kill_after:
-            # What is under way is committed first: which checkpoint is resumed is no race.
+            # The save in flight is committed first, so that the same checkpoint is resumed always.
             self.saver.checkpointer.wait()
-            died_mark(self._told).touch()
+            died_mark(self._task_file).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super()._forward(micro, batch)
 
@@ -92,8 +94,8 @@ def with_epochs(task: StandaloneTask) -> StandaloneTask:
     return task.model_copy(update={"config": config.model_copy(update={"epochs": epochs})})
 
 
-def train(task: StandaloneTask, told: Path) -> None:
-    """Be one rank: create the run or go on with it, train, give the run free."""
+def train(task: StandaloneTask, task_file: Path) -> None:
+    """Run one rank: create the run or continue it, train, and release the lease."""
     group = Group.current()
     task = with_epochs(task)
     folder = RunFolder(task.storage, task.run)
@@ -103,7 +105,7 @@ def train(task: StandaloneTask, told: Path) -> None:
             create_run(folder, *_record(task))
         held = begin_attempt(folder)
     attempt = group.broadcast_from_rank0(held.attempt if held else 0)
-    StandaloneTrainer(task, told, attempt, group).run()
+    StandaloneTrainer(task, task_file, attempt, group).run()
     if held:
         held.release()
 
@@ -125,22 +127,22 @@ def _record(task: StandaloneTask) -> tuple[RunRecord, FileList | None]:
 def main() -> None:
     """Entry point: the file with the task is the only argument."""
     set_up_logging(sys.stderr)
-    told = Path(sys.argv[1])
-    task = StandaloneTask.model_validate_json(told.read_text())
+    task_file = Path(sys.argv[1])
+    task = StandaloneTask.model_validate_json(task_file.read_text())
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
     try:
-        train(task, told)
-    except Exception as error:  # noqa: BLE001 (told to the process that waits, whatever it is)
+        train(task, task_file)
+    except Exception as error:  # noqa: BLE001 (reported to the waiting process)
         traceback.print_exc()
         kind = "config" if isinstance(error, ConfigError) else type(error).__name__
         message = str(error) if kind == "config" else f"{kind}: {error}"
-        # The first to fail says why; the others' connections break because of it.
-        with suppress(FileExistsError), error_file(told).open("x") as file:
+        # Only the first error is kept; the others are connections that broke because of it.
+        with suppress(FileExistsError), error_file(task_file).open("x") as file:
             json.dump({"kind": kind, "message": message}, file)
         sys.exit(1)
     if dist.is_initialized():
-        # Together: gloo aborts a process that tears its group down while another still talks.
+        # All ranks together: gloo aborts a process that tears its group down while another sends.
         dist.barrier()
     logging.shutdown()
     os._exit(0)

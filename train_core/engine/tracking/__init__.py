@@ -1,1 +1,1 @@
-"""MLflow, and all that imports it."""
+"""Everything that imports MLflow."""

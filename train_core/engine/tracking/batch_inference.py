@@ -1,4 +1,4 @@
-"""A batch inference in MLflow: shown in the run whose checkpoint scored, which may have ended."""
+"""A batch inference, shown in the MLflow run of its checkpoint. That run may have ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from train_core.storage.run_folder import RunFolder
 def show_batch_inference(run_url: str, predictions_url: str, tracking_uri: str) -> None:
     """Show committed predictions in the run's MLflow run; showing them again changes nothing.
 
-    It needs no lease and tells nothing else of the run. Raises TrackingError if MLflow does not
+    It needs no lease and shows nothing else of the run. Raises TrackingError if MLflow does not
     have the run, and what its client raises if it does not answer.
     """
     ONE_QUESTION.apply()

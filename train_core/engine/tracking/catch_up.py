@@ -1,4 +1,4 @@
-"""Sends MLflow what it lacks of a run that nobody drives."""
+"""Sends MLflow the parts of a run that it missed, while no process drives the run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from train_core.storage.run_folder import RunFolder
 
 
 def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> Tracking:
-    """Send MLflow what it lacks of a run that nobody drives; where it shows the run.
+    """Send MLflow the parts of the run that it missed; return where MLflow shows the run.
 
-    Raises RunBusyError if somebody does, whose own mirror catches up by itself, and TrackingError
-    if MLflow refuses, does not take all within `catch_up_s`, or cannot show something of it.
+    Raises RunBusyError if a process drives the run: the mirror of that process catches up by
+    itself. Raises TrackingError if MLflow refuses, cannot show a part of the run, or has not
+    received everything within `catch_up_s`.
     """
     from train_core.engine.tracking.server import public_uri
 
@@ -38,7 +39,7 @@ def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> T
         if report:
             mirror.log_evaluations(report.evaluations)
             mirror.log_outcome(report.best, report.test_metrics)
-        # Those of the report, and batch inferences of later.
+        # The predictions of the report, and those of later batch inferences.
         for predictions in committed_predictions(folder):
             mirror.log_predictions(predictions)
         is_sent = mirror.flush(timing.catch_up_s)

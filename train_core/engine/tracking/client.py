@@ -1,4 +1,4 @@
-"""How MLflow's client is set up: by environment variables, which it reads at every request."""
+"""The settings of MLflow's client: environment variables, which it reads at every request."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class ClientSettings:
     request_timeout_s: int = 30
 
     def apply(self) -> None:
-        """Let the client of this process behave so, unless the user's environment says it.
+        """Apply the settings to the client of this process; the user's variables take precedence.
 
-        Call it before MLflow is imported, which reads some of the variables then.
+        Call it before MLflow is imported: MLflow reads some of the variables at its import.
         """
         own = {
             "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(self.max_retries),
             "MLFLOW_HTTP_REQUEST_TIMEOUT": str(self.request_timeout_s),
         }
         for name, value in (_EVERYWHERE | own).items():
-            # A value that was applied earlier is replaced, one of the user's stays.
+            # A value that was applied earlier is replaced; a value of the user's is kept.
             if os.environ.get(name, _applied.get(name)) == _applied.get(name):
                 os.environ[name] = _applied[name] = value
 

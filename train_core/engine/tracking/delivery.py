@@ -1,6 +1,6 @@
-"""The delivery loop: a thread that sends what there is to send, and tries again what failed.
+"""The delivery loop: a thread that calls a sender, and calls it again after a failure.
 
-It knows nothing of what is delivered, nor where to: that is its sender's.
+The sender decides what is delivered, and where to.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Timing:
     check_s: float = 15.0
     """How long `check` waits for the server's first answer."""
     flush_s: float = 60.0
-    """How long `flush` waits, unless its caller says."""
+    """How long `flush` waits by default."""
     close_s: float = 30.0
-    """How long `close` waits, unless its caller says."""
+    """How long `close` waits by default."""
     catch_up_s: float = 3600.0
     """How long it may take to send the whole history of a run."""
 
@@ -62,16 +62,16 @@ class Outage:
 
 
 class Sender(Protocol):
-    """What a delivery calls, each method in the delivery's thread."""
+    """The work of a delivery; each method is called in the delivery's thread."""
 
     def connect(self) -> None:
         """Prepare to send, once and first of all. It does not raise."""
 
     def poll(self) -> None:
-        """Note what passes, also while nothing can be sent. It does not raise."""
+        """Record what would be lost otherwise, also during an outage. It does not raise."""
 
     def deliver(self) -> None:
-        """Send all that is there and was not sent. What it raises is an outage."""
+        """Send everything that was not sent yet. An exception counts as an outage."""
 
     def describe(self, error: Exception) -> str:
         """The error as it may be logged."""
@@ -80,7 +80,7 @@ class Sender(Protocol):
 class Delivery:
     """A thread that lets its sender deliver until it is closed; `close` must be called.
 
-    `what` says in the log what fails, as in "mirroring into MLflow".
+    `what` names the work in log messages about failures, as "mirroring into MLflow".
     """
 
     def __init__(self, what: str, sender: Sender, timing: Timing) -> None:
@@ -105,7 +105,7 @@ class Delivery:
             self._thread.start()
 
     def wait_until_connected(self, timeout_s: float) -> None:
-        """Wait for the sender to have connected, at most so long."""
+        """Wait until the sender has connected, at most that long."""
         self.connect()
         with self._changed:
             self._changed.wait_for(lambda: self._is_connected, timeout_s)
@@ -118,7 +118,7 @@ class Delivery:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that there was before is delivered; whether it is.
+        """Wait until everything from before the call is delivered; return whether it is.
 
         Gives up early after an outage of `down_after_s` and one more failed attempt.
         """
@@ -132,7 +132,7 @@ class Delivery:
     def finish_with_next_flush(self, finish: Callable[[], None]) -> None:
         """Call `finish` after the delivery that the next flush waits for, and deliver no more."""
         with self._changed:
-            # No attempt before that one: it alone is sure to have all that there was.
+            # An attempt that began earlier may have missed the newest entries.
             self._finish = self._requested + 1, finish
 
     def close(self) -> None:

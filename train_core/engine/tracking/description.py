@@ -1,4 +1,4 @@
-"""What run.json says of a run, as MLflow takes it: parameters, and datasets as inputs."""
+"""The facts of run.json in MLflow's form: parameters, and datasets as inputs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def dataset_inputs(record: RunRecord) -> Sequence[DatasetInput]:
     source_type, source = _dataset_source(record)
     inputs = []
     for split, found in record.datasets.items():
-        # MLflow insists on a digest; without one the number of samples is all that is known.
+        # MLflow requires a digest. Where the data have none, the number of samples takes its place.
         digest = found.get("digest") or f"{found.get('samples')}-samples"
         dataset = Dataset(
             name=f"{name}-{split}",
@@ -64,7 +64,7 @@ def _flat_parameters(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 def _dataset_source(record: RunRecord) -> tuple[str, dict[str, Any]]:
-    """Where the data are, by MLflow's words for it: an address, or the code that finds them."""
+    """The source of the data in MLflow's form: an address, or the code that loads them."""
     urls = {name: one.url for name, one in record.sources.items()}
     if len(urls) == 1:
         (url,) = urls.values()

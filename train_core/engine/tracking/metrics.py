@@ -14,14 +14,14 @@ from mlflow.entities import Metric
 from train_core.storage.records.journal import Entry
 
 MAX_METRICS = 999
-"""The server takes 1,000 things a request, and the position travels with the metrics."""
+"""MLflow accepts 1,000 entities a request, and the position is sent with the metrics."""
 _MAX_KEY_LENGTH = 250
 _NOT_IN_KEYS = re.compile(r"[^\w\-. :/]")
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a journal was sent: so many entries of a step, and all of those before it.
+    """How far a journal was sent: all entries before a step, and a number of entries of that step.
 
     A step has one entry, or two with its validation, which may come in another attempt.
     """
@@ -42,7 +42,7 @@ class Position:
 def batches(
     entries: Iterable[Entry], after: Position
 ) -> Iterator[tuple[list[Metric], Position | None]]:
-    """Metrics of as many steps as one request takes, and the position that they go to.
+    """The metrics of as many steps as fit into one request, and the position after them.
 
     The position is None where a single step is cut because it is larger than a request.
     """
@@ -69,9 +69,9 @@ def batches(
 def metrics_of(
     values: Mapping[str, float | None], step: int, time_s: float, model_id: str | None = None
 ) -> list[Metric]:
-    """Metrics of one step as MLflow takes them.
+    """Metrics of one step in MLflow's form.
 
-    Null is NaN: a gap would say that nothing was measured.
+    Null becomes NaN: a gap would look as if the metric had not been measured.
     """
     return [
         Metric(
@@ -86,7 +86,7 @@ def metrics_of(
 
 
 def plain_key(key: str) -> str:
-    """The name with `_` for what MLflow does not take."""
+    """The name, with `_` for each character that MLflow does not accept."""
     return _NOT_IN_KEYS.sub("_", key)[:_MAX_KEY_LENGTH]
 
 

@@ -1,6 +1,6 @@
 """The mirror: shows in MLflow what the run folder has committed, exactly once.
 
-A thread of its own looks for new commits, sends what MLflow lacks, and tries again later what
+A thread of its own polls for new commits, sends what MLflow does not have, and repeats later what
 failed; the training never waits for it. How much of the journal was sent is kept in MLflow beside
 the metrics, so that the next attempt goes on from there.
 """
@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 class Mirror:
     """Mirrors one run folder into one MLflow experiment.
 
-    `connect` begins in the background, `check` says whether the server refuses, `start` begins
-    to mirror once the run folder exists. The `log_` methods return at once: what they are given
-    is sent in their order, after all that was committed before. `close` must be called.
-    Of a run that is not `is_live`, what MLflow missed is shown, and not this machine's load.
+    `connect` begins in the background, `check` raises if the server refuses, `start` begins to
+    mirror once the run folder exists. The `log_` methods return at once: their arguments are sent
+    in the order of the calls, after everything that was committed before. `close` must be called.
+    The load of this machine is sent for a run that `is_live` only.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Mirror:
 
     @property
     def not_shown(self) -> list[str]:
-        """Why something cannot be shown, though MLflow answers."""
+        """The reasons why parts cannot be shown, though MLflow answers."""
         return self._sender.tasks.not_shown
 
     def connect(self) -> None:
@@ -73,7 +73,7 @@ class Mirror:
         self._delivery.connect()
 
     def check(self) -> None:
-        """Raise TrackingError if the server refuses; one that is merely down is fine."""
+        """Raise TrackingError if the server refuses; a server that is down is no error."""
         self._delivery.wait_until_connected(self._timing.check_s)
         if self._sender.refusal:
             raise self._sender.refusal
@@ -105,9 +105,9 @@ class Mirror:
         test_metrics: dict[str, float | None],
         config: TrainConfig | None = None,
     ) -> None:
-        """Show the run's outcome on its parent run: headline metrics, and the best model.
+        """Show the run's result on its parent run: headline metrics, and the best model.
 
-        `config` is the one with logins, which the model's example may need to be read.
+        `config` has the logins that may be needed to read the model's example.
         """
         self._add(lambda runs: _stages().show_outcome(runs, best, test_metrics))
         # A task of its own: a model that cannot be shown must not hide the metrics.
@@ -116,7 +116,7 @@ class Mirror:
         )
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until MLflow has all that was committed and logged before; whether it has.
+        """Wait until MLflow has all that was committed and logged before; return whether it has.
 
         Gives up early when the server has been down for the timing's `down_after_s`.
         """
@@ -127,9 +127,9 @@ class Mirror:
         return self._sender.tracking
 
     def close(self, status: EndStatus | None, timeout_s: float | None = None) -> bool:
-        """Send what is left, end the MLflow runs with `status`, and stop; whether all was sent.
+        """Send the rest, end the MLflow runs with `status`, and stop; return whether all was sent.
 
-        Without a status it only stops: another attempt has the run.
+        Without a status the mirror only stops: another attempt drives the run.
         """
         is_sent = True
         if status and self._delivery.is_started:
@@ -152,7 +152,7 @@ class Mirror:
 
 
 def _stages() -> ModuleType:
-    """What a stage shows; imported late, like all that loads MLflow or matplotlib."""
+    """The functions that show a stage; imported late, as they load MLflow and matplotlib."""
     from train_core.engine.tracking import stages
 
     return stages

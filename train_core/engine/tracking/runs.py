@@ -1,7 +1,7 @@
 """One run folder's runs in MLflow: a parent for the run, nested children for its stages.
 
-They are found again by a tag that holds the digest of run.json, so that a run that is continued
-goes on in the same MLflow runs, and a new run under an old name or address begins new ones.
+They are found by a tag with the digest of run.json. So a run that is continued goes on in the same
+MLflow runs, and a new run under an old name or address gets new ones.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _MAX_PARAMS = 100
 
 
 class MlflowRuns:
-    """The MLflow runs of one run folder. Making it creates what is missing of the parent.
+    """The MLflow runs of one run folder. The constructor creates what is missing of the parent.
 
-    Of a run that is not `is_live`, only shown afterwards, no stage is set to run again.
+    The stages of a run that is not `is_live` are not set to running again.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class MlflowRuns:
     def run_id(self, stage: Stage) -> str:
         """The MLflow run of a stage, found by its tags or created."""
         if stage not in self._ids:
-            # Two in a filter need no quoting: a digest and a word of ours.
+            # Neither value needs quoting in a filter: a digest and one of our own words.
             found = self.client.search_runs(
                 [self.experiment_id],
                 f"tags.`{_ID}` = '{self._id}' and tags.`{_STAGE}` = '{stage}'",
@@ -76,12 +76,12 @@ class MlflowRuns:
         return stage in self._ids
 
     def status(self, stage: Stage) -> str:
-        """How MLflow says the stage is."""
+        """The stage's status in MLflow."""
         self.run_id(stage)
         return self._statuses[stage]
 
     def set_status(self, stage: Stage, status: Status) -> None:
-        """Say how the stage is, if MLflow does not say so yet."""
+        """Set the stage's status in MLflow, if it is another one there."""
         if self.status(stage) == status or (status == "RUNNING" and not self._is_live):
             return
         if status == "RUNNING":
@@ -96,7 +96,7 @@ class MlflowRuns:
         for stage in children:
             if self._statuses.get(stage) == "RUNNING":
                 self.set_status(stage, status)
-        # How a run ended that somebody shows afterwards, MLflow may know better.
+        # A run that is shown afterwards may have its final status in MLflow already.
         if self._is_live or status == EndStatus.FINISHED or self.status("pipeline") == "RUNNING":
             self.set_status("pipeline", status)
 
@@ -106,9 +106,9 @@ class MlflowRuns:
         return Position.parse(run.data.tags.get(_MIRRORED, ""))
 
     def log_entries(self, entries: Iterable[Entry], after: Position) -> None:
-        """Send the journal entries after a position, and with each batch how far they go.
+        """Send the journal entries after a position, each batch with its new position.
 
-        `entries` are in their order, and all of a step that has any.
+        `entries` are in their order; of each step they are all there.
         """
         run_id = self.run_id("train")
         for metrics, position in batches(entries, after):
@@ -131,7 +131,7 @@ class MlflowRuns:
 
     def log_system_metrics(self, values: Mapping[str, float], time_s: float) -> None:
         """Send a sample of the machine's load at a step that no other sample has."""
-        # Seconds of the run's life: the same whoever sends it again, and growing over attempts.
+        # Seconds since the run began: the same when sent again, and growing over attempts.
         step = int(time_s - seconds(self.record.created_at))
         self.log_metrics("train", values, step=max(step, 0), time_s=time_s)
 
@@ -144,12 +144,12 @@ class MlflowRuns:
         return str(self.client.get_run(self.run_id(stage)).data.tags.get(name, ""))
 
     def log_input(self, stage: Stage, name: str, digest: str, source: str) -> None:
-        """Say that a stage used the data at `source`, which the digest names."""
+        """Log the data at `source`, with their digest, as an input of the stage."""
         datasets = [dataset_input(stage, name, digest, source)]
         self.client.log_inputs(self.run_id(stage), datasets=datasets)
 
     def link_job(self, url: str) -> None:
-        """Show where the cluster shows the job that drives the run, with its logs."""
+        """Link the cluster's page of the job that drives the run."""
         note = f"{self._note()} [Ray's job]({url}) drives it."
         self.set_tags("pipeline", {_JOB: url, mlflow_tags.MLFLOW_RUN_NOTE: note})
 
@@ -166,7 +166,7 @@ class MlflowRuns:
         return self.client.create_run(self.experiment_id, tags=tags, run_name=name)
 
     def _describe(self) -> None:
-        """What run.json says: parameters, tags and datasets. Sent again, it changes nothing."""
+        """Send parameters, tags and datasets of run.json. Sending them again changes nothing."""
         tags = {
             "evertrain.workload": self.record.config.workload,
             **{f"fingerprint.{key}": text for key, text in self.record.fingerprint.items()},
@@ -195,7 +195,7 @@ def has_run(folder: RunFolder, tracking_uri: str, experiment: str) -> bool:
 def delete_runs(run_url: str, tracking_uri: str) -> None:
     """Delete the MLflow runs and models that mirror the run folder at `run_url`.
 
-    Call it while the folder exists: its run.json says which runs are meant.
+    Call it while the folder exists: the runs are found by the digest of its run.json.
     """
     ONE_QUESTION.apply()
     client = client_of(tracking_uri)

@@ -1,4 +1,4 @@
-"""What a mirror delivers of a run: its commits, samples of the machine's load, and tasks."""
+"""The sender of the mirror: commits, samples of the machine's load, and tasks of the stages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Task = Callable[["MlflowRuns"], None]
 
 
 class RunSender:
-    """Sends MLflow what it lacks of one run; all but `tasks` is the delivery's thread's."""
+    """Sends MLflow what it does not have of one run. Other threads may use `tasks` only."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class RunSender:
         sample_s: float,
     ) -> None:
         self.refusal: TrackingError | None = None
-        """Why the server refuses, if it did as it was first asked."""
+        """Why the server refused the first request, if it did."""
         self.tracking = Tracking()
         """Where MLflow shows the run, as far as is known."""
         self.tasks = Tasks()
@@ -83,7 +83,7 @@ class RunSender:
             self.tasks.send(runs, self.describe)
 
     def end(self, status: EndStatus) -> None:
-        """End the MLflow runs. What is delivered afterwards would show them as running."""
+        """End the MLflow runs. Deliver nothing afterwards: it would show them as running."""
         with self._opened_runs() as runs:
             runs.end(status)
 
@@ -101,7 +101,7 @@ class RunSender:
         config: TrainConfig | None,
     ) -> None:
         """Log the best checkpoint's model, and note its address."""
-        from train_core.engine.tracking.models import log_checkpoint_model
+        from train_core.engine.tracking.models.logged import log_checkpoint_model
 
         uri = log_checkpoint_model(runs, best, test_metrics, config)
         self.tracking = self.tracking.model_copy(update={"model_uri": uri})
@@ -113,7 +113,7 @@ class RunSender:
                 self._runs = self._open_runs()
             yield self._runs
         except Exception:
-            # The next attempt looks everything up again: it may have been deleted meanwhile.
+            # The next attempt asks for all ids again: the runs may have been deleted meanwhile.
             self._runs = None
             raise
 
@@ -147,11 +147,11 @@ class Commits:
         self._sent: set[str] = set()
 
     def forget_sent(self) -> None:
-        """Compare all of them with what MLflow has when they are sent next."""
+        """Compare all commits with MLflow when they are sent next."""
         self._sent = set()
 
     def send(self, runs: MlflowRuns) -> None:
-        """Send what MLflow lacks, if there is a new commit."""
+        """Send the entries that MLflow does not have, if there is a new commit."""
         from train_core.engine.tracking.stages import show_training
 
         committed = self._committed_names()
@@ -160,7 +160,7 @@ class Commits:
             self._sent = committed
 
     def _committed_names(self) -> set[str]:
-        """What looks committed, by requests as cheap as can be: they are made at every poll."""
+        """The names that look committed. The requests are cheap: they are made at every poll."""
         store = self._folder.store
         return {
             name
@@ -204,19 +204,19 @@ class SystemSamples:
 
 
 class Tasks:
-    """What the stages log, in its order; any thread may add to it."""
+    """The calls by which stages log, in their order; any thread may add one."""
 
     def __init__(self) -> None:
         self.not_shown: list[str] = []
-        """Why something cannot be shown, though MLflow answers."""
+        """The reasons why parts cannot be shown, though MLflow answers."""
         self._pending: deque[Task] = deque()
 
     def add(self, task: Task) -> None:
-        """Have `task` called once all that was added before is done."""
+        """Call `task` after all that were added before."""
         self._pending.append(task)
 
     def send(self, runs: MlflowRuns, describe: Callable[[Exception], str]) -> None:
-        """Do the tasks. One that fails is left out; in an outage it and all after it stay."""
+        """Call the tasks. One that fails is dropped; in an outage it and all after it are kept."""
         from train_core.engine.tracking.server import is_outage
 
         while self._pending:
@@ -225,7 +225,7 @@ class Tasks:
             except Exception as error:
                 if is_outage(error):
                     raise
-                # It would fail again, and what comes after it shall be shown.
+                # It would fail again and keep the later tasks waiting.
                 described = f"{type(error).__name__}: {describe(error)}"
                 self.not_shown.append(described)
                 _log.warning("MLflow did not take a result: %s", described)

@@ -1,4 +1,4 @@
-"""An MLflow server, or the database in its place: its clients, its experiments, what it answers."""
+"""An MLflow server, or a database in its place: clients, experiments, and its kinds of errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from train_core.errors import StorageError, TrackingError
 def contact(tracking_uri: str, experiment: str) -> None:
     """Ask the server for the experiment; nothing is created.
 
-    Raises TrackingError if it refuses, and whatever the client raises if it is merely down.
+    Raises TrackingError if it refuses, and the client's own error if it is down.
     """
     parts = urlsplit(tracking_uri)
     shown = public_uri(tracking_uri)
@@ -30,9 +30,9 @@ def contact(tracking_uri: str, experiment: str) -> None:
         found = client_of(tracking_uri).get_experiment_by_name(experiment)
     except (MlflowException, ImportError, OSError) as error:
         if is_refusal(error):
-            said = without_login(_first_line(error), tracking_uri)
+            reason = without_login(_first_line(error), tracking_uri)
             raise TrackingError(
-                f"MLflow at {shown!r} refuses: {said}. Mend the address or the credentials "
+                f"MLflow at {shown!r} refuses: {reason}. Mend the address or the credentials "
                 "(MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN)."
             ) from error
         raise
@@ -44,9 +44,9 @@ def contact(tracking_uri: str, experiment: str) -> None:
 
 
 def client_of(tracking_uri: str) -> MlflowClient:
-    """A client; a SQLite database that is not there is created, by one process at a time.
+    """A client. A SQLite database that does not exist is created, by one process at a time.
 
-    MLflow creates it in many steps, and two that do so at once spoil it for good.
+    MLflow creates a database in many steps; two processes at once would corrupt it.
     """
     if urlsplit(tracking_uri).scheme != "sqlite":
         return MlflowClient(tracking_uri, tracking_uri)
@@ -55,7 +55,7 @@ def client_of(tracking_uri: str) -> MlflowClient:
 
 
 def existing_client(tracking_uri: str) -> MlflowClient:
-    """A client of an MLflow that is there. Raises TrackingError for a database that is not."""
+    """A client of an MLflow that exists. Raises TrackingError for a missing database."""
     if urlsplit(tracking_uri).scheme == "sqlite" and not _database_path(tracking_uri).exists():
         raise TrackingError(
             f"there is no MLflow database {_database_path(tracking_uri)}: give the address that "
@@ -112,7 +112,7 @@ def _http_status(error: MlflowException) -> int:
 
 
 def _prepare_database(tracking_uri: str) -> bool:
-    """See that the SQLite file can be there; whether it is."""
+    """Create the folder of the SQLite file; return whether the file exists."""
     path = _database_path(tracking_uri)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def _database_path(tracking_uri: str) -> Path:
 
 
 def _artifact_location(tracking_uri: str) -> str | None:
-    """Beside the database; MLflow's own choice would be the working directory."""
+    """The folder beside the database; MLflow's default is the working directory."""
     if urlsplit(tracking_uri).scheme != "sqlite":
         return None
     return (_database_path(tracking_uri).parent / "mlartifacts").as_uri()

@@ -1,4 +1,4 @@
-"""The model that MLflow serves: raw columns in, predictions out. Nothing of it is a pickle.
+"""The model that MLflow serves: raw columns in, predictions out. No part of it is a pickle.
 
 It is loaded from a folder with two files, by MLflow's `loader_module`:
 
@@ -19,8 +19,10 @@ from pydantic import BaseModel
 from safetensors.torch import load_file
 
 from train_core.config import TrainConfig
+from train_core.datasets.protocols import Columns
+from train_core.loading import load_workload
 from train_core.storage.records.names import MODEL_FILE
-from train_core.workload import Columns, Workload, load_workload
+from train_core.workload import Workload
 
 SERVED_FILE = "served.json"
 

@@ -1,4 +1,4 @@
-"""What each stage of a run shows in MLflow, read from the run folder."""
+"""The functions that show each stage of a run in MLflow, as the run folder records it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from train_core.engine.metrics import figures
 from train_core.engine.tracking.runs import MlflowRuns, seconds
 from train_core.errors import CheckpointError
+from train_core.loading import workload_class
 from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import TEST, VALIDATION, full_names, is_of
 from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult
@@ -22,13 +23,12 @@ from train_core.storage.records.manifest import (
 )
 from train_core.storage.records.names import CONFUSION_MATRIX_JSON, CURVES_PNG, SegmentName
 from train_core.storage.records.verified_files import read_file
-from train_core.workload import workload_class
 
 _PREDICTIONS_OF = "evertrain.predictions_created"
 
 
 def show_training(runs: MlflowRuns) -> bool:
-    """Send what the newest checkpoint covers and MLflow lacks; whether the training is done."""
+    """Send the entries that the newest checkpoint covers; return whether the training is done."""
     checkpoints = runs.folder.checkpoints()
     is_finished = bool(checkpoints) and checkpoints[-1].manifest.is_last
     if not is_finished:
@@ -54,7 +54,7 @@ def show_training(runs: MlflowRuns) -> bool:
 
 
 def show_evaluations(runs: MlflowRuns, results: Sequence[EvaluationResult]) -> None:
-    """Metrics of each checkpoint at its step, and its confusion matrix if it has one."""
+    """Show the metrics of each checkpoint at its step, and its confusion matrix if it has one."""
     class_names = workload_class(runs.record.config.workload).class_names
     for result in results:
         store, step = Store(result.uri), result.checkpoint.step
@@ -72,9 +72,9 @@ def show_evaluations(runs: MlflowRuns, results: Sequence[EvaluationResult]) -> N
 
 
 def show_predictions(runs: MlflowRuns, result: PredictionsResult) -> None:
-    """Where the predictions are, of which checkpoint, of what, and how many.
+    """Show the predictions' address, checkpoint, input and number.
 
-    Of several batch inferences each has its file, and the newest the tags and predictions.json.
+    Each batch inference has a file of its own; the tags and predictions.json are of the newest.
     """
     manifest, _ = read_manifest(Store(result.uri), PredictionsManifest)
     rows = {"num_rows": float(result.num_rows)}
@@ -82,11 +82,11 @@ def show_predictions(runs: MlflowRuns, result: PredictionsResult) -> None:
     if result.input_digest:
         name = f"{runs.record.config.workload.rpartition(':')[2]}-infer"
         runs.log_input("infer", name, result.input_digest, result.source)
-    infer, told = runs.run_id("infer"), result.model_dump(mode="json")
-    runs.client.log_dict(infer, told, f"predictions/{result.uri.rpartition('/')[2]}.json")
+    infer, facts = runs.run_id("infer"), result.model_dump(mode="json")
+    runs.client.log_dict(infer, facts, f"predictions/{result.uri.rpartition('/')[2]}.json")
     newest = runs.tag("infer", _PREDICTIONS_OF)
     if not newest or seconds(newest) <= seconds(manifest.created_at):
-        runs.client.log_dict(infer, told, "predictions.json")
+        runs.client.log_dict(infer, facts, "predictions.json")
         runs.set_tags(
             "infer",
             {
@@ -101,7 +101,7 @@ def show_predictions(runs: MlflowRuns, result: PredictionsResult) -> None:
 def show_outcome(
     runs: MlflowRuns, best: CheckpointSummary, test_metrics: dict[str, float | None]
 ) -> None:
-    """The headline on the parent run, so that a table of runs says which is best."""
+    """Show the headline on the parent run, so that a table of runs shows which is best."""
     checkpoint = runs.folder.find(best.name)
     runs.log_metrics(
         "pipeline",

@@ -12,8 +12,8 @@ from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 class SystemMetrics:
     """Samples under MLflow's own names, so that MLflow shows them as system metrics.
 
-    MLflow's SystemMetricsMonitor ends for good when its server once does not answer. So its
-    parts only measure here; the mirror sends, and keeps what an outage held up.
+    MLflow's SystemMetricsMonitor ends for good after one request without an answer. So only its
+    measuring parts are used; the mirror sends the samples, and keeps them during an outage.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class SystemMetrics:
             return
 
     def sample(self) -> dict[str, float]:
-        """What the machine does now."""
+        """The load of the machine now."""
         found: dict[str, float] = {}
         for monitor in self._monitors:
             monitor.collect_metrics()

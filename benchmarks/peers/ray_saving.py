@@ -31,6 +31,8 @@ class Peer:
         self.mode = mode
         self.steps = 0
         self.model: Any = None
+        self.optimizer: torch.optim.Optimizer
+        self.inputs: torch.Tensor
 
     def setup(self, state_mb: float) -> None:
         """A new model and optimizer."""

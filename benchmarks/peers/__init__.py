@@ -1,0 +1,1 @@
+"""What evertrain is measured against: stock Ray Train, DDP under torchrun, by their own guides."""

@@ -1,0 +1,137 @@
+"""The runs of a storage, and the state of each.
+
+>>> from train_core import open_run, run_status
+>>> run_status(open_run("s3://bucket/runs", "digits")).state  # doctest: +SKIP
+
+Both functions raise StorageError where the storage does not answer.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from train_core.client.live import Live, last_reading
+from train_core.config import TrainConfig
+from train_core.errors import EvertrainError
+from train_core.policy.metric_names import VALIDATION, short_name
+from train_core.policy.selection import Candidate, ranked
+from train_core.results import Result
+from train_core.storage.coordination import lease
+from train_core.storage.objects.store import Store
+from train_core.storage.records.names import RUN_JSON
+from train_core.storage.run_folder import Checkpoint, RunFolder, said_in
+
+_READ_AT_ONCE = 16
+_DIGEST_SHOWN = 8
+
+
+class RunSummary(Result):
+    """A run in a list. Of one that cannot be read, only `run`, `created` and `state` are set."""
+
+    run: str
+    created: str
+    """UTC, to the minute; empty if it cannot be read."""
+    workload: str = ""
+    step: int = 0
+    """Of the newest checkpoint."""
+    best: float | None = None
+    """The monitored metric of the best checkpoint on validation."""
+    test: float | None = None
+    """The monitored metric of the best checkpoint on the test split."""
+    metric: str = ""
+    samples: int | None = None
+    """Of the training split."""
+    data: str | None = None
+    """The first digits of the training split's digest."""
+    state: str
+    """`running`, `finished`, `interrupted`, or the fault of the run."""
+
+
+class RunStatus(RunSummary):
+    """The state of a run, with its driver and its position."""
+
+    url: str
+    checkpoints: int
+    driven_by: str | None = None
+    """The process that drives the run; None if there is none."""
+    live: Live | None = None
+    """The training's last reading of its position."""
+
+
+def list_runs(storage: str) -> list[RunSummary]:
+    """The runs of a storage, oldest first. A run that cannot be read is listed with its fault."""
+    with ThreadPoolExecutor(_READ_AT_ONCE, "read") as threads:
+        listed = list(threads.map(partial(_summary_or_fault, storage), Store(storage).names()))
+    return sorted((one for one in listed if one), key=lambda one: one.created)
+
+
+def run_status(folder: RunFolder) -> RunStatus:
+    """The state of a run. A reading of an earlier attempt is left out."""
+    found = RunStatus(
+        **_summary(folder).model_dump(),
+        url=folder.url,
+        checkpoints=len(folder.checkpoints()),
+    )
+    holder = lease.holder_of(folder.store)
+    if holder is None:
+        return found
+    live = last_reading(folder)
+    if live and live.attempt < lease.newest_attempt(folder.store):
+        live = None
+    return found.model_copy(update={"driven_by": str(holder), "live": live})
+
+
+def _summary_or_fault(storage: str, name: str) -> RunSummary | None:
+    """The run's summary, or one with its fault; None if there is no run of that name."""
+    try:
+        if not Store(storage).exists(f"{name}/{RUN_JSON}"):
+            return None
+        return _summary(RunFolder(storage, name))
+    except (EvertrainError, OSError) as error:
+        return RunSummary(run=name, created="", state=f"cannot be read: {error}")
+
+
+def _summary(folder: RunFolder) -> RunSummary:
+    record, report = folder.record(), folder.report()
+    checkpoints = folder.checkpoints()
+    train = record.datasets.get("train", {})
+    return RunSummary(
+        run=folder.name,
+        created=f"{record.created_at[:16]}Z",
+        workload=record.config.workload.rpartition(":")[2],
+        step=checkpoints[-1].step if checkpoints else 0,
+        best=_best_value(checkpoints, record.config),
+        test=_tested_value(report, record.config),
+        metric=record.config.monitor,
+        samples=train.get("samples"),
+        data=(train.get("digest") or "")[:_DIGEST_SHOWN] or None,
+        state=_state(folder, checkpoints, report),
+    )
+
+
+def _state(folder: RunFolder, checkpoints: list[Checkpoint], report: dict[str, Any] | None) -> str:
+    if lease.holder_of(folder.store):
+        return "running"
+    if report is None:
+        return "interrupted"
+    reported = said_in(report, folder, int, "train", "step")
+    # A run that was extended has the report of its first end.
+    is_whole = all(reported >= one.step for one in checkpoints[-1:])
+    return "finished" if is_whole else "interrupted"
+
+
+def _best_value(checkpoints: list[Checkpoint], config: TrainConfig) -> float | None:
+    """The best checkpoint's value of the monitored metric."""
+    candidates = [Candidate(str(c.name), c.step, c.manifest.metrics) for c in checkpoints]
+    order = ranked(candidates, config.monitor, config.monitor_order)
+    return order[0].metrics.get(config.monitor) if order else None
+
+
+def _tested_value(report: dict[str, Any] | None, config: TrainConfig) -> float | None:
+    """The best checkpoint's value of the monitored metric on the test split, by the report."""
+    measured = (report or {}).get("test_metrics")
+    name = short_name(VALIDATION, config.monitor)
+    value = measured.get(name) if isinstance(measured, dict) else None
+    return value if isinstance(value, float) else None

@@ -1,0 +1,81 @@
+"""The kinds of raw data: a map-style dataset, or a stream that is only read forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import TypeIs
+
+from train_core.errors import WorkloadError
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+Columns = Mapping[str, npt.NDArray[Any]]
+"""Raw data, a name per column; every array's first dimension is the sample."""
+
+
+class Dataset(Protocol):
+    """Map-style raw data: any `torch.utils.data.Dataset` with a length will do.
+
+    A sample is a mapping of column names to values. A dataset that also has torch's
+    `__getitems__(indices)` and returns `Columns` there is read a batch at a time, which is
+    far faster. A `digest()` that names the content goes into run.json.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class ShardStream(Protocol):
+    """One shard's part of a stream in one epoch, read forward; its position can be restored."""
+
+    def read(self, count: int) -> Columns:
+        """The next `count` samples."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position: tensors, numbers, strings, lists and dicts of them."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        ...
+
+
+class Stream(Protocol):
+    """Iterable raw data to train on: generated, or read from a source without random access."""
+
+    def __len__(self) -> int:
+        """Samples of an epoch."""
+        ...
+
+    def shard(self, shard: int, num_shards: int, epoch: int) -> ShardStream:
+        """The samples of one of `num_shards` shards, independent of the other shards."""
+        ...
+
+
+def is_stream(dataset: Dataset | Stream) -> TypeIs[Stream]:
+    """Whether the data are a stream."""
+    return hasattr(dataset, "shard")
+
+
+def fetch(dataset: Dataset, indices: npt.NDArray[np.int64]) -> Columns:
+    """The raw samples at `indices`, as columns."""
+    if hasattr(dataset, "__getitems__"):
+        found = dataset.__getitems__(indices)
+        if isinstance(found, Mapping):
+            return found
+        samples = list(found)
+    else:
+        samples = [dataset[int(index)] for index in indices]
+    if not isinstance(samples[0], Mapping):
+        raise WorkloadError(
+            f"a sample of {type(dataset).__name__} is a {type(samples[0]).__name__}: "
+            "return a mapping of column names to values"
+        )
+    return {name: np.stack([np.asarray(s[name]) for s in samples]) for name in samples[0]}

@@ -1,0 +1,77 @@
+"""Loads a workload by its name, with its settings checked and the data that a run recorded."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from train_core.datasets.recorded import RecordedData
+from train_core.datasets.sources import PinnedFiles
+from train_core.errors import WorkloadError
+from train_core.policy.logins import hide_logins
+from train_core.workload import Settings, Workload
+
+
+def load_workload(
+    name: str, settings: Mapping[str, Any], recorded: RecordedData | None = None
+) -> Workload[Any]:
+    """The workload that `package.module:Name` names, with its settings checked.
+
+    With `recorded` it reads the data of a run, and no other. Raises WorkloadError if it cannot be
+    imported, is not a Workload, or refuses the settings.
+    """
+    workload = workload_class(name)(parse_settings(name, settings))
+    if workload._files is not None:  # noqa: SLF001 (no concern of the workload's author)
+        raise WorkloadError(
+            f"{name} calls files() in __init__, where the run's record is not known yet: call it "
+            "in dataset()"
+        )
+    if recorded is None:
+        return workload
+    workload._recorded = recorded  # noqa: SLF001
+    if recorded.files is not None:
+        workload._files = PinnedFiles(recorded.files).with_logins(workload.sources())  # noqa: SLF001
+    return workload
+
+
+def parse_settings(name: str, settings: Mapping[str, Any]) -> Settings:
+    """The settings of the workload `name`, with their defaults. Raises WorkloadError."""
+    try:
+        return workload_class(name).Settings.model_validate(dict(settings))
+    except ValidationError as error:
+        details = "; ".join(
+            f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}, "
+            f"got {hide_logins(e['input'])!r}"
+            for e in error.errors(include_url=False)
+        )
+        raise WorkloadError(
+            f"settings of {name} are not valid: {details}. `evertrain workloads {name}` shows them."
+        ) from error
+
+
+def workload_class(name: str) -> type[Workload[Any]]:
+    """The class that `package.module:Name` names. Raises WorkloadError."""
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise WorkloadError(
+            f"workload {name!r} cannot be imported: {type(error).__name__}: {error}. "
+            "Name it as package.module:Name, and see that the module is on PYTHONPATH or in the "
+            "current directory."
+        ) from error
+    kind = getattr(module, class_name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Workload)):
+        there = sorted(
+            key
+            for key, value in vars(module).items()
+            if isinstance(value, type) and issubclass(value, Workload) and value is not Workload
+        )
+        raise WorkloadError(
+            f"workload {name!r}: {module_name} has no Workload named {class_name!r}"
+            + (f", it has {', '.join(there)}" if there else "")
+        )
+    return kind
