@@ -91,10 +91,10 @@ def rebuild(described: object) -> EvertrainError:
         case {"type": str(name), "facts": [*facts]} if name in _BY_NAME:
             kind = _BY_NAME[name]
         case {"type": str(name)} if name not in _BY_NAME:
-            return StageError("error", f"its type {name!r} is not known: {described!r}")
+            return StageError("error", f"an error of unknown type {name!r}: {described!r}")
         case _:
-            return StageError("error", f"its type or its facts are missing: {described!r}")
+            return StageError("error", f"an error without type or facts: {described!r}")
     try:
         return kind(*TypeAdapter(_TRAVELLING[kind]).validate_python(facts))
     except ValidationError:
-        return StageError("error", f"its facts are none of a {name}: {described!r}")
+        return StageError("error", f"a {name} whose facts do not fit: {described!r}")

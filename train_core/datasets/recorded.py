@@ -31,7 +31,7 @@ class RecordedData:
                 raise DataError(
                     f"the {split} split is not what run {self.run!r} was begun with: {name} was "
                     f"{was}, is {there}. Bring the data back, or start a run under another name. "
-                    "A workload whose folder grows names its files (sources), and so keeps to them"
+                    "If a folder grows, name its files in sources(), so that the run keeps to them"
                 )
 
 
