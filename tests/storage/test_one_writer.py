@@ -22,7 +22,7 @@ OWNERS = (
 )
 """Coordination owns lease, pins, stop requests and mailboxes. What `records` has for writing is
 called by the run writer."""
-WRITERS_OF_RECORDS = {"write_file", "append", "amend"}
+WRITERS_OF_RECORDS = {"write_file", "append", "amend", "mark_quarantined"}
 CHANGES = {name for name in vars(Store) if not name.startswith("_")} - set(vars(StoreReader))
 ELSEWHERE = {
     ("train_core/client/verify_resume.py", "Store(runs).delete"),

@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from train_core.errors import StorageError
-from train_core.storage.coordination import lease, pins
+from train_core.storage.coordination import deletions, lease
 from train_core.storage.coordination.fence_list import write_fence_list
+from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.retries import SHORT
 from train_core.storage.records import journal
@@ -34,15 +35,15 @@ from train_core.storage.records.names import (
     JOURNAL,
     LIVE_JSON,
     MANIFEST_JSON,
-    QUARANTINED_JSON,
     RUN_JSON,
     CheckpointName,
     LeaseName,
     check_new_run_name,
 )
+from train_core.storage.records.quarantine import mark_quarantined
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.records.verified_files import check_size, write_file
-from train_core.storage.run_folder import Checkpoint, QuarantineMark, RunFolder
+from train_core.storage.run_folder import Checkpoint, RunFolder
 
 _log = logging.getLogger(__name__)
 
@@ -177,12 +178,12 @@ def create_run(folder: RunFolder, record: RunRecord, files: FileList | None = No
     folder.store.create(RUN_JSON, (record.model_dump_json(indent=1) + "\n").encode())
 
 
-def begin_attempt(folder: RunFolder) -> lease.Lease:
+def begin_attempt(folder: RunFolder, *, timing: Timing = TIMING) -> lease.Lease:
     """Take the lease, quarantine what is damaged, list what earlier attempts committed.
 
     Raises RunBusyError if another process drives the run.
     """
-    held = lease.acquire(folder.store, folder.name)
+    held = lease.acquire(folder.store, folder.name, timing=timing)
     try:
         held.send_heartbeat()
         # There may be many manifests to read, from far away.
@@ -207,8 +208,8 @@ def next_attempt(folder: RunFolder, held: lease.Lease) -> None:
 def _fence_off_earlier_attempts(folder: RunFolder, held: lease.Lease) -> None:
     # A fenced driver may still carry out deletions that it had decided: nobody shall rely on those
     # checkpoints.
-    for name in pins.decided(folder.store):
-        with pins.deleting(folder.store, name, held.attempt, is_decided=True):
+    for name in deletions.decided(folder.store):
+        with deletions.deleting(folder.store, name, held.attempt, is_decided=True):
             RunWriter(folder, held.attempt).delete_checkpoint(name)
     good = quarantine_damaged(folder)
     earlier = [one.name for one in good if one.attempt < held.attempt]
@@ -218,9 +219,7 @@ def _fence_off_earlier_attempts(folder: RunFolder, held: lease.Lease) -> None:
 def quarantine(folder: RunFolder, name: CheckpointName, reason: str) -> None:
     """Mark a checkpoint that failed to verify; it is kept, and used no more."""
     _log.warning("checkpoint %s of run %r is quarantined: %s", name, folder.name, reason)
-    mark = QuarantineMark(reason=reason).model_dump_json().encode()
-    with suppress(FileExistsError):
-        folder.store.create(f"{CHECKPOINTS}/{name}/{QUARANTINED_JSON}", mark)
+    mark_quarantined(folder.store, name, reason)
 
 
 def quarantine_damaged(folder: RunFolder) -> list[Checkpoint]:
