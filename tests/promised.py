@@ -44,7 +44,7 @@ PROMISES: dict[str, dict[str, str]] = {
         "checkpoints are saved again when it works.",
         "unsaved-limit": "When nothing could be stored for `max_unsaved_s`, the training ends with "
         "an error that names the last good checkpoint, and goes on from there later.",
-        "out-of-turn": "A checkpoint out of turn is deleted when the next is committed, and takes "
+        "unscheduled": "A checkpoint that was not scheduled is deleted when the next is committed, and takes "
         "the place of no other.",
         "small-manifest": "The journal is a few segments after any number of checkpoints, so that "
         "a manifest stays small.",

@@ -11,14 +11,14 @@ from train_core.policy.sharding import shards_of_rank, split_evenly
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The samples of one forward pass: places in the epoch's order, and what they weigh."""
+    """The samples of one forward pass: positions in the epoch's order, and what they weigh."""
 
     epoch: int
     step: int
     """Optimizer steps done before this one, over all epochs."""
     micro_step: int
     shard: int
-    places: range
+    positions: range
     weight: float
     """This micro-batch's share of the step's samples; 0: a pass for the other ranks' sake."""
 
@@ -61,7 +61,7 @@ class StepPlan:
         return full + (rest > 0 and not self.drop_last)
 
     def step_samples(self, step_in_epoch: int) -> range:
-        """The places, in the epoch's order, of a step's samples."""
+        """The positions, in the epoch's order, of a step's samples."""
         begin = step_in_epoch * self.batch_size
         return range(begin, min(begin + self.batch_size, self.num_samples))
 
@@ -76,10 +76,15 @@ class StepPlan:
         for shard in shards:
             yield [
                 MicroBatch(
-                    epoch, step, index, shard, places[shard], len(places[shard]) / len(samples)
+                    epoch,
+                    step,
+                    index,
+                    shard,
+                    positions[shard],
+                    len(positions[shard]) / len(samples),
                 )
-                for index, places in enumerate(cut)
-                if places[shard]
+                for index, positions in enumerate(cut)
+                if positions[shard]
             ]
 
     def equal_passes(

@@ -71,7 +71,7 @@ class TrainBatches(TorchDataset[PlannedBatch]):
         if micro.epoch != self._epoch:
             self._order = sample_order(self._seed, micro.epoch, len(self._dataset))
             self._epoch = micro.epoch
-        indices = self._order[micro.places.start : micro.places.stop]
+        indices = self._order[micro.positions.start : micro.positions.stop]
         columns = self._fetch(indices, micro.epoch)
         return self._workload.prepare(columns, SampleRandom(self._seed, micro.epoch, indices))
 
@@ -120,9 +120,9 @@ class StreamBatches:
         self._restored = state
 
     def _batch(self, micro: MicroBatch) -> Batch:
-        columns = self._parts[micro.shard].read(len(micro.places))
-        places = np.arange(micro.places.start, micro.places.stop)
-        random = SampleRandom(self._config.seed, micro.epoch, places)
+        columns = self._parts[micro.shard].read(len(micro.positions))
+        positions = np.arange(micro.positions.start, micro.positions.stop)
+        random = SampleRandom(self._config.seed, micro.epoch, positions)
         return self._workload.prepare(columns, random)
 
 
