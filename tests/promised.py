@@ -44,7 +44,7 @@ PROMISES: dict[str, dict[str, str]] = {
         "checkpoints are saved again when it works.",
         "unsaved-limit": "When nothing could be stored for `max_unsaved_s`, the training ends with "
         "an error that names the last good checkpoint, and goes on from there later.",
-        "out-of-turn": "An unscheduled checkpoint is deleted when the next is committed, and takes "
+        "unscheduled": "An unscheduled checkpoint is deleted when the next is committed, and takes "
         "no other checkpoint's place in retention.",
         "small-manifest": "The journal is a few segments after any number of checkpoints, so that "
         "a manifest stays small.",

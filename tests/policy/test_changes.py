@@ -123,5 +123,5 @@ URL = replace(WAS, scored="s3://new", scored_state="x", is_split_scored=False)
         ),
     ],
 )
-def test_what_changed_is_told_and_nothing_else(was: Inputs, now: Inputs, told: list[str]) -> None:
+def test_what_changed_is_named_and_nothing_else(was: Inputs, now: Inputs, told: list[str]) -> None:
     assert changes(was, now) == told

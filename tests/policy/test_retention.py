@@ -193,7 +193,7 @@ def test_nothing_that_a_rule_keeps_goes_and_all_else_does(
 
 @pytest.mark.promise("retention")
 @given(VALUES, RULES, st.data())
-def test_whoever_is_interrupted_keeps_what_an_undisturbed_run_keeps(
+def test_an_interrupted_run_keeps_what_an_undisturbed_one_keeps(
     values: list[float | None], asked_rules: RetentionRules, data: st.DataObject
 ) -> None:
     """Rules that were applied after some commits only and at the end, or after each of them."""
@@ -258,22 +258,22 @@ def survivors(asked: list[Candidate], asked_rules: RetentionRules) -> list[Candi
 VALUES = st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=2, max_size=8)
 
 
-@pytest.mark.promise("out-of-turn")
+@pytest.mark.promise("unscheduled")
 @given(VALUES, st.integers(1, 3), st.integers(1, 3), st.integers(0, 3), st.data())
-def test_one_out_of_turn_takes_nobodys_place(
+def test_one_that_was_not_scheduled_takes_no_other_ones_place(
     values: list[float | None], last: int, best: int, every: int, data: st.DataObject
 ) -> None:
     asked, some = candidates(values), rules(last, best, every, keep_newer_than_s=60)
     place = data.draw(st.integers(0, len(values) - 2))
-    extra = replace(asked[place], name="extra", in_turn=False)
+    extra = replace(asked[place], name="extra", scheduled=False)
     before = {v.candidate.name: v.reasons for v in verdicts(asked, some)}
     after = {v.candidate.name: v.reasons for v in verdicts([*asked, extra], some)}
     assert after.pop("extra") == ()
     assert after == before
 
 
-def test_one_out_of_turn_stays_while_it_is_the_newest() -> None:
-    asked = [*candidates([0.5, 0.6]), Candidate("extra", 7, {}, NOW, in_turn=False)]
+def test_one_that_was_not_scheduled_stays_while_it_is_the_newest() -> None:
+    asked = [*candidates([0.5, 0.6]), Candidate("extra", 7, {}, NOW, scheduled=False)]
     found = {v.candidate.name: v.reasons for v in verdicts(asked, rules())}
     assert found["extra"] == ("the newest: a resume begins here",)
     assert found["1"] == ("among the last 1", "among the best 1 by accuracy")

@@ -57,7 +57,7 @@ def test_an_empty_storage_has_none(storage_url: str) -> None:
     assert listed(storage_url) == []
 
 
-def test_a_run_that_cannot_be_read_is_told_and_hides_no_other(
+def test_a_run_that_cannot_be_read_is_logged_and_hides_no_other(
     storage_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     run(storage_url, "good", 1)
@@ -71,7 +71,7 @@ def test_a_run_that_cannot_be_read_is_told_and_hides_no_other(
 
 
 @pytest.mark.promise("batch-latest")
-def test_where_there_is_none_it_is_said_what_there_is(storage_url: str) -> None:
+def test_where_there_is_none_the_error_says_what_there_is(storage_url: str) -> None:
     with pytest.raises(ConfigError, match=r"no finished run in .*Of runs .* there are none$") as no:
         newest_finished(storage_url)
     assert storage_url in str(no.value)

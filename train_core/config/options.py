@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 from pydantic.fields import FieldInfo
 
 MAY_CHANGE: dict[str, JsonValue] = {"may_change": True}
@@ -19,3 +21,16 @@ class Options(BaseModel):
     """Base of the groups of a training's parameters: frozen, and unknown names are an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def overrides_of(options: type[Options]) -> type[BaseModel]:
+    """The same options, for a call that may set each to another value; None leaves it as it is."""
+    fields: dict[str, Any] = {}
+    # A type that is computed, which mypy cannot read.
+    annotated: Any = Annotated
+    for name, field in options.model_fields.items():
+        checked = annotated[field.annotation, *field.metadata]
+        fields[name] = (checked | None, Field(default=None, description=field.description))
+    return create_model(
+        f"{options.__name__}Overrides", __config__=ConfigDict(allow_inf_nan=False), **fields
+    )

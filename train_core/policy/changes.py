@@ -1,4 +1,4 @@
-"""What has changed since a training: whether another one would come to anything new."""
+"""What has changed since a training: whether another one would give anything new."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNKNOWN = "{split} data has no digest, so whether it changed is not known"
 
 @dataclass(frozen=True)
 class Inputs:
-    """All that decides what a training and its predictions come to."""
+    """All that decides the results of a training and its predictions."""
 
     datasets: Mapping[str, Mapping[str, Any]]
     """Of each split the samples and the digest."""
@@ -35,7 +35,7 @@ class Inputs:
 
 
 def changes(was: Inputs, now: Inputs) -> list[str]:
-    """What differs and counts, each in a few words; empty: the same would come of it again."""
+    """What differs and counts, each in a few words; empty: the results would be the same again."""
     return [
         *_new_data(was, now),
         *_differing("settings.", was.settings, now.settings),
@@ -69,12 +69,12 @@ def _of_source(name: str, was: Inputs, now: Inputs) -> list[str]:
     if before is None or after is None:
         return [f"{name} changed"]
     altered = [file for file in before.keys() & after.keys() if before[file] != after[file]]
-    counted = (
+    changes = (
         (after.keys() - before.keys(), "more"),
         (before.keys() - after.keys(), "fewer"),
         (altered, "changed"),
     )
-    return [f"{name} {_count(files)} {what}" for files, what in counted if files]
+    return [f"{name} {_count(files)} {what}" for files, what in changes if files]
 
 
 def _of_split(split: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint goes into which file, and whose work it is to write it.
+"""Which tensor of a checkpoint goes into which file, and which rank writes it.
 
 The files follow from the state and the number of shards alone, never from the number of ranks:
 a run that was interrupted and one that was not have the same files. Each file belongs to a
@@ -105,9 +105,9 @@ def plan_row_files(
 
 
 def assign(sizes: Sequence[int], loads: Sequence[int]) -> list[int]:
-    """Which of some workers, who have `loads` already, takes each of some pieces of work.
+    """The worker of each piece of work, by its index; the workers have `loads` already.
 
-    The largest piece goes first, each to the worker who has the least.
+    The largest piece is assigned first, each to the worker that has the least.
     """
     loads = list(loads)
     taken = [0] * len(sizes)

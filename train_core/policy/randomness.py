@@ -34,8 +34,8 @@ class SampleRandom:
     """Random numbers for a batch of samples, each sample's own whatever batch it is in.
 
     The k-th draw for sample i is a hash of (seed, epoch, i, k), computed for the whole batch
-    at once, so the augmentation of a sample does not depend on who fetched it, with which
-    others, or on which worker.
+    at once, so the augmentation of a sample does not depend on the worker that fetched it,
+    or on the samples beside it.
 
     >>> SampleRandom(seed=1, epoch=0, indices=np.arange(4)).uniform(2).shape
     (4, 2)

@@ -68,17 +68,17 @@ def retention_verdicts(
     there, a report names it, somebody reads it. `now` and the candidates' `created_at` are aware
     of their time zones. One whose age is not known counts as young: it stays.
 
-    One that was committed out of turn stays while it is the newest, and no rule counts it.
+    One that was not scheduled stays while it is the newest, and no rule counts it.
 
-    Apart from age, what goes now would also go later: whoever applies the rules after each
-    commit and whoever does so once at the end keep the same checkpoints.
+    Apart from age, what goes now would also go later: the rules keep the same checkpoints whether
+    they are applied after each commit or once at the end.
     """
     oldest_first = sorted(candidates, key=lambda c: (c.step, c.name))
     newest = {c.name for c in oldest_first[-1:]}
-    # One out of turn would displace another, and a run that was stopped end with other checkpoints.
-    in_turn = [c for c in oldest_first if c.in_turn]
-    last = {c.name for c in in_turn[-rules.keep_last :]}
-    best = _best(in_turn, rules)
+    # One that was not would displace another: a run that was stopped would keep other checkpoints.
+    scheduled = [c for c in oldest_first if c.scheduled]
+    last = {c.name for c in scheduled[-rules.keep_last :]}
+    best = _best(scheduled, rules)
 
     def reasons(candidate: Candidate) -> Iterable[str]:
         if candidate.name in newest:
@@ -87,9 +87,9 @@ def retention_verdicts(
             yield f"among the last {rules.keep_last}"
         if candidate.name in best:
             yield f"among the best {rules.keep_best} by {rules.metric}"
-        if candidate.in_turn and due(rules.keep_every_steps, candidate.step):
+        if candidate.scheduled and due(rules.keep_every_steps, candidate.step):
             yield f"one of every {rules.keep_every_steps} steps"
-        if candidate.in_turn and _is_young(candidate, rules, now):
+        if candidate.scheduled and _is_young(candidate, rules, now):
             yield f"younger than {rules.keep_newer_than_s:g} s"
         yield from protected.get(candidate.name, ())
 
@@ -97,19 +97,20 @@ def retention_verdicts(
 
 
 def finalists(candidates: Iterable[Candidate], rules: RetentionRules) -> list[Candidate]:
-    """Among which the best is chosen where epochs end with checkpoints, oldest first.
+    """The checkpoints that the best one is chosen from where epochs end with one, oldest first.
 
-    The end, and the best `keep_best` of those with a validation. No storage that is slow, or away
-    for minutes, leaves one of these out, as it does others: it changes nothing of what is chosen.
+    They are the last one, and the best `keep_best` of those with a validation. A storage that is
+    slow, or away for minutes, may leave out other checkpoints, but none of these, so the choice is
+    the same.
     """
     oldest_first = sorted(candidates, key=lambda c: (c.step, c.name))
-    best = _best([c for c in oldest_first if c.in_turn], rules)
+    best = _best([c for c in oldest_first if c.scheduled], rules)
     return [c for c in oldest_first if c.name in best or c is oldest_first[-1]]
 
 
-def _best(in_turn: list[Candidate], rules: RetentionRules) -> set[str]:
+def _best(scheduled: list[Candidate], rules: RetentionRules) -> set[str]:
     # What was not measured is not among the best, however few there are.
-    measured = [c for c in in_turn if _is_measured(c, rules)]
+    measured = [c for c in scheduled if _is_measured(c, rules)]
     return {c.name for c in ranked(measured, rules.metric, rules.order)[: rules.keep_best]}
 
 

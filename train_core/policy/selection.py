@@ -20,7 +20,7 @@ class Candidate:
     metrics: Mapping[str, float | None]
     created_at: datetime | None = None
     """When it was committed, if that matters and is known."""
-    in_turn: bool = True
+    scheduled: bool = True
     """Whether it was due; one that was not is kept as the newest only."""
 
 

@@ -84,8 +84,8 @@ def named(folder: RunFolder, name: CheckpointName) -> Checkpoint:
 
 def _folders(run: str, storage: str) -> list[RunFolder]:
     """Where a run of that name or address could be."""
-    places = (absolute(run), f"{storage.rstrip('/')}/{run}") if run else ()
-    return [folder for folder in map(_folder_at, places) if folder]
+    urls = (absolute(run), f"{storage.rstrip('/')}/{run}") if run else ()
+    return [folder for folder in map(_folder_at, urls) if folder]
 
 
 def _folder_at(url: str) -> RunFolder | None:

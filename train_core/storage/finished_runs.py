@@ -18,7 +18,7 @@ from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 _AT_ONCE = 16
-_MOST_TOLD = 10
+_MOST_NAMED = 10
 _log = logging.getLogger(__name__)
 
 
@@ -61,12 +61,12 @@ def newest_finished(storage: str, workload: str = "") -> FinishedRun:
         return found
     runs = recorded_runs(storage)
     there = [f"{folder.name} (of {record.config.workload})" for folder, record in runs]
-    more = f" and {len(there) - _MOST_TOLD} more" if len(there) > _MOST_TOLD else ""
+    more = f" and {len(there) - _MOST_NAMED} more" if len(there) > _MOST_NAMED else ""
     of = f"of {workload} " if workload else ""
     raise ConfigError(
         f"there is no finished run {of}in {storage}: one that has a report.json and is no dry run. "
         "Of runs that can be read there are "
-        f"{', '.join(there[:_MOST_TOLD]) or 'none'}{more}"
+        f"{', '.join(there[:_MOST_NAMED]) or 'none'}{more}"
     )
 
 

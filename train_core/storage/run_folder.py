@@ -3,7 +3,7 @@
 <storage>/<run>/
     run.json            what was asked; created once
     data/               the files of the workload's data (see `data_files`)
-    asked/              what was asked of it later (see `asked`)
+    asked/              what was asked of it later (see `amendments`)
     lease/              the attempts, and which process drives the run (see `lease`)
     checkpoints/step-00001200-a0007/    files, then manifest.json: the commit
     journal/            every metric of every step, in segments
@@ -19,8 +19,6 @@ import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
-
-from pydantic import BaseModel
 
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.metric_names import VALIDATION, is_of
@@ -42,17 +40,12 @@ from train_core.storage.records.names import (
     CheckpointName,
     check_run_name,
 )
+from train_core.storage.records.quarantine import is_quarantined, quarantine_reason
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.records.verified_files import fault_of
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
-
-
-class QuarantineMark(BaseModel):
-    """quarantined.json: why a checkpoint is used no more."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -168,7 +161,7 @@ class RunFolder:
             name = CheckpointName.parse(text)
             if name is None or (name.attempt < fenced_by and text not in listed):
                 continue
-            if self.store.exists(f"{CHECKPOINTS}/{text}/{QUARANTINED_JSON}"):
+            if is_quarantined(self.store, name):
                 continue
             try:
                 found.append(self.checkpoint(name))
@@ -247,8 +240,8 @@ class RunFolder:
 
     def quarantined(self) -> dict[str, str]:
         """Why each quarantined checkpoint is, by its name."""
-        names = filter(CheckpointName.parse, self.store.names(CHECKPOINTS))
-        reasons = ((text, self._reason(text)) for text in names)
+        parsed = map(CheckpointName.parse, self.store.names(CHECKPOINTS))
+        reasons = ((str(name), quarantine_reason(self.store, name)) for name in parsed if name)
         return {text: reason for text, reason in reasons if reason is not None}
 
     def report(self) -> dict[str, Any] | None:
@@ -276,17 +269,6 @@ class RunFolder:
             # A hint for people: nothing depends on it.
             _log.debug("live.json is left out: %s", error)
             return None
-
-    def _reason(self, text: str) -> str | None:
-        try:
-            key = f"{CHECKPOINTS}/{text}/{QUARANTINED_JSON}"
-            mark, _ = read_document(self.store, QuarantineMark, key, "a quarantine mark")
-        except FileNotFoundError:
-            return None
-        except CheckpointError as error:
-            # Whatever lies there marks the checkpoint.
-            return str(error)
-        return mark.reason
 
 
 def said_in(report: dict[str, Any], folder: RunFolder, kind: type[_T], *path: str) -> _T:

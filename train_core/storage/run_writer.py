@@ -1,50 +1,97 @@
 """The write side of a run folder: whatever changes a run goes through here.
 
-Once a run is driven, its changes are fenced: `RunWriter` has the number of an attempt, and each
-change looks at the lease first. The functions beside it need no lease. A run is created and forked
-before anybody drives it; a result has a folder of its own that nobody else writes to; a quarantine
-mark is created once, by the process that met the damage.
+What an attempt changes is fenced: `RunWriter` has the attempt's number, and looks at the lease
+before each commit and each deletion. `ResultWriter` is the part of it that needs no lease. The
+functions beside them need none, either: a run is created and forked before anybody drives it, and
+a quarantine mark is created once, by the process that met the damage.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
 from train_core.errors import StorageError
-from train_core.storage.coordination import lease, pins
+from train_core.storage.coordination import deletions, lease
 from train_core.storage.coordination.fence_list import write_fence_list
+from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.retries import SHORT
+from train_core.storage.records import journal
 from train_core.storage.records.amendments import Amendment, amend, newest_amendment
 from train_core.storage.records.data_files import FileList, key_of
-from train_core.storage.records.manifest import CheckpointManifest, Manifest
+from train_core.storage.records.manifest import (
+    CheckpointManifest,
+    EvaluationManifest,
+    FileEntry,
+    PredictionsManifest,
+)
 from train_core.storage.records.names import (
     ASKED,
     CHECKPOINTS,
     JOURNAL,
+    LIVE_JSON,
     MANIFEST_JSON,
-    QUARANTINED_JSON,
     RUN_JSON,
     CheckpointName,
     LeaseName,
     check_new_run_name,
 )
+from train_core.storage.records.quarantine import mark_quarantined
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.run_folder import Checkpoint, QuarantineMark, RunFolder
+from train_core.storage.records.verified_files import check_size, write_file
+from train_core.storage.run_folder import Checkpoint, RunFolder
 
 _log = logging.getLogger(__name__)
 
 
-class RunWriter:
+class ResultWriter:
+    """What any process may add to a run: the evaluations and predictions that it made.
+
+    A process without the run's lease writes results with this class alone; there may be several
+    at once. No attempt fences it, because it can neither replace nor hide anything: a result's
+    folder has a name of its own, which ends in random letters; its manifest is created once and
+    last, and names its checkpoint by digest. The process pins the checkpoint first. The pin keeps
+    the checkpoint, and keeps others from deleting the result's files before they are committed.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    def check_lease(self) -> None:
+        """Do nothing: a result needs no lease."""
+
+    def write_result_file(self, key: str, data: bytes) -> FileEntry:
+        """Write a file of a result that will be committed; its entry for the manifest."""
+        self.folder.store.write(key, data, durable=True)
+        return FileEntry.of(key.rpartition("/")[2], data)
+
+    def upload_result_file(self, local: str | Path, key: str) -> None:
+        """Copy a local file to the result that it belongs to, which will be committed."""
+        self.folder.store.upload(local, key)
+
+    def commit_result(self, key: str, manifest: EvaluationManifest | PredictionsManifest) -> None:
+        """Create the manifest of the result in the folder `key`: from here on the result exists.
+
+        Raises FileExistsError if there is another, and FencedError as `check_lease`.
+        """
+        self.check_lease()
+        self.folder.store.create(f"{key}/{MANIFEST_JSON}", manifest.to_json())
+
+
+class RunWriter(ResultWriter):
     """What one attempt may change of a run; the attempt's number is its fencing token.
 
-    Every method raises FencedError, and changes nothing, if a newer attempt has the run.
+    Every commit, and every deletion of something that was committed, raises FencedError and
+    changes nothing if a newer attempt has the run. What is written before a commit counts as
+    nothing and lies under names that only this attempt uses, so no check of the lease protects it.
     """
 
     def __init__(self, folder: RunFolder, attempt: int) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.attempt = attempt
 
     def check_lease(self) -> None:
@@ -57,6 +104,27 @@ class RunWriter:
             self.check_lease()
             amend(self.folder.store, self.attempt, amendment)
 
+    def store_file(self, key: str, data: memoryview, *, is_again: bool = False) -> FileEntry:
+        """Store a file of a checkpoint that will be committed; `is_again` replaces a failed try."""
+        if is_again:
+            # Files are created exclusively, and there may be a part of it.
+            self.folder.store.delete(key)
+        return write_file(self.folder.store, key, data)
+
+    def store_again(self, stored: str, key: str, entry: FileEntry) -> None:
+        """Give a file that is stored at the key `stored` a second name, or copy it.
+
+        Raises CheckpointError if it is missing, or not of the entry's size.
+        """
+        check_size(self.folder.store, stored, entry)
+        self.folder.store.link_or_copy(stored, self.folder.store, key)
+
+    def append_to_journal(
+        self, segments: tuple[FileEntry, ...], entries: Sequence[journal.Entry]
+    ) -> tuple[FileEntry, ...]:
+        """Store the entries; the segments of the journal with them, for the next commit."""
+        return journal.append(self.folder.store, segments, entries, self.attempt)
+
     def commit(self, manifest: CheckpointManifest) -> Checkpoint:
         """Create a checkpoint's manifest: from here on the checkpoint exists."""
         if manifest.attempt != self.attempt:
@@ -66,6 +134,12 @@ class RunWriter:
         committed = Checkpoint(manifest, digest_of(data))
         self.folder.store.create(f"{committed.key}/{MANIFEST_JSON}", data)
         return committed
+
+    def delete_uncommitted(self, name: CheckpointName) -> None:
+        """Delete the files of a checkpoint that this attempt began and did not commit."""
+        if name.attempt != self.attempt:
+            raise ValueError(f"{name} is not a checkpoint of attempt {self.attempt}")
+        self.folder.store.delete(f"{CHECKPOINTS}/{name}")
 
     def delete_checkpoint(self, name: CheckpointName) -> None:
         """Delete a checkpoint: its manifest first, so never half."""
@@ -78,6 +152,13 @@ class RunWriter:
         """Write or replace the report, or the curves."""
         self.check_lease()
         self.folder.store.write(key, data)
+
+    def write_live(self, data: bytes) -> None:
+        """Write or replace live.json: a hint, so nothing checks the lease for it.
+
+        A newer one follows soon, so the storage is waited for briefly. Raises StorageError.
+        """
+        self.folder.store.with_retries(SHORT).write(LIVE_JSON, data)
 
     def delete_run(self) -> None:
         """Delete the run with all that is in its folder."""
@@ -97,12 +178,12 @@ def create_run(folder: RunFolder, record: RunRecord, files: FileList | None = No
     folder.store.create(RUN_JSON, (record.model_dump_json(indent=1) + "\n").encode())
 
 
-def begin_attempt(folder: RunFolder) -> lease.Lease:
+def begin_attempt(folder: RunFolder, *, timing: Timing = TIMING) -> lease.Lease:
     """Take the lease, quarantine what is damaged, list what earlier attempts committed.
 
     Raises RunBusyError if another process drives the run.
     """
-    held = lease.acquire(folder.store, folder.name)
+    held = lease.acquire(folder.store, folder.name, timing=timing)
     try:
         held.send_heartbeat()
         # There may be many manifests to read, from far away.
@@ -127,8 +208,8 @@ def next_attempt(folder: RunFolder, held: lease.Lease) -> None:
 def _fence_off_earlier_attempts(folder: RunFolder, held: lease.Lease) -> None:
     # A fenced driver may still carry out deletions that it had decided: nobody shall rely on those
     # checkpoints.
-    for name in pins.decided(folder.store):
-        with pins.deleting(folder.store, name, held.attempt, is_decided=True):
+    for name in deletions.decided(folder.store):
+        with deletions.deleting(folder.store, name, held.attempt, is_decided=True):
             RunWriter(folder, held.attempt).delete_checkpoint(name)
     good = quarantine_damaged(folder)
     earlier = [one.name for one in good if one.attempt < held.attempt]
@@ -138,9 +219,7 @@ def _fence_off_earlier_attempts(folder: RunFolder, held: lease.Lease) -> None:
 def quarantine(folder: RunFolder, name: CheckpointName, reason: str) -> None:
     """Mark a checkpoint that failed to verify; it is kept, and used no more."""
     _log.warning("checkpoint %s of run %r is quarantined: %s", name, folder.name, reason)
-    mark = QuarantineMark(reason=reason).model_dump_json().encode()
-    with suppress(FileExistsError):
-        folder.store.create(f"{CHECKPOINTS}/{name}/{QUARANTINED_JSON}", mark)
+    mark_quarantined(folder.store, name, reason)
 
 
 def quarantine_damaged(folder: RunFolder) -> list[Checkpoint]:
@@ -149,14 +228,6 @@ def quarantine_damaged(folder: RunFolder) -> list[Checkpoint]:
     for name, reason in damaged.items():
         quarantine(folder, name, reason)
     return good
-
-
-def commit_result(folder: RunFolder, key: str, manifest: Manifest) -> None:
-    """Create the manifest of an evaluation or a batch inference in its folder: now it exists.
-
-    Raises FileExistsError if there is another.
-    """
-    folder.store.create(f"{key}/{MANIFEST_JSON}", manifest.to_json())
 
 
 def fork_checkpoint(folder: RunFolder, checkpoint: Checkpoint, name: str) -> RunFolder:

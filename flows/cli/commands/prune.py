@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from typing import Any
+
+from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from flows.cli.arguments import InStorage
 from flows.cli.output import Row, print_rows
 from flows.defaults import tracking_uri_of
 from train_core.client.runs import prune_run, retention_rules
+from train_core.config.checkpoints import RetentionOptions
+from train_core.config.options import overrides_of
 from train_core.errors import ConfigError
 from train_core.storage.addresses import absolute, find
 from train_core.storage.cleanup.prune import Finding
 
-
-class Overrides(BaseModel):
-    """Retention rules of one call in place of the run's own."""
-
-    keep_last: int | None = Field(
-        default=None, ge=1, description="How many of the newest checkpoints to keep."
-    )
-    keep_best: int | None = Field(
-        default=None, ge=1, description="How many of the best checkpoints to keep."
-    )
-    keep_every_steps: int | None = Field(
-        default=None, ge=0, description="Keep those whose step is a multiple of this; 0: no rule."
-    )
-    keep_newer_than_s: float | None = Field(
-        default=None,
-        ge=0,
-        allow_inf_nan=False,
-        description="Keep those younger than this, in seconds; 0: no rule.",
-    )
+Overrides: Any = overrides_of(RetentionOptions)
+"""Retention rules of one call in place of the run's own."""
 
 
-class PruneCommand(Overrides, InStorage):
+class PruneCommand(Overrides, InStorage):  # type: ignore[misc]  # made from the options
     """Delete checkpoints that no rule keeps, and what dead attempts left; say why others stay."""
 
     run: CliPositionalArg[str] = Field(description="A run's name, or its path or URL.")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -18,13 +19,15 @@ from train_core.engine.driver.job_entry import JobServer
 from train_core.engine.driver.remote_stages import JobStages
 from train_core.errors import ConfigError, ResourceError, StageError, StorageError
 from train_core.requests import DriverRequest
-from train_core.storage.coordination import mailbox
 from train_core.storage.coordination.mailbox import THE_JOB, Answer, Mailbox
+from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 
 JOB = "run-a0001-0a1b2c3d"
 JUNK = f"{'0' * 32}-0001"
+QUICK = Timing(mailbox_heartbeat_s=0.2, mailbox_standstill_s=3.0)
+"""Heartbeats are read more often, and missed sooner."""
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -34,8 +37,11 @@ def folder(storage_url: str) -> RunFolder:
     return RunFolder(storage_url, "run")
 
 
-def serving(folder: RunFolder, first: str, pool: ThreadPoolExecutor) -> Future[bool]:
-    return pool.submit(JobServer(Mailbox(folder.store, JOB, THE_JOB), folder).serve, first)
+def serving(
+    folder: RunFolder, first: str, pool: ThreadPoolExecutor, timing: Timing = TIMING
+) -> Future[bool]:
+    mailbox = Mailbox(folder.store, JOB, THE_JOB, timing=timing)
+    return pool.submit(JobServer(mailbox, folder).serve, first)
 
 
 def test_what_is_no_call_is_answered_with_its_fault_and_the_next_one_is_heard(
@@ -97,22 +103,14 @@ def two_callers(folder: RunFolder) -> Iterator[tuple[Future[bool], Caller, Calle
     """A job that is prepared, and the two that have attached to it."""
     one, other = Caller(folder), Caller(folder)
     with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(Prepared(Mailbox(folder.store, JOB, THE_JOB), folder).serve, one.first)
+        job = Prepared(Mailbox(folder.store, JOB, THE_JOB, timing=QUICK), folder)
+        served = pool.submit(job.serve, one.first)
         for caller in (one, other):
             caller.answered(caller.first)
         yield served, one, other
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hearts are looked at more often, and missed sooner."""
-    monkeypatch.setattr(job_entry, "BEAT_EVERY_S", 0.2)
-    monkeypatch.setattr(job_entry, "STANDSTILL_S", 3.0)
-    monkeypatch.setattr(mailbox, "BEAT_EVERY_S", 0.2)
-
-
 @pytest.mark.promise("last-caller")
-@pytest.mark.usefixtures("quick")
 def test_a_caller_that_comes_while_another_one_closes_keeps_the_job(folder: RunFolder) -> None:
     with two_callers(folder) as (served, leaving, dying):
         dying.die()
@@ -128,31 +126,33 @@ def test_a_caller_that_comes_while_another_one_closes_keeps_the_job(folder: RunF
         caller.die()
 
 
-class Holding(Prepared):
-    """Whose training ends when this job looks for calls again in ten minutes, unless woken."""
+@dataclass(frozen=True)
+class OneLongPause(Timing):
+    """The job looks for calls again after ten minutes, unless it is woken; soon after that."""
 
-    def __init__(self, calls: Mailbox, folder: RunFolder) -> None:
-        super().__init__(calls, folder)
-        self.pauses = threading.Event()
+    has_begun: threading.Event = field(default_factory=threading.Event)
 
-    def pause_s(self, _waited_s: float) -> float:
-        if self.pauses.is_set():
+    def pause_s(self, waited_s: float) -> float:
+        if self.has_begun.is_set():
             return 0.05
-        self.pauses.set()
+        self.has_begun.set()
         return 600.0
 
+
+class Holding(Prepared):
+    """A job whose training ends only when it pauses."""
+
     def _done(self, stage: str, arguments: dict[str, Any]) -> Answer:
-        assert self.pauses.wait(30)
+        timing = self._mailbox.timing
+        assert isinstance(timing, OneLongPause)
+        assert timing.has_begun.wait(30)
         return super()._done(stage, arguments)
 
 
-def test_an_answer_is_sent_as_soon_as_its_stage_has_ended(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_is_sent_as_soon_as_its_stage_has_ended(folder: RunFolder) -> None:
     caller = Caller(folder)
     training = caller.calls.ask("train", {})
-    job = Holding(Mailbox(folder.store, JOB, THE_JOB), folder)
-    monkeypatch.setattr(job_entry, "pause_s", job.pause_s)
+    job = Holding(Mailbox(folder.store, JOB, THE_JOB, timing=OneLongPause()), folder)
     with ThreadPoolExecutor(1) as pool:
         served = pool.submit(job.serve, caller.first)
         # It was refused in another thread, as nobody has prepared it.
@@ -162,7 +162,6 @@ def test_an_answer_is_sent_as_soon_as_its_stage_has_ended(
     caller.die()
 
 
-@pytest.mark.usefixtures("quick")
 def test_two_that_close_at_once_are_both_answered(folder: RunFolder) -> None:
     with two_callers(folder) as (served, one, other):
         one.die()
@@ -173,7 +172,6 @@ def test_two_that_close_at_once_are_both_answered(folder: RunFolder) -> None:
         assert served.result() is True
 
 
-@pytest.mark.usefixtures("quick")
 def test_the_heart_of_a_job_moves_while_it_lives(folder: RunFolder) -> None:
     with two_callers(folder) as (served, one, other):
         deadline = time.monotonic() + 30
@@ -209,10 +207,9 @@ def test_a_job_that_nobody_calls_any_more_ends(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_entry, "LINGER_S", 1)
-    monkeypatch.setattr(job_entry, "STANDSTILL_S", 1)
     name = Mailbox(folder.store, JOB).ask("explode", {})
     with ThreadPoolExecutor(1) as pool:
-        assert serving(folder, name, pool).result() is False
+        assert serving(folder, name, pool, Timing(mailbox_standstill_s=1)).result() is False
 
 
 @pytest.mark.promise("cluster-capacity")
@@ -291,15 +288,15 @@ def test_a_storage_that_is_away_makes_no_caller_count_as_gone(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, keeps_waiting: bool
 ) -> None:
     monkeypatch.setattr(AwayStore, "keeps_waiting", keeps_waiting)
-    monkeypatch.setattr(job_entry, "BEAT_EVERY_S", 0.2)
-    for limit in ("LINGER_S", "STANDSTILL_S"):
-        monkeypatch.setattr(job_entry, limit, 1.0)
+    monkeypatch.setattr(job_entry, "LINGER_S", 1.0)
+    timing = Timing(mailbox_heartbeat_s=0.2, mailbox_standstill_s=1.0)
     job = RunFolder(folder.storage, "run")
     job.store = AwayStore(folder.url)
     # Its heart cannot beat either, where it has to wait.
     caller = Caller(job if keeps_waiting else folder)
     with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(Prepared(Mailbox(job.store, JOB, THE_JOB), job).serve, caller.first)
+        mailbox = Mailbox(job.store, JOB, THE_JOB, timing=timing)
+        served = pool.submit(Prepared(mailbox, job).serve, caller.first)
         caller.answered(caller.first)
         AwayStore.away.set()
         # Longer than it waits for somebody to call.

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.engine.alone import run
 from tests.storage.faulty_store import FaultyStore
+from train_core.config import TrainConfig
+from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.driver.stages import DriverStages
 from train_core.errors import FencedError, StorageError
 from train_core.requests import DriverRequest
 from train_core.storage.coordination import lease
+from train_core.storage.records.manifest import EvaluationManifest, PredictionsManifest
 from train_core.storage.records.names import MODEL_FILE
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
@@ -23,13 +29,18 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(str(tmp_path), "run")
 
 
-def test_a_replaced_driver_evaluates_infers_and_publishes_nothing(folder: RunFolder) -> None:
-    run(folder)
+def driver_of(folder: RunFolder) -> DriverStages:
     driver = DriverStages()
     driver.request = DriverRequest(
         storage=folder.storage, run=folder.name, config=folder.record().config
     )
     driver.folder, driver.config = folder, driver.request.config
+    return driver
+
+
+def test_a_replaced_driver_evaluates_infers_and_publishes_nothing(folder: RunFolder) -> None:
+    run(folder)
+    driver = driver_of(folder)
     driver._take_run()
     folder.store.create("lease/0002.json", folder.store.read("lease/0001.json"))
     before = folder.store.names()
@@ -42,6 +53,62 @@ def test_a_replaced_driver_evaluates_infers_and_publishes_nothing(folder: RunFol
             stage()
     assert folder.store.names() == before
     driver.close("FAILED")
+
+
+class PoolHere(WorkerPool):
+    """Does its workers' tasks in this process, and calls `then` before it returns the results."""
+
+    def __init__(self, config: TrainConfig, then: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._then = then
+
+    def has_workers_for(self, config: TrainConfig) -> bool:
+        return True
+
+    def map(self, function: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        module, _, name = function.partition(":")
+        results = [getattr(import_module(module), name)(*given) for given in arguments]
+        self._then()
+        return results
+
+
+@pytest.mark.parametrize("stage", ["evaluate", "infer"])
+def test_a_driver_that_is_replaced_while_it_scores_commits_no_result(
+    folder: RunFolder, stage: str
+) -> None:
+    run(folder)
+    driver = driver_of(folder)
+    best = folder.summary(folder.checkpoints()[-1]).model_dump()
+
+    def replace() -> None:
+        folder.store.create("lease/0002.json", folder.store.read("lease/0001.json"))
+
+    driver._take_run()
+    driver._pool = PoolHere(driver.config, then=replace)
+    score = {
+        "evaluate": lambda: driver.evaluate([best], "validation"),
+        "infer": lambda: driver.infer(best, "validation"),
+    }
+    with pytest.raises(FencedError):
+        score[stage]()
+    driver._pool = None
+    assert not list(folder.results(f"evaluations/{best['name']}", EvaluationManifest))
+    assert not list(folder.results("predictions", PredictionsManifest))
+    driver.close("FAILED")
+
+
+def test_scoring_without_the_lease_commits_its_results_whoever_has_the_run(
+    folder: RunFolder,
+) -> None:
+    run(folder)
+    driver = driver_of(folder)
+    best = folder.summary(folder.checkpoints()[-1]).model_dump()
+    driver._pool = PoolHere(driver.config, then=lambda: begin_attempt(folder).release())
+    result = driver.infer(best, "validation")
+    driver._pool = None
+    ((key, manifest),) = folder.results("predictions", PredictionsManifest)
+    assert result["uri"] == folder.store.uri(key)
+    assert manifest.num_rows == result["num_rows"] > 0
 
 
 def test_a_driver_that_begins_collects_what_a_dead_one_left(folder: RunFolder) -> None:

@@ -52,7 +52,7 @@ def main(*arguments: Any) -> None:
     rank.main(*arguments)
 
 
-@pytest.mark.promise("out-of-turn", "stop-everywhere")
+@pytest.mark.promise("unscheduled", "stop-everywhere")
 @pytest.mark.parametrize(("workers", "after"), [slow(1, 2), (2, 1), (3, 4)])
 def test_all_ranks_stop_after_the_same_step_and_go_on_from_there(
     workers: int, after: int, tmp_path: Path
@@ -67,7 +67,7 @@ def test_all_ranks_stop_after_the_same_step_and_go_on_from_there(
     last = RunFolder(storage, "run").checkpoints()[-1]
     # The wish travels in the word of step 3, which is read in step 4.
     assert (last.manifest.step, last.manifest.stopped_by) == (ASKED_AFTER + 2, "request")
-    assert (last.manifest.is_last, last.manifest.in_turn) == (False, False)
+    assert (last.manifest.is_last, last.manifest.scheduled) == (False, False)
     again = train(storage, "run", attempt=2, workers=after, config=config)
     assert again == {"digest": undisturbed["digest"], "resumed_from": ASKED_AFTER + 2}
     kept = {run: RunFolder(storage, run).checkpoints() for run in ("undisturbed", "run")}
@@ -145,7 +145,7 @@ def test_a_validation_that_is_interrupted_starts_over(
 
     (*_, last) = RunFolder(storage, "run").checkpoints()
     assert (last.manifest.step, last.manifest.epoch) == (5 * (epoch + 1), epoch)
-    assert (last.manifest.stopped_by, last.manifest.in_turn) == ("request", False)
+    assert (last.manifest.stopped_by, last.manifest.scheduled) == ("request", False)
     assert not last.manifest.is_last
     again = train(storage, "run", attempt=2, workers=after, config=config)
     assert again == {"digest": undisturbed["digest"], "resumed_from": 5 * (epoch + 1)}

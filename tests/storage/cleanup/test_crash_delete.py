@@ -153,7 +153,7 @@ def test_a_beginning_that_is_killed_while_it_collects_is_ended_by_the_next(tmp_p
     "action",
     ["delete", "begin", pytest.param("prune", marks=pytest.mark.slow)],
 )
-def test_who_deletes_and_cannot_look_deletes_nothing_that_is_to_stay(
+def test_a_deleter_that_cannot_read_deletes_nothing_that_is_to_stay(
     tmp_path: Path, action: str
 ) -> None:
     template = begun(RunFolder(str(tmp_path), "template"))

@@ -31,7 +31,7 @@ def give_free(folder: RunFolder) -> None:
 def stopped_before_it_deletes(
     folder: RunFolder, name: CheckpointName, *, ignored: Collection[str] = ()
 ) -> Iterator[None]:
-    """The block runs while attempt 1 stands still, all its looks done; then it goes on."""
+    """The block runs while attempt 1 stands still, all that it reads is read; then it goes on."""
     is_there, go_on = threading.Event(), threading.Event()
 
     class Stopping(Store):
@@ -99,17 +99,17 @@ def test_a_pin_that_a_replaced_attempt_was_to_ignore_does_not_keep_its_checkpoin
 
 def test_what_a_replaced_attempt_had_announced_only_stays(folder: RunFolder) -> None:
     first, _, _ = three(folder)
-    sealed: list[list[int]] = []
+    listed: list[list[int]] = []
 
     def take_over() -> None:
         give_free(folder)
         begin_attempt(folder)
-        sealed.append(kept(folder))
+        listed.append(kept(folder))
 
     # It has announced, and goes on to look for pins, and at its lease.
     with pytest.raises(FencedError):
         delete_unless_pinned(RunWriter(held_up(folder, take_over, is_before=False), 1), str(first))
-    assert sealed == [[1, 2, 3]]
+    assert listed == [[1, 2, 3]]
     assert kept(folder) == [1, 2, 3]
 
 

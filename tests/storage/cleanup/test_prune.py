@@ -88,7 +88,7 @@ def test_a_survey_tells_what_goes_and_why_each_other_thing_stays(any_folder: Run
     assert [one.size_bytes for one in found] == [7, 7, 7, 0, 0]
 
 
-def test_pruning_does_what_the_survey_told(any_folder: RunFolder) -> None:
+def test_pruning_does_what_the_survey_says(any_folder: RunFolder) -> None:
     told = pruning(any_folder).survey(attempt=2)
     held = begin_attempt(any_folder)
     assert pruning(any_folder).carry_out(held.attempt) == told

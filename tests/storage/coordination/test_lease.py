@@ -16,7 +16,8 @@ from train_core.errors import FencedError, RunBusyError, StorageError
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.fence_list import read_fence_list
 from train_core.storage.coordination.holder import Holder
-from train_core.storage.coordination.lease import DYING_GRACE_S, STANDSTILL_S, Lease
+from train_core.storage.coordination.lease import Lease
+from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
@@ -81,7 +82,7 @@ def lease_elsewhere(folder: RunFolder) -> Lease:
 
 
 class SlowToScan(RunFolder):
-    """Has so many manifests that its holder's heart moves twice before they are read."""
+    """Has so many manifests that its holder sends two heartbeats before they are read."""
 
     def scan(self) -> tuple[list[Checkpoint], dict[CheckpointName, str]]:
         begin = lease._heartbeat(self.store, 1).counter
@@ -92,7 +93,7 @@ class SlowToScan(RunFolder):
         return super().scan()
 
 
-def test_the_heart_beats_while_an_attempt_begins(local_folder: RunFolder) -> None:
+def test_heartbeats_are_sent_while_an_attempt_begins(local_folder: RunFolder) -> None:
     begin_attempt(SlowToScan(local_folder.storage, "run"))
 
 
@@ -100,11 +101,11 @@ class ImpatientStore(Store):
     """Takes a heartbeat only from who would not wait for long."""
 
     def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
-        assert "-beat" not in key or self.retry_policy.budget_s <= lease.STANDSTILL_S / 2
+        assert "-beat" not in key or self.retry_policy.budget_s <= TIMING.standstill_s / 2
         super().write(key, data, durable=durable)
 
 
-def test_a_heart_does_not_wait_for_a_storage_that_is_away(tmp_path: Path) -> None:
+def test_a_heartbeat_does_not_wait_for_a_storage_that_is_away(tmp_path: Path) -> None:
     held = lease.acquire(ImpatientStore(str(tmp_path)), "run")
     held.send_heartbeat()
     held.release()
@@ -121,13 +122,15 @@ def test_the_first_attempt_is_number_one_and_free_runs_have_no_holder(folder: Ru
 
 
 @pytest.mark.promise("one-driver")
-def test_a_second_driver_is_refused_within_seconds_and_told_who_drives(folder: RunFolder) -> None:
+def test_a_second_driver_is_refused_within_seconds_and_the_holder_is_named(
+    folder: RunFolder,
+) -> None:
     with driver_of(folder) as driver:
         assert said_by(driver) == "1"
         begin = time.monotonic()
         with pytest.raises(RunBusyError, match=f"driven by process {driver.pid} on "):
             begin_attempt(folder)
-        assert time.monotonic() - begin < STANDSTILL_S
+        assert time.monotonic() - begin < TIMING.standstill_s
     assert lease.newest_attempt(folder.store) == 1
 
 
@@ -139,7 +142,7 @@ def test_a_killed_driver_is_followed_at_once(folder: RunFolder) -> None:
         driver.wait()
         begin = time.monotonic()
         assert begin_attempt(folder).attempt == 2
-        assert time.monotonic() - begin < STANDSTILL_S
+        assert time.monotonic() - begin < TIMING.standstill_s
 
 
 def test_a_killed_driver_that_nobody_waits_for_is_followed(local_folder: RunFolder) -> None:
@@ -152,7 +155,7 @@ def test_a_killed_driver_that_nobody_waits_for_is_followed(local_folder: RunFold
 def test_a_driver_that_ends_in_time_is_waited_for(local_folder: RunFolder) -> None:
     with driver_of(local_folder) as driver:
         assert said_by(driver) == "1"
-        ending = threading.Timer(DYING_GRACE_S / 6, driver.kill)
+        ending = threading.Timer(TIMING.dying_grace_s / 6, driver.kill)
         ending.start()
         assert begin_attempt(local_folder).attempt == 2
         ending.join()
@@ -164,7 +167,7 @@ def test_a_released_run_is_free_at_once(folder: RunFolder) -> None:
         driver.communicate("end\n", timeout=30)
     begin = time.monotonic()
     assert begin_attempt(folder).attempt == 2
-    assert time.monotonic() - begin < STANDSTILL_S
+    assert time.monotonic() - begin < TIMING.standstill_s
 
 
 def test_a_process_with_the_number_of_a_dead_one_is_not_the_holder(
@@ -192,7 +195,7 @@ def test_one_process_that_asks_twice_gets_the_run_once(local_folder: RunFolder) 
         begin_attempt(local_folder)
 
 
-def test_a_holder_elsewhere_whose_heart_beats_is_left_alone(local_folder: RunFolder) -> None:
+def test_a_holder_elsewhere_whose_heartbeat_moves_is_left_alone(local_folder: RunFolder) -> None:
     held = lease_elsewhere(local_folder)
     stop = threading.Event()
 
@@ -212,7 +215,7 @@ def test_a_holder_elsewhere_whose_heart_beats_is_left_alone(local_folder: RunFol
 
 @pytest.mark.promise("one-driver")
 @pytest.mark.parametrize("beats", [slow(0), 5])
-def test_a_holder_elsewhere_is_followed_once_its_heart_stood_still(
+def test_a_holder_elsewhere_is_followed_once_its_heartbeat_stood_still(
     local_folder: RunFolder, beats: int
 ) -> None:
     held = lease_elsewhere(local_folder)
@@ -220,14 +223,14 @@ def test_a_holder_elsewhere_is_followed_once_its_heart_stood_still(
         held.send_heartbeat()
     begin = time.monotonic()
     assert begin_attempt(local_folder).attempt == 2
-    assert STANDSTILL_S <= time.monotonic() - begin < STANDSTILL_S + 3
+    assert TIMING.standstill_s <= time.monotonic() - begin < TIMING.standstill_s + 3
 
 
 def test_a_holder_elsewhere_that_released_is_followed_at_once(folder: RunFolder) -> None:
     lease_elsewhere(folder).release()
     begin = time.monotonic()
     assert begin_attempt(folder).attempt == 2
-    assert time.monotonic() - begin < STANDSTILL_S
+    assert time.monotonic() - begin < TIMING.standstill_s
 
 
 def test_a_replaced_attempt_cannot_commit(folder: RunFolder) -> None:
@@ -249,7 +252,7 @@ def test_a_replaced_attempt_cannot_delete(folder: RunFolder) -> None:
 
 
 @pytest.mark.promise("fencing")
-def test_a_commit_that_slips_in_after_the_seal_does_not_count(folder: RunFolder) -> None:
+def test_a_commit_that_slips_in_after_the_fence_list_does_not_count(folder: RunFolder) -> None:
     begin_attempt(folder).release()
     before = commit(folder, step=5, attempt=1)
     late = save(folder, step=6, attempt=1)
@@ -262,13 +265,13 @@ def test_a_commit_that_slips_in_after_the_seal_does_not_count(folder: RunFolder)
     assert [found.name for found in folder.checkpoints()] == [before, after]
 
 
-def test_the_newest_seal_counts_also_when_a_later_attempt_died_before_its_own(
+def test_the_newest_fence_list_counts_also_when_a_later_attempt_died_before_its_own(
     folder: RunFolder,
 ) -> None:
     begin_attempt(folder).release()
     kept = commit(folder, step=5, attempt=1)
     begin_attempt(folder).release()
-    lease.acquire(folder.store, "run").release()  # attempt 3 ends before it seals
+    lease.acquire(folder.store, "run").release()  # attempt 3 ends before its fence list
     assert read_fence_list(folder.store) == (2, frozenset({str(kept)}))
     late = CheckpointName(6, 1)
     folder.store.create(f"checkpoints/{late}/manifest.json", manifest(6, 1).to_json())
@@ -305,11 +308,10 @@ def test_an_attempt_that_nobody_made_is_over(local_folder: RunFolder) -> None:
     assert lease.is_over(local_folder.store, 7)
 
 
-def test_the_heart_beats_while_a_block_runs_and_the_run_is_free_after_it(
-    local_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+def test_heartbeats_are_sent_while_a_block_runs_and_the_run_is_free_after_it(
+    local_folder: RunFolder,
 ) -> None:
-    monkeypatch.setattr(lease, "HEARTBEAT_S", 0.01)
-    held = begin_attempt(local_folder)
+    held = begin_attempt(local_folder, timing=Timing(heartbeat_s=0.01))
     has_beaten = threading.Event()
 
     class Listening(Store):
@@ -329,11 +331,10 @@ def test_the_heart_beats_while_a_block_runs_and_the_run_is_free_after_it(
     assert lease.holder_of(local_folder.store) is None
 
 
-def test_a_heartbeat_that_is_not_written_does_not_end_the_next_ones_and_is_told_once(
-    local_folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_heartbeat_that_is_not_written_does_not_end_the_next_ones_and_is_logged_once(
+    local_folder: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lease, "HEARTBEAT_S", 0.01)
-    held = begin_attempt(local_folder)
+    held = begin_attempt(local_folder, timing=Timing(heartbeat_s=0.01))
     second = threading.Event()
 
     class FailsTwice(Store):
@@ -352,7 +353,9 @@ def test_a_heartbeat_that_is_not_written_does_not_end_the_next_ones_and_is_told_
     assert caplog.text.count("the heartbeat was not written") == 1
 
 
-def test_who_goes_on_to_the_next_attempt_never_gives_the_run_free(folder: RunFolder) -> None:
+def test_a_holder_that_goes_on_to_its_next_attempt_never_releases_the_run(
+    folder: RunFolder,
+) -> None:
     held = begin_attempt(folder)
     committed = commit(folder, 1, attempt=1)
     next_attempt(folder, held)
@@ -370,7 +373,7 @@ def test_who_goes_on_to_the_next_attempt_never_gives_the_run_free(folder: RunFol
     assert lease.holder_of(folder.store) is None
 
 
-def test_who_was_replaced_does_not_go_on(folder: RunFolder) -> None:
+def test_a_holder_that_was_replaced_does_not_go_on(folder: RunFolder) -> None:
     held = begin_attempt(folder)
     folder.store.create("lease/0002.json", holder_elsewhere().model_dump_json().encode())
     with pytest.raises(FencedError):

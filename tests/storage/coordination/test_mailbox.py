@@ -15,8 +15,8 @@ from train_core.storage.coordination.mailbox import (
     Mailbox,
     caller_of,
     jobs_with_calls,
-    pause_s,
 )
+from train_core.storage.coordination.timing import TIMING
 from train_core.storage.objects.store import Store
 
 JOB = "run-a0001-0a1b2c3d"
@@ -24,11 +24,11 @@ JOB = "run-a0001-0a1b2c3d"
 
 def test_a_call_is_answered(store: Store) -> None:
     caller, job = Mailbox(store, JOB), Mailbox(store, JOB)
-    assert job.asked() == []
+    assert job.call_names() == []
     first = caller.ask("train", {})
     second = caller.ask("evaluate", {"split": "test", "checkpoints": [{"step": 3}]})
     assert jobs_with_calls(store) == [JOB]
-    assert job.asked() == [first, second]
+    assert job.call_names() == [first, second]
     assert job.read(first) == Call(stage="train", arguments={})
     asked = {"split": "test", "checkpoints": [{"step": 3}]}
     assert job.read(second) == Call(stage="evaluate", arguments=asked)
@@ -37,7 +37,7 @@ def test_a_call_is_answered(store: Store) -> None:
     assert caller.answer_to(first) is None
     assert caller.answer_to(second) == Answer(result=[1.5, None])
     # What was taken is gone, and what was not is there.
-    assert job.asked() == [first]
+    assert job.call_names() == [first]
     assert job.read(second) is None
 
 
@@ -45,8 +45,8 @@ def test_callers_do_not_meet_and_jobs_neither(store: Store) -> None:
     one, another, elsewhere = Mailbox(store, JOB), Mailbox(store, JOB), Mailbox(store, "other")
     asked = {one.ask("train", {}), another.ask("train", {})}
     assert len(asked) == 2
-    assert set(Mailbox(store, JOB).asked()) == asked
-    assert elsewhere.asked() == []
+    assert set(Mailbox(store, JOB).call_names()) == asked
+    assert elsewhere.call_names() == []
 
 
 def test_an_error_is_an_answer(store: Store) -> None:
@@ -66,7 +66,7 @@ def test_what_nobody_takes_is_cleared_away_when_the_time_is_over(store: Store) -
     assert jobs_with_calls(store) == []
 
 
-def test_clearing_waits_for_who_takes_an_answer(store: Store) -> None:
+def test_clearing_waits_for_the_caller_that_takes_an_answer(store: Store) -> None:
     caller, job = Mailbox(store, JOB), Mailbox(store, JOB)
     # Whoever asked for this is gone.
     Mailbox(store, JOB).ask("train", {})
@@ -87,31 +87,31 @@ def test_what_is_no_call_is_not_read_as_one(store: Store) -> None:
     name = calls.ask("train", {})
     for other in ("notes.json", f"{name}.txt", "x.json"):
         store.write(f"calls/{JOB}/{other}", b"{}")
-    assert calls.asked() == [name]
+    assert calls.call_names() == [name]
     store.write(f"calls/{JOB}/{name}.json", b"\x80\x04K\x01.")
     with pytest.raises(CheckpointError, match="not a call"):
         calls.read(name)
 
 
-def test_a_callers_heart_is_heard(store: Store) -> None:
+def test_a_callers_heartbeat_is_read(store: Store) -> None:
     caller, job = Mailbox(store, JOB), Mailbox(store, JOB)
     name = caller.ask("train", {})
     assert job.heartbeat_of(caller_of(name)) == 0
     for counter in (1, 2):
         caller.send_heartbeat()
         assert job.heartbeat_of(caller_of(name)) == counter
-    assert job.asked() == [name]
+    assert job.call_names() == [name]
 
 
 def test_a_call_can_be_taken_back(store: Store) -> None:
     caller, job = Mailbox(store, JOB), Mailbox(store, JOB)
     name = caller.ask("train", {})
     caller.cancel(name)
-    assert job.asked() == []
+    assert job.call_names() == []
     assert job.read(name) is None
 
 
 @given(waited_s=st.floats(0, 1e6))
 def test_an_answer_is_found_a_tenth_later_than_it_came_or_a_second(waited_s: float) -> None:
-    assert 0.1 <= pause_s(waited_s) <= 1
-    assert pause_s(waited_s) <= max(0.1, waited_s / 10)
+    assert 0.1 <= TIMING.pause_s(waited_s) <= 1
+    assert TIMING.pause_s(waited_s) <= max(0.1, waited_s / 10)

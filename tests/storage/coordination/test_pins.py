@@ -17,12 +17,14 @@ from train_core.storage.cleanup.superseded import clearing_dead_scorers, delete_
 from train_core.storage.coordination import mailbox, pins
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.mailbox import THE_JOB, Mailbox
+from train_core.storage.coordination.timing import Timing
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CALLS, PINS, PREDICTIONS, CheckpointName, JobName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
 
 STRICT = TrainConfig(keep_last=1, keep_best=1)
+AT_ONCE = Timing(mailbox_standstill_s=0)
 
 READER = """
 import sys
@@ -294,7 +296,7 @@ def test_what_a_job_left_that_died_with_its_caller_is_cleared_away(
     folder.store.write(f"{predictions}/part-00000.parquet", b"half of it")
     # What lies there if the machine lost its power.
     folder.store.write(f"{CALLS}/{JOB}/{THE_JOB}-beat.json", half.encode())
-    with clearing_dead_scorers(folder, after_s=0):
+    with clearing_dead_scorers(folder, timing=AT_ONCE):
         assert folder.store.exists(key)
     assert mailbox.jobs_with_calls(folder.store) == []
     assert find_orphans(folder, 99) == []
@@ -304,12 +306,12 @@ def test_what_a_job_left_that_died_with_its_caller_is_cleared_away(
 
 @pytest.mark.parametrize("who", [THE_JOB, "the caller", "another caller", "it looks itself"])
 def test_what_a_job_has_that_lives_is_left(folder: RunFolder, who: str) -> None:
-    asking, heart, key = scoring_elsewhere(folder)
+    asking, job, key = scoring_elsewhere(folder)
     before = folder.store.names(f"{CALLS}/{JOB}")
     own = JOB if who == "it looks itself" else ""
-    with clearing_dead_scorers(folder, own, after_s=0):
+    with clearing_dead_scorers(folder, own, timing=AT_ONCE):
         if who == THE_JOB:
-            heart.send_heartbeat()
+            job.send_heartbeat()
         elif who == "the caller":
             asking.send_heartbeat()
         elif who == "another caller":
@@ -322,32 +324,34 @@ def test_what_was_asked_of_a_job_that_drives_the_run_goes_with_its_lease(folder:
     three(folder)
     driving = str(JobName("run", 1, "0a1b2c3d"))
     Mailbox(folder.store, driving).send_heartbeat()
-    with clearing_dead_scorers(folder, after_s=0):
+    with clearing_dead_scorers(folder, timing=AT_ONCE):
         pass
     assert mailbox.jobs_with_calls(folder.store) == [driving]
 
 
 class MovesAtLast(Store):
-    """A store in which the job's heart moves just before the third look at it."""
+    """A store in which the job's heartbeat moves just before it is read a third time."""
 
-    heart: Mailbox
-    looks = 0
+    job: Mailbox
+    reads = 0
 
     def names(self, key: str = "") -> list[str]:
         if key == f"{CALLS}/{JOB}":
-            MovesAtLast.looks += 1
-            if MovesAtLast.looks == 3:
-                MovesAtLast.heart.send_heartbeat()
+            MovesAtLast.reads += 1
+            if MovesAtLast.reads == 3:
+                MovesAtLast.job.send_heartbeat()
         return super().names(key)
 
 
-def test_a_heart_that_moves_again_after_an_outage_is_no_dead_one(folder: RunFolder) -> None:
-    _, MovesAtLast.heart, key = scoring_elsewhere(folder)
-    folder.store, MovesAtLast.looks = MovesAtLast(folder.url), 0
+def test_a_heartbeat_that_moves_again_after_an_outage_is_that_of_no_dead_job(
+    folder: RunFolder,
+) -> None:
+    _, MovesAtLast.job, key = scoring_elsewhere(folder)
+    folder.store, MovesAtLast.reads = MovesAtLast(folder.url), 0
     # Once as it begins, and twice as it ends.
-    with clearing_dead_scorers(folder, after_s=0):
+    with clearing_dead_scorers(folder, timing=AT_ONCE):
         pass
-    assert MovesAtLast.looks >= 3
+    assert MovesAtLast.reads >= 3
     assert mailbox.jobs_with_calls(folder.store) == [JOB]
     assert folder.store.exists(key)
 
@@ -357,7 +361,7 @@ def test_where_calls_cannot_be_listed_the_dead_are_left_to_the_next(
 ) -> None:
     _, _, key = scoring_elsewhere(folder)
     folder.store = ForgetsCalls(folder.url)
-    with clearing_dead_scorers(folder, after_s=0):
+    with clearing_dead_scorers(folder, timing=AT_ONCE):
         pass
     assert folder.store.exists(key)
     assert "what a dead job left could not be deleted" in caplog.text

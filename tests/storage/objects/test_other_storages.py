@@ -38,7 +38,7 @@ from tests.storage.objects.test_transfer import (  # noqa: F401 (run here again)
     test_what_is_put_is_read_from_where_it_lies,
     test_what_was_put_is_whole_and_hashed_on_its_way_in_and_out,
 )
-from train_core.storage.objects import transfer as bulk
+from train_core.storage.objects import s3_backend
 from train_core.storage.objects.store import Store
 
 pytestmark = pytest.mark.s3
@@ -67,7 +67,7 @@ def test_it_is_spoken_to_through_fsspec_alone(
 ) -> None:
     assert isinstance(store.fs, elsewhere.Elsewhere)
     # Nothing here may go the way of S3, which needs the bucket's name.
-    monkeypatch.delattr(bulk, "_bucket")
+    monkeypatch.delattr(s3_backend, "bucket_of")
     digest = store.put("object", memoryview(b"bytes"))
     assert store.load("object", 5) == (b"bytes", digest)
     assert store.unfinished_uploads() == []

@@ -13,7 +13,7 @@ import pytest
 
 from train_core.errors import StorageError
 from train_core.storage.objects.retries import (
-    RETRY_BUDGET_S,
+    DEFAULT,
     SHORT,
     RetryPolicy,
     UnfinishedError,
@@ -38,7 +38,7 @@ def failing(times: int, error: Exception) -> tuple[Callable[[float], str], list[
 @pytest.mark.promise("retries")
 def test_an_operation_that_fails_twice_is_done_at_the_third_attempt() -> None:
     operation, given = failing(2, ConnectionResetError("gone"))
-    assert retried(operation, "cannot do it", budget_s=10) == "done"
+    assert retried(operation, "cannot do it", RetryPolicy(budget_s=10)) == "done"
     # Half to all of 0.5 s, then of 1 s.
     assert 10 >= given[0] >= given[1] + 0.25 >= given[2] + 0.75
 
@@ -70,7 +70,9 @@ def test_of_many_that_a_server_refused_at_once_few_come_back_together(pauses: li
     def ask(_: int) -> None:
         # As a training does before each forward.
         random.seed(1)
-        retried(failing(1, ConnectionResetError("gone"))[0], "cannot do it", budget_s=10)
+        retried(
+            failing(1, ConnectionResetError("gone"))[0], "cannot do it", RetryPolicy(budget_s=10)
+        )
 
     with ThreadPoolExecutor(20) as threads:
         list(threads.map(ask, range(20)))
@@ -83,7 +85,7 @@ def test_of_many_that_a_server_refused_at_once_few_come_back_together(pauses: li
 
 def test_a_pause_draws_nothing_from_the_numbers_that_a_training_was_seeded_with() -> None:
     before = random.getstate()
-    retried(failing(1, ConnectionResetError("gone"))[0], "cannot do it", budget_s=10)
+    retried(failing(1, ConnectionResetError("gone"))[0], "cannot do it", RetryPolicy(budget_s=10))
     assert random.getstate() == before
 
 
@@ -91,7 +93,7 @@ def test_a_pause_draws_nothing_from_the_numbers_that_a_training_was_seeded_with(
 def test_what_does_not_pass_by_itself_is_raised_at_once() -> None:
     operation, given = failing(9, PermissionError("no"))
     with pytest.raises(PermissionError, match=r"^no$"):
-        retried(operation, "cannot do it", budget_s=10)
+        retried(operation, "cannot do it", RetryPolicy(budget_s=10))
     assert len(given) == 1
 
 
@@ -104,7 +106,7 @@ def test_when_the_budget_is_spent_the_cause_and_the_time_are_named() -> None:
         match=r"^cannot do it: ConnectionResetError: gone "
         r"\(given up after \d s, in attempt (\d)\)$",
     ) as raised:
-        retried(operation, "cannot do it", budget_s=1.0)
+        retried(operation, "cannot do it", RetryPolicy(budget_s=1.0))
     assert time.monotonic() - begin < 1.5
     assert 2 <= len(given) <= 3  # after 0.25 to 0.5 s, and 0.5 to 1 s after that
     assert f"attempt {len(given)}" in str(raised.value)
@@ -119,17 +121,17 @@ def test_a_deadline_in_the_end_does_not_hide_what_failed_before() -> None:
         raise next(errors)
 
     with pytest.raises(StorageError, match="ConnectionResetError: gone"):
-        retried(operation, "cannot do it", budget_s=1.0)
+        retried(operation, "cannot do it", RetryPolicy(budget_s=1.0))
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "warnings"), [(RETRY_BUDGET_S, 1), (SHORT.budget_s, 0)], ids=["patient", "hasty"]
+    ("retry_policy", "warnings"), [(DEFAULT, 1), (SHORT, 0)], ids=["patient", "hasty"]
 )
-def test_who_is_in_haste_fills_no_log(
-    budget_s: float, warnings: int, caplog: pytest.LogCaptureFixture
+def test_a_short_retry_policy_fills_no_log(
+    retry_policy: RetryPolicy, warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     operation, _ = failing(2, ConnectionResetError("gone"))
-    assert retried(operation, "cannot do it", budget_s) == "done"
+    assert retried(operation, "cannot do it", retry_policy) == "done"
     assert sum(one.levelno >= logging.WARNING for one in caplog.records) == warnings
 
 

@@ -32,6 +32,16 @@ class Anything(RootModel[dict[str, Any]]):
     """What an enemy writes, who knows how manifests end with a checksum."""
 
 
+def test_what_was_not_scheduled_is_stored_as_not_in_turn(store: Store) -> None:
+    """The name of the field in stored manifests is older than its name in the code."""
+    unscheduled = manifest().model_copy(update={"scheduled": False})
+    stored = json.loads(unscheduled.to_json())
+    assert stored["in_turn"] is False
+    assert "scheduled" not in stored
+    store.create("manifest.json", unscheduled.to_json())
+    assert read_manifest(store, CheckpointManifest)[0].scheduled is False
+
+
 def altered(**changes: Any) -> bytes:
     return with_checksum(Anything(manifest().model_dump(mode="json") | changes))
 

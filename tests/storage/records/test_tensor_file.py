@@ -113,6 +113,6 @@ def test_no_damage_leads_out_of_the_file(drawn: st.DataObject) -> None:
         layout = read_layout(memoryview(data), "file")
     except CheckpointError:
         return
-    for place in layout.places.values():
+    for place in layout.ranges.values():
         assert len(layout.head) <= place.start <= place.stop <= len(data)
     tensors_in(buffer_of(data), layout)

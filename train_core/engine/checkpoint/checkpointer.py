@@ -98,7 +98,7 @@ class Checkpointer:
             "metrics": finite(progress.metrics),
             "validated": progress.validated_step == progress.step,
             "stopped_by": progress.stopped_by,
-            "in_turn": is_scheduled,
+            "scheduled": is_scheduled,
             "elapsed_s": progress.elapsed_s,
         }
         self._num_saves += 1

@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from train_core.errors import StorageError
-from train_core.storage.objects.retries import SHORT
-from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import Entry, finite
-from train_core.storage.records.names import LIVE_JSON
+from train_core.storage.run_writer import RunWriter
 
 _LIVE_EVERY_S = 0.5
 _log = logging.getLogger(__name__)
@@ -22,11 +20,10 @@ _log = logging.getLogger(__name__)
 class JournalBuffer:
     """Collects journal entries until a checkpoint covers them; shows the newest in live.json."""
 
-    def __init__(self, store: Store, *, is_enabled: bool) -> None:
+    def __init__(self, writer: RunWriter, *, is_enabled: bool) -> None:
         self.pending: list[Entry] = []
         self._is_enabled = is_enabled
-        # A hint is soon followed by a newer one, and nobody waits for it.
-        self._store = store.with_retries(SHORT)
+        self._writer = writer
         self._rates: dict[str, float] = {}
         self._live: dict[str, Any] = {}
         self._ended = threading.Event()
@@ -70,7 +67,7 @@ class JournalBuffer:
                 continue
             shown = self._live
             try:
-                self._store.write(LIVE_JSON, json.dumps(shown).encode())
+                self._writer.write_live(json.dumps(shown).encode())
             except StorageError as error:
                 # A hint for people: the journal has the truth.
                 _log.debug("live.json was not written: %s", error)

@@ -180,7 +180,7 @@ class Snapshot:
 def tensors_in(buffer: Tensor, file: TensorFile) -> dict[str, Tensor]:
     """The tensors of a file that lies in memory, sharing its memory, by name."""
     found = {}
-    for name, place in file.places.items():
+    for name, place in file.ranges.items():
         dtype = DTYPES[place.dtype]
         flat = buffer[place.start : place.stop]
         if place.start % dtype.itemsize:

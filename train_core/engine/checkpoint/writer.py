@@ -23,10 +23,9 @@ from train_core.engine.distributed.rank_mailbox import RankMailbox
 from train_core.errors import CheckpointError, NotFiniteError, StorageError, WorkloadError
 from train_core.storage.cleanup.superseded import delete_superseded
 from train_core.storage.objects.digests import digest_of
-from train_core.storage.records.journal import Entry, append
+from train_core.storage.records.journal import Entry
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry
 from train_core.storage.records.names import CHECKPOINTS, CheckpointName
-from train_core.storage.records.verified_files import check_size, write_file
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter
 
@@ -135,7 +134,7 @@ class CheckpointWriter:
         if self._folder.exists_checkpoint(name):
             return self._folder.checkpoint(name)
         # The next try creates its files anew, and exclusively.
-        self._folder.store.delete(f"{CHECKPOINTS}/{name}")
+        self.run_writer.delete_uncommitted(name)
         self._given_up = [other for other in self._given_up if other != name]
         return None
 
@@ -205,7 +204,7 @@ class CheckpointWriter:
         for name in list(self._given_up):
             try:
                 if not self._folder.exists_checkpoint(name):
-                    self._folder.store.delete(f"{CHECKPOINTS}/{name}")
+                    self.run_writer.delete_uncommitted(name)
             except StorageError as error:
                 _log.warning("files of a failed checkpoint could not be deleted: %s", error)
             else:
@@ -222,24 +221,19 @@ class CheckpointWriter:
         return stored
 
     def _store_anew(self, key: str, data: memoryview) -> FileEntry:
-        def write(is_again: bool) -> FileEntry:
-            if is_again:
-                # Files are created exclusively, and there may be a part of it.
-                self._folder.store.delete(key)
-            return write_file(self._folder.store, key, data)
-
-        return self._insist(write)
+        return self._insist(
+            lambda is_again: self.run_writer.store_file(key, data, is_again=is_again)
+        )
 
     def _store_file(self, folder: str, file: SnapshotFile) -> FileEntry:
         """Store a file; one that has not changed since the last checkpoint is not sent again."""
-        store, key = self._folder.store, f"{folder}/{file.planned.name}"
+        key = f"{folder}/{file.planned.name}"
         if file.planned.is_frozen:
             digest = digest_of(file.data)
             entry = FileEntry(name=file.planned.name, size_bytes=len(file.data), digest=digest)
             if digest in self._stored:
                 try:
-                    check_size(store, self._stored[digest], entry)
-                    store.link_or_copy(self._stored[digest], store, key)
+                    self.run_writer.store_again(self._stored[digest], key, entry)
                 except (StorageError, CheckpointError):
                     # It was deleted with its checkpoint, just now or before, or cut.
                     del self._stored[digest]
@@ -254,6 +248,6 @@ class CheckpointWriter:
             created_at=datetime.now(UTC).isoformat(),
             attempt=self._attempt,
             files=tuple(files),
-            journal=append(self._folder.store, journal, save.entries, self._attempt),
+            journal=self.run_writer.append_to_journal(journal, save.entries),
             **save.facts,
         )

@@ -30,15 +30,12 @@ from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
 from train_core.storage.coordination.heartbeat import HeartbeatObserver
 from train_core.storage.coordination.mailbox import (
-    BEAT_EVERY_S,
-    STANDSTILL_S,
     THE_JOB,
     Answer,
     Call,
     Mailbox,
     caller_of,
     jobs_with_calls,
-    pause_s,
 )
 from train_core.storage.records.names import JobName
 from train_core.storage.run_folder import RunFolder
@@ -86,6 +83,7 @@ class JobServer:
         self.last = ""
         """The name of the call that ended it: a close, or a request that was refused."""
         self._mailbox = mailbox
+        self._timing = mailbox.timing
         self._folder = folder
         self._driver = DriverStages(mailbox.job)
         self._request: DriverRequest | None = None
@@ -136,11 +134,11 @@ class JobServer:
                 _log.warning("no caller for %g s: the job ends", LINGER_S)
                 self._done("close", {"status": EndStatus.FAILED})
                 return False
-            self._is_done.wait(pause_s(time.monotonic() - spoken_at))
+            self._is_done.wait(self._timing.pause_s(time.monotonic() - spoken_at))
 
     def _wait_for(self, first: str) -> None:
         deadline = time.monotonic() + _FIRST_CALL_WITHIN_S
-        while first not in self._mailbox.asked():
+        while first not in self._mailbox.call_names():
             if time.monotonic() > deadline:
                 raise ConfigError(
                     f"{self._folder.url} is another place on the cluster than on the caller's "
@@ -151,7 +149,7 @@ class JobServer:
     def _new_calls(self) -> list[tuple[str, Call]]:
         found = []
         try:
-            for name in self._mailbox.asked():
+            for name in self._mailbox.call_names():
                 if name in self._seen:
                     continue
                 try:
@@ -267,9 +265,10 @@ class JobServer:
     def _living(self) -> bool:
         """Whether a caller lives."""
         now = time.monotonic()
-        if now - self._observed_at > BEAT_EVERY_S:
+        if now - self._observed_at > self._timing.mailbox_heartbeat_s:
             self._listen()
-        return any(caller.still_s(now) < STANDSTILL_S for caller in self._callers.values())
+        limit_s = self._timing.mailbox_standstill_s
+        return any(caller.still_s(now) < limit_s for caller in self._callers.values())
 
     def _listen(self) -> None:
         """Observe each caller's heartbeat."""
@@ -283,7 +282,8 @@ class JobServer:
                 _log.debug("it is unknown whether caller %s lives: %s", name, error)
         now = self._observed_at = time.monotonic()
         # While a storage is away, heartbeats can neither be read nor written.
-        storage_unreachable |= now - observed_before > BEAT_EVERY_S + _LATE_S
+        due_s = self._timing.mailbox_heartbeat_s
+        storage_unreachable |= now - observed_before > due_s + _LATE_S
         for name, caller in self._callers.items():
             caller.observe(counters.get(name, caller.counter), now)
             if storage_unreachable:

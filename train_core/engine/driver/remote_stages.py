@@ -39,7 +39,6 @@ from train_core.storage.coordination.mailbox import (
     Answer,
     Mailbox,
     jobs_with_calls,
-    pause_s,
 )
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.names import JobName
@@ -277,7 +276,7 @@ class JobStages:
                 # Its heartbeat cannot be read, but Ray may know.
                 has_ended = bool(self._jobs.has_ended(job))
                 heartbeat.restart(time.monotonic())
-            time.sleep(pause_s(time.monotonic() - asked_at))
+            time.sleep(mailbox.timing.pause_s(time.monotonic() - asked_at))
 
     def _leave(self, attached: Attachment) -> None:
         if self._attached is attached:

@@ -48,7 +48,7 @@ from train_core.storage.records.journal import read_good_segments
 from train_core.storage.records.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.run_writer import RunWriter, begin_attempt, create_run
+from train_core.storage.run_writer import ResultWriter, RunWriter, begin_attempt, create_run
 
 if TYPE_CHECKING:
     from train_core.engine.cluster.pool import WorkerPool
@@ -210,7 +210,7 @@ class DriverStages:
             self.mirror.begin("evaluate")
         summaries = [CheckpointSummary.model_validate(one) for one in checkpoints]
         with self._pinned(summaries, "evaluate"):
-            what = (self.folder, self.config, summaries, split, self._max_batches)
+            what = (self._writer(), self.config, summaries, split, self._max_batches)
             results = evaluate(self._scoring_pool(), *what)  # type: ignore[arg-type]  # checked by the evaluator
         if self.mirror:
             self.mirror.log_evaluations(results)
@@ -226,7 +226,7 @@ class DriverStages:
             self.mirror.begin("infer")
         summary = CheckpointSummary.model_validate(checkpoint)
         with self._pinned([summary], "infer"):
-            what = (self.folder, self.config, summary, source, self._max_batches)
+            what = (self._writer(), self.config, summary, source, self._max_batches)
             result = infer(self._scoring_pool(), *what)
         if self.mirror:
             self.mirror.log_predictions(result)
@@ -292,6 +292,12 @@ class DriverStages:
         self._check_lease()
         assert self._lease
         RunWriter(self.folder, self._lease.attempt).write(key, data)
+
+    def _writer(self) -> ResultWriter:
+        """Writes results: fenced, if this process has the run."""
+        if self._lease is None:
+            return ResultWriter(self.folder)
+        return RunWriter(self.folder, self._lease.attempt)
 
     def close(self, status: str) -> None:
         """End the mirror and free the run; Ray ends with the process.

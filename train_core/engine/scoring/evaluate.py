@@ -41,11 +41,11 @@ from train_core.errors import CheckpointError, users_code
 from train_core.log_lines import set_up_logging
 from train_core.results import CheckpointSummary, EvaluationResult
 from train_core.storage.records.journal import finite
-from train_core.storage.records.manifest import EvaluationManifest, FileEntry
+from train_core.storage.records.manifest import EvaluationManifest
 from train_core.storage.records.names import CONFUSION_MATRIX_JSON, EVALUATIONS
 from train_core.storage.records.verified_files import are_there
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.run_writer import commit_result, quarantine
+from train_core.storage.run_writer import ResultWriter, quarantine
 from train_core.workload import Workload, indexed
 
 METRICS_JSON = "metrics.json"
@@ -53,7 +53,7 @@ METRICS_JSON = "metrics.json"
 
 def evaluate(
     pool: WorkerPool,
-    folder: RunFolder,
+    writer: ResultWriter,
     config: TrainConfig,
     checkpoints: list[CheckpointSummary],
     split: Split,
@@ -61,8 +61,10 @@ def evaluate(
 ) -> list[EvaluationResult]:
     """Measure the checkpoints on a split, in their order. An earlier result of the same is reused.
 
-    `max_batches` measures a part of the split, for a dry run; 0: all of it.
+    `max_batches` measures a part of the split, for a dry run; 0: all of it. Raises FencedError,
+    and commits nothing more, if the writer's attempt was replaced.
     """
+    folder = writer.folder
     workload = load_recorded(folder, config)
     committed_ones = [folder.find(summary.name) for summary in checkpoints]
     earlier = [_find(folder, checkpoint, split, max_batches) for checkpoint in committed_ones]
@@ -75,7 +77,7 @@ def evaluate(
                 for shard in range(config.shards)
             ]
             measured = pool.map(MEASURE_SHARD, shards)
-            committed = _commit(folder, workload, checkpoint, split, max_batches, measured)
+            committed = _commit(writer, workload, checkpoint, split, max_batches, measured)
         key, manifest = committed
         results.append(
             EvaluationResult(
@@ -102,7 +104,7 @@ def _find(
 
 
 def _commit(
-    folder: RunFolder,
+    writer: ResultWriter,
     workload: Workload[Any],
     checkpoint: Checkpoint,
     split: str,
@@ -123,8 +125,7 @@ def _commit(
     entries = []
     for name, content in files.items():
         data = (json.dumps(content, indent=1) + "\n").encode()
-        folder.store.write(f"{key}/{name}", data, durable=True)
-        entries.append(FileEntry.of(name, data))
+        entries.append(writer.write_result_file(f"{key}/{name}", data))
     manifest = EvaluationManifest(
         created_at=datetime.now(UTC).isoformat(),
         files=tuple(entries),
@@ -135,7 +136,7 @@ def _commit(
         max_batches=max_batches,
         metrics=values,
     )
-    commit_result(folder, key, manifest)
+    writer.commit_result(key, manifest)
     return key, manifest
 
 

@@ -40,7 +40,7 @@ from train_core.storage.records.manifest import FileEntry, PredictionsManifest
 from train_core.storage.records.names import PREDICTIONS, CheckpointName
 from train_core.storage.records.verified_files import are_there
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.run_writer import commit_result
+from train_core.storage.run_writer import ResultWriter
 from train_core.workload import Workload
 
 _RESERVED = ("id", "model_step")
@@ -48,7 +48,7 @@ _RESERVED = ("id", "model_step")
 
 def infer(
     pool: WorkerPool,
-    folder: RunFolder,
+    writer: ResultWriter,
     config: TrainConfig,
     summary: CheckpointSummary,
     source: str,
@@ -57,19 +57,21 @@ def infer(
     """Score the rows at `source` (a split or a URL) with a checkpoint.
 
     A result that was committed earlier for the same checkpoint and input is reused. `max_batches`
-    scores a part of the rows, for a dry run; 0: all of them.
+    scores a part of the rows, for a dry run; 0: all of them. Raises FencedError, and commits
+    nothing, if the writer's attempt was replaced.
     """
+    folder = writer.folder
     checkpoint = folder.find(summary.name)
     found = open_input(source, load_recorded(folder, config), with_digests=True)
     key, manifest = _find(folder, checkpoint, found) or _run(
-        pool, folder, config, checkpoint, found, max_batches
+        pool, writer, config, checkpoint, found, max_batches
     )
     return result_of(folder, key, manifest, summary)
 
 
 def _run(
     pool: WorkerPool,
-    folder: RunFolder,
+    writer: ResultWriter,
     config: TrainConfig,
     checkpoint: Checkpoint,
     found: Input,
@@ -82,7 +84,7 @@ def _run(
     written: list[tuple[FileEntry, int]] = pool.map(
         SCORE_PART,
         [
-            (folder.url, config, str(checkpoint.name), found, ranges, f"{key}/{name}")
+            (writer.folder.url, config, str(checkpoint.name), found, ranges, f"{key}/{name}")
             for name, ranges in _parts(num_rows, config)
         ],
     )
@@ -96,7 +98,7 @@ def _run(
         num_rows=sum(rows for _, rows in written),
         rows=tuple(rows for _, rows in written),
     )
-    commit_result(folder, key, manifest)
+    writer.commit_result(key, manifest)
     return key, manifest
 
 
@@ -160,7 +162,7 @@ def score_one_part(
         file.seek(0)
         # The file has no name in a folder, so that its space is freed however this process ends.
         path = Path(f"/dev/fd/{file.fileno()}")
-        folder.store.upload(path, key)
+        ResultWriter(folder).upload_result_file(path, key)
         entry = FileEntry(
             name=key.rpartition("/")[2],
             size_bytes=path.stat().st_size,

@@ -42,6 +42,7 @@ from train_core.policy.save_schedule import SaveDue
 from train_core.policy.steps import MicroBatch
 from train_core.policy.stop_reasons import Reached, StopReason, has_reached
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter
 from train_core.workload import Batch
 
 _log = logging.getLogger(__name__)
@@ -100,7 +101,8 @@ class Trainer:
             workload, train_set, config, group, has_equal_passes=self.trained.is_sharded
         )
         is_rank0 = group.is_rank0
-        self.records = TrainRecords(folder.store, config, plan, attempt, is_enabled=is_rank0)
+        run_writer = RunWriter(folder, attempt)
+        self.records = TrainRecords(run_writer, config, plan, is_enabled=is_rank0)
         checkpointer = Checkpointer(folder, config, attempt, self.records.journal, group, timing)
         self.watchdog = Watchdog(config.hang_timeout_s)
         state, rules = self._all_state(), config.save_rules

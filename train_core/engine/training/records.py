@@ -10,7 +10,7 @@ from train_core.engine.checkpoint.journal_buffer import JournalBuffer
 from train_core.engine.checkpoint.progress import Progress
 from train_core.policy import metric_names
 from train_core.policy.steps import StepPlan
-from train_core.storage.objects.store import Store
+from train_core.storage.run_writer import RunWriter
 
 
 class TrainClock:
@@ -40,15 +40,15 @@ class TrainRecords:
     """Records each step and each validation in the journal, and shows them in live.json."""
 
     def __init__(
-        self, store: Store, config: TrainConfig, plan: StepPlan, attempt: int, *, is_enabled: bool
+        self, writer: RunWriter, config: TrainConfig, plan: StepPlan, *, is_enabled: bool
     ) -> None:
-        self.journal = JournalBuffer(store, is_enabled=is_enabled)
+        self.journal = JournalBuffer(writer, is_enabled=is_enabled)
         self.clock = TrainClock()
         self.first_step = 0
         """The step after which this attempt began."""
         self._config = config
         self._plan = plan
-        self._attempt = attempt
+        self._attempt = writer.attempt
         self._step_ended_at = time.monotonic()
 
     def start(self, progress: Progress) -> None:

@@ -1,10 +1,10 @@
-"""Orphans: what attempts that are over left behind and no commit counts.
+"""Orphans: what attempts that are over left behind and what belongs to no commit.
 
 A checkpoint's folder without a manifest was never committed, or is half deleted; a journal segment
-that no manifest lists was written for a commit that did not come. Once the attempt is over,
-nothing more comes of either. Nor of an evaluation or an inference without a manifest, once no
-process has its checkpoint pinned. A process that is killed while it uploads to S3 leaves parts,
-too, which are nobody's by the same rules; no listing of objects shows them.
+that no manifest lists was written for a commit that did not follow. Both are orphans once their
+attempt is over. An evaluation or a batch inference without a manifest is one once no process has
+its checkpoint pinned. A process that is killed while it uploads to S3 also leaves parts, which are
+orphans by the same rules; no listing of objects shows them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from train_core.storage.records.names import (
     JOURNAL,
     MANIFEST_JSON,
     PREDICTIONS,
-    QUARANTINED_JSON,
     CheckpointName,
     SegmentName,
 )
+from train_core.storage.records.quarantine import is_quarantined
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
 
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Orphan:
-    """Something that no commit counts, by its key in the run folder."""
+    """Something that belongs to no commit, by its key in the run folder."""
 
     key: str
     why: str
@@ -66,9 +66,10 @@ def collect_orphans(writer: RunWriter) -> list[Orphan]:
 def find_orphans(
     folder: RunFolder, attempt: int, *, gone: Collection[str] = (), with_late: bool = True
 ) -> list[Orphan]:
-    """The orphans of attempts before `attempt` that are over; `gone` checkpoints count no more.
+    """The orphans of attempts before `attempt` that are over.
 
-    Quarantined checkpoints are none, nor is a segment that one of them lists.
+    `gone` are checkpoints that are about to be deleted. A quarantined checkpoint is no orphan, nor
+    is a segment that it lists.
     """
     is_over = cache(lambda number: number < attempt and lease.is_over(folder.store, number))
     counted = folder.checkpoints()
@@ -89,7 +90,10 @@ def find_orphans(
 
 
 def delete_unfinished_results(folder: RunFolder) -> None:
-    """Delete evaluations and predictions without a manifest that nobody works on: by anybody."""
+    """Delete evaluations and predictions without a manifest that no process works on.
+
+    Any process may do so, without the lease.
+    """
     for orphan in _unfinished_results(folder, _uploads(folder.store)):
         _delete(folder.store, orphan)
 
@@ -124,7 +128,7 @@ def _delete(store: Store, orphan: Orphan) -> None:
 
 def _orphan(folder: RunFolder, name: CheckpointName) -> Orphan | None:
     store, key = folder.store, f"{CHECKPOINTS}/{name}"
-    if store.exists(f"{key}/{QUARANTINED_JSON}"):
+    if is_quarantined(store, name):
         return None
     if not store.exists(f"{key}/{MANIFEST_JSON}"):
         return Orphan(key, "never committed, or half deleted")

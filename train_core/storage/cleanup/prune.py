@@ -17,7 +17,7 @@ from train_core.storage.run_writer import RunWriter
 
 @dataclass(frozen=True)
 class Finding:
-    """A checkpoint, or something that no commit counts, and what is to become of it."""
+    """A checkpoint or an orphan, and whether it is deleted."""
 
     name: str
     """A checkpoint's name; an orphan's key in the run folder."""
@@ -34,8 +34,8 @@ class Pruning:
     """What to prune and by which rules.
 
     The newest checkpoint is read whole: if it is not what was committed, a resume begins with an
-    older one, and the rules are applied to what is good. What is damaged or quarantined stays,
-    and is shown: it is for people to look at.
+    older one, and the rules are applied to what is good. What is damaged or quarantined stays
+    and is shown, so that people can inspect it.
     """
 
     folder: RunFolder

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from train_core.policy.retention import RetentionRules, Verdict, finalists, retention_verdicts
 from train_core.policy.selection import Candidate
-from train_core.storage.coordination import pins
+from train_core.storage.coordination import deletions, pins
 from train_core.storage.records.names import PINS, REPORT_JSON, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter
@@ -54,7 +54,7 @@ def delete_unless_pinned(
     if parsed is None:
         raise ValueError(f"{name!r} is not the name of a checkpoint")
     store = writer.folder.store
-    with pins.deleting(store, parsed, writer.attempt, ignored=ignored_pins) as others:
+    with deletions.deleting(store, parsed, writer.attempt, ignored=ignored_pins) as others:
         if others:
             return False
         writer.delete_checkpoint(parsed)
@@ -70,7 +70,7 @@ def _candidate(checkpoint: Checkpoint) -> Candidate:
         # Metrics of another step rank nothing.
         manifest.metrics if manifest.validated else {},
         _parse_time(manifest.created_at),
-        manifest.in_turn,
+        manifest.scheduled,
     )
 
 

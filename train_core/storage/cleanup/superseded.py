@@ -14,7 +14,8 @@ from train_core.storage.cleanup.orphans import collect_orphans, delete_unfinishe
 from train_core.storage.cleanup.retention import delete_unless_pinned, verdicts
 from train_core.storage.coordination import pins
 from train_core.storage.coordination.heartbeat import HeartbeatObserver
-from train_core.storage.coordination.mailbox import STANDSTILL_S, Mailbox, heartbeats_of_scorers
+from train_core.storage.coordination.mailbox import Mailbox, heartbeats_of_scorers
+from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.retries import SHORT
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import JOURNAL
@@ -84,13 +85,13 @@ def delete_orphans_of_the_dead(writer: RunWriter) -> None:
 
 @contextmanager
 def clearing_dead_scorers(
-    folder: RunFolder, own: str = "", after_s: float = STANDSTILL_S
+    folder: RunFolder, own: str = "", *, timing: Timing = TIMING
 ) -> Iterator[None]:
     """Delete, at the end, what jobs left that only scored and died together with their callers.
 
-    Nobody else would: such a job has no lease. It is dead if none of its heartbeats has moved since
-    the beginning, nor while it is looked at for `after_s` seconds more. If the storage fails, all
-    is left to the next call. `own` is the job that calls, if one does.
+    Such a job has no lease, so no attempt follows it. It is dead if none of its heartbeats has
+    moved since the beginning, nor while it is observed for `timing.mailbox_standstill_s` more. If
+    the storage fails, all is left to the next call. `own` is the job that calls, if one does.
     """
     observers: _Observers = {}
     with _or_left_to_the_next():
@@ -99,16 +100,16 @@ def clearing_dead_scorers(
     yield
     if observers:
         with _or_left_to_the_next():
-            _clear_dead_scorers(folder, observers, after_s)
+            _clear_dead_scorers(folder, observers, timing)
 
 
-def _clear_dead_scorers(folder: RunFolder, observers: _Observers, after_s: float) -> None:
-    # A driver that is about to end does not wait for a storage that is away.
+def _clear_dead_scorers(folder: RunFolder, observers: _Observers, timing: Timing) -> None:
+    # A driver that is about to end does not wait for a storage that does not answer.
     store = folder.store.with_retries(SHORT)
     if not (unmoved := _unmoved(store, observers)):
         return
     # After an outage, heartbeats may not have come to move again.
-    time.sleep(after_s)
+    time.sleep(timing.mailbox_standstill_s)
     for job in _unmoved(store, unmoved):
         Mailbox(store, job).clear()
         pins.sweep_ended(store)

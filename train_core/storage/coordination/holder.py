@@ -23,7 +23,7 @@ class Holder(BaseModel):
     pid: int = Field(ge=0, lt=2**31)
     process_started: NonNegativeFloat
     token: str
-    """Tells two askings apart, also those of one process."""
+    """Tells two holds apart, also those of one process."""
 
     @classmethod
     def here(cls) -> Self:

@@ -20,17 +20,11 @@ from train_core.storage.coordination.heartbeat import (
     HeartbeatSender,
 )
 from train_core.storage.coordination.holder import Holder
+from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.retries import SHORT
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import read_document
 from train_core.storage.records.names import LEASES, LeaseName
-
-HEARTBEAT_S = 2.0
-STANDSTILL_S = 10.0
-SLOW_LOOKS = 3
-"""Where reading a heartbeat is slow, the standstill is longer by so many readings."""
-# The old driver of a killed program needs a moment to notice and to end.
-DYING_GRACE_S = 3.0
 
 
 class LeaseHeartbeat(Heartbeat):
@@ -53,10 +47,11 @@ class Lease:
     end: str = ""
     """How the run ended before, if that is known; to be set anew before the release."""
     holder: Holder = field(default_factory=Holder.here)
+    timing: Timing = TIMING
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def send_heartbeat(self) -> None:
-        """Move the heartbeat; call it every HEARTBEAT_S."""
+        """Move the heartbeat; call it every `timing.heartbeat_s`."""
         with self._lock:
             self.counter += 1
             self._write_heartbeat(released=False)
@@ -96,25 +91,25 @@ class Lease:
         )
 
 
-def acquire(store: Store, run: str, above: int = 0) -> Lease:
+def acquire(store: Store, run: str, above: int = 0, *, timing: Timing = TIMING) -> Lease:
     """Take the run for a new attempt, or raise RunBusyError.
 
     Attempts up to `above` count as done: their files were copied here.
 
     A holder that released it, or that ran on this machine and is dead, is followed at once; one
-    elsewhere is followed when its heartbeat stands still for STANDSTILL_S and SLOW_LOOKS times
-    what a look takes.
+    elsewhere is followed when its heartbeat stands still for `timing.standstill_s`, and longer
+    where reading it is slow.
     """
     me = Holder.here()
     while True:
         newest = newest_attempt(store)
-        end = _wait_until_free(store, run, newest) if newest else ""
+        end = _wait_until_free(store, run, newest, timing) if newest else ""
         attempt = max(newest, above) + 1
         try:
             store.create(f"{LEASES}/{LeaseName(attempt)}", me.model_dump_json().encode())
         except FileExistsError:
             continue
-        return Lease(store, run, attempt, end=end, holder=me)
+        return Lease(store, run, attempt, end=end, holder=me, timing=timing)
 
 
 def newest_attempt(store: Store) -> int:
@@ -173,7 +168,7 @@ def alive_until_released(held: Lease) -> Iterator[None]:
 @contextmanager
 def alive(held: Lease) -> Iterator[None]:
     """Send heartbeats, from a thread of its own, while the block runs."""
-    sender = HeartbeatSender(held.send_heartbeat, HEARTBEAT_S)
+    sender = HeartbeatSender(held.send_heartbeat, held.timing.heartbeat_s)
     sender.start()
     try:
         yield
@@ -181,7 +176,7 @@ def alive(held: Lease) -> Iterator[None]:
         sender.stop()
 
 
-def _wait_until_free(store: Store, run: str, attempt: int) -> str:
+def _wait_until_free(store: Store, run: str, attempt: int, timing: Timing) -> str:
     """Return when nobody drives the run any more: how it ended, if that is known."""
     holder = _holder(store, attempt)
     begin = time.monotonic()
@@ -195,7 +190,7 @@ def _wait_until_free(store: Store, run: str, attempt: int) -> str:
         if holder.is_local:
             if not holder.is_alive:
                 return ""
-            if time.monotonic() - begin > DYING_GRACE_S:
+            if time.monotonic() - begin > timing.dying_grace_s:
                 raise RunBusyError(run, str(holder))
         elif observer is None:
             observer = HeartbeatObserver(heartbeat.counter, time.monotonic())
@@ -203,10 +198,10 @@ def _wait_until_free(store: Store, run: str, attempt: int) -> str:
             raise RunBusyError(run, str(holder))
         # Between the first answer and the last question it did not move for certain. Where reading
         # a heartbeat takes long, so does writing one: the storage was away, or is slow.
-        elif observer.still_s(asked_at) > STANDSTILL_S + SLOW_LOOKS * slowest_s:
+        elif observer.still_s(asked_at) > timing.standstill_s + timing.slow_reads * slowest_s:
             return ""
         slowest_s = max(slowest_s, time.monotonic() - asked_at)
-        time.sleep(0.2)
+        time.sleep(timing.lease_poll_interval_s)
 
 
 def _holder(store: Store, attempt: int) -> Holder:

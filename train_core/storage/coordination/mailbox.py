@@ -1,9 +1,9 @@
 """Calls of stages from far away: a small object for each, and one for its answer.
 
-`calls/<job>/<caller>-0003.json` asks, and `calls/<job>/<caller>-0003-answer.json` answers; a
-counter in `calls/<job>/<caller>-beat.json` moves while the caller lives, and one in
-`calls/<job>/job-beat.json` while the job does. Any process that can
-read the run folder can reach the job that drives it, wherever that is.
+`calls/<job>/<caller>-0003.json` is a call, and `calls/<job>/<caller>-0003-answer.json` its answer.
+A counter in `calls/<job>/<caller>-beat.json` moves while the caller lives, and one in
+`calls/<job>/job-beat.json` while the job does. Any process that reaches the run folder can call the
+job that drives the run, wherever that is.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from train_core.errors import StorageError
 from train_core.storage.coordination.heartbeat import Heartbeat, HeartbeatSender
+from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import read_document
 from train_core.storage.records.names import CALLS, JobName
 
-BEAT_EVERY_S = 5.0
-STANDSTILL_S = 12.0
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 THE_JOB = "job"
 
 _CALL = re.compile(r"([0-9a-f]{32}-\d{4,})\.json")
@@ -43,20 +41,12 @@ class Call(BaseModel):
 
 
 class Answer(BaseModel):
-    """What came of it: the stage's result, or the error that it raised."""
+    """The stage's result, or the error that it raised."""
 
     model_config = ConfigDict(frozen=True)
 
     result: JsonValue = None
     error: dict[str, JsonValue] | None = None
-
-
-def pause_s(waited_s: float) -> float:
-    """How long to wait before the other side's object is looked for again.
-
-    A tenth of what was waited already: it is found a tenth of the time late, and a second at most.
-    """
-    return min(max(waited_s / 10, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
 
 
 def jobs_with_calls(store: Store) -> list[str]:
@@ -84,10 +74,16 @@ def caller_of(name: str) -> str:
 
 
 class Mailbox:
-    """The mailbox of one job, for one caller or for THE_JOB itself. All raise StorageError."""
+    """The mailbox of one job, for one caller or for THE_JOB itself.
 
-    def __init__(self, store: Store, job: str, caller: str = "") -> None:
+    Every method that reads or writes raises StorageError.
+    """
+
+    def __init__(
+        self, store: Store, job: str, caller: str = "", *, timing: Timing = TIMING
+    ) -> None:
         self.job = job
+        self.timing = timing
         self._store = store
         self._caller = caller or uuid.uuid4().hex
         self._numbers = itertools.count(1)
@@ -123,13 +119,13 @@ class Mailbox:
         return answer
 
     def send_heartbeat(self) -> None:
-        """Show that this one lives."""
+        """Move the heartbeat of this caller, or of the job."""
         heartbeat = Heartbeat(counter=next(self._heartbeats))
         self._store.write(self._key(f"{self._caller}-beat"), heartbeat.model_dump_json().encode())
 
     def heartbeat_sender(self) -> HeartbeatSender:
         """What sends this one's heartbeats once it is started."""
-        return HeartbeatSender(self.send_heartbeat, BEAT_EVERY_S, logging.DEBUG)
+        return HeartbeatSender(self.send_heartbeat, self.timing.mailbox_heartbeat_s, logging.DEBUG)
 
     def heartbeat_of(self, caller: str) -> int:
         """The counter of a caller's heartbeat, or of THE_JOB's; 0 before the first."""
@@ -151,7 +147,7 @@ class Mailbox:
             # A machine that lost its power leaves half of one.
             return -1
 
-    def asked(self) -> list[str]:
+    def call_names(self) -> list[str]:
         """The names of all calls that are there, answered or not."""
         found = map(_CALL.fullmatch, self._store.names(f"{CALLS}/{self.job}"))
         return sorted(match[1] for match in found if match)
@@ -168,12 +164,12 @@ class Mailbox:
         self._store.write(self._key(f"{name}-answer"), answer.model_dump_json().encode())
 
     def clear(self, last: str = "", within_s: float = 0) -> None:
-        """Delete all of them, once the last caller took its answers, or when the time is over."""
+        """Delete the mailbox, once the caller of `last` has its answers or `within_s` is over."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline and any(
-            caller_of(name) == caller_of(last) for name in self.asked()
+            caller_of(name) == caller_of(last) for name in self.call_names()
         ):
-            time.sleep(0.2)
+            time.sleep(self.timing.mailbox_poll_interval_s)
         self._store.delete(f"{CALLS}/{self.job}")
 
     def _key(self, name: str) -> str:

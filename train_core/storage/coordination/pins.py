@@ -1,29 +1,21 @@
 """Pins: an evaluation or an inference keeps its checkpoint from being deleted meanwhile.
 
-Commands that look at one (`diff`, `export`, `verify`) pin nothing, as they may run where they may
-not write; if it goes meanwhile, they say so.
+Commands that read a checkpoint (`diff`, `export`, `verify`) pin nothing, as they may run where they
+may not write; if it is deleted meanwhile, they say so.
 
-`pins/<checkpoint>/<who>.json` is one pin. It holds for as long as its process runs, or its job on a
-cluster has calls that nobody cleared away, or lastingly.
-A driver that wants to delete the checkpoint writes a pin of its own kind there first and looks for
-others then; a reader writes its pin first and looks for a deletion then. So of the two at least one
-sees the other and steps back: a checkpoint that was pinned is not deleted.
-
-A driver that finds no pin records that the deletion is decided, and checks its lease after that. It
-may stand still then, be fenced, and go on at any time. So the next attempt carries out what was
-decided before its fence list says what exists, whatever pins there are: they came too late, or were
-to be ignored. A deletion that was only announced is kept from happening by the lease.
+`pins/<checkpoint>/<who>.json` is one pin. It is valid for as long as its process runs, or until the
+calls of its job on a cluster are cleared away, or for good. A reader writes its pin first, and
+looks for a deletion (`deletions.py`) then.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -44,7 +36,8 @@ from train_core.storage.records.names import (
 MLFLOW_MODEL = "mlflow-model"
 """The pin of a checkpoint whose model is in MLflow, where an alias may point to it."""
 
-_DELETION = "deletion"
+DELETION = "deletion"
+"""The pin that announces a deletion begins with it."""
 _log = logging.getLogger(__name__)
 
 
@@ -96,7 +89,7 @@ class Found:
     @property
     def is_deletion(self) -> bool:
         """Whether it announces that the checkpoint is being deleted."""
-        return self.pin is not None and self.who.startswith(_DELETION)
+        return self.pin is not None and self.who.startswith(DELETION)
 
     def __str__(self) -> str:
         holder = f", {self.pin.holder}" if self.pin and self.pin.holder else ""
@@ -124,7 +117,7 @@ def pin(
     key = f"{PINS}/{PinName(checkpoint, who)}"
     if is_lasting and store.exists(key):
         return key
-    _write(store, key, why, attempt=attempt, job=job, is_lasting=is_lasting)
+    write_pin(store, key, why, attempt=attempt, job=job, is_lasting=is_lasting)
     try:
         _check_there(store, checkpoint)
     except BaseException:
@@ -178,51 +171,6 @@ def valid_pins(store: Store) -> list[Found]:
     return [one for one in found if one.is_valid and not one.is_deletion]
 
 
-@contextmanager
-def deleting(
-    store: Store,
-    checkpoint: CheckpointName,
-    attempt: int,
-    *,
-    ignored: Collection[str] = (),
-    is_decided: bool = False,
-) -> Iterator[list[Found]]:
-    """Announce a deletion, and give the valid pins: step back from them. If none, it is decided.
-
-    `ignored` are the keys of pins that need not be respected. One that `is_decided` already is
-    another attempt's, which is carried out in its stead.
-    """
-    key = f"{PINS}/{PinName(checkpoint, f'{_DELETION}-a{attempt:04d}')}"
-    announce = partial(_write, store, key, "deletion", attempt=attempt, is_lasting=False)
-    announce(decided=is_decided)
-    try:
-        others = [
-            found
-            for found in ([] if is_decided else pins_of(store, str(checkpoint)))
-            if found.is_valid and not found.is_deletion and found.key not in ignored
-        ]
-        if not (others or is_decided):
-            announce(decided=True)
-        yield others
-    finally:
-        store.delete(key)
-
-
-def decided(store: Store) -> list[CheckpointName]:
-    """The checkpoints that a replaced attempt may still delete. Raises StorageError."""
-    newest = lease.newest_attempt(store)
-    parsed = (CheckpointName.parse(text) for text in store.names(PINS))
-    return [
-        name
-        for name in parsed
-        if name
-        and any(
-            found.is_valid and found.is_deletion and found.pin and found.pin.decided
-            for found in pins_of(store, str(name), newest_attempt=newest)
-        )
-    ]
-
-
 def sweep(store: Store) -> None:
     """Delete pins that hold no more, and all those of checkpoints that are not there."""
     # IMPORTANT: in this order. A driver that stands still in between may be fenced, and what is
@@ -259,7 +207,7 @@ def _take_away(store: Store, key: str) -> None:
         _log.warning("a pin was not deleted; it ends with this process: %s", error)
 
 
-def _write(
+def write_pin(
     store: Store,
     key: str,
     why: str,
@@ -269,6 +217,7 @@ def _write(
     job: str = "",
     decided: bool = False,
 ) -> None:
+    """Write or replace the pin at the key; its holder is this process, unless it lasts."""
     written = Pin(
         why=why,
         created_at=datetime.now(UTC).isoformat(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 import shutil
@@ -13,12 +14,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from train_core.errors import ConfigError
+from train_core.storage.objects.digests import new_digest
 
 BLOCK_BYTES = 4096
 """Memory that begins at a multiple of it is written past the system's cache."""
 TEMPORARY = ".tmp-"
 _WRITER = re.compile(re.escape(TEMPORARY) + r"(\d{1,9})-")
-_ABANDONED_S = 10.0
+_CHUNK_BYTES = 2**20
 _NO_LINK_HERE = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES}
 )
@@ -36,15 +38,18 @@ def temporary_beside(path: str) -> Iterator[str]:
         Path(temporary).unlink(missing_ok=True)
 
 
-def sweep(folder: str) -> None:
-    """Delete what `temporary_beside` left below the folder where a process was killed in it."""
+def sweep(folder: str, abandoned_s: float) -> None:
+    """Delete what `temporary_beside` left below the folder where a process was killed in it.
+
+    Another machine's process counts as killed if its file has not changed for `abandoned_s`.
+    """
     for path in Path(folder).rglob(f"{TEMPORARY}*"):
         writer = _WRITER.match(path.name)
         if writer and _is_alive(int(writer[1])):
             continue
         with suppress(FileNotFoundError):
             # Another machine, whose processes are not seen here, may just be writing.
-            if time.time() - path.stat().st_mtime > _ABANDONED_S:
+            if time.time() - path.stat().st_mtime > abandoned_s:
                 path.unlink()
 
 
@@ -104,6 +109,25 @@ def _write_past_cache(descriptor: int, data: memoryview) -> int:
     finally:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
     return written
+
+
+def map_file(path: str, size_bytes: int) -> tuple[memoryview, str]:
+    """The file as memory that is shared with the disk's cache until it is changed, and its digest.
+
+    The digest is empty if the file is not of that size.
+    """
+    piece, num_bytes, digest = memoryview(bytearray(_CHUNK_BYTES)), 0, new_digest()
+    with open(path, "rb", buffering=0) as file:
+        # By reading: what the disk cannot read is an error then, and in a mapping a signal.
+        while num_bytes <= size_bytes and (count := file.readinto(piece)):
+            digest.update(piece[:count])
+            num_bytes += count
+        if num_bytes != size_bytes:
+            return memoryview(b""), ""
+        if not size_bytes:
+            return memoryview(bytearray()), digest.hexdigest()
+        mapped = mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_COPY)
+    return memoryview(mapped), digest.hexdigest()
 
 
 def create(path: str, data: bytes) -> None:

@@ -1,11 +1,11 @@
 """How long storage is waited for: errors that pass by themselves are tried again in a budget.
 
 `retried` repeats a whole operation, with exponential pauses and jitter. The retries of s3fs and of
-botocore are off: they would multiply with ours (a read of a silent server took half an hour), and
-botocore's pauses are drawn from the numbers that a training has seeded (as those are that it makes
-before it asks for credentials again, and those of other storages' clients). So a copy or an upload
-of a file begins anew where a part of it fails; obstore, which moves a checkpoint's large files,
-repeats a part by itself.
+botocore are off. They would multiply with ours: a read from a silent server took half an hour. And
+botocore draws its pauses from the random numbers that a training has seeded. (It still does before
+it asks for credentials again, and so do the clients of other storages.) So a copy or an upload of a
+file begins anew where a part of it fails; obstore, which moves a checkpoint's large files, repeats
+a part by itself.
 """
 
 from __future__ import annotations
@@ -24,14 +24,6 @@ from typing import Any, TypeVar
 
 from train_core.errors import StorageError
 
-RETRY_BUDGET_S = 60.0
-SILENCE_S = 10.0
-# What a transfer may take on top of the budget: slower than this counts as failing.
-SLOWEST_BYTES_PER_S = 2**20
-
-CONNECT_S = 5.0
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 10.0
 STATUSES_THAT_PASS = frozenset({408, 429, 500, 502, 503, 504})
 _CODES_THAT_PASS = frozenset(
     {
@@ -55,18 +47,58 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long storage is waited for, in seconds."""
+    """How long storage is waited for: every time of an operation, in seconds."""
 
-    budget_s: float = RETRY_BUDGET_S
-    """What an operation may take with all its attempts; a transfer has a second more per MiB."""
-    silence_s: float = SILENCE_S
+    # An operation with all its tries.
+    budget_s: float = 60.0
+    """What it may take with all of them; a transfer has more, by `slowest_bytes_per_s`."""
+    slowest_bytes_per_s: float = 2**20
+    """What a transfer may take on top of the budget: slower than this counts as failing."""
+    first_pause_s: float = 0.5
+    """Before the second try, at most; each further pause is twice as long."""
+    longest_pause_s: float = 10.0
+    """Where the pauses grow no more."""
+
+    # A connection.
+    connect_s: float = 5.0
+    """For a connection to be there."""
+    silence_s: float = 10.0
     """A connection on which nothing moves for so long is given up."""
+
+    # A part of a large object on S3, which is tried again by itself.
+    part_attempts: int = 5
+    """As often a part is sent or asked for; after that the whole object is."""
+    part_first_pause_s: float = 0.1
+    """Before the second try of a part."""
+    part_longest_pause_s: float = 1.0
+    """Where the pauses of a part grow no more."""
+
+    # What is no single operation.
+    probe_budget_s: float = 10.0
+    """For each operation of `Store.probe`: a wrong address is an error before any compute."""
+    abandoned_s: float = 10.0
+    """A temporary file on a disk that has not changed for so long has lost its process."""
 
     def for_bytes(self, size_bytes: int) -> float:
         """The budget in seconds of an operation that moves so many bytes."""
-        return self.budget_s + size_bytes / SLOWEST_BYTES_PER_S
+        return self.budget_s + size_bytes / self.slowest_bytes_per_s
+
+    def part_timeout_s(self, size_bytes: int) -> float:
+        """For one try of a part: what the slowest connection needs for it, and its silence."""
+        return self.silence_s + size_bytes / self.slowest_bytes_per_s
+
+    @property
+    def connect_timeout_s(self) -> float:
+        """For a connection to be there, where silence is given up sooner."""
+        return min(self.connect_s, self.silence_s)
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether callers wait; those of a short budget have a fallback."""
+        return self.budget_s >= DEFAULT.budget_s
 
 
+DEFAULT = RetryPolicy()
 SHORT = RetryPolicy(budget_s=5.0, silence_s=5.0)
 """For what is soon done anew, and for processes that are about to end."""
 
@@ -75,14 +107,20 @@ class UnfinishedError(StorageError):
     """Storage answered that all is well, but did a part only."""
 
 
-def retried(operation: Callable[[float], _T], title: str, budget_s: float) -> _T:
+def retried(
+    operation: Callable[[float], _T],
+    title: str,
+    retry_policy: RetryPolicy = DEFAULT,
+    *,
+    size_bytes: int = 0,
+) -> _T:
     """What `operation` returns; asked again while its errors may pass, within the budget.
 
-    The operation is given the seconds that are left. Raises StorageError, beginning with `title`
-    and naming the cause and the time tried, when the budget is spent; errors that do not pass at
-    once and as they are.
+    The operation moves `size_bytes`, and is given the seconds that are left. Raises StorageError,
+    beginning with `title` and naming the cause and the time tried, when the budget is spent; errors
+    that do not pass at once and as they are.
     """
-    begin = time.monotonic()
+    begin, budget_s = time.monotonic(), retry_policy.for_bytes(size_bytes)
     cause: Exception | None = None
     for attempt in count(1):
         left_s = begin + budget_s - time.monotonic()
@@ -93,15 +131,15 @@ def retried(operation: Callable[[float], _T], title: str, budget_s: float) -> _T
                 raise
             # A deadline in the middle of a later attempt says less than what failed before it.
             cause = cause if cause and isinstance(error, TimeoutError) else error
-        limit_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (attempt - 1))
+        longest_s = retry_policy.longest_pause_s
+        limit_s = min(longest_s, retry_policy.first_pause_s * 2 ** (attempt - 1))
         pause_s = _CHANCE.uniform(limit_s / 2, limit_s)
         tried_s = time.monotonic() - begin
         if tried_s + pause_s >= budget_s:
             tried = f"given up after {tried_s:.0f} s, in attempt {attempt}"
             raise StorageError(f"{title}: {_described(cause)} ({tried})") from cause
         if attempt == 1:
-            # Callers with a short budget have a fallback.
-            level = logging.WARNING if budget_s >= RETRY_BUDGET_S else logging.DEBUG
+            level = logging.WARNING if retry_policy.is_patient else logging.DEBUG
             _log.log(level, "%s: %s; retrying for %.0f s", title, _described(cause), budget_s)
         time.sleep(pause_s)
     raise AssertionError("count() never ends")
@@ -151,7 +189,7 @@ def _was_lost_on_the_way(error: BaseException) -> bool:
 def s3_config(retry_policy: RetryPolicy) -> dict[str, Any]:
     """Settings with which botocore waits so long, and does not repeat a request."""
     return {
-        "connect_timeout": min(CONNECT_S, retry_policy.silence_s),
+        "connect_timeout": retry_policy.connect_timeout_s,
         "read_timeout": retry_policy.silence_s,
         "retries": {"mode": "standard", "total_max_attempts": 1},
         "connector_args": {"socket_factory": partial(_socket, retry_policy.silence_s)},
@@ -168,5 +206,5 @@ def _socket(silence_s: float, address: tuple[Any, ...]) -> socket.socket:
 
 
 def _described(error: Exception) -> str:
-    said = str(error) or "no answer in time" * isinstance(error, TimeoutError)
-    return f"{type(error).__name__}: {said}"
+    message = str(error) or "no answer in time" * isinstance(error, TimeoutError)
+    return f"{type(error).__name__}: {message}"

@@ -7,7 +7,6 @@ commit and every lease stands on. `StoreReader` is the half that reads.
 
 from __future__ import annotations
 
-import glob
 import os
 import uuid
 from collections.abc import Callable
@@ -15,13 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from train_core.errors import StorageError
-from train_core.storage.objects import local_disk, transfer, uploads
-from train_core.storage.objects.filesystems import S3
-from train_core.storage.objects.retries import UnfinishedError, may_pass
-from train_core.storage.objects.store_reader import Ask, StoreReader, is_there
+from train_core.storage.objects.retries import may_pass
+from train_core.storage.objects.store_reader import StoreReader
+from train_core.storage.objects.uploads import Upload
 
-# A wrong address is an error within seconds, before anything is computed.
-_PROBE_BUDGET_S = 10.0
 # A condition holds for one small request only: completing a multipart upload ignores it on some
 # stores.
 _SINGLE_PUT_BYTES = 64 * 2**20
@@ -39,13 +35,8 @@ class Store(StoreReader):
         """
         path = self._path_inside(key)
 
-        def once(ask: Ask) -> None:
-            if not self.is_local:
-                ask("pipe_file", path, data)
-                return
-            with local_disk.temporary_beside(path) as temporary:
-                local_disk.write_new(temporary, data, durable=durable)
-                local_disk.replace(path, temporary, durable=durable)
+        def once(left_s: float) -> None:
+            self._backend.write(left_s, path, data, durable=durable)
 
         self._run("write", key, once, writing=True, size_bytes=len(data))
 
@@ -61,18 +52,15 @@ class Store(StoreReader):
             raise ValueError(f"{self.uri(key)}: {len(data)} bytes are too many to create")
         path = self._path_inside(key)
 
-        def once(ask: Ask) -> None:
+        def once(left_s: float) -> None:
             try:
-                if self.is_local:
-                    local_disk.create(path, data)
-                else:
-                    ask("pipe_file", path, data, mode="create")
+                self._backend.create(left_s, path, data)
             except OSError as error:
                 if may_pass(error):
                     raise
-                if not (isinstance(error, FileExistsError) or is_there(ask, path)):
+                if not (isinstance(error, FileExistsError) or self._backend.exists(left_s, path)):
                     raise
-                if ask("cat_file", path) != data:
+                if self._ask(left_s, "cat_file", path) != data:
                     raise FileExistsError(f"{self.uri(key)} exists") from error
 
         self._run("create", key, once, writing=True, size_bytes=len(data))
@@ -86,9 +74,9 @@ class Store(StoreReader):
         path = self._path_inside(key)
 
         def once(left_s: float) -> str:
-            return transfer.put(self._fs, path, data, self.retry_policy, left_s)
+            return self._backend.put(left_s, path, data)
 
-        return self._retried("write", key, once, writing=True, size_bytes=len(data))
+        return self._run("write", key, once, writing=True, size_bytes=len(data))
 
     def upload(self, local: str | Path, key: str) -> None:
         """Copy a local file into the folder, in parallel parts where the storage has them.
@@ -97,11 +85,8 @@ class Store(StoreReader):
         """
         path, size_bytes = self._path_inside(key), os.path.getsize(local)
 
-        def once(ask: Ask) -> None:
-            if self.is_local:
-                local_disk.copy_file(str(local), path)
-            else:
-                ask("put_file", str(local), path)
+        def once(left_s: float) -> None:
+            self._backend.upload(left_s, local, path)
 
         self._run("upload", key, once, writing=True, size_bytes=size_bytes)
 
@@ -110,7 +95,7 @@ class Store(StoreReader):
 
         The copy is whole and durable when this returns; before, readers see what was there.
         """
-        self._copy(key, target, target_key, local_disk.copy_file)
+        self._copy(key, target, target_key, target._backend.copy)
 
     def link_or_copy(self, key: str, target: Store, target_key: str) -> None:
         """Give the object a second name on a local disk, or copy it where there are no links.
@@ -118,7 +103,7 @@ class Store(StoreReader):
         The two names share their bytes on a disk, and no operation of Store changes bytes in
         place. Durable when this returns; before, readers see what was there.
         """
-        self._copy(key, target, target_key, local_disk.link_or_copy_file)
+        self._copy(key, target, target_key, target._backend.link_or_copy)
 
     def delete(self, key: str) -> None:
         """Delete the object, or the folder with all that is in it; fine if it is gone.
@@ -126,43 +111,29 @@ class Store(StoreReader):
         On a disk a link is deleted, never what it points to.
         """
         path = self._path_inside(key)
-
-        def once(ask: Ask) -> None:
-            if self.is_local:
-                local_disk.delete(path)
-                return
-            try:
-                ask("rm", glob.escape(path), recursive=True)
-            except FileNotFoundError:
-                return
-            # s3fs does not say which objects the server left in place.
-            if is_there(ask, path):
-                raise UnfinishedError("some of it is still there")
-
-        self._run("delete", key, once)
+        self._run("delete", key, lambda left_s: self._backend.delete(left_s, path))
 
     def sweep(self) -> None:
         """Delete the temporary files of processes that were killed; only a disk has any."""
-        if self.is_local:
-            local_disk.sweep(self._root)
+        self._backend.sweep(self._root)
 
-    def unfinished_uploads(self) -> list[uploads.Upload]:
+    def unfinished_uploads(self) -> list[Upload]:
         """Uploads below the folder that are under way, or whose process was killed: only on S3."""
-        if self.protocol not in S3:
-            return []
-        return self._run("list", "", lambda ask: list(uploads.unfinished(ask, self._root)))
+        return self._run(
+            "list", "", lambda left_s: self._backend.unfinished_uploads(left_s, self._root)
+        )
 
-    def abort(self, upload: uploads.Upload) -> None:
+    def abort(self, upload: Upload) -> None:
         """Delete the parts of an unfinished upload; fine if it is gone."""
         path = self.path(upload.key)
-        self._run("delete", upload.key, lambda ask: uploads.abort(ask, path, upload.id))
+        self._run("delete", upload.key, lambda left_s: self._backend.abort(left_s, path, upload.id))
 
     def probe(self) -> None:
-        """Check that the folder can be written, also in bulk, and that `create` has one winner.
+        """Check that objects, small and large, can be written, and that `create` has one winner.
 
         Raises StorageError, naming what failed, within seconds.
         """
-        budget_s = min(self.retry_policy.budget_s, _PROBE_BUDGET_S)
+        budget_s = min(self.retry_policy.budget_s, self.retry_policy.probe_budget_s)
         store = self.with_retries(replace(self.retry_policy, budget_s=budget_s))
         key = f"probe-{uuid.uuid4().hex}"
         store.create(key, b"1")
@@ -184,22 +155,18 @@ class Store(StoreReader):
     def _path_inside(self, key: str) -> str:
         """The path of an object that is to be changed: it lies where it seems to."""
         path = self.path(key).rstrip("/")
-        if self.is_local:
-            local_disk.check_inside(path, self._root)
+        self._backend.check_inside(path, self._root)
         return path
 
     def _copy(
-        self, key: str, target: Store, target_key: str, copy_local: Callable[[str, str], None]
+        self, key: str, target: Store, target_key: str, copy: Callable[[float, str, str], None]
     ) -> None:
         source, path = self.path(key), target._path_inside(target_key)
         if target.protocol != self.protocol:
             raise ValueError(f"{self.uri(key)} and {target.url} are not on the same storage")
         size_bytes = self.size_bytes(key)
 
-        def once(ask: Ask) -> None:
-            if self.is_local:
-                copy_local(source, path)
-            else:
-                ask("cp_file", source, path)  # s3fs copies large objects in parts
+        def once(left_s: float) -> None:
+            copy(left_s, source, path)
 
         target._run("copy", target_key, once, writing=True, size_bytes=size_bytes)

@@ -7,10 +7,8 @@ that pass by themselves are tried again (`retries.py`).
 
 from __future__ import annotations
 
-import os
 import posixpath
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -19,19 +17,23 @@ from fsspec.core import has_magic
 from fsspec.utils import get_protocol, stringify_path
 
 from train_core.errors import ConfigError
-from train_core.storage.objects import local_disk, transfer
-from train_core.storage.objects.filesystems import LOCAL, S3, filesystem
+from train_core.storage.objects import disk_backend, s3_backend
+from train_core.storage.objects.backend import Backend
+from train_core.storage.objects.local_disk import TEMPORARY
 from train_core.storage.objects.retries import (
+    DEFAULT,
     RetryPolicy,
     UnfinishedError,
     retried,
     storage_errors,
 )
 
-_DEFAULT_POLICY = RetryPolicy()
+_BACKENDS: dict[str, type[Backend]] = {
+    **dict.fromkeys(disk_backend.PROTOCOLS, disk_backend.DiskBackend),
+    **dict.fromkeys(s3_backend.PROTOCOLS, s3_backend.S3Backend),
+}
+"""By protocol; every other one is spoken to through fsspec alone."""
 _T = TypeVar("_T")
-Ask = Callable[..., Any]
-"""Calls a method of the filesystem, by its name."""
 
 
 class StoreReader:
@@ -43,17 +45,17 @@ class StoreReader:
     else when the retry policy's budget is spent.
     """
 
-    def __init__(self, url: str, retry_policy: RetryPolicy = _DEFAULT_POLICY) -> None:
+    def __init__(self, url: str, retry_policy: RetryPolicy = DEFAULT) -> None:
         self.protocol: str = get_protocol(stringify_path(url))
-        self.is_local = self.protocol in LOCAL
         self.retry_policy = retry_policy
-        if not self.is_local and has_magic(url):
+        kind = _BACKENDS.get(self.protocol, Backend)
+        if not kind.is_local and has_magic(url):
             raise ConfigError(f"storage {url!r} cannot be used: '*', '?' and '[' are wildcards")
         try:
-            self._fs = filesystem(self.protocol, retry_policy)
+            self._backend = kind(self.protocol, retry_policy)
         except (ValueError, ImportError) as error:
             raise ConfigError(f"storage {url!r} cannot be used: {error}") from error
-        self._root: str = self._fs._strip_protocol(url)  # noqa: SLF001 (fsspec's only way)
+        self._root: str = self.fs._strip_protocol(url)  # noqa: SLF001 (fsspec's only way)
         self.url = self._root if self.is_local else url.rstrip("/")
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -65,7 +67,12 @@ class StoreReader:
     @property
     def fs(self) -> fsspec.AbstractFileSystem:
         """The fsspec filesystem behind the folder, for a library that wants one."""
-        return self._fs
+        return self._backend.fs
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a disk of this machine, or looks like one."""
+        return self._backend.is_local
 
     def path(self, key: str) -> str:
         """The object's path as the filesystem spells it. Keys may not leave the folder."""
@@ -89,7 +96,7 @@ class StoreReader:
     def read(self, key: str) -> bytes:
         """The whole object."""
         path = self.path(key)
-        return self._run("read", key, lambda ask: bytes(ask("cat_file", path)))
+        return self._run("read", key, lambda left_s: bytes(self._ask(left_s, "cat_file", path)))
 
     def chunks(self, key: str, size_bytes: int = 16 * 2**20) -> Iterator[bytes]:
         """The object piece by piece, in bounded memory."""
@@ -105,14 +112,14 @@ class StoreReader:
         return self._run(
             "read",
             key,
-            lambda ask: bytes(ask("cat_file", path, start=start, end=end)),
+            lambda left_s: bytes(self._ask(left_s, "cat_file", path, start=start, end=end)),
             size_bytes=end - start,
         )
 
     def size_bytes(self, key: str) -> int:
         """The object's size."""
         path = self.path(key)
-        return self._run("stat", key, lambda ask: int(ask("info", path)["size"]))
+        return self._run("stat", key, lambda left_s: int(self._ask(left_s, "info", path)["size"]))
 
     def load(self, key: str, size_bytes: int) -> tuple[memoryview, str]:
         """The object's bytes, which may be changed, and their digest; from parallel parts.
@@ -122,47 +129,45 @@ class StoreReader:
         path = self.path(key)
 
         def once(left_s: float) -> tuple[memoryview, str]:
-            return transfer.load(self._fs, path, size_bytes, self.retry_policy, left_s)
+            return self._backend.load(left_s, path, size_bytes)
 
-        return self._retried("read", key, once, size_bytes=size_bytes)
+        return self._run("read", key, once, size_bytes=size_bytes)
 
     def link_on_the_way(self, key: str) -> str:
         """The first symbolic link below the folder on the way to the object; empty: there is none.
 
         Only somebody else can have made one.
         """
-        if not self.is_local:
-            return ""
-        names = self.path(key).removeprefix(self._root).strip("/").split("/")
-        ways = ("/".join([self._root, *names[: count + 1]]) for count in range(len(names)))
-        return next(filter(os.path.islink, ways), "")
+        return self._backend.link_on_the_way(self.path(key), self._root)
 
     def download(self, key: str, local: str | Path) -> None:
         """Copy the object into a local file, in parallel parts where the storage has them."""
         path, size_bytes = self.path(key), self.size_bytes(key)
-        self._run(
-            "download", key, lambda ask: ask("get_file", path, str(local)), size_bytes=size_bytes
-        )
+
+        def once(left_s: float) -> None:
+            self._ask(left_s, "get_file", path, str(local))
+
+        self._run("download", key, once, size_bytes=size_bytes)
 
     def exists(self, key: str) -> bool:
         """Whether the object is there."""
         path = self.path(key)
-        return self._run("stat", key, lambda ask: is_there(ask, path))
+        return self._run("stat", key, lambda left_s: self._backend.exists(left_s, path))
 
     def names(self, key: str = "") -> list[str]:
         """The names directly below `key`, sorted; empty if nothing is there."""
         folder = self.path(key).rstrip("/")
 
-        def once(ask: Ask) -> set[str]:
+        def once(left_s: float) -> set[str]:
             try:
-                return {path.rstrip("/") for path in ask("ls", folder, detail=False)}
+                return {path.rstrip("/") for path in self._ask(left_s, "ls", folder, detail=False)}
             except (FileNotFoundError, NotADirectoryError):
                 return set()
 
         found = self._run("list", key, once)
         # An object that marks the folder, or the object itself, lists as its own content.
         names = {posixpath.basename(path) for path in found - {folder}}
-        return sorted(name for name in names if not name.startswith(local_disk.TEMPORARY))
+        return sorted(name for name in names if not name.startswith(TEMPORARY))
 
     def tree(self, key: str = "", max_depth: int = 0) -> dict[str, dict[str, Any]]:
         """What the filesystem tells of the object, or of each in the folder and below it, by key.
@@ -172,11 +177,11 @@ class StoreReader:
         """
         path = self.path(key).rstrip("/")
 
-        def once(ask: Ask) -> dict[str, dict[str, Any]]:
-            info = ask("info", path or "/")
+        def once(left_s: float) -> dict[str, dict[str, Any]]:
+            info = self._ask(left_s, "info", path or "/")
             if info["type"] != "directory":
                 return {path: info}
-            found = ask("find", path or "/", maxdepth=max_depth or None, detail=True)
+            found = self._ask(left_s, "find", path or "/", maxdepth=max_depth or None, detail=True)
             return {name: one for name, one in found.items() if one["type"] == "file"}
 
         found = self._run("list", key, once)
@@ -187,14 +192,14 @@ class StoreReader:
         """The sizes of the objects below `key`, also in its folders, by their names from there."""
         folder = self.path(key).rstrip("/") or "/"
 
-        def once(ask: Ask) -> dict[str, int | None]:
+        def once(left_s: float) -> dict[str, int | None]:
             try:
                 return {
                     one["name"].rstrip("/").removeprefix(folder).lstrip("/"): one["size"]
-                    for one in self._below(ask, folder)
+                    for one in self._backend.below(left_s, folder)
                 }
             except (FileNotFoundError, NotADirectoryError) as error:
-                if not is_there(ask, folder):
+                if not self._backend.exists(left_s, folder):
                     return {}
                 # A disk is asked for each file, and one was renamed or deleted in that moment.
                 raise UnfinishedError("what is in it changes") from error
@@ -205,42 +210,18 @@ class StoreReader:
             name: self.size_bytes(f"{key}/{name}".lstrip("/")) if size is None else int(size)
             for name, size in sorted(found.items())
             # As in `names`: what marks the folder is no object in it.
-            if name and not posixpath.basename(name).startswith(local_disk.TEMPORARY)
+            if name and not posixpath.basename(name).startswith(TEMPORARY)
         }
-
-    def _below(self, ask: Ask, folder: str) -> Iterator[dict[str, Any]]:
-        """What the filesystem tells of each object below the folder, which may be itself."""
-        if self.protocol in S3:
-            yield from ask("find", folder, detail=True).values()
-            return
-        # fsspec's own `find` leaves out the folders that it cannot list.
-        for one in ask("ls", folder, detail=True):
-            if one["type"] != "directory":
-                yield one
-            elif one["name"].rstrip("/") != folder:
-                yield from self._below(ask, one["name"].rstrip("/"))
 
     def _at(self, url: str, retry_policy: RetryPolicy) -> Self:
         """A store of the same kind at another address."""
         return type(self)(url, retry_policy)
 
+    def _ask(self, left_s: float, method: str, *args: object, **options: object) -> Any:
+        """Call the filesystem, which has so many seconds left."""
+        return self._backend.ask(left_s, method, *args, **options)
+
     def _run(
-        self,
-        action: str,
-        key: str,
-        operation: Callable[[Ask], _T],
-        *,
-        writing: bool = False,
-        size_bytes: int = 0,
-    ) -> _T:
-        """What the operation, which asks the filesystem, returns; as `_retried`."""
-
-        def once(left_s: float) -> _T:
-            return operation(partial(self._ask, left_s))
-
-        return self._retried(action, key, once, writing=writing, size_bytes=size_bytes)
-
-    def _retried(
         self,
         action: str,
         key: str,
@@ -252,20 +233,5 @@ class StoreReader:
         """What the operation, given the seconds left, returns; tried again, and with our errors."""
         uri = self.uri(key)
         with storage_errors(action, uri, writing=writing):
-            budget_s = self.retry_policy.for_bytes(size_bytes)
-            return retried(operation, f"cannot {action} {uri}", budget_s)
-
-    def _ask(self, left_s: float, method: str, *args: object, **options: object) -> Any:
-        """Call the filesystem; one that works in the background is left when time is up."""
-        if self._fs.async_impl:
-            options["timeout"] = left_s
-        return getattr(self._fs, method)(*args, **options)
-
-
-def is_there(ask: Ask, path: str) -> bool:
-    """Whether there is an object or a folder; `exists` of fsspec takes any error for a no."""
-    try:
-        ask("info", path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+            title = f"cannot {action} {uri}"
+            return retried(operation, title, self.retry_policy, size_bytes=size_bytes)

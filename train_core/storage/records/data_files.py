@@ -91,7 +91,7 @@ class FileList(BaseModel):
         return (FileList(sources=shown).model_dump_json(indent=1) + "\n").encode()
 
     def entry(self) -> FileEntry:
-        """What run.json says of the document. Its name is its own, whoever else writes one."""
+        """What run.json says of the document. Its name has its digest in it."""
         data = self.to_json()
         unnamed = FileEntry.of(_FILES_JSON, data)
         return unnamed.model_copy(update={"name": f"{unnamed.digest[:16]}-{_FILES_JSON}"})

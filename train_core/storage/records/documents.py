@@ -60,8 +60,8 @@ def read_document(
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = "".join(f"{part}." for part in first["loc"]).rstrip(".")
-        said = f"{place}: {first['msg']}" if place else first["msg"]
-        raise CheckpointError(f"{uri}: not {what}: {said}") from error
+        message = f"{place}: {first['msg']}" if place else first["msg"]
+        raise CheckpointError(f"{uri}: not {what}: {message}") from error
 
 
 def with_checksum(document: BaseModel) -> bytes:

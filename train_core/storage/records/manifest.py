@@ -56,6 +56,9 @@ class Manifest(BaseModel):
 class CheckpointManifest(Manifest):
     """The commit of a checkpoint."""
 
+    # `scheduled` has another name in what is stored.
+    model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
+
     kind: Literal["checkpoint"] = "checkpoint"
     attempt: int = Field(ge=1)
     step: int = Field(ge=0, description="Optimizer steps done.")
@@ -69,8 +72,9 @@ class CheckpointManifest(Manifest):
         description="Why the training ended with this step; empty: it did not; "
         "request: it was asked to, and may go on."
     )
-    in_turn: bool = Field(
+    scheduled: bool = Field(
         default=True,
+        alias="in_turn",
         description="Whether it was due. One that was not, as where somebody stopped the training, "
         "goes when the next is committed: no rule counts it.",
     )

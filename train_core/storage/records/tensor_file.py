@@ -33,8 +33,8 @@ _METADATA = "__metadata__"
 
 
 @dataclass(frozen=True)
-class TensorPlace:
-    """A tensor of a file: its type by the format's name, its shape, and its bytes' range."""
+class TensorRange:
+    """A tensor in a file: its type by the format's name, its shape, and its bytes' range."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -45,10 +45,10 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class TensorFile:
-    """The layout of a file: its beginning, its tensors' places, its length, what it says."""
+    """The layout of a file: its header, the range of each tensor, its length, its metadata."""
 
     head: bytes
-    places: dict[str, TensorPlace]
+    ranges: dict[str, TensorRange]
     size_bytes: int
     metadata: dict[str, str]
 
@@ -68,15 +68,15 @@ def lay_out(
     # The largest types come first, so that each tensor is aligned if the data is.
     text += b" " * (-len(text) % _LENGTH_BYTES)
     head = len(text).to_bytes(_LENGTH_BYTES, "little") + text
-    places = {
-        name: TensorPlace(
+    ranges = {
+        name: TensorRange(
             header[name]["dtype"],
             tuple(header[name]["shape"]),
             *(len(head) + offset for offset in header[name]["data_offsets"]),
         )
         for name in ordered
     }
-    return TensorFile(head, places, len(head) + end, dict(metadata))
+    return TensorFile(head, ranges, len(head) + end, dict(metadata))
 
 
 def read_layout(data: memoryview, file: str) -> TensorFile:
@@ -91,26 +91,26 @@ def read_layout(data: memoryview, file: str) -> TensorFile:
     try:
         header = json.loads(bytes(data[_LENGTH_BYTES:begin]))
         metadata = {str(key): str(value) for key, value in header.pop(_METADATA, {}).items()}
-        places = {name: _place(entry, begin) for name, entry in header.items()}
+        ranges = {name: _range_of(entry, begin) for name, entry in header.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} is not a safetensors file: {error!r}") from error
     end = begin
-    for name, place in sorted(places.items(), key=lambda item: (item[1].start, item[1].stop)):
-        expected = DTYPE_BYTES[place.dtype] * math.prod(place.shape)
-        if place.start != end or place.stop - place.start != expected:
+    for name, one in sorted(ranges.items(), key=lambda item: (item[1].start, item[1].stop)):
+        expected = DTYPE_BYTES[one.dtype] * math.prod(one.shape)
+        if one.start != end or one.stop - one.start != expected:
             raise CheckpointError(
                 f"{file} is not a safetensors file: tensor {name!r} is said to lie at bytes "
-                f"{place.start} to {place.stop}, where {expected} bytes from {end} on are expected"
+                f"{one.start} to {one.stop}, where {expected} bytes from {end} on are expected"
             )
-        end = place.stop
+        end = one.stop
     if end != len(data):
         raise CheckpointError(
             f"{file} is not a safetensors file: its tensors end at byte {end} of {len(data)}"
         )
-    return TensorFile(bytes(data[:begin]), places, len(data), metadata)
+    return TensorFile(bytes(data[:begin]), ranges, len(data), metadata)
 
 
-def _place(entry: Any, begin: int) -> TensorPlace:
+def _range_of(entry: Any, begin: int) -> TensorRange:
     dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
     numbers = [start, stop, *shape]
     are_sizes = all(type(number) is int and 0 <= number < MAX_SIZE for number in numbers)
@@ -118,4 +118,4 @@ def _place(entry: Any, begin: int) -> TensorPlace:
     fits = are_sizes and len(shape) <= _MAX_DIMENSIONS and math.prod(filter(None, shape)) < MAX_SIZE
     if dtype not in DTYPE_BYTES or not fits:
         raise ValueError(f"type {dtype!r}, shape {shape!r}, data_offsets {[start, stop]!r}")
-    return TensorPlace(dtype, tuple(shape), begin + start, begin + stop)
+    return TensorRange(dtype, tuple(shape), begin + start, begin + stop)

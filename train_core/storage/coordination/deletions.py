@@ -1,0 +1,67 @@
+"""Deletions of checkpoints: announced, decided, and carried out unless somebody pinned them.
+
+A driver that wants to delete a checkpoint announces it, by a pin of its own kind, and looks for the
+pins of readers then; a reader writes its pin first and looks for a deletion then. So at least one
+of the two sees the other and steps back: a checkpoint that was pinned is not deleted.
+
+A driver that finds no pin records that the deletion is decided, and checks its lease after that. It
+may be frozen then, be fenced, and go on at any time. So the next attempt carries out what was
+decided before its fence list says what exists, whatever pins there are: they came too late, or were
+to be ignored. The lease keeps a deletion that was only announced from happening.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from train_core.storage.coordination import lease
+from train_core.storage.coordination.pins import DELETION, Found, pins_of, write_pin
+from train_core.storage.objects.store import Store
+from train_core.storage.records.names import PINS, CheckpointName, PinName
+
+
+@contextmanager
+def deleting(
+    store: Store,
+    checkpoint: CheckpointName,
+    attempt: int,
+    *,
+    ignored: Collection[str] = (),
+    is_decided: bool = False,
+) -> Iterator[list[Found]]:
+    """Announce a deletion, and give the valid pins: step back from them. If none, it is decided.
+
+    `ignored` are the keys of pins that need not be respected. One that `is_decided` already is
+    another attempt's, which is carried out in its stead.
+    """
+    key = f"{PINS}/{PinName(checkpoint, f'{DELETION}-a{attempt:04d}')}"
+    announce = partial(write_pin, store, key, "deletion", attempt=attempt, is_lasting=False)
+    announce(decided=is_decided)
+    try:
+        others = [
+            found
+            for found in ([] if is_decided else pins_of(store, str(checkpoint)))
+            if found.is_valid and not found.is_deletion and found.key not in ignored
+        ]
+        if not (others or is_decided):
+            announce(decided=True)
+        yield others
+    finally:
+        store.delete(key)
+
+
+def decided(store: Store) -> list[CheckpointName]:
+    """The checkpoints that a replaced attempt may still delete. Raises StorageError."""
+    newest = lease.newest_attempt(store)
+    parsed = (CheckpointName.parse(text) for text in store.names(PINS))
+    return [
+        name
+        for name in parsed
+        if name
+        and any(
+            found.is_valid and found.is_deletion and found.pin and found.pin.decided
+            for found in pins_of(store, str(name), newest_attempt=newest)
+        )
+    ]

@@ -1,0 +1,81 @@
+"""Local disks, and what is mounted as one."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fsspec
+
+from train_core.storage.objects import local_disk
+from train_core.storage.objects.backend import Backend
+from train_core.storage.objects.digests import new_digest
+
+PROTOCOLS = ("file", "local")
+
+
+class DiskBackend(Backend):
+    """A local disk: files are whole, durable where that is promised, and never outside."""
+
+    is_local = True
+
+    def _filesystem(self, protocol: str) -> fsspec.AbstractFileSystem:
+        return fsspec.filesystem(protocol)
+
+    def load(self, left_s: float, path: str, size_bytes: int) -> tuple[memoryview, str]:
+        """The file as memory, and its digest; as `Backend.load`, but without a limit of time."""
+        return local_disk.map_file(path, size_bytes)
+
+    def write(self, left_s: float, path: str, data: bytes, *, durable: bool) -> None:
+        """Write or replace a file, whole."""
+        with local_disk.temporary_beside(path) as temporary:
+            local_disk.write_new(temporary, data, durable=durable)
+            local_disk.replace(path, temporary, durable=durable)
+
+    def create(self, left_s: float, path: str, data: bytes) -> None:
+        """Write a file that must not exist yet; durable and whole, or not there."""
+        local_disk.create(path, data)
+
+    def put(self, left_s: float, path: str, data: memoryview) -> str:
+        """Store the bytes as a new file, durable when this returns; their digest.
+
+        A reader may see a part of it before.
+        """
+        digest = new_digest()
+        # The disk has its own time: the digest is made in it.
+        with ThreadPoolExecutor(1, "write") as thread:
+            written = thread.submit(local_disk.write_large, path, data)
+            digest.update(data)
+            written.result()
+        return digest.hexdigest()
+
+    def upload(self, left_s: float, local: str | Path, path: str) -> None:
+        """Copy a local file; whole and durable when this returns."""
+        local_disk.copy_file(str(local), path)
+
+    def copy(self, left_s: float, source: str, path: str) -> None:
+        """Copy a file; whole and durable when this returns."""
+        local_disk.copy_file(source, path)
+
+    def link_or_copy(self, left_s: float, source: str, path: str) -> None:
+        """Give the file a second name, or copy it where the disk cannot."""
+        local_disk.link_or_copy_file(source, path)
+
+    def delete(self, left_s: float, path: str) -> None:
+        """Delete the file, the link or the folder with all that is in it; fine if it is gone."""
+        local_disk.delete(path)
+
+    def check_inside(self, path: str, root: str) -> None:
+        """Raise ConfigError if a link on the way to `path` leads out of the folder `root`."""
+        local_disk.check_inside(path, root)
+
+    def link_on_the_way(self, path: str, root: str) -> str:
+        """The first link below `root` on the way to the file; empty: there is none."""
+        names = path.removeprefix(root).strip("/").split("/")
+        ways = ("/".join([root, *names[: count + 1]]) for count in range(len(names)))
+        return next(filter(os.path.islink, ways), "")
+
+    def sweep(self, root: str) -> None:
+        """Delete the temporary files below `root` of processes that were killed."""
+        local_disk.sweep(root, self.retry_policy.abandoned_s)

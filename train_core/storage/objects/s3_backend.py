@@ -1,0 +1,87 @@
+"""S3 and its like: small objects by s3fs, large ones by obstore."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+import fsspec
+from fsspec.asyn import sync
+
+from train_core.storage.objects import uploads
+from train_core.storage.objects.backend import Backend
+from train_core.storage.objects.digests import new_digest
+from train_core.storage.objects.retries import s3_config
+from train_core.storage.objects.s3_client import bucket_of, builtin_errors
+from train_core.storage.objects.transfer import (
+    NUM_CONNECTIONS,
+    PART_BYTES,
+    hashed_parts,
+    load_in_parts,
+)
+
+PROTOCOLS = ("s3", "s3a")
+
+
+class S3Backend(Backend):
+    """An S3 server."""
+
+    def _filesystem(self, protocol: str) -> fsspec.AbstractFileSystem:
+        settings = {"config_kwargs": s3_config(self.retry_policy)}
+        found = fsspec.filesystem(protocol, use_listings_cache=False, **settings)
+        found.retries = 1
+        return found
+
+    def below(self, left_s: float, folder: str) -> Iterator[dict[str, Any]]:
+        """What the server tells of each object below the folder, which may be itself."""
+        yield from self.ask(left_s, "find", folder, detail=True).values()
+
+    def load(self, left_s: float, path: str, size_bytes: int) -> tuple[memoryview, str]:
+        """The object's bytes, and their digest, within the client's own limits of time."""
+        import obstore
+
+        bucket, name = bucket_of(self.fs, path, self.retry_policy)
+
+        def fetch(**where: int) -> Any:
+            with builtin_errors():
+                return obstore.get_range(bucket, name, **where)
+
+        return load_in_parts(fetch, size_bytes, left_s)
+
+    def put(self, left_s: float, path: str, data: memoryview) -> str:
+        """Store the bytes, from where they lie; their digest.
+
+        Raises TimeoutError when `left_s` seconds are over, other errors as builtin ones.
+        """
+        import obstore
+
+        bucket, name = bucket_of(self.fs, path, self.retry_policy)
+        digest = new_digest()
+        pieces: Any = data
+        if len(data) > PART_BYTES:
+            pieces = hashed_parts(data, digest.update)
+        else:
+            # In one request: pieces would be a multipart upload of three.
+            digest.update(data)
+        send = partial(obstore.put_async, bucket, name, pieces, chunk_size=PART_BYTES)
+        with builtin_errors():
+            self._within(left_s, partial(send, max_concurrency=NUM_CONNECTIONS))
+        return digest.hexdigest()
+
+    def unfinished_uploads(self, left_s: float, root: str) -> list[uploads.Upload]:
+        """Uploads below `root` that are under way, or whose process was killed."""
+        return list(uploads.unfinished(partial(self.ask, left_s), root))
+
+    def abort(self, left_s: float, path: str, upload_id: str) -> None:
+        """Delete the parts of an unfinished upload; fine if it is gone."""
+        uploads.abort(partial(self.ask, left_s), path, upload_id)
+
+    def _within(self, left_s: float, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """What is answered in time; else what is under way is ended, and TimeoutError raised."""
+
+        async def answer() -> Any:
+            # Called in the loop: obstore's futures belong to the one that runs.
+            return await ask()
+
+        return sync(self.fs.loop, answer, timeout=left_s)
