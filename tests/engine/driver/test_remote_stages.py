@@ -406,7 +406,7 @@ def test_more_than_the_cluster_can_ever_give_is_refused_before_there_is_a_run(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"storage": "s3://bucket/runs", "tracking_uri": "sqlite:///x.db"}, "of this machine"),
+        ({"storage": "s3://bucket/runs", "tracking_uri": "sqlite:///x.db"}, "on this machine"),
         ({"tracking_uri": "http://me:secret@127.0.0.1:1"}, "MLFLOW_TRACKING_PASSWORD"),
     ],
 )
