@@ -44,8 +44,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "checkpoints are saved again when it works.",
         "unsaved-limit": "When nothing could be stored for `max_unsaved_s`, the training ends with "
         "an error that names the last good checkpoint, and goes on from there later.",
-        "unscheduled": "A checkpoint that was not scheduled is deleted when the next is committed, and takes "
-        "the place of no other.",
+        "unscheduled": "A checkpoint that was not scheduled is deleted when the next is committed, "
+        "and takes the place of no other.",
         "small-manifest": "The journal is a few segments after any number of checkpoints, so that "
         "a manifest stays small.",
         "verified": "Every stored byte of a checkpoint and its journal is verified: when it is "
