@@ -253,7 +253,7 @@ def test_weights_that_are_gone_or_changed_refuse_the_continuation(
 
     file.unlink()
     for continued in (begin, lambda *_, **asked: run(folder, **ASKED | asked)):
-        with pytest.raises(ConfigError, match="does not exist: the run begins with its weights"):
+        with pytest.raises(ConfigError, match="does not exist: the run begins with these weights"):
             continued(tmp_path, "new", **asked)
 
 
@@ -301,8 +301,8 @@ def test_it_may_not_change_in_a_run(source: RunFolder, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"init_from_optimizer": True}, "name them with init_from"),
-        ({"init_from_allow": ["x"]}, "name them with init_from"),
+        ({"init_from_optimizer": True}, "need init_from"),
+        ({"init_from_allow": ["x"]}, "need init_from"),
         ({"init_from": "x.safetensors", "init_from_optimizer": True}, "has no optimizer"),
     ],
 )
