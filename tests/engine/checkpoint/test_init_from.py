@@ -253,7 +253,7 @@ def test_weights_that_are_gone_or_changed_refuse_the_continuation(
 
     file.unlink()
     for continued in (begin, lambda *_, **asked: run(folder, **ASKED | asked)):
-        with pytest.raises(ConfigError, match="does not exist: the run begins with its weights"):
+        with pytest.raises(ConfigError, match="does not exist: the run begins with these weights"):
             continued(tmp_path, "new", **asked)
 
 

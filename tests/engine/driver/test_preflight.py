@@ -74,7 +74,7 @@ def test_other_surroundings_are_warned_about_or_refused(
     with caplog.at_level(logging.WARNING):
         continued(tmp_path)
     changed = f"torch was 1.0, is {torch.__version__}"
-    assert f"may: {changed}" in caplog.text
+    assert f"results: {changed}" in caplog.text
     with pytest.raises(ConfigError, match=re.escape(f"({changed}) and strict is set")):
         continued(tmp_path, strict=True)
 

@@ -228,6 +228,6 @@ class Tasks:
                 # It would fail again and keep the later tasks waiting.
                 described = f"{type(error).__name__}: {describe(error)}"
                 self.not_shown.append(described)
-                _log.warning("MLflow did not take a result: %s", described)
+                _log.warning("a result is not shown in MLflow: %s", described)
                 _log.debug("where it failed", exc_info=True)
             self._pending.popleft()
