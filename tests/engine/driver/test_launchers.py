@@ -16,6 +16,7 @@ from tests.engine.digests import digest_of_training
 from train_core import TrainConfig
 from train_core.config import LOCAL
 from train_core.engine.cluster.pool import WorkerPool
+from train_core.engine.cluster.pool_settings import POOL_SETTINGS
 from train_core.engine.cluster.runtime import start_ray
 from train_core.engine.driver.pool_launcher import PoolLauncher
 from train_core.engine.driver.supervisor import Attempt, Launcher
@@ -40,7 +41,7 @@ def no_leaks() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_ray() -> Iterator[None]:
-    start_ray(TrainConfig())
+    start_ray(TrainConfig(), POOL_SETTINGS)
     yield
     ray.shutdown()
 

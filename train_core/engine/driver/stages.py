@@ -169,10 +169,11 @@ class DriverStages:
         What fails is raised by the first stage that needs it. Workers of a cluster are asked for
         when the run is taken, so that a driver that is refused holds nothing.
         """
+        from train_core.engine.cluster.pool_settings import POOL_SETTINGS
         from train_core.engine.cluster.runtime import start_ray
         from train_core.engine.driver.pool_launcher import is_fixed
 
-        start_ray(config)
+        start_ray(config, POOL_SETTINGS)
         self._timeline.mark(RAY_UP)
         if is_fixed(config) and not self._pool:
             decided = with_gpus(config)
