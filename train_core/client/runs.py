@@ -121,7 +121,7 @@ def run_status(
 def stop_run(folder: RunFolder, *, reason: str = "stop_run") -> Holder:
     """Ask whoever drives the run to save and end; who that is.
 
-    The training looks for the request about once a second. Raises ConfigError if nobody drives it.
+    The driver looks for the request about once a second. Raises ConfigError if nobody drives it.
     """
     holder = lease.holder_of(folder.store)
     if holder is None:
