@@ -130,9 +130,9 @@ MUTANTS = (
     ),
     Mutant(
         "a signal that is ignored: the request to stop",
-        "train_core/engine/training/stop_listener.py",
-        "            request = stop_request(self._store, self._attempt)\n",
-        "            request = stop_request(self._store, self._attempt + 1)\n",
+        "train_core/engine/distributed/stop_source.py",
+        "        return stop_request(self._store, self._attempt)\n",
+        "        return stop_request(self._store, self._attempt + 1)\n",
     ),
     Mutant(
         "an exit code: of a command that was stopped",
@@ -166,9 +166,9 @@ MUTANTS = (
     ),
     Mutant(
         "a retry: restarts without a new checkpoint have no end",
-        "train_core/engine/driver/supervisor.py",
-        "                restarts = restarts + 1 if self.newest() == newest else 1\n",
-        "                restarts = 1\n",
+        "train_core/policy/restarts.py",
+        "            restarts = 1 if end.has_progress else restarts + 1\n",
+        "            restarts = 1\n",
     ),
 )
 

@@ -24,6 +24,8 @@ from train_core.config import TrainConfig
 from train_core.datasets.protocols import Columns, Dataset, fetch
 from train_core.engine.checkpoint.snapshot import Snapshot
 from train_core.engine.distributed.group import Group
+from train_core.engine.distributed.rendezvous import Membership
+from train_core.engine.distributed.stop_source import StopFromDriver
 from train_core.engine.training.loop import Trainer
 from train_core.policy.steps import MicroBatch
 from train_core.storage.objects.retries import RetryPolicy
@@ -162,8 +164,8 @@ class MortalTrainer(Trainer):
 
     folder: MortalFolder
 
-    def __init__(self, folder: MortalFolder, *args: Any) -> None:
-        super().__init__(folder, *args)
+    def __init__(self, folder: MortalFolder, *args: Any, **more: Any) -> None:
+        super().__init__(folder, *args, **more)
         split = MortalSplit(self.opened.validation_set, self)
         self.opened = replace(self.opened, validation_set=split)
         snapshot = MortalSnapshot(self.config.shards, self.group)
@@ -189,6 +191,7 @@ class MortalTrainer(Trainer):
 def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: Path) -> None:
     """Be a rank: with RANK, WORLD_SIZE and the address of a store in a group, else alone.
 
+    With `driver`, the address of a rendezvous store, in the task, it looks there for a request.
     Rank 0 writes the digest of its training, and the step that it resumed from, to `outcome`;
     stderr goes to the end of `log`.
     """
@@ -207,7 +210,11 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
     patience = RetryPolicy(**task.get("patience", {}))
     folder = MortalFolder(task["storage"], task["run"], fault, patience)
     group = Group.current(uses_gpu=config.uses_gpu)
-    trainer = MortalTrainer(folder, config, task["attempt"], group)
+    source = None
+    if "driver" in task:
+        driver = Membership(*task["driver"], task["run"], group.rank, group.world_size)
+        source = StopFromDriver(driver)
+    trainer = MortalTrainer(folder, config, task["attempt"], group, stop_source=source)
     trainer.run()
     if trainer.group.is_rank0:
         found = {"digest": digest_of_training(folder), "resumed_from": trainer.records.first_step}

@@ -174,7 +174,7 @@ def test_who_does_not_save_within_its_grace_is_ended(
     assert folder.checkpoints()[-1].name == newest
     assert f"is saved up to step {newest.step}" in stderr
     assert (
-        "did not save within grace_s (2 s)" in (home / ".evertrain/logs/graceless.log").read_text()
+        "did not end within grace_s (2 s)" in (home / ".evertrain/logs/graceless.log").read_text()
     )
 
 

@@ -40,8 +40,8 @@ def open_run(storage: str, run: str) -> RunFolder:
 def stop_run(folder: RunFolder, *, reason: str = "stop_run") -> Holder:
     """Request that the run saves and ends; return the process that drives it.
 
-    The training polls for the request about once a second. Raises ConfigError if no process drives
-    the run.
+    The driver looks for the request about once a second. Raises ConfigError if no process drives
+    it.
     """
     holder = lease.holder_of(folder.store)
     if holder is None:

@@ -11,6 +11,7 @@ import pytest
 from train_core import TrainConfig
 from train_core.engine.cluster import elastic, resources
 from train_core.engine.cluster.resources import capacity, check_resources, with_gpus
+from train_core.engine.cluster.timing import Timing
 from train_core.errors import ResourceError, StoppedError
 
 NODES = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 1.5}, {"memory": 10.0}]
@@ -65,10 +66,7 @@ def test_workers_have_gpus_if_each_of_the_fewest_can_have_one(
     assert with_gpus(TrainConfig(**asked)).gpus_per_worker == each
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(elastic, "SETTLE_S", 0.05)
+QUICK = Timing(poll_s=0.01, settle_s=0.05)
 
 
 def rooms(*found: int) -> Callable[[], int]:
@@ -78,14 +76,12 @@ def rooms(*found: int) -> Callable[[], int]:
 
 
 @pytest.mark.promise("elastic")
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("found", "workers"), [((9,), 4), ((0, 1, 4), 4), ((3,), 3), ((1, 3), 3)])
 def test_it_begins_with_what_there_is_room_for(found: tuple[int, ...], workers: int) -> None:
     config = elastic_config(2, 4)
-    assert elastic.number_of_workers(config, rooms(*found), lambda: None) == workers
+    assert elastic.number_of_workers(config, rooms(*found), lambda: None, QUICK) == workers
 
 
-@pytest.mark.usefixtures("quick")
 def test_who_waits_for_room_can_be_stopped() -> None:
     looked = []
 
@@ -95,4 +91,4 @@ def test_who_waits_for_room_can_be_stopped() -> None:
             raise StoppedError("run", 0)
 
     with pytest.raises(StoppedError):
-        elastic.number_of_workers(elastic_config(2, 4), rooms(1), check)
+        elastic.number_of_workers(elastic_config(2, 4), rooms(1), check, QUICK)

@@ -10,6 +10,7 @@ import ray
 
 from train_core import TrainConfig
 from train_core.engine.cluster.pool import WorkerPool
+from train_core.engine.cluster.pool_settings import POOL_SETTINGS
 from train_core.engine.cluster.runtime import start_ray
 from train_core.errors import UserCodeError
 
@@ -25,7 +26,7 @@ def no_leaks() -> None:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    start_ray(CONFIG)
+    start_ray(CONFIG, POOL_SETTINGS)
     found = WorkerPool(CONFIG)
     yield found
     found.end()

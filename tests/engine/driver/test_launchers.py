@@ -16,8 +16,10 @@ from tests.engine.digests import digest_of_training
 from train_core import TrainConfig
 from train_core.config import LOCAL
 from train_core.engine.cluster.pool import WorkerPool
+from train_core.engine.cluster.pool_settings import POOL_SETTINGS
 from train_core.engine.cluster.runtime import start_ray
 from train_core.engine.driver.pool_launcher import PoolLauncher
+from train_core.engine.driver.stop_requests import StopRequests
 from train_core.engine.driver.supervisor import Attempt, Launcher
 from train_core.errors import StoppedError, UserCodeError
 from train_core.storage.run_folder import RunFolder
@@ -40,7 +42,7 @@ def no_leaks() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_ray() -> Iterator[None]:
-    start_ray(TrainConfig())
+    start_ray(TrainConfig(), POOL_SETTINGS)
     yield
     ray.shutdown()
 
@@ -65,7 +67,8 @@ def attempt(
     asked = TrainConfig(**{"workload": "tests.engine.tiny:Tiny", "num_workers": 2} | ASKED | config)
     if not folder.exists():
         create(folder, asked)
-    return Attempt(folder, number, asked, check_stop)
+    requests = StopRequests(folder.store, number, poll_s=1)
+    return Attempt(folder, number, asked, requests, check_stop)
 
 
 def ranks() -> list[psutil.Process]:
@@ -176,6 +179,23 @@ def test_an_exit_of_the_users_is_his_bug(launcher: Launcher, tmp_path: Path) -> 
     assert not outcome.is_lost
     assert isinstance(outcome.error, UserCodeError)
     assert "SystemExit" in outcome.error.summary
+
+
+@pytest.mark.promise("stop-everywhere")
+def test_a_request_reaches_ranks_that_had_not_begun_when_it_came(
+    launcher: Launcher, tmp_path: Path, undisturbed: str
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    asked = attempt(folder, workload="tests.engine.tiny:Unhurried")
+    asked.requests.ask_to_move("the test wants it")
+    outcome = launcher.run(asked)
+    assert (outcome.error, outcome.given_up_at) == (None, None)
+    newest = folder.checkpoints()[-1].manifest
+    assert newest.stopped_by == "request"
+    assert newest.step < 10
+    # What the next attempt is asked for is another thing.
+    assert not launcher.run(attempt(folder, 2)).error
+    assert digest_of_training(folder) == undisturbed
 
 
 def test_one_that_is_asked_to_stop_before_its_ranks_train_does_not_begin(

@@ -13,9 +13,11 @@ import pytest
 from tests.engine import alone
 from tests.engine.digests import digest_of_training
 from train_core import TrainConfig
-from train_core.engine.driver import supervisor
-from train_core.engine.driver.supervisor import MAX_RESTARTS, Attempt, Outcome, Supervisor
+from train_core.engine.driver.supervisor import Attempt, Outcome, Supervisor
+from train_core.engine.driver.timing import Timing
 from train_core.errors import GaveUpError, StoppedError, UserCodeError
+from train_core.policy.restarts import RestartRules
+from train_core.storage.coordination.stop_request import StopRequest, ask_to_stop
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
 
@@ -71,11 +73,14 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def supervised(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
-    monkeypatch.setattr(supervisor, "RESTART_PAUSE_S", 0.01)
+def supervised(folder: RunFolder) -> Iterator[Supervisor]:
     held = begin_attempt(folder)
-    yield Supervisor(folder, held)
+    yield Supervisor(folder, held, paused(0.01))
     held.release()
+
+
+def paused(pause_s: float) -> Timing:
+    return Timing(restarts=RestartRules(pause_s=pause_s), stop_poll_s=0.05)
 
 
 @pytest.mark.promise("three-restarts")
@@ -86,7 +91,7 @@ def test_a_run_fails_when_three_restarts_in_a_row_brought_no_new_checkpoint(
     with pytest.raises(GaveUpError, match=r"gave up after 4 tries .*rank 1 died in attempt 4"):
         supervised.train(TrainConfig(**ASKED), launcher)
     # The first brought one; three restarts after it did not.
-    assert len(launcher.attempts) == 1 + MAX_RESTARTS == 4
+    assert len(launcher.attempts) == 1 + RestartRules().max_restarts == 4
     assert [one.name.step for one in folder.checkpoints()] == [2, 4]
 
 
@@ -127,14 +132,66 @@ def test_who_does_not_save_in_its_grace_is_not_waited_for(
         launcher.may_end.set()
         with pytest.raises(StoppedError):
             training.result(60)
-    assert "did not save within grace_s (0.2 s)" in caplog.text
+    assert "did not end within grace_s (0.2 s)" in caplog.text
+
+
+class Obeys:
+    """A launcher whose ranks end when a request comes, saved or not."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.has_begun = threading.Event()
+        self.received: list[StopRequest] = []
+
+    def run(self, attempt: Attempt) -> Outcome:
+        has_come = threading.Event()
+
+        def receive(request: StopRequest) -> None:
+            self.received.append(request)
+            has_come.set()
+
+        attempt.requests.send_by(receive)
+        self.has_begun.set()
+        assert has_come.wait(60)
+        return self.outcome
+
+
+@pytest.mark.promise("grace")
+def test_ranks_that_could_not_save_have_stopped_at_their_last_commit(
+    supervised: Supervisor, folder: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    launcher = Obeys(Outcome(given_up_at=4))
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
+        assert launcher.has_begun.wait(60)
+        supervised.stop()
+        with pytest.raises(StoppedError, match="saved up to step 4"):
+            training.result(60)
+    assert [request.goes_on for request in launcher.received] == [False]
+    assert "the storage did not take a last checkpoint within grace_s" in caplog.text
+    assert "did not end within grace_s" not in caplog.text
+
+
+@pytest.mark.promise("runs-stop")
+def test_a_request_in_the_run_folder_is_brought_to_the_ranks(
+    supervised: Supervisor, folder: RunFolder
+) -> None:
+    launcher = Obeys(Outcome(ConnectionError("rank 0 died"), is_lost=True))
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
+        assert launcher.has_begun.wait(60)
+        ask_to_stop(folder.store, 1, "somebody elsewhere")
+        with pytest.raises(StoppedError):
+            training.result(60)
+    assert launcher.received == [StopRequest(reason="somebody elsewhere")]
 
 
 def test_who_is_told_to_end_between_two_attempts_begins_no_other(
-    supervised: Supervisor, monkeypatch: pytest.MonkeyPatch
+    folder: RunFolder,
 ) -> None:
     # The third attempt would begin after an hour.
-    monkeypatch.setattr(supervisor, "RESTART_PAUSE_S", 3600)
+    held = begin_attempt(folder)
+    supervised = Supervisor(folder, held, paused(3600))
     launcher = LosesAttempts(0, 0, 0)
     with ThreadPoolExecutor(1) as thread:
         training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
@@ -142,6 +199,7 @@ def test_who_is_told_to_end_between_two_attempts_begins_no_other(
         supervised.stop()
         with pytest.raises(StoppedError):
             training.result(60)
+    held.release()
     assert launcher.attempts == [1, 2]
 
 

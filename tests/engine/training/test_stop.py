@@ -21,11 +21,11 @@ from tests.marks import slow
 from train_core.config import TrainConfig
 from train_core.engine.distributed.control_message import ControlMessage, RankRequests
 from train_core.engine.distributed.group import Group
+from train_core.engine.distributed.stop_source import StopInFolder
 from train_core.engine.training.loop import Trainer
 from train_core.engine.training.stop_listener import StopListener
 from train_core.storage.coordination.stop_request import (
     StopRequest,
-    ask_to_move,
     ask_to_stop,
     stop_request,
 )
@@ -170,7 +170,7 @@ class AskedBeforeValidation(MortalTrainer):
     """Its ranks have heard that they shall stop as the first validation begins."""
 
     def end_epoch(self) -> None:
-        self.listener.is_asked = True
+        self.listener.request = StopRequest(reason="the test wants it")
         super().end_epoch()
 
 
@@ -202,24 +202,29 @@ def test_a_request_is_for_one_attempt(tmp_path: Path) -> None:
     ask_to_stop(folder.store, 7, "Ctrl-C")
     assert stop_request(folder.store, 7) == StopRequest(reason="Ctrl-C")
     assert stop_request(folder.store, 8) is None
-    # Who asked for an end gets it, and who is to move may still be asked for an end.
-    ask_to_move(folder.store, 7, "a drain")
-    assert stop_request(folder.store, 7) == StopRequest(reason="Ctrl-C")
-    ask_to_move(folder.store, 8, "a drain")
-    ask_to_stop(folder.store, 8, "Ctrl-C")
-    assert stop_request(folder.store, 8) == StopRequest(reason="Ctrl-C")
+
+
+def test_who_asked_for_an_end_gets_it_and_who_is_to_move_may_still_be_asked_for_an_end() -> None:
+    move, end = StopRequest(reason="a drain", goes_on=True), StopRequest(reason="Ctrl-C")
+    assert move.replaces(None)
+    assert end.replaces(None)
+    assert end.replaces(move)
+    assert not move.replaces(end)
+    assert not end.replaces(end)
+    assert not move.replaces(move)
 
 
 @pytest.mark.parametrize("nonsense", [b"{}", b"", b'{"format": 99, "reason": "later"}'])
 def test_nonsense_is_no_request_and_does_not_deafen(nonsense: bytes, tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
-    listener = StopListener(folder.store, 1, is_enabled=False)
+    listener = StopListener(StopInFolder(folder.store, 1), 20, None, speaks=False)
     folder.store.write("lease/0001-stop.json", nonsense)
     listener.look()
     assert not listener.is_asked
     ask_to_stop(folder.store, 1, "Ctrl-C")
     listener.look()
     assert listener.is_asked
+    listener.close()
 
 
 def test_the_end_has_its_own_reason_also_if_somebody_asked(tmp_path: Path) -> None:
@@ -227,7 +232,7 @@ def test_the_end_has_its_own_reason_also_if_somebody_asked(tmp_path: Path) -> No
     config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, max_steps=2)
     create(folder, config)
     trainer = Trainer(folder, config, 1, Group.current())
-    trainer.listener.is_asked = True
+    trainer.listener.request = StopRequest(reason="the test wants it")
     assert trainer.run().stopped_by == "max_steps"
 
 

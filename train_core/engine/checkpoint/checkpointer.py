@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,13 +18,18 @@ from train_core.engine.checkpoint.journal_buffer import JournalBuffer
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.checkpoint.writer import CheckpointWriter, Save, SaveTiming
 from train_core.engine.distributed.group import Group
-from train_core.errors import StorageError, UnsavedError
+from train_core.errors import EvertrainError, StorageError, UnsavedError
 from train_core.policy import metric_names
 from train_core.policy.save_state import SaveState, SaveStatus
 from train_core.storage.records.journal import Entry, finite
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
+_LOOK_S = 0.2
 _log = logging.getLogger(__name__)
+
+
+class NoTimeError(EvertrainError):
+    """The training has to end before the storage took its checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,11 @@ class _InFlight:
 
 
 class Checkpointer:
-    """Saves checkpoints of one attempt: this rank's files, and on rank 0 the commit."""
+    """Saves checkpoints of one attempt: this rank's files, and on rank 0 the commit.
+
+    `is_time_up` says whether the training must end now; then no storage is waited for, and what
+    would wait raises NoTimeError.
+    """
 
     def __init__(
         self,
@@ -46,6 +55,7 @@ class Checkpointer:
         recorder: JournalBuffer,
         group: Group,
         timing: SaveTiming | None = None,
+        is_time_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self.newest: Checkpoint | None = None
         """The newest commit. Known to rank 0, and to all after a resume."""
@@ -53,6 +63,7 @@ class Checkpointer:
         self._recorder = recorder
         self._is_rank0 = group.is_rank0
         self._timing = timing or SaveTiming()
+        self._is_time_up = is_time_up
         self._writer = CheckpointWriter(folder, config, attempt, group, self._timing)
         self._thread = ThreadPoolExecutor(1, "checkpointer")
         self._status = SaveStatus()
@@ -137,6 +148,7 @@ class Checkpointer:
         """
         if self._in_flight is None:
             return
+        self._wait_in_time(self._in_flight.future)
         ended, self._in_flight = self._in_flight, None
         try:
             self.newest = ended.future.result() or self.newest
@@ -161,9 +173,14 @@ class Checkpointer:
         """
         if self._status.state is not SaveState.FAILED:
             return self._status.state
-        time.sleep(self._timing.retry_s)
+        retry_at = time.monotonic() + self._timing.retry_s
+        while (left_s := retry_at - time.monotonic()) > 0:
+            self._raise_if_time_is_up()
+            time.sleep(min(left_s, _LOOK_S))
         try:
-            found = self._writer.find_or_clear(self._status.step)
+            finding = self._thread.submit(self._writer.find_or_clear, self._status.step)
+            self._wait_in_time(finding)
+            found = finding.result()
         except StorageError as error:
             self._give_up_if_too_long(str(error))
             return SaveState.FAILED
@@ -173,15 +190,27 @@ class Checkpointer:
         self._status = self._status.stored() if found is not None else self._status.cleared()
         return self._status.state
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
         """End the thread; a checkpoint that other ranks have not stored yet is given up soon.
 
-        One whose storage hangs is left behind: the process ends without it.
+        One whose storage hangs is left behind: the process ends without it. `timeout_s` is how long
+        one in flight may take, if not as long as after an error.
         """
         self._writer.closing.set()
         if self._in_flight is not None:
-            futures.wait([self._in_flight.future], self._timing.close_timeout_s)
-        self._thread.shutdown(wait=not self.is_busy, cancel_futures=True)
+            timeout_s = self._timing.close_timeout_s if timeout_s is None else timeout_s
+            futures.wait([self._in_flight.future], timeout_s)
+        is_left_behind = self.is_busy or self._is_time_up()
+        self._thread.shutdown(wait=not is_left_behind, cancel_futures=True)
+
+    def _wait_in_time(self, future: Future[Any]) -> None:
+        """Wait for the end of the thread's work. Raises NoTimeError."""
+        while not futures.wait([future], _LOOK_S).done:
+            self._raise_if_time_is_up()
+
+    def _raise_if_time_is_up(self) -> None:
+        if self._is_time_up():
+            raise NoTimeError("the storage does not take the checkpoint in time")
 
     def _give_up_if_too_long(self, cause: str) -> None:
         """Raise UnsavedError, on rank 0, if nothing could be saved for too long."""

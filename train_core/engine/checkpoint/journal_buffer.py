@@ -54,11 +54,11 @@ class JournalBuffer:
         assert self.pending[: len(entries)] == entries
         del self.pending[: len(entries)]
 
-    def close(self) -> None:
-        """Write the last state and end the thread."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Write the last state and end the thread; it is left behind after `timeout_s`."""
         self._ended.set()
         if self._is_enabled:
-            self._thread.join()
+            self._thread.join(timeout_s)
 
     def _write_live(self) -> None:
         shown: dict[str, Any] = {}

@@ -15,20 +15,17 @@ from train_core.engine.cluster.failures import (
     is_death,
     raised_by,
 )
+from train_core.engine.cluster.timing import Timing
 
 Actor = Any
 """A handle on a `TrainWorker`: Ray's own annotation does not know its methods."""
-_POLL_S = 1.0
-_PING_EVERY_S = 5.0
-_SETTLE_S = 1.0
-_ANSWER_S = 10.0
-"""How long a worker that lives may take to answer, on a busy machine."""
 
 
 class Calls:
     """Calls that run on workers, each under the worker's name in error messages."""
 
-    def __init__(self, silent_after_s: float) -> None:
+    def __init__(self, silent_after_s: float, timing: Timing) -> None:
+        self._timing = timing
         self.running: dict[str, tuple[Actor, ray.ObjectRef[Any]]] = {}
         self._order: list[str] = []
         self._silent_after_s = silent_after_s
@@ -51,7 +48,7 @@ class Calls:
     def wait(self, remedy: str) -> list[tuple[str, Actor, Any]]:
         """The calls that have returned, after a second at most. Raises a failure's first cause."""
         try:
-            ended, failures = self._ended(_POLL_S)
+            ended, failures = self._ended(self._timing.call_poll_s)
             if not failures:
                 return ended
             failures |= self._other_failures(failures)
@@ -63,7 +60,7 @@ class Calls:
     def _other_failures(self, failures: dict[str, Exception]) -> dict[str, Exception]:
         """Further failures at the same time: the first one reported is often a consequence."""
         found: dict[str, Exception] = {}
-        deadline = time.monotonic() + _SETTLE_S
+        deadline = time.monotonic() + self._timing.failures_s
         while self.running and (left_s := deadline - time.monotonic()) > 0:
             if any(map(is_death, (failures | found).values())):
                 return found
@@ -73,7 +70,7 @@ class Calls:
     def _deaths(self) -> dict[str, Exception]:
         """The death of one of the others: a survivor often fails before Ray reports the death."""
         pings = {actor.answer.remote(): worker for worker, (actor, _) in self.running.items()}
-        deadline, waiting = time.monotonic() + _ANSWER_S, list(pings)
+        deadline, waiting = time.monotonic() + self._timing.answer_s, list(pings)
         while waiting and (left_s := deadline - time.monotonic()) > 0:
             done, waiting = ray.wait(waiting, num_returns=1, timeout=left_s)
             for ping in done:
@@ -100,9 +97,9 @@ class Calls:
     def _silent(self) -> dict[str, Exception]:
         """The workers that have not answered for too long."""
         now = time.monotonic()
-        if not self._silent_after_s or now - self._pinged_at < _PING_EVERY_S:
+        if not self._silent_after_s or now - self._pinged_at < self._timing.ping_every_s:
             return {}
-        if now - self._pinged_at > _PING_EVERY_S + _ANSWER_S:
+        if now - self._pinged_at > self._timing.ping_every_s + self._timing.answer_s:
             # This process was suspended itself: answers that came meanwhile are not read yet.
             self._pings.clear()
         self._pinged_at = now

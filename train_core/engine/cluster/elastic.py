@@ -1,7 +1,8 @@
 """How many workers a cluster has room for, and when another number would be better.
 
 A node that is drained and a node that came are met in the same way: the attempt is asked to save
-and stop, and the next one begins with as many workers as there is room for then.
+and stop, and the next one begins with as many workers as there is room for then. The decisions are
+in `policy/membership.py`.
 """
 
 from __future__ import annotations
@@ -18,18 +19,27 @@ from train_core.engine.cluster.resources import (
     drained_under_workers,
     free_resources,
 )
-from train_core.errors import StorageError
-from train_core.storage.coordination.stop_request import ask_to_move
-from train_core.storage.objects.store import Store
+from train_core.engine.cluster.timing import Timing
+from train_core.policy.membership import (
+    MembershipRules,
+    has_room_for_more,
+    reason_to_move,
+    workers_to_begin,
+)
 
-LOOK_EVERY_S = 1.0
-LAST_LOOK_S = 5.0
-SETTLE_S = 5.0
-"""How long resources of workers that ended may be on their way back."""
-GROW_AFTER_S = 10.0
-"""How long there has to be room for more, before all begin again with more."""
-_SAY_EVERY_S = 60.0
 _log = logging.getLogger("train_core.driver")
+
+
+def membership_rules(config: TrainConfig, timing: Timing) -> MembershipRules:
+    """How many workers the configuration wants."""
+    return MembershipRules(
+        fewest=config.fewest_workers,
+        most=config.num_workers,
+        # What has to lie on one node, or on as many, is not seen by looking at what is free.
+        can_grow=config.placement_strategy in ("PACK", "SPREAD"),
+        settle_s=timing.settle_s,
+        grow_after_s=timing.grow_after_s,
+    )
 
 
 def room(config: TrainConfig) -> int:
@@ -47,37 +57,47 @@ def with_room(config: TrainConfig) -> TrainConfig:
 
 
 def number_of_workers(
-    config: TrainConfig, look: Callable[[], int], check: Callable[[], None]
+    config: TrainConfig, look: Callable[[], int], check: Callable[[], None], timing: Timing
 ) -> int:
     """With how many workers to begin now: waits until there is room for the fewest.
 
     `look` says for how many there is; while it waits it calls `check`, which may raise.
     """
+    rules = membership_rules(config, timing)
     begin = said_at = time.monotonic()
-    while (found := look()) < config.num_workers:
-        waited_s = time.monotonic() - begin
-        if found >= config.fewest_workers and waited_s > SETTLE_S:
-            return found
-        if waited_s > SETTLE_S and (said_at == begin or time.monotonic() - said_at > _SAY_EVERY_S):
-            said_at = time.monotonic()
+    while (workers := workers_to_begin(found := look(), time.monotonic() - begin, rules)) is None:
+        now = time.monotonic()
+        is_news = said_at == begin or now - said_at > timing.say_every_s
+        if found < rules.fewest and now - begin > rules.settle_s and is_news:
+            said_at = now
             _log.warning(
                 "the cluster has room for %d workers, %d are needed: waiting",
                 found,
-                config.fewest_workers,
+                rules.fewest,
             )
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(timing.poll_s)
         check()
-    return config.num_workers
+    return workers
 
 
 class ClusterWatch:
-    """Asks an attempt to stop once another number of workers, or other nodes, would be better."""
+    """Asks an attempt to move once another number of workers, or other nodes, would be better.
 
-    def __init__(self, store: Store, attempt: int, config: TrainConfig, workers: int) -> None:
-        self._store = store
-        self._attempt = attempt
+    `ask_to_move` is called once, with the reason.
+    """
+
+    def __init__(
+        self,
+        ask_to_move: Callable[[str], None],
+        config: TrainConfig,
+        workers: int,
+        timing: Timing,
+    ) -> None:
+        self._ask_to_move = ask_to_move
         self._config = config
         self._workers = workers
+        self._timing = timing
+        self._rules = membership_rules(config, timing)
         self._room_since: float | None = None
         self._ended = threading.Event()
 
@@ -90,33 +110,30 @@ class ClusterWatch:
             yield
         finally:
             self._ended.set()
-            # One that waits for a storage or for Ray is left behind.
-            thread.join(LAST_LOOK_S)
+            # One that waits for Ray is left behind.
+            thread.join(self._timing.last_look_s)
 
     def _watch(self) -> None:
-        while not self._ended.wait(LOOK_EVERY_S):
+        while not self._ended.wait(self._timing.poll_s):
             try:
                 reason = self._reason()
-                if reason:
-                    _log.info("%s: a checkpoint is saved, and the next attempt begins", reason)
-                    ask_to_move(self._store, self._attempt, reason)
-                    return
-            except StorageError as error:
-                _log.warning("the training cannot be asked to move: %s", error)
             except Exception as error:  # noqa: BLE001 (whatever Ray raises while its head is away)
                 _log.debug("the state of the cluster is unknown: %s", error)
+                continue
+            if reason:
+                _log.info("%s: a checkpoint is saved, and the next attempt begins", reason)
+                self._ask_to_move(reason)
+                return
 
     def _reason(self) -> str:
         """Why another attempt would be better; empty if it would not."""
         if drained := drained_under_workers():
-            return f"node {', '.join(sorted(drained))} is being drained"
-        # What has to lie on one node, or on as many, is not seen by looking at what is free.
-        may_grow = self._config.placement_strategy in ("PACK", "SPREAD")
-        if may_grow and self._workers < self._config.num_workers and room(self._config) > 0:
-            now = time.monotonic()
-            self._room_since = self._room_since or now
-            if now - self._room_since > GROW_AFTER_S:
-                return f"there is room for more than {self._workers} workers"
-        else:
+            return reason_to_move(self._workers, drained, 0, self._rules)
+        now = time.monotonic()
+        # Ray is asked only if the answer counts.
+        can_grow = has_room_for_more(self._workers, 1, self._rules)
+        if not can_grow or not has_room_for_more(self._workers, room(self._config), self._rules):
             self._room_since = None
-        return ""
+            return ""
+        self._room_since = now if self._room_since is None else self._room_since
+        return reason_to_move(self._workers, (), now - self._room_since, self._rules)

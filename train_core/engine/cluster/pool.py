@@ -24,14 +24,12 @@ from train_core.config import LOCAL, TrainConfig
 from train_core.engine.cluster.calls import Actor, Calls
 from train_core.engine.cluster.placement import Rank, assign_ranks
 from train_core.engine.cluster.resources import resources_of_worker
+from train_core.engine.cluster.timing import TIMING, Timing
 from train_core.engine.cluster.worker import CONTROL, WORK, TrainWorker
 from train_core.engine.distributed.rendezvous import LOOPBACK, Membership, RendezvousStore
+from train_core.engine.distributed.stop_source import post_stop
+from train_core.storage.coordination.stop_request import StopRequest
 
-_START_WITHIN_S = 300.0
-"""Workers whose place is gone, or that hang as they start, are given up then."""
-_PLACED_WITHIN_S = 1.0
-_LEAST_SILENCE_S = 30.0
-"""A worker that loads libraries on a busy machine does not answer for a while."""
 _SMALLER_TRAINING = (
     "begin another run, with init_from, more accumulation_steps and a smaller batch_size"
 )
@@ -55,11 +53,15 @@ class WorkerPool:
     anything.
     """
 
-    def __init__(self, config: TrainConfig, preload: Sequence[str] = ()) -> None:
+    def __init__(
+        self, config: TrainConfig, preload: Sequence[str] = (), timing: Timing = TIMING
+    ) -> None:
+        self.timing = timing
         self._config = config
         self._preload = tuple(preload)
         self._workers: _Workers | None = None
         self._store: RendezvousStore | None = None
+        self._storing = threading.Lock()
         self._one_at_a_time = threading.Lock()
         self._changing = threading.Lock()
         self._has_ended = False
@@ -71,14 +73,14 @@ class WorkerPool:
         workers = self._workers
         if workers is None or workers.wanted[1] != resources_of_worker(config):
             return False
-        return workers.places.wait(_PLACED_WITHIN_S)
+        return workers.places.wait(self.timing.placed_s)
 
     def has_placed(self, config: TrainConfig) -> bool:
         """Whether as many workers as the configuration says have what they reserve."""
         workers = self._workers
         if workers is None or workers.wanted != _wanted(config):
             return False
-        return workers.places.wait(_PLACED_WITHIN_S)
+        return workers.places.wait(self.timing.placed_s)
 
     def start(self, config: TrainConfig) -> None:
         """Have as many workers as the configuration says; they start in the background.
@@ -149,24 +151,28 @@ class WorkerPool:
         arguments: Callable[[Membership], Sequence[Any]],
         *,
         check: Callable[[], None],
-    ) -> None:
+    ) -> list[Any]:
         """Run `module:name` on all workers, as the ranks of a process group of that name.
 
-        `check` is called each second while workers start, and may raise. Raises the first cause
-        if a rank fails: its own EvertrainError, ResourceError if Ray's memory monitor ended it,
-        ConnectionError if its process, a connection or Ray ended.
+        Returns what each returned, in the order of ranks. `check` is called each second while
+        workers start, and may raise. Raises the first cause if a rank fails: its own
+        EvertrainError, ResourceError if Ray's memory monitor ended it, ConnectionError if its
+        process, a connection or Ray ended.
         """
         with self._one_at_a_time:
             ranks = self._located(check)
-            self._store = self._store or RendezvousStore(self._host())
-            store = self._store
-            calls = Calls(self._silent_after_s)
+            store = self._rendezvous()
+            calls = Calls(self._silent_after_s, self.timing)
             for actor, rank in ranks:
                 own = store.membership(group, rank.rank, rank.world_size, rank.device)
                 name = f"rank {rank.rank}"
                 actor.set_up.remote(name, rank.environment())
                 calls.add(name, actor, actor.run.remote(function, arguments(own)))
-            calls.wait_for_all(_SMALLER_TRAINING)
+            return list(calls.wait_for_all(_SMALLER_TRAINING).values())
+
+    def ask_to_stop(self, group: str, request: StopRequest) -> None:
+        """Have the ranks of a group find the request, also those that do not run yet."""
+        post_stop(self._rendezvous(), group, request)
 
     def map(self, function: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """What `module:name` returns for each of the arguments, which queue for the workers.
@@ -186,7 +192,7 @@ class WorkerPool:
         queue = deque(enumerate(arguments))
         results: dict[int, Any] = {}
         numbers: dict[str, int] = {}
-        calls = Calls(self._silent_after_s)
+        calls = Calls(self._silent_after_s, self.timing)
         while queue or calls.running:
             while queue and free:
                 number, given = queue.popleft()
@@ -204,19 +210,24 @@ class WorkerPool:
         workers = self._workers
         if workers is None:
             raise ConnectionError("the workers were ended before they had started")
-        actors, deadline = workers.actors, time.monotonic() + _START_WITHIN_S
-        calls = Calls(silent_after_s=0)
+        actors, deadline = workers.actors, time.monotonic() + self.timing.start_s
+        calls = Calls(0, self.timing)
         for number, actor in enumerate(actors):
             calls.add(f"worker {number}", actor, actor.locate.remote())
 
         def check_start() -> None:
             check()
             if time.monotonic() > deadline:
-                raise ConnectionError(f"the workers have not started in {_START_WITHIN_S:g} s")
+                raise ConnectionError(f"the workers have not started in {self.timing.start_s:g} s")
 
         locations = calls.wait_for_all("", check_start)
         self.ready_at = self.ready_at or max(one.ready_at for one in locations.values())
         return [(actors[index], rank) for index, rank in assign_ranks(list(locations.values()))]
+
+    def _rendezvous(self) -> RendezvousStore:
+        with self._storing:
+            self._store = self._store or RendezvousStore(self._host())
+            return self._store
 
     def _host(self) -> str:
         if self._config.ray_address == LOCAL:
@@ -227,7 +238,7 @@ class WorkerPool:
     def _silent_after_s(self) -> float:
         """After how many seconds without an answer a worker counts as dead; 0: never."""
         timeout_s = self._config.hang_timeout_s
-        return max(timeout_s, _LEAST_SILENCE_S) if timeout_s else 0
+        return max(timeout_s, self.timing.least_silence_s) if timeout_s else 0
 
 
 def _wanted(config: TrainConfig) -> tuple[int, dict[str, float], str]:

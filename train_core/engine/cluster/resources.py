@@ -7,15 +7,15 @@ import time
 from typing import Any
 
 from train_core.config import LOCAL, TrainConfig, available_cpus
+from train_core.engine.cluster.timing import TIMING, Timing
 from train_core.errors import ResourceError
 
-_LOOK_EVERY_S = 5.0
 # Ray counts in ten thousandths: 0.6 CPUs are three times 0.2.
 _ROUNDING = 1e-4
 _log = logging.getLogger(__name__)
 
 
-def check_resources(config: TrainConfig, patience_s: float = 0) -> None:
+def check_resources(config: TrainConfig, patience_s: float = 0, timing: Timing = TIMING) -> None:
     """Raise ResourceError if this machine or the cluster can never have the workers' resources.
 
     A cluster that lacks them is asked again for `patience_s`: nodes may still be joining it.
@@ -33,7 +33,7 @@ def check_resources(config: TrainConfig, patience_s: float = 0) -> None:
             if time.monotonic() >= deadline:
                 raise
             _log.warning("waiting for nodes: %s", error)
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(timing.nodes_poll_s)
 
 
 def fits_here(config: TrainConfig) -> bool:

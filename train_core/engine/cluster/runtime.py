@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 
 from train_core.config import LOCAL, TrainConfig, available_cpus
 
+# For whatever runs on it.
 _ENVIRONMENT = {
-    # Ray's default gives way to every other process, also to those that only watch the training.
-    "RAY_worker_niceness": "0",
+    # All lines of all workers are in the log.
     "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _LOCAL_ENVIRONMENT = {
     # Nobody starts the head of a local Ray again; Ray would wait for a minute.
@@ -21,14 +22,22 @@ _LOCAL_ENVIRONMENT = {
     # Every 5 s it would look at all processes, for a dashboard that does not run.
     "REPORTER_UPDATE_INTERVAL_MS": "60000",
 }
-# Nothing is put there but a task's results; its memory is reserved at the start, 1 s for 7 GB.
-_OBJECT_STORE_BYTES = 256 * 2**20
 
 
-def load_ray(config: TrainConfig) -> None:
+@dataclass(frozen=True)
+class RaySettings:
+    """What a launcher wants of the Ray that it runs on, beyond Ray's defaults."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that Ray reads; one that is set already stays."""
+    object_store_bytes: int | None = None
+    """The memory for objects of a local Ray; None: as Ray decides."""
+
+
+def load_ray(config: TrainConfig, settings: RaySettings) -> None:
     """Import Ray, with what it reads from the environment as it is imported and later."""
-    environment = _ENVIRONMENT | (_LOCAL_ENVIRONMENT if config.ray_address == LOCAL else {})
-    for name, value in environment.items():
+    local = _LOCAL_ENVIRONMENT if config.ray_address == LOCAL else {}
+    for name, value in (_ENVIRONMENT | local | dict(settings.environment)).items():
         os.environ.setdefault(name, value)
     told_by = "ray._private.authentication.authentication_token_setup"
     logging.getLogger(told_by).addFilter(_is_news)
@@ -40,9 +49,12 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("Token authentication is enabled")
 
 
-def start_ray(config: TrainConfig) -> None:
-    """Start Ray for this process, or connect to the cluster whose job this process is."""
-    load_ray(config)
+def start_ray(config: TrainConfig, settings: RaySettings) -> None:
+    """Start Ray for this process, or connect to the cluster whose job this process is.
+
+    `settings` are those of the launcher that will run on it.
+    """
+    load_ray(config, settings)
     import ray
 
     if ray.is_initialized():
@@ -52,7 +64,7 @@ def start_ray(config: TrainConfig) -> None:
             address="local",
             num_cpus=available_cpus(),
             include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
+            object_store_memory=settings.object_store_bytes,
             runtime_env=config.runtime_env or None,
             logging_level=logging.WARNING,
         )

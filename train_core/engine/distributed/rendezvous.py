@@ -1,12 +1,14 @@
 """How the ranks of an attempt find each other: by a key-value store that lives in the driver.
 
-No rank serves the others, so that any of them may die.
+No rank serves the others, so that any of them may die. The driver's requests reach the ranks by the
+same store (`stop_source.py`).
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,9 +42,13 @@ class Membership:
 
 
 class RendezvousStore:
-    """A store of torch.distributed that listens on one address of this machine only."""
+    """A store of torch.distributed that listens on one address of this machine only.
+
+    Its methods may be called from any thread.
+    """
 
     def __init__(self, host: str) -> None:
+        self._one_at_a_time = threading.Lock()
         listening = socket.socket()
         listening.bind((host, 0))
         self.address = str(listening.getsockname()[0]), int(listening.getsockname()[1])
@@ -58,6 +64,17 @@ class RendezvousStore:
     def membership(self, group: str, rank: int, world_size: int, device: int) -> Membership:
         """What a process needs to become that rank of the group."""
         return Membership(*self.address, group, rank, world_size, device)
+
+    def post(self, group: str, key: str, value: str) -> None:
+        """Give a key of the group its value."""
+        with self._one_at_a_time:
+            PrefixStore(group, self._store).set(key, value)
+
+
+def connect(own: Membership, timeout: timedelta = CONNECT_TIMEOUT) -> PrefixStore:
+    """A connection of its own to the store, for the keys of the group. Raises DistError."""
+    store = TCPStore(own.host, own.port, is_master=False, timeout=timeout)
+    return PrefixStore(own.group, store)
 
 
 def own_address() -> str:
@@ -82,10 +99,9 @@ def process_group(own: Membership, *, uses_gpu: bool) -> Iterator[None]:
             os.environ[name] = interface
     if uses_gpu:
         torch.cuda.set_device(own.device)
-    store = TCPStore(own.host, own.port, is_master=False, timeout=CONNECT_TIMEOUT)
     dist.init_process_group(
         "nccl" if uses_gpu else "gloo",
-        store=PrefixStore(own.group, store),
+        store=connect(own),
         rank=own.rank,
         world_size=own.world_size,
         timeout=COLLECTIVE_TIMEOUT,

@@ -12,6 +12,7 @@ from train_core.engine.cluster.resources import drained_under_workers
 from train_core.engine.distributed.rendezvous import Membership
 from train_core.engine.driver.supervisor import Attempt, Outcome
 from train_core.entry_points import TRAIN
+from train_core.policy.membership import keeps_workers
 
 _log = logging.getLogger("train_core.driver")
 
@@ -29,12 +30,13 @@ class PoolLauncher:
 
     def run(self, attempt: Attempt) -> Outcome:
         """Run the ranks until they end; where one died, all are replaced."""
+        group = f"{attempt.folder.name}/{attempt.number}"
+        attempt.requests.send_by(partial(self._pool.ask_to_stop, group))
         try:
             if is_fixed(attempt.config):
                 self._pool.start(attempt.config)
-                self._train(attempt, attempt.config)
-            else:
-                self._train_where_there_is_room(attempt)
+                return self._train(group, attempt, attempt.config)
+            return self._train_where_there_is_room(group, attempt)
         except ConnectionError as error:
             if is_fixed(attempt.config):
                 self._pool.replace()
@@ -46,27 +48,26 @@ class PoolLauncher:
             # Ranks that wait for the one that failed would wait for half an hour.
             self._pool.close()
             return Outcome(error)
-        return Outcome()
 
-    def _train_where_there_is_room(self, attempt: Attempt) -> None:
-        workers = attempt.config.num_workers
-        if drained_under_workers() or not self._pool.has_placed(attempt.config):
+    def _train_where_there_is_room(self, group: str, attempt: Attempt) -> Outcome:
+        workers, timing = attempt.config.num_workers, self._pool.timing
+        is_placed = self._pool.has_placed(attempt.config)
+        if not keeps_workers(is_placed=is_placed, drained=drained_under_workers()):
             # What the pool itself reserves is room, too, but for a node that goes.
             self._pool.close()
-            workers = number_of_workers(
-                attempt.config, partial(room, attempt.config), attempt.check_stop
-            )
+            look = partial(room, attempt.config)
+            workers = number_of_workers(attempt.config, look, attempt.check_stop, timing)
         config = attempt.config.model_copy(update={"num_workers": workers})
         self._pool.start(config)
-        watch = ClusterWatch(attempt.folder.store, attempt.number, attempt.config, workers)
+        watch = ClusterWatch(attempt.requests.ask_to_move, attempt.config, workers, timing)
         with watch.watching():
             _log.info("training on %d workers", workers)
-            self._train(attempt, config)
+            return self._train(group, attempt, config)
 
-    def _train(self, attempt: Attempt, config: TrainConfig) -> None:
+    def _train(self, group: str, attempt: Attempt, config: TrainConfig) -> Outcome:
         def arguments(own: Membership) -> tuple[str, TrainConfig, int, Membership]:
             return attempt.folder.url, config, attempt.number, own
 
-        group = f"{attempt.folder.name}/{attempt.number}"
-        train = TRAIN
-        self._pool.run_ranks(group, train, arguments, check=attempt.check_stop)
+        # `TRAIN` gives how each rank ended; rank 0 knows what was committed.
+        first, *_ = self._pool.run_ranks(group, TRAIN, arguments, check=attempt.check_stop)
+        return Outcome(given_up_at=None if first.has_saved else first.saved_step)

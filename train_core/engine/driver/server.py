@@ -25,6 +25,7 @@ import psutil
 
 from train_core.config import LOCAL, TrainConfig
 from train_core.described_errors import describe
+from train_core.engine.cluster.pool_settings import POOL_SETTINGS
 from train_core.engine.cluster.runtime import dead_ray, load_ray
 from train_core.engine.driver.remote_stages import JobStages
 from train_core.engine.driver.stages import DriverStages
@@ -95,7 +96,7 @@ class Server:
         self._start_ray = partial(self._started_ray, config)
         if config.ray_address == LOCAL:
             # Ray's processes start while this one imports torch and checks the request: Ray first.
-            load_ray(config)
+            load_ray(config, POOL_SETTINGS)
             self._ray = self._main_thread.submit(self._start_ray)
         else:
             self._driver = JobStages()

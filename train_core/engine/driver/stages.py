@@ -21,9 +21,8 @@ from train_core.engine.driver.timeline import (
 )
 from train_core.engine.tracking.mirror import Mirror
 from train_core.entry_points import MEASURE_SHARD, TRAIN
-from train_core.errors import StoppedError, StorageError
+from train_core.errors import StorageError
 from train_core.policy.end_status import EndStatus
-from train_core.policy.stop_reasons import StopReason
 from train_core.requests import DriverRequest
 from train_core.results import (
     CheckpointSummary,
@@ -169,10 +168,11 @@ class DriverStages:
         What fails is raised by the first stage that needs it. Workers of a cluster are asked for
         when the run is taken, so that a driver that is refused holds nothing.
         """
+        from train_core.engine.cluster.pool_settings import POOL_SETTINGS
         from train_core.engine.cluster.runtime import start_ray
         from train_core.engine.driver.pool_launcher import is_fixed
 
-        start_ray(config)
+        start_ray(config, POOL_SETTINGS)
         self._timeline.mark(RAY_UP)
         if is_fixed(config) and not self._pool:
             decided = with_gpus(config)
@@ -195,10 +195,6 @@ class DriverStages:
         newest = supervisor.train(self.config, PoolLauncher(self._pool))
         # A process that died after its last commit has not done it.
         delete_superseded(RunWriter(self.folder, held.attempt), self.config)
-        # One of an attempt before was stopped, and this one had nothing left to do.
-        stopped_here = newest.attempt == held.attempt
-        if stopped_here and newest.manifest.stopped_by == StopReason.REQUEST:
-            raise StoppedError(self.folder.name, newest.step)
         return self._train_result(newest, time.monotonic() - begin).model_dump()
 
     def evaluate(self, checkpoints: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:

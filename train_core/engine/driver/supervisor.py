@@ -1,7 +1,8 @@
 """The supervisor: trains a run to its end, by as many attempts as it takes.
 
-It has the run's lease and decides what follows the end of an attempt. How an attempt's ranks are
-started and watched is a launcher's business.
+It has the run's lease and carries out what follows the end of an attempt, which
+`policy/restarts.py` decides. How an attempt's ranks are started and watched is a launcher's
+business.
 """
 
 from __future__ import annotations
@@ -10,24 +11,30 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from train_core.config import TrainConfig
+from train_core.engine.driver.stop_requests import StopRequests
+from train_core.engine.driver.timing import TIMING, Timing
 from train_core.errors import FencedError, GaveUpError, StoppedError, StorageError
+from train_core.policy.restarts import (
+    Asked,
+    AttemptEnd,
+    Decision,
+    Ended,
+    Next,
+    after_attempt,
+)
 from train_core.policy.stop_reasons import StopReason
 from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.lease import Lease
-from train_core.storage.coordination.stop_request import ask_to_stop, stop_request
+from train_core.storage.coordination.stop_request import stop_request
 from train_core.storage.finished_runs import is_finished
 from train_core.storage.objects.retries import SHORT
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter, next_attempt
 
-MAX_RESTARTS = 3
-"""A worker or Ray itself may die; the training is begun again so often without new progress."""
-RESTART_PAUSE_S = 2.0
 _log = logging.getLogger("train_core.driver")
 
 
@@ -38,6 +45,8 @@ class Attempt:
     folder: RunFolder
     number: int
     config: TrainConfig
+    requests: StopRequests
+    """What it is asked for; the launcher brings it to the ranks."""
     check_stop: Callable[[], None]
     """Raises StoppedError if somebody wants the attempt to end before it has begun."""
 
@@ -50,6 +59,15 @@ class Outcome:
     """None: all ranks came to their end."""
     is_lost: bool = False
     """A process or a connection died, so that another attempt may well succeed."""
+    given_up_at: int | None = None
+    """The step of the newest commit, if the storage did not take the last one in time."""
+
+    @property
+    def ended(self) -> Ended:
+        """How, for the decision on what follows."""
+        if self.error is None:
+            return Ended.IN_ORDER
+        return Ended.LOST if self.is_lost else Ended.FAILED
 
 
 class Launcher(Protocol):
@@ -62,10 +80,12 @@ class Launcher(Protocol):
 class Supervisor:
     """The attempts of one driver at one run."""
 
-    def __init__(self, folder: RunFolder, held: Lease) -> None:
-        self._folder, self._lease = folder, held
+    def __init__(self, folder: RunFolder, held: Lease, timing: Timing = TIMING) -> None:
+        self._folder, self._lease, self._timing = folder, held, timing
         self._grace_s = 0.0
         self._has_launched = False
+        self._requests: StopRequests | None = None
+        """What the attempt that runs, or ran last, is asked for."""
         self._is_stopping = threading.Event()
         self._is_idle = threading.Event()
         self._is_idle.set()
@@ -84,46 +104,73 @@ class Supervisor:
             self._is_idle.set()
 
     def _train(self, config: TrainConfig, launcher: Launcher) -> Checkpoint:
-        if self._is_stopping.is_set():
-            raise self._stopped()
+        self._check_program()
         newest = self.newest()
         restarts, is_done = 0, is_finished(newest, config)
         while not is_done:
             number = self.begin_attempt()
-            if self._is_stopping.is_set():
-                raise self._stopped()
-            outcome = launcher.run(
-                Attempt(self._folder, number, config, partial(self._check_stop, number))
+            outcome, asked = self._run(number, config, launcher)
+            before, newest = newest, self._newest_after(outcome, asked, newest)
+            end = AttemptEnd(
+                outcome.ended,
+                asked,
+                has_saved=outcome.given_up_at is None,
+                has_stopped=_was_stopped(newest, number),
+                has_progress=newest != before,
             )
-            if outcome.is_lost:
-                assert outcome.error is not None
-                self._check_stop(number)
-                restarts = restarts + 1 if self.newest() == newest else 1
-                self._pause_before(restarts, outcome.error)
-            elif outcome.error is not None:
-                raise outcome.error
-            else:
-                restarts, is_done = 0, not self._shall_move(number)
-            newest = self.newest()
+            decision = after_attempt(end, restarts, self._timing.restarts)
+            self._carry_out(decision, outcome, newest)
+            restarts, is_done = decision.restarts, decision.next is Next.DONE
         assert newest is not None, "a training ends with a checkpoint"
         return newest
 
+    def _run(self, number: int, config: TrainConfig, launcher: Launcher) -> tuple[Outcome, Asked]:
+        """How the attempt ended, and what it was asked for."""
+        requests = StopRequests(self._folder.store, number, self._timing.stop_poll_s)
+        self._requests = requests
+
+        def check_stop() -> None:
+            if requests.asked is Asked.END:
+                raise self._stopped()
+
+        # IMPORTANT: after the requests are there, as a stop that did not see them is seen here.
+        self._check_program()
+        with requests.following_the_folder():
+            outcome = launcher.run(Attempt(self._folder, number, config, requests, check_stop))
+        return outcome, Asked.END if self._is_stopping.is_set() else requests.asked
+
+    def _carry_out(self, decision: Decision, outcome: Outcome, newest: Checkpoint | None) -> None:
+        """Wait before another attempt, or raise why there is none."""
+        match decision.next:
+            case Next.FAIL:
+                assert outcome.error is not None
+                raise outcome.error
+            case Next.STOPPED:
+                raise self._stopped_at(newest, outcome.given_up_at)
+            case Next.GIVE_UP:
+                said = (
+                    f"gave up after {decision.restarts} tries without a new checkpoint: "
+                    f"{outcome.error}"
+                )
+                raise GaveUpError("train", said) from outcome.error
+            case Next.RESTART:
+                _log.warning("begins again from the newest checkpoint: %s", outcome.error)
+                self._is_stopping.wait(decision.pause_s)
+
     def stop(self) -> None:
-        """Begin no training, and let one that runs save and end, in its `grace_s` at most."""
+        """Begin no training, and let one that runs save and end.
+
+        What it does not do in its `grace_s` is left undone. It needs no storage.
+        """
         self._is_stopping.set()
         if self._is_idle.is_set():
             return
-        # An end that was asked for is not kept waiting by a storage that is away.
-        store = self._folder.store.with_retries(SHORT)
-        try:
-            # Between two attempts the training itself sees that it shall end.
-            ask_to_stop(store, self._lease.attempt, "its program ends")
-        except StorageError as error:
-            _log.warning("the training cannot be asked to save, and is ended: %s", error)
-            return
+        # Between two attempts the training itself sees that it shall end.
+        if self._requests is not None:
+            self._requests.ask_to_end("the program that wanted it ends")
         if not self._is_idle.wait(self._grace_s):
             _log.warning(
-                "the training did not save within grace_s (%g s), and is ended: it goes on from "
+                "the training did not end within grace_s (%g s), and is killed: it goes on from "
                 "its last checkpoint",
                 self._grace_s,
             )
@@ -145,7 +192,7 @@ class Supervisor:
 
     def newest(self) -> Checkpoint | None:
         """The newest committed checkpoint."""
-        return max(self._folder.checkpoints(), key=lambda c: c.name, default=None)
+        return _newest_of(self._folder)
 
     def begin_attempt(self) -> int:
         """The attempt to launch now: whatever one before still does no longer counts."""
@@ -161,32 +208,60 @@ class Supervisor:
         self._has_launched = True
         return held.attempt
 
-    def _pause_before(self, restarts: int, error: Exception) -> None:
-        """Wait before another attempt. Raises GaveUpError if there were too many."""
-        if restarts > MAX_RESTARTS:
-            said = f"gave up after {restarts} tries without a new checkpoint: {error}"
-            raise GaveUpError("train", said) from error
-        _log.warning("begins again from the newest checkpoint: %s", error)
-        # At once the first time; what fails again may need a while.
-        self._is_stopping.wait(RESTART_PAUSE_S * (2 ** (restarts - 1) - 1))
+    def _newest_after(
+        self, outcome: Outcome, asked: Asked, before: Checkpoint | None
+    ) -> Checkpoint | None:
+        """The newest commit after an attempt; a training that is to end waits for no storage."""
+        if outcome.given_up_at is not None:
+            return before
+        if outcome.is_lost and asked is Asked.END:
+            return self._newest_soon() or before
+        return self.newest()
 
-    def _shall_move(self, attempt: int) -> bool:
-        """Whether the attempt ended only because another one is to begin on other workers."""
-        request, newest = stop_request(self._folder.store, attempt), self.newest()
-        return (
-            request is not None
-            and request.goes_on
-            and newest is not None
-            and newest.manifest.stopped_by == StopReason.REQUEST
-            and not self._is_stopping.is_set()
-        )
+    def _newest_soon(self) -> Checkpoint | None:
+        """The newest commit; None also if the storage does not say within seconds."""
+        folder = RunFolder(self._folder.storage, self._folder.name)
+        folder.store = self._folder.store.with_retries(SHORT)
+        try:
+            return _newest_of(folder)
+        except StorageError as error:
+            _log.debug("the newest checkpoint is not known: %s", error)
+            return None
 
     def _check_stop(self, attempt: int) -> None:
         """Raise StoppedError if somebody wants the attempt, or this process, to end."""
         request = stop_request(self._folder.store, attempt)
-        if self._is_stopping.is_set() or (request and not request.goes_on):
+        if request and not request.goes_on:
+            raise self._stopped()
+        self._check_program()
+
+    def _check_program(self) -> None:
+        """Raise StoppedError if the program that wanted the training wants its end."""
+        if self._is_stopping.is_set():
             raise self._stopped()
 
     def _stopped(self) -> StoppedError:
-        newest = self.newest()
-        return StoppedError(self._folder.name, newest.step if newest else 0)
+        return self._stopped_at(self._newest_soon())
+
+    def _stopped_at(
+        self, newest: Checkpoint | None, given_up_at: int | None = None
+    ) -> StoppedError:
+        if given_up_at is not None:
+            _log.warning(
+                "the storage did not take a last checkpoint within grace_s (%g s): the training "
+                "goes on from its last one",
+                self._grace_s,
+            )
+        step = newest.step if newest else 0
+        return StoppedError(self._folder.name, max(step, given_up_at or 0))
+
+
+def _was_stopped(newest: Checkpoint | None, attempt: int) -> bool:
+    """Whether that attempt saved it for a request; it may be from one before."""
+    if newest is None or newest.attempt != attempt:
+        return False
+    return newest.manifest.stopped_by == StopReason.REQUEST
+
+
+def _newest_of(folder: RunFolder) -> Checkpoint | None:
+    return max(folder.checkpoints(), key=lambda one: one.name, default=None)

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from train_core.config import TrainConfig
-from train_core.engine.checkpoint.checkpointer import Checkpointer
+from train_core.engine.checkpoint.checkpointer import Checkpointer, NoTimeError
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.checkpoint.restore import newest_good
 from train_core.engine.checkpoint.state import TrainingState
@@ -27,18 +27,19 @@ from train_core.engine.data.train_loader import TrainLoader
 from train_core.engine.distributed.control_message import ControlMessage, RankRequests
 from train_core.engine.distributed.fsdp import check_passes
 from train_core.engine.distributed.group import Group, use_deterministic_algorithms
+from train_core.engine.distributed.stop_source import StopInFolder, StopSource
 from train_core.engine.distributed.watchdog import Watchdog
 from train_core.engine.metrics.measure import forward
 from train_core.engine.training.opened import OpenedWorkload, epochs_at_first, first_weights
 from train_core.engine.training.records import TrainRecords
 from train_core.engine.training.saver import Saver
-from train_core.engine.training.stop_listener import StopListener
+from train_core.engine.training.stop_listener import StopListener, StopTiming
 from train_core.engine.training.train_state import TrainState
 from train_core.engine.training.validation import validate
 from train_core.errors import NotFiniteError
 from train_core.policy import metric_names
 from train_core.policy.randomness import FORWARD, derive_seed
-from train_core.policy.save_schedule import SaveDue
+from train_core.policy.save_schedule import Backpressure, SaveDue
 from train_core.policy.steps import MicroBatch
 from train_core.policy.stop_reasons import Reached, StopReason, has_reached
 from train_core.storage.run_folder import RunFolder
@@ -68,7 +69,8 @@ class _PendingStep:
 class Trainer:
     """One rank's part of one attempt at a run.
 
-    `opened` is what it trains, if not what the run recorded.
+    `opened` is what it trains, if not what the run recorded; `stop_source` says whether it shall
+    stop, if not the run folder.
     """
 
     def __init__(
@@ -79,7 +81,9 @@ class Trainer:
         group: Group,
         *,
         opened: OpenedWorkload | None = None,
+        stop_source: StopSource | None = None,
         timing: SaveTiming | None = None,
+        stop_timing: StopTiming | None = None,
     ) -> None:
         torch.set_num_threads(config.threads_per_worker)
         if group.device.type == "cuda":
@@ -103,19 +107,28 @@ class Trainer:
         is_rank0 = group.is_rank0
         run_writer = RunWriter(folder, attempt)
         self.records = TrainRecords(run_writer, config, plan, is_enabled=is_rank0)
-        checkpointer = Checkpointer(folder, config, attempt, self.records.journal, group, timing)
+        source = stop_source or StopInFolder(folder.store, attempt)
+        self.listener = StopListener(source, config.grace_s, stop_timing, speaks=is_rank0)
+        checkpointer = Checkpointer(
+            *(folder, config, attempt, self.records.journal, group, timing),
+            is_time_up=self.listener.is_time_up,
+        )
         self.watchdog = Watchdog(config.hang_timeout_s)
         state, rules = self._all_state(), config.save_rules
         self.saver = Saver(
             checkpointer, state, self.trained, rules, group, self.records, self.watchdog
         )
-        self.listener = StopListener(folder.store, attempt, is_enabled=is_rank0)
         self.requests = RankRequests()
         """What any rank requests, as all ranks received it."""
+        self.has_given_up = False
+        """Whether it ended without its last checkpoint, which no storage took in time."""
         self._pending: _PendingStep | None = None
 
     def run(self) -> Progress:
-        """Train to the end, from the newest good checkpoint if there is one."""
+        """Train to the end, from the newest good checkpoint if there is one.
+
+        A training that is asked to end ends in its grace, saved or not: see `has_given_up`.
+        """
         try:
             self.restore()
             while not self.progress.stopped_by:
@@ -127,6 +140,9 @@ class Trainer:
                 self.save_if_due()
             self.watchdog.rest()
             self.saver.finish(self.progress)
+        except NoTimeError:
+            # Raised on all ranks together.
+            self.has_given_up = True
         finally:
             self.close()
         return self.progress
@@ -134,9 +150,10 @@ class Trainer:
     def close(self) -> None:
         """End all threads and processes."""
         self.watchdog.rest()
-        self.saver.checkpointer.close()
+        timeout_s = self.listener.timing.close_s if self.has_given_up else None
+        self.saver.checkpointer.close(timeout_s)
         self.listener.close()
-        self.records.close()
+        self.records.close(timeout_s)
         self.trained.close()
         self.loader.close()
 
@@ -230,7 +247,18 @@ class Trainer:
         self._settle()
         # This checkpoint is what they request, also those that came with this step's messages.
         self.requests = replace(self.requests, wants_checkpoint=False, wants_retry=False)
-        self.saver.save(self.progress, after, due, is_busy=self.requests.is_busy)
+        pressure = self.saver.wait_if_needed(after, is_busy=self.requests.is_busy)
+        if pressure is Backpressure.WAIT:
+            self._receive_request()
+        if pressure is not Backpressure.SKIP:
+            self.saver.save(self.progress, due)
+
+    def _receive_request(self) -> None:
+        """End with this step if a request came to any rank while they waited for the storage."""
+        is_asked = any(self.group.gather(self.listener.is_asked))
+        if is_asked and not self.progress.stopped_by:
+            self.requests |= RankRequests(is_asked_to_stop=True)
+            self.stop_if_due()
 
     def _all_state(self) -> TrainingState:
         state, workload, streams = TrainingState(), self.opened.workload, self.loader.streams
@@ -284,7 +312,7 @@ class Trainer:
 
     def _refuse(self, loss: float) -> None:
         self.watchdog.rest()
-        self.saver.checkpointer.wait()
+        self.group.raise_if_any_failed(self.saver.checkpointer.wait)
         newest = self.saver.checkpointer.newest
         # No rank ends before the checkpoint in flight is committed.
         last_good = self.group.broadcast_from_rank0(str(newest.name) if newest else None)

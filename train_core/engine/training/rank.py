@@ -5,19 +5,31 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
+from dataclasses import dataclass
 
 from torch.distributed import DistError
 
 from train_core.config import TrainConfig
 from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.rendezvous import Membership, process_group
+from train_core.engine.distributed.stop_source import StopFromDriver
 from train_core.engine.training.loop import Trainer
 from train_core.errors import EvertrainError, UserCodeError
 from train_core.log_lines import set_up_logging
 from train_core.storage.run_folder import RunFolder
 
 
-def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> None:
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank came to its end."""
+
+    has_saved: bool
+    """Whether the last step is committed; if not, a request ended it while the storage was away."""
+    saved_step: int
+    """The step of the newest commit, as far as this rank knows: rank 0 does."""
+
+
+def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> RankEnd:
     """Train the run at `url` to its end, as one rank of an attempt.
 
     Raises UserCodeError with the traceback for what the workload's code raises, and
@@ -30,7 +42,11 @@ def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> None:
     try:
         with process_group(own, uses_gpu=config.uses_gpu):
             group = Group.current(uses_gpu=config.uses_gpu)
-            Trainer(RunFolder.at(url), config, attempt, group).run()
+            folder, source = RunFolder.at(url), StopFromDriver(own)
+            trainer = Trainer(folder, config, attempt, group, stop_source=source)
+            trainer.run()
+            newest = trainer.saver.checkpointer.newest
+            return RankEnd(not trainer.has_given_up, newest.step if newest else 0)
     except EvertrainError:
         raise
     # A workload's own sys.exit() would end the worker.

@@ -70,9 +70,9 @@ class TrainRecords:
         self.journal.add(progress.step, metrics)
         self._show(progress)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
         """Write what is shown a last time, and end the thread that does."""
-        self.journal.close()
+        self.journal.close(timeout_s)
 
     def _show(self, progress: Progress) -> None:
         config, done_s = self._config, self.clock.here_s

@@ -73,23 +73,32 @@ class Saver:
             is_retry_wanted=requests.wants_retry,
         )
 
-    def save(self, progress: Progress, after: AfterStep, due: SaveDue, *, is_busy: bool) -> None:
-        """Take the checkpoint that is due; not if it is to be left out, as one is in flight."""
+    def wait_if_needed(self, after: AfterStep, *, is_busy: bool) -> Backpressure:
+        """What the checkpoint in flight means for the one that is due; waits for it on WAIT.
+
+        Raises NoTimeError if the training has to end before that.
+        """
         pressure = backpressure(after, self.rules, is_busy=is_busy)
         if pressure is Backpressure.SKIP:
             self._records.journal.rate(metric_names.CHECKPOINT_SKIPPED, 1)
-            return
-        if pressure is Backpressure.WAIT:
+        elif pressure is Backpressure.WAIT:
             # A rank that still stores keeps all waiting, and none of them hangs.
             with self._watchdog.resting():
                 self._group.raise_if_any_failed(self.checkpointer.wait_for_in_flight)
+        return pressure
+
+    def save(self, progress: Progress, due: SaveDue) -> None:
+        """Take the checkpoint that is due."""
         progress.elapsed_s = self._records.clock.elapsed_s
-        self._saved_step, self._is_scheduled = after.step, due is SaveDue.SCHEDULED
+        self._saved_step, self._is_scheduled = progress.step, due is SaveDue.SCHEDULED
         self._save(progress)
         self._saved_at = time.monotonic()
 
     def finish(self, progress: Progress) -> None:
-        """See the last checkpoint committed; where that fails, all ranks try again together."""
+        """See the last checkpoint committed; where that fails, all ranks try again together.
+
+        Raises NoTimeError, on all ranks, if the training has to end before that.
+        """
         while (state := self._state_of_last()) is not SaveState.SAVED:
             if state is SaveState.CLEARED:
                 self._save(progress)

@@ -38,11 +38,10 @@ def validate(
 
     mine: list[MetricStates] | None
     try:
-        with listener.looking():
-            mine = [
-                measure_shard(workload, model, dataset, config, shard, group.device, on_batch=go_on)
-                for shard in shards_of_rank(config.shards, group.world_size, group.rank)
-            ]
+        mine = [
+            measure_shard(workload, model, dataset, config, shard, group.device, on_batch=go_on)
+            for shard in shards_of_rank(config.shards, group.world_size, group.rank)
+        ]
     except _AskedToStopError:
         mine = None
     # Another rank may have more to measure; it has a watchdog of its own.

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from pydantic import BaseModel
 
 from train_core.storage.objects.store import Store
@@ -20,20 +18,14 @@ class StopRequest(BaseModel):
     reason: str
     goes_on: bool = False
 
+    def replaces(self, earlier: StopRequest | None) -> bool:
+        """Whether this counts and the earlier one no more: an end outranks a move."""
+        return earlier is None or (earlier.goes_on and not self.goes_on)
+
 
 def ask_to_stop(store: Store, attempt: int, reason: str) -> None:
     """Ask the attempt to save and end. Raises StorageError."""
     store.write(_key(attempt), StopRequest(reason=reason).model_dump_json().encode())
-
-
-def ask_to_move(store: Store, attempt: int, reason: str) -> None:
-    """Ask the attempt to save and end, for another one; an earlier request to end stands.
-
-    Raises StorageError.
-    """
-    request = StopRequest(reason=reason, goes_on=True)
-    with suppress(FileExistsError):
-        store.create(_key(attempt), request.model_dump_json().encode())
 
 
 def stop_request(store: Store, attempt: int) -> StopRequest | None:

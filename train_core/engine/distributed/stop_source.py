@@ -1,0 +1,70 @@
+"""Where the ranks of an attempt look for a request to stop.
+
+Ranks that a driver started look in the driver's rendezvous store, which is there also while the
+storage is away; ranks without a driver look in the run folder.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Protocol
+
+from pydantic import ValidationError
+from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # the stub lacks them
+
+from train_core.engine.distributed.rendezvous import Membership, RendezvousStore, connect
+from train_core.storage.coordination.stop_request import StopRequest, stop_request
+from train_core.storage.objects.store import Store as ObjectStore
+
+_KEY = "stop"
+_CONNECT_TIMEOUT = timedelta(seconds=10)
+
+
+class StopSource(Protocol):
+    """Says what an attempt is asked for. It is used by one thread."""
+
+    def look(self) -> StopRequest | None:
+        """The newest request, if there is one.
+
+        Raises EvertrainError or OSError if it cannot be read now.
+        """
+
+
+class StopInFolder:
+    """The request in the run folder."""
+
+    def __init__(self, store: ObjectStore, attempt: int) -> None:
+        self._store = store
+        self._attempt = attempt
+
+    def look(self) -> StopRequest | None:
+        """The newest request, if there is one. Raises StorageError, and what nonsense raises."""
+        return stop_request(self._store, self._attempt)
+
+
+class StopFromDriver:
+    """The request that the driver has posted in its rendezvous store.
+
+    It has a connection of its own, as two threads must not use one at the same time.
+    """
+
+    def __init__(self, own: Membership) -> None:
+        self._own = own
+        self._store: Store | None = None
+
+    def look(self) -> StopRequest | None:
+        """The newest request, if there is one. Raises ConnectionError."""
+        try:
+            if self._store is None:
+                self._store = connect(self._own, _CONNECT_TIMEOUT)
+            if not self._store.check([_KEY]):
+                return None
+            return StopRequest.model_validate_json(self._store.get(_KEY))
+        except (DistError, RuntimeError, ValidationError) as error:
+            self._store = None
+            raise ConnectionError(f"the driver's store cannot be read: {error}") from error
+
+
+def post_stop(store: RendezvousStore, group: str, request: StopRequest) -> None:
+    """Have the ranks of a group find the request, also those that have not begun."""
+    store.post(group, _KEY, request.model_dump_json())

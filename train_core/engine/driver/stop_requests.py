@@ -1,0 +1,92 @@
+"""The requests to stop that an attempt gets, whoever asks: the driver brings them to its ranks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from train_core.errors import EvertrainError
+from train_core.policy.restarts import Asked
+from train_core.storage.coordination.stop_request import StopRequest, stop_request
+from train_core.storage.objects.retries import SHORT
+from train_core.storage.objects.store import Store
+
+_CLOSE_S = 1.0
+_log = logging.getLogger("train_core.driver")
+
+
+class StopRequests:
+    """What one attempt is asked for, from any thread.
+
+    Whoever has the driver's program asks here, and so does the watch over the cluster's nodes; what
+    somebody elsewhere writes into the run folder is read from there, each `poll_s`.
+    """
+
+    def __init__(self, store: Store, attempt: int, poll_s: float) -> None:
+        self.newest: StopRequest | None = None
+        # What cannot be read soon is read soon again.
+        self._store = store.with_retries(SHORT)
+        self._attempt = attempt
+        self._poll_s = poll_s
+        self._send: Callable[[StopRequest], None] | None = None
+        self._one_at_a_time = threading.Lock()
+        self._has_ended = threading.Event()
+
+    @property
+    def asked(self) -> Asked:
+        """What the attempt is asked for."""
+        if self.newest is None:
+            return Asked.NOTHING
+        return Asked.MOVE if self.newest.goes_on else Asked.END
+
+    def ask_to_end(self, reason: str) -> None:
+        """Ask the attempt to save and end."""
+        self._ask(StopRequest(reason=reason))
+
+    def ask_to_move(self, reason: str) -> None:
+        """Ask the attempt to save and end, for another one; a request to end stands."""
+        self._ask(StopRequest(reason=reason, goes_on=True))
+
+    def send_by(self, send: Callable[[StopRequest], None]) -> None:
+        """Bring the ranks each request by this function, also one that has come already."""
+        with self._one_at_a_time:
+            self._send = send
+            self._send_newest()
+
+    @contextmanager
+    def following_the_folder(self) -> Iterator[None]:
+        """Look for a request in the run folder, in a thread of its own, while the block runs."""
+        thread = threading.Thread(target=self._follow, name="stop-requests", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._has_ended.set()
+            # One that waits for the storage is left behind.
+            thread.join(_CLOSE_S)
+
+    def _follow(self) -> None:
+        while not self._has_ended.wait(self._poll_s):
+            try:
+                request = stop_request(self._store, self._attempt)
+            except EvertrainError as error:
+                _log.debug("whether to stop is not known: %s", error)
+                continue
+            if request is not None:
+                self._ask(request)
+
+    def _ask(self, request: StopRequest) -> None:
+        with self._one_at_a_time:
+            if request.replaces(self.newest):
+                self.newest = request
+                self._send_newest()
+
+    def _send_newest(self) -> None:
+        if self._send is None or self.newest is None:
+            return
+        try:
+            self._send(self.newest)
+        except Exception as error:  # noqa: BLE001 (whatever Ray or torch raises)
+            _log.warning("the ranks cannot be asked to stop: %s", error)

@@ -1,0 +1,106 @@
+"""What follows the end of an attempt: another one, after a while, or an end of the training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Ended(Enum):
+    """How an attempt ended."""
+
+    IN_ORDER = "in order"
+    """All ranks came to their end."""
+    LOST = "lost"
+    """A process or a connection died, so that another attempt may well succeed."""
+    FAILED = "failed"
+    """With an error that another attempt would meet again."""
+
+
+class Asked(Enum):
+    """What an attempt was asked for."""
+
+    NOTHING = "nothing"
+    MOVE = "move"
+    """To save and end, for another attempt on other workers."""
+    END = "end"
+    """To save and end."""
+
+
+class Next(Enum):
+    """What follows."""
+
+    DONE = "done"
+    """The training has come to its own end."""
+    MOVE = "move"
+    """Another attempt, on other workers."""
+    RESTART = "restart"
+    """Another attempt, as this one died."""
+    STOPPED = "stopped"
+    """The training was asked to end, and may go on later."""
+    GIVE_UP = "give up"
+    """Attempts died too often without a new checkpoint."""
+    FAIL = "fail"
+    """The attempt's error is the training's."""
+
+
+@dataclass(frozen=True)
+class RestartRules:
+    """How often attempts may die, and how long to wait between them."""
+
+    max_restarts: int = 3
+    """So many in a row may bring no new checkpoint."""
+    pause_s: float = 2.0
+    """The second restart in a row waits so long, each further one twice as long and this more."""
+
+    def pause_before(self, restart: int) -> float:
+        """The seconds before the restart of that number; the first one begins at once."""
+        return self.pause_s * float(2 ** (restart - 1) - 1)
+
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    """All that the decision depends on."""
+
+    ended: Ended
+    asked: Asked = Asked.NOTHING
+    has_stopped: bool = False
+    """The attempt's last checkpoint was saved for a request."""
+    has_saved: bool = True
+    """The last step is committed."""
+    has_progress: bool = False
+    """There is a newer checkpoint than when the attempt began."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What follows an attempt."""
+
+    next: Next
+    restarts: int = 0
+    """So many in a row brought no new checkpoint, this one included."""
+    pause_s: float = 0.0
+    """How long to wait before it."""
+
+
+def after_attempt(end: AttemptEnd, restarts: int, rules: RestartRules) -> Decision:
+    """What follows the end of an attempt, after so many restarts without a new checkpoint."""
+    match end.ended:
+        case Ended.FAILED:
+            return Decision(Next.FAIL, restarts)
+        case Ended.IN_ORDER:
+            return Decision(_after_end_in_order(end))
+        case Ended.LOST if end.asked is Asked.END:
+            return Decision(Next.STOPPED, restarts)
+        case Ended.LOST:
+            restarts = 1 if end.has_progress else restarts + 1
+            if restarts > rules.max_restarts:
+                return Decision(Next.GIVE_UP, restarts)
+            return Decision(Next.RESTART, restarts, rules.pause_before(restarts))
+
+
+def _after_end_in_order(end: AttemptEnd) -> Next:
+    # Who ends by itself in the step of a request has its own reason, and is done.
+    if end.has_saved and not end.has_stopped:
+        return Next.DONE
+    return Next.MOVE if end.asked is Asked.MOVE else Next.STOPPED
