@@ -334,7 +334,7 @@ def test_a_link_out_of_the_run_folder_is_not_followed(
     look_at(folder)
     said = met_by_all(folder)
     if place not in ("live.json", PIN):
-        assert re.search(rf"link {path}|{path}.* a link on the way", said)
+        assert re.search(rf"link {path}|{path}.* a link in it leads", said)
     folder.store.delete("")
     assert tree(outside) == before
 
