@@ -6,7 +6,7 @@ pool or for an isolated call.
 
 from __future__ import annotations
 
-DRIVER = "train_core.engine.driver.server"
+DRIVER = "train_core.engine.driver.process_entry"
 """The driver process, which runs the stages of one run: started by `client.driver`."""
 JOB = "train_core.engine.driver.job_entry"
 """The driver as a job of a Ray cluster: submitted by `engine.driver.remote_stages`."""

@@ -9,7 +9,7 @@ import sys
 
 def test_nothing_imports_ray_before_its_settings_are_in_the_environment() -> None:
     code = (
-        "import sys, train_core.engine.driver.server; assert 'ray' not in sys.modules\n"
+        "import sys, train_core.engine.driver.process_entry; assert 'ray' not in sys.modules\n"
         "from train_core import TrainConfig\n"
         "from train_core.engine.cluster.runtime import load_ray\n"
         "load_ray(TrainConfig())\n"

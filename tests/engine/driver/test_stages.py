@@ -9,8 +9,11 @@ import pytest
 
 from tests.engine.alone import run
 from tests.storage.faulty_store import FaultyStore
-from train_core.engine.driver.stages import DriverStages
+from train_core.engine.driver.held_run import HeldRun
+from train_core.engine.driver.stages import RunStages
+from train_core.engine.driver.workers import ClusterWorkers
 from train_core.errors import FencedError, StorageError
+from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
 from train_core.storage.coordination import lease
 from train_core.storage.records.names import MODEL_FILE
@@ -25,18 +28,16 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def test_a_replaced_driver_evaluates_infers_and_publishes_nothing(folder: RunFolder) -> None:
     run(folder)
-    driver = DriverStages()
-    driver.request = DriverRequest(
-        storage=folder.storage, run=folder.name, config=folder.record().config
-    )
-    driver.folder, driver.config = folder, driver.request.config
-    driver._take_run()
+    request = DriverRequest(storage=folder.storage, run=folder.name, config=folder.record().config)
+    # Of a cluster that was joined, which nothing here asks for anything.
+    driver = RunStages(request, ClusterWorkers())
+    driver.held = HeldRun.take(folder)
     folder.store.create("lease/0002.json", folder.store.read("lease/0001.json"))
     before = folder.store.names()
     for stage in (
         lambda: driver.evaluate([], "test"),
         lambda: driver.infer({}, "test"),
-        lambda: driver.publish({}, [], {}, {}, {}),
+        driver.publish,
     ):
         with pytest.raises(FencedError):
             stage()
@@ -51,10 +52,7 @@ def test_a_driver_that_begins_collects_what_a_dead_one_left(folder: RunFolder) -
     folder.store.write(f"checkpoints/step-00000099-a0001/{MODEL_FILE}", b"half a checkpoint")
     folder.store.write("journal/steps-00000006-00000099-a0001.jsonl", b"{}")
     segments = [entry.name for entry in committed.manifest.journal]
-    driver = DriverStages()
-    driver.folder = folder
-    driver._take_run()
-    driver.close("FAILED")
+    HeldRun.take(folder).release(EndStatus.FAILED)
     assert folder.store.names("checkpoints") == [str(committed.name)]
     assert folder.store.names("journal") == segments
 
@@ -67,27 +65,20 @@ def test_a_restart_in_an_outage_is_tried_again(
     run(folder)
     for number in count(1):
         store = FaultyStore(folder.url, tmp_path / f"notes-{number}")
-        driver = DriverStages()
-        driver.request = DriverRequest(
-            storage=folder.storage, run=folder.name, config=folder.record().config
-        )
-        driver.folder = RunFolder(folder.storage, folder.name)
-        driver._take_run()
-        assert driver._supervisor
-        first = driver._supervisor.begin_attempt()
-        driver.folder.store = store
-        assert driver._lease
-        driver._lease.store = store
+        again = RunFolder(folder.storage, folder.name)
+        held = HeldRun.take(again)
+        first = held.supervisor.begin_attempt()
+        again.store = held.lease.store = store
         store.fail_at(number, kind="create", done=done)
         try:
             # The heart's own writes are none of these.
-            second = driver._supervisor.begin_attempt()
+            second = held.supervisor.begin_attempt()
         except StorageError:
             failed = True
-            second = driver._supervisor.begin_attempt()
+            second = held.supervisor.begin_attempt()
         else:
             failed = False
-        driver.close("FAILED")
+        held.release(EndStatus.FAILED)
         assert first < second == lease.newest_attempt(folder.store)
         if not failed:
             assert number > 2

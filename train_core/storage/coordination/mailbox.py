@@ -93,6 +93,11 @@ class Mailbox:
         self._numbers = itertools.count(1)
         self._heartbeats = itertools.count(1)
 
+    @property
+    def url(self) -> str:
+        """The address of the run folder that it is in."""
+        return self._store.url
+
     def ask(self, stage: str, arguments: dict[str, Any]) -> str:
         """Write a call, and give its name."""
         name = f"{self._caller}-{next(self._numbers):04d}"
@@ -127,9 +132,9 @@ class Mailbox:
         heartbeat = Heartbeat(counter=next(self._heartbeats))
         self._store.write(self._key(f"{self._caller}-beat"), heartbeat.model_dump_json().encode())
 
-    def heartbeat_sender(self) -> HeartbeatSender:
+    def heartbeat_sender(self, interval_s: float = BEAT_EVERY_S) -> HeartbeatSender:
         """What sends this one's heartbeats once it is started."""
-        return HeartbeatSender(self.send_heartbeat, BEAT_EVERY_S, logging.DEBUG)
+        return HeartbeatSender(self.send_heartbeat, interval_s, logging.DEBUG)
 
     def heartbeat_of(self, caller: str) -> int:
         """The counter of a caller's heartbeat, or of THE_JOB's; 0 before the first."""
@@ -175,6 +180,17 @@ class Mailbox:
         ):
             time.sleep(0.2)
         self._store.delete(f"{CALLS}/{self.job}")
+
+    def clear_earlier_jobs(self) -> None:
+        """Delete the mailboxes of jobs that drove the run before this one; it has the lease.
+
+        One that only scores has none, and deletes nothing.
+        """
+        if JobName.parse(self.job) is None:
+            return
+        for job in jobs_with_calls(self._store):
+            if job != self.job and JobName.parse(job):
+                self._store.delete(f"{CALLS}/{job}")
 
     def _key(self, name: str) -> str:
         return f"{CALLS}/{self.job}/{name}.json"
