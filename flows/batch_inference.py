@@ -17,7 +17,7 @@ from tasks.report_predictions import report_predictions
 from tasks.session import Session, open_session
 from tasks.session_log import run_logger
 from train_core.errors import ConfigError, StoppedError
-from train_core.requests import DriverRequest, PipelineRequest
+from train_core.requests import ScoringRequest
 from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.storage.addresses import absolute
 from train_core.storage.finished_runs import newest_finished
@@ -62,12 +62,11 @@ def batch_inference(
     if runtime_env is not None:
         config = config.model_copy(update={"runtime_env": runtime_env})
     # No tracking URI: batch inference is no part of the training, whose MLflow run has ended.
-    request = DriverRequest(
+    request = ScoringRequest(
         storage=storage,
         run=folder.name,
         config=config,
-        pipeline=PipelineRequest(infer_input=infer_input),
-        scores_only=True,
+        infer_input=infer_input,
     )
     tracking_uri = tracking_uri_of(folder, None)
     try:

@@ -26,7 +26,7 @@ from tasks.session import Session, Stages, stopped
 from train_core.config import LOCAL
 from train_core.errors import StoppedError
 from train_core.policy.end_status import EndStatus
-from train_core.requests import DriverRequest
+from train_core.requests import Request
 
 Start = Callable[..., Callable[[], Any]]
 """Starts a task with its arguments, and gives a function that waits for its result."""
@@ -62,7 +62,7 @@ def as_functions(task: Task[..., Any], *arguments: Any) -> Callable[[], Any]:
 
 def _stopped(arguments: tuple[Any, ...], error: CancelledRun) -> Exception:
     request = arguments[0]
-    return stopped(request) if isinstance(request, DriverRequest) else error
+    return stopped(request) if isinstance(request, Request) else error
 
 
 def drive(session: Session, stages: Stages) -> Any:

@@ -24,7 +24,7 @@ from flows.defaults import default_storage
 from train_core.config import LOCAL
 from train_core.errors import EvertrainError
 from train_core.policy.end_status import EndStatus
-from train_core.requests import DriverRequest
+from train_core.requests import Request
 from train_core.storage.coordination import lease
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
@@ -42,7 +42,7 @@ _DIED = "Its process died: nobody drives the run."
 _ENDED_UNREPORTED = "Prefect's server was away when the run ended; its folder says how."
 
 
-def left_running(client: SyncPrefectClient, request: DriverRequest) -> list[FlowRun]:
+def left_running(client: SyncPrefectClient, request: Request) -> list[FlowRun]:
     """The other flow runs of this flow that Prefect shows as running though no process drives them.
 
     The caller must have the lease of the run that `request` names.
@@ -55,7 +55,7 @@ def left_running(client: SyncPrefectClient, request: DriverRequest) -> list[Flow
 
 
 def correct_states(
-    client: SyncPrefectClient, flow_runs: Iterable[FlowRun], request: DriverRequest
+    client: SyncPrefectClient, flow_runs: Iterable[FlowRun], request: Request
 ) -> None:
     """Give flow runs that no process drives their true state.
 
@@ -69,7 +69,7 @@ def correct_states(
             client.set_flow_run_state(one.id, state, force=True)
 
 
-def true_state(flow_run: FlowRun, request: DriverRequest) -> State[Any] | None:
+def true_state(flow_run: FlowRun, request: Request) -> State[Any] | None:
     """The state that a flow run should have; None if a process drives its run or may do so.
 
     A run of that name in a folder of that path on another machine is taken for this one.

@@ -6,11 +6,11 @@ from prefect import task
 
 from tasks.retries import OPTIONS, cancelled_if_stopped
 from tasks.session import session_of
-from train_core.requests import DriverRequest, Prepared
+from train_core.requests import Prepared, Request
 
 
 @task(name="prepare", task_run_name="prepare {request.run}", **OPTIONS)
 @cancelled_if_stopped
-def prepare(request: DriverRequest) -> Prepared:
+def prepare(request: Request) -> Prepared:
     """Check the request; for a training, create a new run and acquire its lease."""
     return session_of(request).prepared()

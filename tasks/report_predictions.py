@@ -10,7 +10,7 @@ from tasks.session import session_of
 from tasks.session_log import run_logger
 from train_core.client.isolated import mirror_predictions
 from train_core.errors import EvertrainError
-from train_core.requests import DriverRequest
+from train_core.requests import Request
 from train_core.results import PredictionsResult
 from train_core.storage.run_folder import RunFolder
 
@@ -19,9 +19,7 @@ _REASON_CHARS = 300
 
 @task(name="report", task_run_name="report {request.run}", **OPTIONS)
 @cancelled_if_stopped
-def report_predictions(
-    request: DriverRequest, predictions: PredictionsResult, tracking_uri: str
-) -> None:
+def report_predictions(request: Request, predictions: PredictionsResult, tracking_uri: str) -> None:
     """Log the predictions' address, and show it in Prefect and MLflow if they answer."""
     session = session_of(request)
     run_logger().info(

@@ -25,7 +25,7 @@ from tasks.timing import TIMING
 from train_core.client.driver import Driver, end_status
 from train_core.errors import StageError, StoppedError, StorageError
 from train_core.policy.end_status import EndStatus
-from train_core.requests import DriverRequest, Prepared
+from train_core.requests import Prepared, Request
 from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Session:
     Get it from `open_session`; use it as a context manager to close it.
     """
 
-    def __init__(self, request: DriverRequest) -> None:
+    def __init__(self, request: Request) -> None:
         self.request = request
         self.log = SessionLog()
         self.thread = StagesThread()
@@ -184,7 +184,7 @@ def _began_at(newest_start_s: float) -> float:
     return began_at if now - began_at < newest_start_s else now
 
 
-def stopped(request: DriverRequest) -> StoppedError:
+def stopped(request: Request) -> StoppedError:
     """The error of a run that was stopped, with the step of its newest checkpoint, 0 if unknown."""
     try:
         checkpoints = RunFolder(request.storage, request.run).checkpoints()
@@ -194,7 +194,7 @@ def stopped(request: DriverRequest) -> StoppedError:
 
 
 @contextmanager
-def open_session(request: DriverRequest) -> Iterator[Session]:
+def open_session(request: Request) -> Iterator[Session]:
     """A new session, whose driver starts at once; it is closed at the end of the block.
 
     In a context that is attached to a session of an equal request, that one: the command line opens
@@ -206,7 +206,7 @@ def open_session(request: DriverRequest) -> Iterator[Session]:
         yield session
 
 
-def session_of(request: DriverRequest) -> Session:
+def session_of(request: Request) -> Session:
     """The session of the flow that calls this task with its request.
 
     Raises RuntimeError if this context has none of that request, and StoppedError once it is

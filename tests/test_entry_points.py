@@ -13,7 +13,12 @@ from pathlib import Path
 import pytest
 
 from train_core import entry_points
-from train_core.entry_points import FUNCTIONS, PROGRAMS
+from train_core.entry_points import (
+    FUNCTIONS,
+    ISOLATED_FUNCTIONS,
+    PROGRAMS,
+    WORKER_FUNCTIONS,
+)
 
 _ROOT = Path(entry_points.__file__).parents[1]
 _SOURCES = sorted(
@@ -44,7 +49,8 @@ def test_a_function_is_there(name: str) -> None:
 
 def test_every_name_of_the_file_is_looked_at() -> None:
     named = {value for key, value in vars(entry_points).items() if key.isupper()}
-    assert named == {PROGRAMS, FUNCTIONS, *PROGRAMS, *FUNCTIONS}
+    tables = {PROGRAMS, FUNCTIONS, WORKER_FUNCTIONS, ISOLATED_FUNCTIONS}
+    assert named == {*tables, *PROGRAMS, *FUNCTIONS}
 
 
 @pytest.mark.parametrize("path", _SOURCES, ids=lambda path: str(path.relative_to(_ROOT)))

@@ -1,19 +1,20 @@
 """What is started by name: a dependency that no import shows.
 
-Programs are started as `python -m NAME`; a worker of the pool is told `module:function`.
+Programs are started as `python -m NAME`. Functions are named `module:function`, for a worker of the
+pool or for an isolated call.
 """
 
 from __future__ import annotations
 
-DRIVER = "train_core.engine.driver.server"
+DRIVER = "train_core.engine.driver.process_entry"
 """The driver process, which runs the stages of one run: started by `client.driver`."""
 JOB = "train_core.engine.driver.job_entry"
 """The driver as a job of a Ray cluster: submitted by `engine.driver.remote_stages`."""
-ISOLATED_CALLS = "train_core.engine.tools.isolated_calls"
-"""One call that needs torch or MLflow: started by `client.isolated`."""
+ISOLATED_CALL = "train_core.engine.tools.isolated_call"
+"""One function in a process of its own: started by `client.isolated`."""
 STANDALONE_RANK = "train_core.engine.tools.standalone"
 """One rank without Ray, under torchrun: started by `client.verify_resume`."""
-PROGRAMS = (DRIVER, JOB, ISOLATED_CALLS, STANDALONE_RANK)
+PROGRAMS = (DRIVER, JOB, ISOLATED_CALL, STANDALONE_RANK)
 
 TRAIN = "train_core.engine.training.rank:train"
 """One rank of a training."""
@@ -21,4 +22,26 @@ MEASURE_SHARD = "train_core.engine.scoring.evaluate:measure_one_shard"
 """One shard of an evaluation."""
 SCORE_PART = "train_core.engine.scoring.predict:score_one_part"
 """One part of a batch inference."""
-FUNCTIONS = (TRAIN, MEASURE_SHARD, SCORE_PART)
+WORKER_FUNCTIONS = (TRAIN, MEASURE_SHARD, SCORE_PART)
+"""What a worker of the pool runs."""
+
+SETTINGS_SCHEMA = "train_core.loading:settings_schema"
+DELETE_TRACKING = "train_core.engine.tracking.runs:delete_runs"
+UNREGISTERED_CHECKPOINTS = "train_core.engine.tracking.models.lookups:unregistered_checkpoints"
+MIRROR_RUN = "train_core.engine.tracking.catch_up:catch_up_at"
+MIRROR_PREDICTIONS = "train_core.engine.tracking.batch_inference:show_batch_inference"
+COMPARE_CHECKPOINTS = "train_core.engine.tools.compare:compare_checkpoints_at"
+COMPARE_RUNS = "train_core.engine.tools.compare:compare_runs_at"
+EXPORT_WEIGHTS = "train_core.engine.tools.export:export_weights"
+ISOLATED_FUNCTIONS = (
+    SETTINGS_SCHEMA,
+    DELETE_TRACKING,
+    UNREGISTERED_CHECKPOINTS,
+    MIRROR_RUN,
+    MIRROR_PREDICTIONS,
+    COMPARE_CHECKPOINTS,
+    COMPARE_RUNS,
+    EXPORT_WEIGHTS,
+)
+"""What `client.isolated` calls: each needs torch or MLflow."""
+FUNCTIONS = (*WORKER_FUNCTIONS, *ISOLATED_FUNCTIONS)

@@ -30,14 +30,23 @@ class PipelineRequest(Result):
         return {name: value for name, value in dump(self).items() if value is not None}
 
 
-class DriverRequest(Result):
-    """What the driver is started with."""
+class Request(Result):
+    """What a driver is started with."""
 
     storage: str
     run: str
+    config: TrainConfig
+    job_url: str = ""
+    """The page of the job that is the driver, where one is."""
+    began_at: float = 0
+    """When the process that asks began, in seconds since 1970; 0: when its driver did."""
+
+
+class DriverRequest(Request):
+    """A training, and the pipeline around it."""
+
     flow_run: str = ""
     """The flow run after which the run is named: one that began otherwise is refused."""
-    config: TrainConfig
     pipeline: PipelineRequest = PipelineRequest()
     tracking_uri: str = ""
     """Where MLflow is; empty: no mirror."""
@@ -45,12 +54,19 @@ class DriverRequest(Result):
     dry_run: bool = False
     skip_unchanged: bool = False
     """Begin no run if nothing that counts has changed since the workload's last finished run."""
-    job_url: str = ""
-    """The page of the job that drives the run, where the driver is one."""
-    began_at: float = 0
-    """When the process that asks began, in seconds since 1970; 0: when its driver did."""
-    scores_only: bool = False
-    """Only `infer` will be called, for a run that exists: nobody has to have the run for it."""
+
+
+class ScoringRequest(Request):
+    """A batch inference with a run that exists: nobody has to have the run for it."""
+
+    infer_input: str
+    """What is scored: a split's name or a URL."""
+
+
+def request_of(document: object) -> Request:
+    """The request that was sent as JSON. Raises ValidationError if it is none."""
+    is_scoring = isinstance(document, Mapping) and "infer_input" in document
+    return (ScoringRequest if is_scoring else DriverRequest).model_validate(document)
 
 
 class Prepared(Result):

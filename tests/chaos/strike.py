@@ -184,7 +184,7 @@ def victims(
                     found.append(process)
         return found
     known = {
-        "the driver": "train_core.engine.driver.server",
+        "the driver": "train_core.engine.driver.process_entry",
         "the raylet": "raylet/raylet",
         "the head": "gcs_server",
     }

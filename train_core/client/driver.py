@@ -26,7 +26,7 @@ from train_core.described_errors import rebuild
 from train_core.entry_points import DRIVER
 from train_core.errors import EvertrainError, StageError, StoppedError
 from train_core.policy.end_status import EndStatus
-from train_core.requests import DriverRequest, Prepared
+from train_core.requests import Prepared, Request
 from train_core.results import (
     CheckpointSummary,
     EvaluationResult,
@@ -46,10 +46,10 @@ class Driver:
     rank that failed. `on_log` is called with each line that the driver or a worker logs.
     """
 
-    def __init__(self, request: DriverRequest, on_log: Callable[[str], None] | None = None) -> None:
+    def __init__(self, request: Request, on_log: Callable[[str], None] | None = None) -> None:
         self.request = request
         self.on_log = on_log
-        self._calls: dict[int, Future[Any]] = {}
+        self._calls: dict[str, Future[Any]] = {}
         self._replies_ended = False
         self._lock = threading.Lock()
         reading, writing = os.pipe()
@@ -179,13 +179,13 @@ class Driver:
     def _call(self, stage: str, **arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
         with self._lock:
-            number = len(self._calls)
-            self._calls[number] = future
+            name = str(len(self._calls))
+            self._calls[name] = future
             if self._replies_ended:
                 # The pipe may still be open, in a process that the dead one has left.
                 future.set_exception(StageError(stage, self._ended()))
                 return future
-            line = json.dumps({"call": number, "stage": stage, "arguments": arguments})
+            line = json.dumps({"call": name, "stage": stage, "arguments": arguments})
             try:
                 self._commands.write(line + "\n")
                 self._commands.flush()

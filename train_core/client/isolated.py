@@ -1,4 +1,4 @@
-"""Small jobs that need torch or MLflow, each done in a process of its own.
+"""Functions that need torch or MLflow, each called in a process of its own.
 
 Like the driver, a door for programs that import neither themselves.
 """
@@ -12,7 +12,17 @@ from typing import Any
 
 from train_core.described_errors import FAILED, rebuild
 from train_core.differences import Comparison, RunsComparison
-from train_core.entry_points import ISOLATED_CALLS
+from train_core.entry_points import (
+    COMPARE_CHECKPOINTS,
+    COMPARE_RUNS,
+    DELETE_TRACKING,
+    EXPORT_WEIGHTS,
+    ISOLATED_CALL,
+    MIRROR_PREDICTIONS,
+    MIRROR_RUN,
+    SETTINGS_SCHEMA,
+    UNREGISTERED_CHECKPOINTS,
+)
 from train_core.errors import ConfigError, StageError
 from train_core.results import ExportResult, PredictionsResult, Tracking
 from train_core.storage.addresses import absolute, file_at
@@ -20,10 +30,30 @@ from train_core.storage.records.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 
+def isolated_call(function: str, **arguments: Any) -> Any:
+    """What the function `module:name` gives for the arguments, run in a process of its own.
+
+    Arguments and result travel as JSON. An error of evertrain's that the function raises is raised
+    here with its own type; any other, and the death of the process, is a StageError.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", ISOLATED_CALL, function],
+        input=json.dumps(arguments),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == FAILED:
+        raise rebuild(json.loads(done.stdout))
+    if done.returncode:
+        name = function.rpartition(":")[2]
+        raise StageError(name, f"it ended with code {done.returncode}", done.stderr)
+    return json.loads(done.stdout)
+
+
 def settings_schema(workload: str) -> dict[str, Any]:
     """The JSON schema of a workload's settings. Raises ConfigError if there is no such workload."""
-    found: dict[str, Any] = json.loads(_run("settings_schema", workload))
-    return found
+    return dict(isolated_call(SETTINGS_SCHEMA, name=workload))
 
 
 def delete_tracking(run_url: str, tracking_uri: str) -> None:
@@ -31,7 +61,7 @@ def delete_tracking(run_url: str, tracking_uri: str) -> None:
 
     Raises StageError if MLflow does not answer or refuses.
     """
-    _run("delete_tracking", run_url, tracking_uri)
+    isolated_call(DELETE_TRACKING, run_url=run_url, tracking_uri=tracking_uri)
 
 
 def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
@@ -39,8 +69,8 @@ def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
 
     Raises TrackingError if MLflow cannot be asked.
     """
-    found: list[str] = json.loads(_run("unregistered_checkpoints", run_url, tracking_uri))
-    return found
+    asked = {"run_url": run_url, "tracking_uri": tracking_uri}
+    return list(isolated_call(UNREGISTERED_CHECKPOINTS, **asked))
 
 
 def mirror_run(folder: RunFolder, tracking_uri: str) -> Tracking:
@@ -49,7 +79,8 @@ def mirror_run(folder: RunFolder, tracking_uri: str) -> Tracking:
     Raises RunBusyError if the run is being driven, TrackingError if MLflow has not all of it in the
     end, and StorageError.
     """
-    return Tracking.model_validate_json(_run("mirror_run", folder.url, tracking_uri))
+    shown = isolated_call(MIRROR_RUN, run_url=folder.url, tracking_uri=tracking_uri)
+    return Tracking.model_validate(shown)
 
 
 def mirror_predictions(
@@ -59,7 +90,8 @@ def mirror_predictions(
 
     Raises TrackingError if MLflow does not have the run, StageError if it does not answer.
     """
-    _run("mirror_predictions", folder.url, predictions.uri, tracking_uri)
+    asked = {"run_url": folder.url, "predictions_url": predictions.uri}
+    isolated_call(MIRROR_PREDICTIONS, **asked, tracking_uri=tracking_uri)
 
 
 def compare_checkpoints(
@@ -69,14 +101,15 @@ def compare_checkpoints(
 
     Raises CheckpointError if one is not good.
     """
-    names = [str(one.name) for pair in pairs for one in pair]
-    found = json.loads(_run("compare_checkpoints", folder_a.url, folder_b.url, *names))
+    names = [[str(one.name) for one in pair] for pair in pairs]
+    asked = {"url_a": folder_a.url, "url_b": folder_b.url, "pairs": names}
+    found = isolated_call(COMPARE_CHECKPOINTS, **asked)
     return [Comparison.model_validate(one) for one in found]
 
 
 def compare_runs(a: RunFolder, b: RunFolder) -> RunsComparison:
     """The first that differs between two runs. Raises CheckpointError if one cannot be read."""
-    return RunsComparison.model_validate_json(_run("compare_runs", a.url, b.url))
+    return RunsComparison.model_validate(isolated_call(COMPARE_RUNS, url_a=a.url, url_b=b.url))
 
 
 def export_weights(
@@ -94,20 +127,5 @@ def export_weights(
     store, key = file_at(address)
     if not overwrite and store.exists(key):
         raise ConfigError(f"{store.uri(key)} exists: name another file, or overwrite it (--force)")
-    names = folder.url, str(checkpoint.name), address
-    return ExportResult.model_validate_json(_run("export_weights", *names))
-
-
-def _run(errand: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", ISOLATED_CALLS, errand, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == FAILED:
-        raise rebuild(json.loads(done.stdout))
-    if done.returncode:
-        raise StageError(errand, f"it ended with code {done.returncode}", done.stderr)
-    return done.stdout
+    asked = {"run_url": folder.url, "checkpoint": str(checkpoint.name), "address": address}
+    return ExportResult.model_validate(isolated_call(EXPORT_WEIGHTS, **asked))

@@ -14,7 +14,7 @@ def run_anew(code: str) -> str:
     """What a program prints that has nothing of what a Ray of this process has set."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     code = (
-        "import os, sys, train_core.engine.driver.server; assert 'ray' not in sys.modules\n"
+        "import os, sys, train_core.engine.driver.process_entry; assert 'ray' not in sys.modules\n"
         "from train_core import TrainConfig\n"
         "from train_core.engine.cluster.runtime import RaySettings, load_ray\n"
     ) + code

@@ -13,6 +13,7 @@ import pytest
 
 from tests.engine.digests import digest_of_training, journal_of
 from tests.engine.growing import add_files, write_rows, write_splits
+from tests.engine.without_ray import stages_without_ray
 from train_core.client.verify_resume import VerifyResumeRequest, verify_resume
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import SPLITS
@@ -21,7 +22,6 @@ from train_core.engine.data.inputs import open_input
 from train_core.engine.data.recorded import load_recorded, newest_files
 from train_core.engine.distributed.group import Group
 from train_core.engine.driver.preflight import check, new_record
-from train_core.engine.driver.stages import DriverStages
 from train_core.engine.scoring.evaluate import _dataset, load_model, measure_one_shard
 from train_core.engine.training.loop import Trainer
 from train_core.errors import ConfigError, DataError, WorkloadError
@@ -68,8 +68,8 @@ def asked(folder: RunFolder, data: str, workload: str = NAMED, **config: Any) ->
 
 def prepare(folder: RunFolder, data: str, workload: str = NAMED, **config: Any) -> TrainConfig:
     """What the driver does before any compute: the run has its record."""
-    driver = DriverStages()
-    driver.prepare(asked(folder, data, workload, **config).model_dump(mode="json"))
+    driver = stages_without_ray(asked(folder, data, workload, **config))
+    driver.prepare()
     driver.close("FINISHED")
     return driver.config
 

@@ -23,6 +23,7 @@ from train_core import TrainConfig, fit
 from train_core.client.driver import Driver
 from train_core.config import available_cpus
 from train_core.errors import (
+    ConfigError,
     DataError,
     GaveUpError,
     NotFiniteError,
@@ -31,7 +32,7 @@ from train_core.errors import (
     UserCodeError,
 )
 from train_core.log_lines import warning_in
-from train_core.requests import DriverRequest, PipelineRequest
+from train_core.requests import DriverRequest, ScoringRequest
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination.pins import valid_pins
 from train_core.storage.objects.digests import digest_of
@@ -78,6 +79,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         assert (result.epoch, result.stopped_by) == (2, "epochs")
         yield Trained(driver, result.checkpoints[-1])
     assert not before.added(within_s=0)
+
+
+def scoring(trained: Trained, source: str) -> ScoringRequest:
+    """A batch inference with the trained run."""
+    request = trained.driver.request
+    return ScoringRequest(
+        storage=request.storage, run=request.run, config=request.config, infer_input=source
+    )
 
 
 @pytest.mark.promise("plain-files")
@@ -127,9 +136,8 @@ def test_data_without_a_column_is_refused_before_anything_is_started(
     trained: Trained, tmp_path: Path
 ) -> None:
     pq.write_table(pa.table({"picture": IMAGES.tolist()}), tmp_path / "new.parquet")
-    asked = {"scores_only": True, "pipeline": PipelineRequest(infer_input=str(tmp_path))}
     with (
-        Driver(trained.driver.request.model_copy(update=asked)) as driver,
+        Driver(scoring(trained, str(tmp_path))) as driver,
         pytest.raises(DataError, match=r"new\.parquet.*'image'.* picture$"),
     ):
         driver.prepared()
@@ -173,13 +181,12 @@ def test_evaluation_measures_what_the_training_measured(trained: Trained) -> Non
 @pytest.mark.slow
 @pytest.mark.promise("batch-beside-training")
 def test_scoring_needs_nobody_to_have_the_run(trained: Trained) -> None:
-    scoring = trained.driver.request.model_copy(
-        update={"scores_only": True, "pipeline": PipelineRequest(infer_input="test")}
-    )
-    with Driver(scoring) as driver:
+    with Driver(scoring(trained, "test")) as driver:
         assert driver.prepared().num_samples == {"infer": 360}
         assert pins_during(trained, lambda: driver.infer(trained.best, "test")) == {("infer", 0)}
         assert driver.infer(trained.best, "test").num_rows == 360
+        with pytest.raises(ConfigError, match="the request has no stage 'train'"):
+            driver.train()
 
 
 def pins_during(trained: Trained, call: Callable[[], object]) -> set[tuple[str, int]]:

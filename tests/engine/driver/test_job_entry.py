@@ -7,26 +7,32 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from benchmarks.services import free_port
 from train_core import TrainConfig
-from train_core.engine.driver import job_entry, remote_stages
-from train_core.engine.driver.job_entry import JobServer
-from train_core.engine.driver.remote_stages import JobStages
+from train_core.engine.driver.mailbox_transport import MailboxTransport
+from train_core.engine.driver.remote_stages import RemoteStages
+from train_core.engine.driver.server import Stages, StageServer
+from train_core.engine.driver.stages import stages_of
+from train_core.engine.driver.timing import TIMING, Timing
+from train_core.engine.driver.workers import ClusterWorkers
 from train_core.errors import ConfigError, ResourceError, StageError, StorageError
-from train_core.requests import DriverRequest
+from train_core.policy.end_status import EndStatus
+from train_core.requests import DriverRequest, Prepared, Request
 from train_core.storage.coordination.mailbox import THE_JOB, Answer, Mailbox
-from train_core.storage.coordination.timing import TIMING, Timing
+from train_core.storage.coordination.timing import Timing as MailboxTiming
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 
 JOB = "run-a0001-0a1b2c3d"
 JUNK = f"{'0' * 32}-0001"
-QUICK = Timing(mailbox_heartbeat_s=0.2, mailbox_standstill_s=3.0)
+MAILBOX = MailboxTiming()
+QUICK = MailboxTiming(mailbox_heartbeat_s=0.2, mailbox_standstill_s=3.0)
 """Heartbeats are read more often, and missed sooner."""
 
 pytestmark = pytest.mark.timeout(60)
@@ -37,11 +43,35 @@ def folder(storage_url: str) -> RunFolder:
     return RunFolder(storage_url, "run")
 
 
-def serving(
-    folder: RunFolder, first: str, pool: ThreadPoolExecutor, timing: Timing = TIMING
-) -> Future[bool]:
-    mailbox = Mailbox(folder.store, JOB, THE_JOB, timing=timing)
-    return pool.submit(JobServer(mailbox, folder).serve, first)
+class Idle:
+    """Stages that do nothing: there is no cluster to prepare them on."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def prepare(self) -> dict[str, Any]:
+        run = Prepared(run="run", url="", resumed=False, num_samples={}, total_steps=0)
+        return run.model_dump()
+
+    def train(self) -> None:
+        raise StageError("train", "nobody trains here")
+
+    def close(self, status: str) -> None:
+        """Nothing was begun."""
+
+
+def of_a_job(request: Request) -> Stages:
+    return stages_of(request, ClusterWorkers(), JOB)
+
+
+def transport_of(
+    folder: RunFolder, first: str, timing: Timing = TIMING, mailbox: MailboxTiming = MAILBOX
+) -> MailboxTransport:
+    return MailboxTransport(Mailbox(folder.store, JOB, THE_JOB, timing=mailbox), first, timing)
+
+
+def serving(transport: MailboxTransport, pool: ThreadPoolExecutor) -> Future[str | None]:
+    return pool.submit(StageServer(transport, Idle).serve)
 
 
 def test_what_is_no_call_is_answered_with_its_fault_and_the_next_one_is_heard(
@@ -54,27 +84,21 @@ def test_what_is_no_call_is_answered_with_its_fault_and_the_next_one_is_heard(
     no_request = caller.ask("prepare", {"request": {"run": "run"}})
     with ThreadPoolExecutor(1) as pool:
         # Only what was prepared can go on.
-        assert serving(folder, JUNK, pool).result() is False
+        server = StageServer(transport_of(folder, JUNK), of_a_job)
+        assert pool.submit(server.serve).result() is None
     assert "not a call" in told(caller.answer_to(JUNK))
     assert "there is no stage 'explode'" in told(caller.answer_to(no_stage))
     assert "storage" in told(caller.answer_to(no_request))
 
 
-class Prepared(JobServer):
-    """Whose stages wait for nobody: there is no cluster to prepare them on."""
-
-    def _prepare(self, arguments: dict[str, Any]) -> Answer:
-        self._request = DriverRequest(storage=self._folder.storage, run="run", config=TrainConfig())
-        return Answer(result={})
-
-
 class Caller:
     """Somebody who calls, and lives until it is `dead`."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.calls = Mailbox(folder.store, JOB)
+    def __init__(self, folder: RunFolder, name: str = "", **config: Any) -> None:
+        self.calls = Mailbox(folder.store, JOB, name)
         self.calls.send_heartbeat()
-        self.first = self.calls.ask("prepare", {})
+        wanted = DriverRequest(storage=folder.storage, run="run", config=TrainConfig(**config))
+        self.first = self.calls.ask("prepare", {"request": wanted.model_dump(mode="json")})
         self.dead = threading.Event()
         self._heart = threading.Thread(target=self._beat, daemon=True)
         self._heart.start()
@@ -99,12 +123,11 @@ class Caller:
 
 
 @contextmanager
-def two_callers(folder: RunFolder) -> Iterator[tuple[Future[bool], Caller, Caller]]:
+def two_callers(folder: RunFolder) -> Iterator[tuple[Future[str | None], Caller, Caller]]:
     """A job that is prepared, and the two that have attached to it."""
     one, other = Caller(folder), Caller(folder)
     with ThreadPoolExecutor(1) as pool:
-        job = Prepared(Mailbox(folder.store, JOB, THE_JOB, timing=QUICK), folder)
-        served = pool.submit(job.serve, one.first)
+        served = serving(transport_of(folder, one.first, mailbox=QUICK), pool)
         for caller in (one, other):
             caller.answered(caller.first)
         yield served, one, other
@@ -120,14 +143,14 @@ def test_a_caller_that_comes_while_another_one_closes_keeps_the_job(folder: RunF
         leaving.answered(closing)
         assert not served.done()
         ending = late.close()
-        assert served.result() is True
+        assert served.result() == EndStatus.FINISHED
         late.answered(ending)
     for caller in (leaving, late):
         caller.die()
 
 
 @dataclass(frozen=True)
-class OneLongPause(Timing):
+class OneLongPause(MailboxTiming):
     """The job looks for calls again after ten minutes, unless it is woken; soon after that."""
 
     has_begun: threading.Event = field(default_factory=threading.Event)
@@ -139,26 +162,29 @@ class OneLongPause(Timing):
         return 600.0
 
 
-class Holding(Prepared):
-    """A job whose training ends only when it pauses."""
+class Held(Idle):
+    """Whose training ends once the job pauses."""
 
-    def _done(self, stage: str, arguments: dict[str, Any]) -> Answer:
-        timing = self._mailbox.timing
-        assert isinstance(timing, OneLongPause)
-        assert timing.has_begun.wait(30)
-        return super()._done(stage, arguments)
+    def __init__(self, request: Request, pauses: threading.Event) -> None:
+        super().__init__(request)
+        self._pauses = pauses
+
+    def train(self) -> None:
+        assert self._pauses.wait(30)
+        super().train()
 
 
 def test_an_answer_is_sent_as_soon_as_its_stage_has_ended(folder: RunFolder) -> None:
     caller = Caller(folder)
     training = caller.calls.ask("train", {})
-    job = Holding(Mailbox(folder.store, JOB, THE_JOB, timing=OneLongPause()), folder)
+    timing = OneLongPause()
+    transport = transport_of(folder, caller.first, mailbox=timing)
+    server = StageServer(transport, partial(Held, pauses=timing.has_begun))
     with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(job.serve, caller.first)
-        # It was refused in another thread, as nobody has prepared it.
-        assert caller.answered(training).error
+        served = pool.submit(server.serve)
+        assert "nobody trains here" in told(caller.answered(training))
         caller.close()
-        assert served.result() is True
+        assert served.result() == EndStatus.FINISHED
     caller.die()
 
 
@@ -169,7 +195,7 @@ def test_two_that_close_at_once_are_both_answered(folder: RunFolder) -> None:
         closed = [(caller, caller.close()) for caller in (one, other)]
         for caller, name in closed:
             caller.answered(name)
-        assert served.result() is True
+        assert served.result() == EndStatus.FINISHED
 
 
 def test_the_heart_of_a_job_moves_while_it_lives(folder: RunFolder) -> None:
@@ -180,7 +206,7 @@ def test_the_heart_of_a_job_moves_while_it_lives(folder: RunFolder) -> None:
             time.sleep(0.05)
         other.die()
         one.answered(one.close())
-        assert served.result() is True
+        assert served.result() == EndStatus.FINISHED
         one.die()
     assert not [thread for thread in threading.enumerate() if "beat" in thread.name]
 
@@ -191,42 +217,52 @@ def told(answer: Answer | None) -> str:
     return str(answer.error)
 
 
-def test_a_job_that_sees_another_place_than_its_caller_says_so(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_entry, "_FIRST_CALL_WITHIN_S", 0.5)
+def test_a_job_that_sees_another_place_than_its_caller_says_so(folder: RunFolder) -> None:
+    soon = replace(TIMING, first_call_wait_s=0.5)
     with (
         ThreadPoolExecutor(1) as pool,
         pytest.raises(ConfigError, match=r"another place on the cluster .* such as s3://"),
     ):
-        serving(folder, JUNK, pool).result()
+        serving(transport_of(folder, JUNK, soon), pool).result()
+
+
+def test_a_job_takes_the_call_that_it_was_started_with_before_any_other(folder: RunFolder) -> None:
+    # It died before it had submitted its job, and its call comes first by its name.
+    dead = Caller(folder, "0" * 32, epochs=3)
+    dead.die()
+    caller = Caller(folder, "f" * 32, epochs=2)
+    with ThreadPoolExecutor(1) as pool:
+        served = serving(transport_of(folder, caller.first, mailbox=QUICK), pool)
+        assert caller.answered(caller.first).error is None
+        assert "another epochs" in told(dead.answered(dead.first))
+        caller.close()
+        assert served.result() == EndStatus.FINISHED
+    caller.die()
 
 
 @pytest.mark.promise("last-caller")
-def test_a_job_that_nobody_calls_any_more_ends(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_entry, "LINGER_S", 1)
+def test_a_job_that_nobody_calls_any_more_ends(folder: RunFolder) -> None:
+    soon, missed_soon = replace(TIMING, linger_s=1.0), MailboxTiming(mailbox_standstill_s=1.0)
     name = Mailbox(folder.store, JOB).ask("explode", {})
     with ThreadPoolExecutor(1) as pool:
-        assert serving(folder, name, pool, Timing(mailbox_standstill_s=1)).result() is False
+        assert (
+            serving(transport_of(folder, name, soon, missed_soon), pool).result()
+            == EndStatus.FAILED
+        )
 
 
 @pytest.mark.promise("cluster-capacity")
-def test_a_cluster_that_was_there_before_is_waited_for(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote_stages, "PATIENCE_S", 1.0)
-    monkeypatch.setattr(remote_stages, "_LOOK_EVERY_S", 0.1)
+def test_a_cluster_that_was_there_before_is_waited_for(folder: RunFolder) -> None:
+    soon = replace(TIMING, cluster_wait_s=1.0, job_poll_interval_s=0.1)
     config = TrainConfig(ray_address=f"127.0.0.1:{free_port()}")
     request = DriverRequest(storage=folder.storage, run="run", config=config)
     with pytest.raises(ResourceError, match="no Ray cluster answers"):
-        JobStages().prepare(request.model_dump(mode="json"))
+        RemoteStages(request, soon).prepare()
     Mailbox(folder.store, JOB).ask("train", {})
     begin = time.monotonic()
     # Which is tried again: the cluster may be starting.
     with pytest.raises(StageError, match="no Ray cluster answers"):
-        JobStages().prepare(request.model_dump(mode="json"))
+        RemoteStages(request, soon).prepare()
     assert time.monotonic() - begin > 1.0
 
 
@@ -240,17 +276,17 @@ class NoAnswers(Store):
 
 
 def test_a_job_that_can_tell_nobody_how_it_ended_says_so_in_its_log_and_ends(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(job_entry, "CUT_OFF_S", 1.0)
+    soon = replace(TIMING, cut_off_s=1.0)
     job = RunFolder(folder.storage, "run")
     job.store = NoAnswers(folder.url)
     caller = Caller(folder)
     failed = caller.calls.ask("explode", {})
     with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(Prepared(Mailbox(job.store, JOB, THE_JOB), job).serve, failed)
+        served = serving(transport_of(job, failed, soon), pool)
         # Its caller lives and waits all the time.
-        assert served.result(30) is False
+        assert served.result(30) == EndStatus.FAILED
     assert "the storage is away" in caplog.text
     assert "there is no stage 'explode'" in caplog.text
     assert "the outcome could not be stored" in caplog.text
@@ -288,15 +324,14 @@ def test_a_storage_that_is_away_makes_no_caller_count_as_gone(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, keeps_waiting: bool
 ) -> None:
     monkeypatch.setattr(AwayStore, "keeps_waiting", keeps_waiting)
-    monkeypatch.setattr(job_entry, "LINGER_S", 1.0)
-    timing = Timing(mailbox_heartbeat_s=0.2, mailbox_standstill_s=1.0)
+    soon = replace(TIMING, linger_s=1.0)
+    missed_soon = MailboxTiming(mailbox_heartbeat_s=0.2, mailbox_standstill_s=1.0)
     job = RunFolder(folder.storage, "run")
     job.store = AwayStore(folder.url)
     # Its heart cannot beat either, where it has to wait.
     caller = Caller(job if keeps_waiting else folder)
     with ThreadPoolExecutor(1) as pool:
-        mailbox = Mailbox(job.store, JOB, THE_JOB, timing=timing)
-        served = pool.submit(Prepared(mailbox, job).serve, caller.first)
+        served = serving(transport_of(job, caller.first, soon, missed_soon), pool)
         caller.answered(caller.first)
         AwayStore.away.set()
         # Longer than it waits for somebody to call.
@@ -304,5 +339,5 @@ def test_a_storage_that_is_away_makes_no_caller_count_as_gone(
         AwayStore.away.clear()
         assert not served.done()
         caller.answered(caller.close())
-        assert served.result() is True
+        assert served.result() == EndStatus.FINISHED
     caller.die()

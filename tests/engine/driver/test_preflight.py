@@ -15,13 +15,13 @@ import pytest
 import safetensors.torch
 import torch
 
+from tests.engine.without_ray import stages_without_ray
 from tests.storage.samples import record
 from train_core.config import TrainConfig
 from train_core.engine.data.inputs import open_input
 from train_core.engine.data.recorded import check_continuation
 from train_core.engine.distributed.group import Group
 from train_core.engine.driver.preflight import check, new_record
-from train_core.engine.driver.stages import DriverStages
 from train_core.engine.training.loop import Trainer
 from train_core.errors import ConfigError, DataError, RunConflictError
 from train_core.loading import load_workload
@@ -185,8 +185,8 @@ def test_no_login_of_what_is_scored_or_begun_with_is_recorded(tmp_path: Path) ->
     request = asked(tmp_path, init_from=f"{place}/first.safetensors").model_copy(
         update={"pipeline": PipelineRequest(infer_input=scored)}
     )
-    driver = DriverStages()
-    driver.prepare(request.model_dump(mode="json"))
+    driver = stages_without_ray(request)
+    driver.prepare()
     driver.close("KILLED")
     found = Store(str(tmp_path)).tree("")
     assert found

@@ -31,9 +31,9 @@ from tests.flows.mlflow_side import shown_at
 from tests.storage.fault_proxy import Fault, FaultProxy, Kind
 from train_core import TrainConfig
 from train_core.client.driver import Driver
-from train_core.engine.driver import remote_stages
+from train_core.engine.driver.timing import TIMING
 from train_core.errors import ConfigError, JobEndedError, ResourceError, RunBusyError, StoppedError
-from train_core.requests import DriverRequest, PipelineRequest
+from train_core.requests import DriverRequest, ScoringRequest
 from train_core.results import PredictionsResult
 from train_core.storage.cleanup.orphans import find_orphans
 from train_core.storage.coordination import lease, mailbox, pins
@@ -112,8 +112,8 @@ def process_of(job: str) -> psutil.Process:
 
 
 PRINT_DASHBOARD = """
-from train_core.engine.cluster.jobs import Jobs
-print(Jobs(sys.argv[1]).url(""))
+from train_core.engine.cluster.jobs import RayJobsClient
+print(RayJobsClient(sys.argv[1]).url(""))
 """
 LIST_WORKERS = """
 from ray.util.state import list_actors
@@ -295,7 +295,7 @@ def test_a_training_goes_on_while_the_dashboard_is_away(
         assert len(dashboard.schedule.hits) == 2
         dashboard.schedule.add(AWAY)
         # Longer than a job may be silent whose heart stands still.
-        time.sleep(remote_stages._SILENT_S + 2 * remote_stages._LOOK_EVERY_S)
+        time.sleep(TIMING.silent_s + 2 * TIMING.job_poll_interval_s)
         asked.go_on.touch()
         assert driver.train().step == 10
     assert lease.newest_attempt(asked.folder.store) == 1
@@ -365,8 +365,8 @@ def _kill_a_batch_inference_and_score_again(ray_address: str, tmp_path: Path) ->
     )
     with Driver(trains, print) as driver:
         (last,) = driver.train().checkpoints
-    scores = trains.model_copy(
-        update={"scores_only": True, "pipeline": PipelineRequest(infer_input="test")}
+    scores = ScoringRequest(
+        storage=trains.storage, run="run", config=trains.config, infer_input="test"
     )
     told = {"env_vars": {HOLD: "inference@0", NOTES: str(notes)}}
     held = scores.config.model_copy(update={"runtime_env": told})

@@ -14,9 +14,13 @@ from tests.engine.alone import run
 from tests.storage.faulty_store import FaultyStore
 from train_core.config import TrainConfig
 from train_core.engine.cluster.pool import WorkerPool
-from train_core.engine.driver.stages import DriverStages
+from train_core.engine.driver.held_run import HeldRun
+from train_core.engine.driver.scoring_stages import ScoringStages
+from train_core.engine.driver.stages import RunStages
+from train_core.engine.driver.workers import ClusterWorkers
 from train_core.errors import FencedError, StorageError
-from train_core.requests import DriverRequest
+from train_core.policy.end_status import EndStatus
+from train_core.requests import DriverRequest, ScoringRequest
 from train_core.storage.coordination import lease
 from train_core.storage.records.manifest import EvaluationManifest, PredictionsManifest
 from train_core.storage.records.names import MODEL_FILE
@@ -29,25 +33,24 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(str(tmp_path), "run")
 
 
-def driver_of(folder: RunFolder) -> DriverStages:
-    driver = DriverStages()
-    driver.request = DriverRequest(
-        storage=folder.storage, run=folder.name, config=folder.record().config
-    )
-    driver.folder, driver.config = folder, driver.request.config
+def driver_of(folder: RunFolder, workers: ClusterWorkers) -> RunStages:
+    """The stages of a driver that has the run."""
+    request = DriverRequest(storage=folder.storage, run=folder.name, config=folder.record().config)
+    driver = RunStages(request, workers)
+    driver.held = HeldRun.take(folder)
     return driver
 
 
 def test_a_replaced_driver_evaluates_infers_and_publishes_nothing(folder: RunFolder) -> None:
     run(folder)
-    driver = driver_of(folder)
-    driver._take_run()
+    # Of a cluster that was joined, which nothing here asks for anything.
+    driver = driver_of(folder, ClusterWorkers())
     folder.store.create("lease/0002.json", folder.store.read("lease/0001.json"))
     before = folder.store.names()
     for stage in (
         lambda: driver.evaluate([], "test"),
         lambda: driver.infer({}, "test"),
-        lambda: driver.publish({}, [], {}, {}, {}),
+        driver.publish,
     ):
         with pytest.raises(FencedError):
             stage()
@@ -72,26 +75,37 @@ class PoolHere(WorkerPool):
         return results
 
 
+class WorkersHere(ClusterWorkers):
+    """There is no cluster, and whoever scores gets this process."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        super().__init__()
+        self._then = then
+
+    def join(self, config: TrainConfig, *, nodes_wait_s: float = 0) -> None:
+        """Nothing to join."""
+
+    def for_scoring(self, config: TrainConfig) -> WorkerPool:
+        return PoolHere(config, self._then)
+
+
 @pytest.mark.parametrize("stage", ["evaluate", "infer"])
 def test_a_driver_that_is_replaced_while_it_scores_commits_no_result(
     folder: RunFolder, stage: str
 ) -> None:
     run(folder)
-    driver = driver_of(folder)
     best = folder.summary(folder.checkpoints()[-1]).model_dump()
 
     def replace() -> None:
         folder.store.create("lease/0002.json", folder.store.read("lease/0001.json"))
 
-    driver._take_run()
-    driver._pool = PoolHere(driver.config, then=replace)
+    driver = driver_of(folder, WorkersHere(then=replace))
     score = {
         "evaluate": lambda: driver.evaluate([best], "validation"),
         "infer": lambda: driver.infer(best, "validation"),
     }
     with pytest.raises(FencedError):
         score[stage]()
-    driver._pool = None
     assert not list(folder.results(f"evaluations/{best['name']}", EvaluationManifest))
     assert not list(folder.results("predictions", PredictionsManifest))
     driver.close("FAILED")
@@ -101,11 +115,18 @@ def test_scoring_without_the_lease_commits_its_results_whoever_has_the_run(
     folder: RunFolder,
 ) -> None:
     run(folder)
-    driver = driver_of(folder)
+    workers = WorkersHere(then=lambda: begin_attempt(folder).release())
+    request = ScoringRequest(
+        storage=folder.storage,
+        run=folder.name,
+        config=folder.record().config,
+        infer_input="validation",
+    )
+    scoring = ScoringStages(request, workers)
+    scoring.prepare()
     best = folder.summary(folder.checkpoints()[-1]).model_dump()
-    driver._pool = PoolHere(driver.config, then=lambda: begin_attempt(folder).release())
-    result = driver.infer(best, "validation")
-    driver._pool = None
+    result = scoring.infer(best, "validation")
+    scoring.close("FINISHED")
     ((key, manifest),) = folder.results("predictions", PredictionsManifest)
     assert result["uri"] == folder.store.uri(key)
     assert manifest.num_rows == result["num_rows"] > 0
@@ -118,10 +139,7 @@ def test_a_driver_that_begins_collects_what_a_dead_one_left(folder: RunFolder) -
     folder.store.write(f"checkpoints/step-00000099-a0001/{MODEL_FILE}", b"half a checkpoint")
     folder.store.write("journal/steps-00000006-00000099-a0001.jsonl", b"{}")
     segments = [entry.name for entry in committed.manifest.journal]
-    driver = DriverStages()
-    driver.folder = folder
-    driver._take_run()
-    driver.close("FAILED")
+    HeldRun.take(folder).release(EndStatus.FAILED)
     assert folder.store.names("checkpoints") == [str(committed.name)]
     assert folder.store.names("journal") == segments
 
@@ -134,27 +152,20 @@ def test_a_restart_in_an_outage_is_tried_again(
     run(folder)
     for number in count(1):
         store = FaultyStore(folder.url, tmp_path / f"notes-{number}")
-        driver = DriverStages()
-        driver.request = DriverRequest(
-            storage=folder.storage, run=folder.name, config=folder.record().config
-        )
-        driver.folder = RunFolder(folder.storage, folder.name)
-        driver._take_run()
-        assert driver._supervisor
-        first = driver._supervisor.begin_attempt()
-        driver.folder.store = store
-        assert driver._lease
-        driver._lease.store = store
+        again = RunFolder(folder.storage, folder.name)
+        held = HeldRun.take(again)
+        first = held.supervisor.begin_attempt()
+        again.store = held.lease.store = store
         store.fail_at(number, kind="create", done=done)
         try:
             # The heart's own writes are none of these.
-            second = driver._supervisor.begin_attempt()
+            second = held.supervisor.begin_attempt()
         except StorageError:
             failed = True
-            second = driver._supervisor.begin_attempt()
+            second = held.supervisor.begin_attempt()
         else:
             failed = False
-        driver.close("FAILED")
+        held.release(EndStatus.FAILED)
         assert first < second == lease.newest_attempt(folder.store)
         if not failed:
             assert number > 2

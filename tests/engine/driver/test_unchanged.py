@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.engine import alone, growing
+from tests.engine.without_ray import stages_without_ray
 from train_core.config import TrainConfig
-from train_core.engine.driver.stages import DriverStages
 from train_core.requests import DriverRequest, PipelineRequest, Prepared
 from train_core.storage.records.names import REPORT_JSON, RUN_JSON
 from train_core.storage.run_folder import RunFolder
@@ -36,9 +36,9 @@ def request(storage: Path, run: str, *, source: str = "test", **config: Any) -> 
 
 def prepare(asked: DriverRequest) -> Prepared:
     """What the checks find; a run that is created is left to whoever trains it."""
-    driver = DriverStages()
+    driver = stages_without_ray(asked)
     try:
-        return Prepared.model_validate(driver.prepare(asked.model_dump()))
+        return Prepared.model_validate(driver.prepare())
     finally:
         driver.close("KILLED")
 

@@ -95,7 +95,7 @@ def test_a_run_that_mlflow_does_not_have_is_not_begun_there(
 
 
 @pytest.mark.slow
-def test_a_server_that_is_down_is_an_error_of_the_errand(
+def test_a_server_that_is_down_is_an_error_of_the_isolated_call(
     run: RunBuilder, server: MlflowServer
 ) -> None:
     result = run.predict(run.commit(range(1, 30), finished=True))

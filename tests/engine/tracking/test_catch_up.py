@@ -128,7 +128,9 @@ def test_a_server_that_is_down_is_an_error_within_seconds(
 
 
 @pytest.mark.slow
-def test_the_errand_raises_what_the_other_process_did(run: RunBuilder, tracking_uri: str) -> None:
+def test_the_isolated_call_raises_what_the_other_process_did(
+    run: RunBuilder, tracking_uri: str
+) -> None:
     # Driven by this very process.
     with pytest.raises(RunBusyError, match="driven by process"):
         mirror_run(run.folder, tracking_uri)

@@ -15,8 +15,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from tests.engine.tracking.run_builder import RunBuilder, entry
+from tests.engine.without_ray import stages_without_ray
 from train_core.config import TrainConfig
-from train_core.engine.driver.stages import DriverStages
+from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.tracking.delivery import Timing
 from train_core.engine.tracking.metrics import Position
 from train_core.engine.tracking.mirror import Mirror
@@ -175,9 +176,9 @@ def test_what_a_driver_did_not_come_to_show_is_shown_with_the_report(
     evaluations = [run.evaluate(best, "validation"), run.evaluate(best, "test")]
     predictions = run.predict(best)
     # The next one is asked for the report only.
-    driver = DriverStages()
-    driver.folder, driver.config = run.folder, run.folder.record().config
-    driver._lease = run.lease
+    asked = {"storage": run.folder.storage, "run": run.folder.name}
+    driver = stages_without_ray(DriverRequest(**asked, config=run.folder.record().config))
+    driver.held = HeldRun(driver.folder, run.lease)
     driver.mirror = Mirror(run.folder, tracking_uri, "tests")
     driver.mirror.start()
     driver.publish(
@@ -383,8 +384,8 @@ def test_who_was_replaced_does_not_say_how_the_run_ended(tmp_path: Path, trackin
         tracking_uri=tracking_uri,
         experiment="tests",
     )
-    driver = DriverStages()
-    driver.prepare(request.model_dump(mode="json"))
+    driver = stages_without_ray(request)
+    driver.prepare()
     assert driver.mirror
     assert driver.mirror.flush()
     store = RunFolder(str(tmp_path), "run").store

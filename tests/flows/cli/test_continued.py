@@ -14,7 +14,7 @@ from flows.cli import run_pipeline as pipeline
 from flows.cli.app import main
 from flows.defaults import tracking_uri_of
 from flows.parameters import RetrainParameters
-from train_core.engine.driver.stages import DriverStages
+from tests.engine.without_ray import stages_without_ray
 from train_core.storage.coordination.stop_request import stop_request
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt, create_run
@@ -38,9 +38,9 @@ def begin(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Begin:
     """`evertrain retrain --run run …`, whose driver ends before it trains: its exit code."""
 
     def prepare(parameters: RetrainParameters, **_: Any) -> None:
-        driver = DriverStages()
+        driver = stages_without_ray(parameters.request())
         try:
-            driver.prepare(parameters.request().model_dump())
+            driver.prepare()
         finally:
             driver.close("KILLED")
 

@@ -46,7 +46,7 @@ def flow_that_asks() -> psutil.Process:
     (talking,) = [
         process
         for process in psutil.Process().children(recursive=True)
-        if "train_core.engine.driver.server" in process.cmdline()
+        if "train_core.engine.driver.process_entry" in process.cmdline()
     ]
     parent = talking.parent()
     assert parent is not None

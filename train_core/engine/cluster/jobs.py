@@ -30,7 +30,7 @@ _MISLEADING = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 _log = logging.getLogger("train_core.driver")
 
 
-class Jobs:
+class RayJobsClient:
     """The jobs of the cluster at `address`: `host:6379`, `http://host:8265` or `ray://host:10001`.
 
     Raises ResourceError if no cluster answers there.

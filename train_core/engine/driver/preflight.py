@@ -33,7 +33,7 @@ from train_core.engine.tools.provenance import code_of, fingerprint
 from train_core.errors import ConfigError, RunConflictError
 from train_core.policy.logins import hide_logins
 from train_core.policy.metric_names import VALIDATION, full_name
-from train_core.requests import DriverRequest, Prepared
+from train_core.requests import DriverRequest, Prepared, ScoringRequest
 from train_core.storage.objects.store import Store
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.names import check_new_run_name
@@ -116,12 +116,10 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     return Checked(prepared, datasets, origin, files)
 
 
-def check_scoring(folder: RunFolder, request: DriverRequest) -> Prepared:
+def check_scoring(folder: RunFolder, request: ScoringRequest) -> Prepared:
     """Check the input of a batch inference of a run that exists. Raises ConfigError."""
     workload = load_recorded(folder, request.config)
-    if request.pipeline.infer_input is None:
-        raise ConfigError("infer_input is empty: name the data to score")
-    source = open_input(request.pipeline.infer_input, workload)
+    source = open_input(request.infer_input, workload)
     return Prepared(
         run=folder.name,
         url=folder.url,

@@ -9,11 +9,45 @@ from train_core.policy.restarts import RestartRules
 
 @dataclass(frozen=True)
 class Timing:
-    """Intervals of the driver, and how often it begins again."""
+    """Intervals and limits of the driver, and how often it begins again.
 
+    Those of the mailbox itself, which both sides share, are `storage.coordination.timing`'s.
+    """
+
+    # A training.
     restarts: RestartRules = field(default_factory=RestartRules)
     stop_poll_s: float = 1.0
     """How often the run folder is looked at for a request to stop."""
+    # The driver's process.
+    ray_poll_interval_s: float = 1.0
+    """Between two checks that Ray lives."""
+    nodes_wait_s: float = 60.0
+    """For the nodes of a cluster that was started again, if the run was there before."""
+    # A caller of a job.
+    cluster_wait_s: float = 60.0
+    """For a cluster that does not answer, if it had a job of the run before."""
+    job_poll_interval_s: float = 3.0
+    """Between two questions to Ray whether a cluster is there, or a job has ended."""
+    silent_s: float = 60.0
+    """A job counts as dead when its heartbeat stands still, and Ray says nothing, for so long."""
+    last_lines_s: float = 1.5
+    """For the end of a job's log: Ray reads it once a second."""
+    # The job.
+    first_call_wait_s: float = 20.0
+    """For the call that the job was started with."""
+    first_call_poll_interval_s: float = 1.0
+    late_s: float = 2.0
+    """Heartbeats that are read so much later than they were due had to wait for the storage."""
+    linger_s: float = 60.0
+    """For a caller, when none lives and nothing is left to do."""
+    cut_off_s: float = 600.0
+    """For a storage that takes no answer, when nothing else is left to do."""
+    stages_end_s: float = 2.0
+    """For the answers of stages that `close` has ended."""
+    last_heartbeat_s: float = 2.0
+    """For a heartbeat that is being sent."""
+    answer_taken_s: float = 10.0
+    """For the last caller to take its last answer."""
 
 
 TIMING = Timing()

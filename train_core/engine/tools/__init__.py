@@ -1,1 +1,1 @@
-"""Comparing runs, a training without Ray, isolated calls."""
+"""Comparing runs, a training without Ray, exports, isolated calls."""

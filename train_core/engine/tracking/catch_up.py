@@ -13,6 +13,11 @@ from train_core.storage.predictions import committed_predictions
 from train_core.storage.run_folder import RunFolder
 
 
+def catch_up_at(run_url: str, tracking_uri: str) -> Tracking:
+    """`catch_up` of the run at this address."""
+    return catch_up(RunFolder.at(run_url), tracking_uri)
+
+
 def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> Tracking:
     """Send MLflow the parts of the run that it missed; return where MLflow shows the run.
 

@@ -89,6 +89,11 @@ class Mailbox:
         self._numbers = itertools.count(1)
         self._heartbeats = itertools.count(1)
 
+    @property
+    def url(self) -> str:
+        """The address of the run folder that it is in."""
+        return self._store.url
+
     def ask(self, stage: str, arguments: dict[str, Any]) -> str:
         """Write a call, and give its name."""
         name = f"{self._caller}-{next(self._numbers):04d}"
@@ -171,6 +176,17 @@ class Mailbox:
         ):
             time.sleep(self.timing.mailbox_poll_interval_s)
         self._store.delete(f"{CALLS}/{self.job}")
+
+    def clear_earlier_jobs(self) -> None:
+        """Delete the mailboxes of jobs that drove the run before this one; it has the lease.
+
+        One that only scores has none, and deletes nothing.
+        """
+        if JobName.parse(self.job) is None:
+            return
+        for job in jobs_with_calls(self._store):
+            if job != self.job and JobName.parse(job):
+                self._store.delete(f"{CALLS}/{job}")
 
     def _key(self, name: str) -> str:
         return f"{CALLS}/{self.job}/{name}.json"

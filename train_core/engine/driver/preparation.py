@@ -1,0 +1,114 @@
+"""Before a training: the request is checked, the run created and taken, workers started."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from train_core.config import TrainConfig
+from train_core.engine.cluster.resources import with_gpus
+from train_core.engine.data.recorded import check_continuation, with_defaults
+from train_core.engine.driver.held_run import HeldRun
+from train_core.engine.driver.preflight import (
+    Checked,
+    check,
+    effective,
+    new_record,
+    pipeline_of,
+    with_surroundings,
+)
+from train_core.engine.driver.timing import Timing
+from train_core.engine.driver.unchanged import run_that_has_it
+from train_core.engine.driver.workers import Workers
+from train_core.engine.tracking.mirror import Mirror
+from train_core.policy.end_status import EndStatus
+from train_core.requests import DriverRequest, Prepared
+from train_core.storage.records.amendments import Amendment
+from train_core.storage.records.data_files import FileList
+from train_core.storage.records.run_record import RunRecord
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import create_run
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A request that was checked, and what was begun for it."""
+
+    prepared: Prepared
+    config: TrainConfig
+    """With what was decided."""
+    held: HeldRun | None = None
+    """The run; None if nothing has changed since another one, so that this one was not created."""
+    mirror: Mirror | None = None
+    """What shows the run in MLflow; None: nothing does."""
+
+
+def prepare_run(
+    request: DriverRequest, folder: RunFolder, workers: Workers, job: str, timing: Timing
+) -> PreparedRun:
+    """Check the request, create the run if it is new, take it, and begin what it needs.
+
+    Raises ConfigError for what is wrong with the request, before anything is written that stays;
+    RunBusyError if another driver has the run.
+    """
+    config = effective(request)
+    mirror = _connected_mirror(request, folder)
+    checked = check(folder, request.model_copy(update={"config": config}))
+    prepared = checked.prepared
+    record = None if prepared.resumed else _record(request, config, checked)
+    if record and (unchanged_since := _run_that_has_it(request, record, checked.files)):
+        return PreparedRun(prepared.model_copy(update={"unchanged_since": unchanged_since}), config)
+    # What a cluster can give is only known there; nothing has been written yet.
+    workers.join(config, nodes_wait_s=timing.nodes_wait_s if prepared.resumed else 0)
+    config = with_gpus(config)
+    if mirror is not None:
+        mirror.check()
+    if record is not None:
+        _create_run(folder, with_surroundings(record, config), checked.files)
+    held = HeldRun.take(folder, job, timing)
+    try:
+        _amend(request, folder, held, config)
+        workers.start_early(config)
+        if mirror is not None:
+            mirror.start()
+    except BaseException:
+        held.release(EndStatus.FAILED)
+        raise
+    return PreparedRun(
+        prepared.model_copy(update={"job_url": request.job_url}), config, held, mirror
+    )
+
+
+def _connected_mirror(request: DriverRequest, folder: RunFolder) -> Mirror | None:
+    """A mirror that asks the server in the background."""
+    if not request.tracking_uri:
+        return None
+    mirror = Mirror(folder, request.tracking_uri, request.experiment, job_url=request.job_url)
+    mirror.connect()
+    return mirror
+
+
+def _record(request: DriverRequest, config: TrainConfig, checked: Checked) -> RunRecord:
+    return new_record(request, config, checked.datasets, checked.origin, checked.files)
+
+
+def _run_that_has_it(request: DriverRequest, record: RunRecord, files: FileList | None) -> str:
+    """The finished run that has all that this one would come to, if it is not to come again."""
+    if not request.skip_unchanged or request.dry_run:
+        return ""
+    return run_that_has_it(record, files, request)
+
+
+def _create_run(folder: RunFolder, record: RunRecord, files: FileList | None) -> None:
+    folder.refuse_leftovers()
+    # Of two that begin the run at once, one creates it and one gets the lease.
+    with suppress(FileExistsError):
+        create_run(folder, record, files)
+
+
+def _amend(request: DriverRequest, folder: RunFolder, held: HeldRun, config: TrainConfig) -> None:
+    """Write down what this attempt is asked for."""
+    folder.check_name(request.flow_run)
+    check_continuation(folder, config)
+    recorded = with_defaults(config).recorded()
+    held.writer.amend(Amendment(config=recorded, pipeline=pipeline_of(request)))

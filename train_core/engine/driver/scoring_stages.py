@@ -1,0 +1,72 @@
+"""The stages of a batch inference: it scores with a run that exists, which nobody has to have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from train_core.engine.cluster.resources import with_gpus
+from train_core.engine.driver.workers import Workers
+from train_core.requests import ScoringRequest
+from train_core.results import CheckpointSummary
+from train_core.storage.cleanup.superseded import clearing_dead_scorers
+from train_core.storage.coordination.pins import pinned
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import ResultWriter
+
+
+class ScoringStages:
+    """The stages of one request to score. `job` is the job of a cluster that does it, if any."""
+
+    def __init__(self, request: ScoringRequest, workers: Workers, job: str = "") -> None:
+        self._request = request
+        self._folder = RunFolder(request.storage, request.run)
+        # It need not be where the training was.
+        self._config = request.config.model_copy(update={"gpus_per_worker": None})
+        self._workers = workers
+        self._job = job
+        self._scoring = ExitStack()
+
+    def prepare(self) -> dict[str, Any]:
+        """Check the request."""
+        from train_core.engine.driver.preflight import check_scoring
+
+        prepared = check_scoring(self._folder, self._request)
+        # One worker is enough: the shards queue.
+        self._workers.join(self._config.model_copy(update={"num_workers": 1, "min_workers": None}))
+        self._config = with_gpus(self._config)
+        self._scoring.enter_context(clearing_dead_scorers(self._folder, self._job))
+        return prepared.model_dump()
+
+    def infer(self, checkpoint: dict[str, Any], source: str) -> dict[str, Any]:
+        """Score new data with a checkpoint."""
+        from train_core.engine.scoring.predict import infer
+
+        self._workers.wait_for_ray()
+        summary = CheckpointSummary.model_validate(checkpoint)
+        with pinned_summaries(self._folder, [summary], "infer", job=self._job):
+            pool, writer = self._workers.for_scoring(self._config), ResultWriter(self._folder)
+            return infer(pool, writer, self._config, summary, source, 0).model_dump()
+
+    def close(self, status: str) -> None:
+        """End the workers; Ray ends with the process."""
+        self._workers.expect_end()
+        self._workers.end()
+        self._scoring.close()
+
+
+def pinned_summaries(
+    folder: RunFolder,
+    summaries: Sequence[CheckpointSummary],
+    activity: str,
+    *,
+    attempt: int = 0,
+    job: str,
+) -> AbstractContextManager[None]:
+    """Keep the checkpoints while they are read, also from a driver that has the run's lease.
+
+    `attempt` has the lease itself; 0: this one has not.
+    """
+    names = [folder.find(summary.name).name for summary in summaries]
+    return pinned(folder.store, names, activity, attempt=attempt, job=job)

@@ -1,0 +1,178 @@
+"""Ray, and the workers on it, of one request: of this machine or of a cluster."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from train_core.config import TrainConfig
+from train_core.described_errors import describe, rebuild
+from train_core.engine.cluster.pool_settings import POOL_SETTINGS
+from train_core.engine.cluster.resources import check_resources, fits_here, with_gpus
+from train_core.entry_points import MEASURE_SHARD, TRAIN
+
+if TYPE_CHECKING:
+    from train_core.engine.cluster.pool import WorkerPool
+
+PRELOAD = tuple(name.partition(":")[0] for name in (TRAIN, MEASURE_SHARD))
+"""What the workers import as they start: torch, and what trains and evaluates."""
+_log = logging.getLogger("train_core.driver")
+
+
+class Workers(ABC):
+    """The pool of workers on a Ray, which end with this process at the latest."""
+
+    def __init__(self) -> None:
+        self.ray_up_at = 0.0
+        """When Ray was up, in seconds since 1970; 0: not yet."""
+        self._pool: WorkerPool | None = None
+
+    @property
+    def ready_at(self) -> float:
+        """When the last of the first workers had started, in seconds since 1970; 0: not yet."""
+        return self._pool.ready_at if self._pool else 0.0
+
+    @abstractmethod
+    def join(self, config: TrainConfig, *, nodes_wait_s: float = 0) -> None:
+        """Join the cluster, whose nodes are given `nodes_wait_s` to be there.
+
+        Raises ResourceError if it can never give what the workers need.
+        """
+
+    @abstractmethod
+    def start_early(self, config: TrainConfig) -> None:
+        """Have workers start while others still prepare, if there is room for all."""
+
+    @abstractmethod
+    def wait_for_ray(self) -> None:
+        """Wait until Ray is up, which a stage needs. Raises what kept it from that."""
+
+    @abstractmethod
+    def expect_end(self) -> None:
+        """From now on nobody needs Ray."""
+
+    def for_training(self, config: TrainConfig) -> WorkerPool:
+        """The pool, of which a launcher starts the workers."""
+        from train_core.engine.cluster.pool import WorkerPool
+
+        self._pool = self._pool or WorkerPool(config, PRELOAD)
+        return self._pool
+
+    def for_scoring(self, config: TrainConfig) -> WorkerPool:
+        """The workers of the training, or as many as there is room for."""
+        from train_core.engine.cluster.elastic import with_room
+
+        if self._pool and self._pool.has_workers_for(config):
+            return self._pool
+        return self._started(with_room(config))
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pool:
+            self._pool.close()
+
+    def end(self) -> None:
+        """End the workers, and never start any again."""
+        if self._pool:
+            self._pool.end()
+
+    def _started(self, config: TrainConfig) -> WorkerPool:
+        pool = self.for_training(config)
+        pool.start(config)
+        return pool
+
+    def _start_ray(self, config: TrainConfig) -> None:
+        from train_core.engine.cluster.runtime import start_ray
+
+        start_ray(config, POOL_SETTINGS)
+        self.ray_up_at = time.time()
+
+
+class ClusterWorkers(Workers):
+    """Workers of the cluster whose job this process is."""
+
+    def join(self, config: TrainConfig, *, nodes_wait_s: float = 0) -> None:
+        """Join the cluster from the thread that calls: with it, Ray would end."""
+        self._start_ray(config)
+        check_resources(config, nodes_wait_s)
+
+    def start_early(self, config: TrainConfig) -> None:
+        """Have the workers start, if there is room for all."""
+        from train_core.engine.cluster.elastic import room
+
+        try:
+            if room(config) >= config.num_workers:
+                self._started(config)
+        except Exception as error:  # noqa: BLE001 (whatever Ray raises while its head is away)
+            _log.debug("the workers are started with the training: %s", error)
+
+    def wait_for_ray(self) -> None:
+        """It is up once the cluster was joined."""
+
+    def expect_end(self) -> None:
+        """Nobody looks whether it lives."""
+
+
+class LocalWorkers(Workers):
+    """Workers of this machine, on a Ray that is started in the background.
+
+    `start` runs a function on the main thread, and gives its end: a Ray that is started from
+    another thread dies with it.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        start: Callable[[Callable[[], None]], Future[None]],
+        on_expected_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__()
+        self._config = config
+        self._start = start
+        self._on_expected_end = on_expected_end
+        self._starting = threading.Lock()
+        self._ray: Future[None] | None = None
+        """The end of the newest try to start Ray."""
+
+    def begin(self) -> None:
+        """Start Ray, and then the workers, which import torch in the background."""
+        from train_core.engine.cluster.runtime import load_ray
+
+        load_ray(self._config, POOL_SETTINGS)
+        with self._starting:
+            self._ray = self._start(self._begin)
+
+    def join(self, config: TrainConfig, *, nodes_wait_s: float = 0) -> None:
+        """There is no cluster; what this machine has is among the first checks."""
+
+    def start_early(self, config: TrainConfig) -> None:
+        """They start with Ray."""
+
+    def wait_for_ray(self) -> None:
+        """Wait until Ray is up; where the newest try failed, make another one."""
+        with self._starting:
+            if self._ray is None or (self._ray.done() and self._ray.exception()):
+                self._ray = self._start(self._begin)
+            ray = self._ray
+        try:
+            ray.result()
+        except Exception as error:
+            raise rebuild(describe("prepare", error)) from error
+
+    def expect_end(self) -> None:
+        """The death of Ray is no reason any more to end the process."""
+        self._on_expected_end()
+
+    def _begin(self) -> None:
+        from train_core.engine.driver.pool_launcher import is_fixed
+
+        self._start_ray(self._config)
+        if is_fixed(self._config) and not self._pool:
+            decided = with_gpus(self._config)
+            if fits_here(decided):
+                self._started(decided)

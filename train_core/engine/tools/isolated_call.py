@@ -1,0 +1,44 @@
+"""The other side of `train_core.client.isolated`: one function, run in this process.
+
+`python -m train_core.engine.tools.isolated_call MODULE:FUNCTION`, with the arguments as a JSON
+object on stdin: they may be longer than a command line may be, and may hold a login, which no list
+of processes may show.
+
+The result goes to stdout as JSON, and so does an error, described: the exit code tells them apart.
+What a user's module prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from contextlib import redirect_stdout
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from train_core.described_errors import FAILED, describe
+
+
+def call(function: str, arguments: dict[str, Any]) -> Any:
+    """What `module:name` gives for the arguments, ready for JSON."""
+    module, _, name = function.partition(":")
+    return to_jsonable_python(getattr(importlib.import_module(module), name)(**arguments))
+
+
+def main() -> None:
+    """Entry point: the function's name."""
+    function, code = sys.argv[1], 0
+    with redirect_stdout(sys.stderr):
+        try:
+            result = call(function, json.load(sys.stdin))
+        # A user's module may end the interpreter as it is imported.
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (the other process raises it)
+            result, code = describe(function.rpartition(":")[2], error), FAILED
+    sys.stdout.write(json.dumps(result))
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
