@@ -1,4 +1,7 @@
-"""A network of machines, and a place on a real S3 server that they reach."""
+"""A network of machines, a Ray cluster on it, and a place on a real S3 server that they reach.
+
+They are started once for each file of tests: a head takes ten seconds, and a node five.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.network import Network, network
-from tests.cluster.ray_nodes import Place
+from tests.cluster.ray_nodes import Place, RayCluster, ray_cluster_on
 from tests.leaks import Belongings
 from tests.storage.fault_proxy import FaultProxy
 
@@ -19,7 +22,7 @@ def no_leaks() -> None:
     """The cluster starts workers while a test runs; what is left is looked at when it ended."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def net() -> Iterator[Network]:
     before = Belongings.now()
     with network() as made:
@@ -27,7 +30,19 @@ def net() -> Iterator[Network]:
     assert not before.added(within_s=10)
 
 
-@pytest.fixture
-def place(object_store: str, net: Network) -> Iterator[Place]:
+@pytest.fixture(scope="module")
+def found_by(object_store: str, net: Network) -> Iterator[dict[str, str]]:
+    """The environment by which the machines find the S3 server."""
     with FaultProxy(os.environ["AWS_ENDPOINT_URL"], host=net.address) as proxy:
-        yield Place(f"{object_store}/{uuid.uuid4().hex}", {"AWS_ENDPOINT_URL": proxy.url})
+        yield {"AWS_ENDPOINT_URL": proxy.url}
+
+
+@pytest.fixture(scope="module")
+def cluster(net: Network, found_by: dict[str, str]) -> Iterator[RayCluster]:
+    with ray_cluster_on(net, found_by) as started:
+        yield started
+
+
+@pytest.fixture
+def place(object_store: str, found_by: dict[str, str]) -> Place:
+    return Place(f"{object_store}/{uuid.uuid4().hex}", found_by)

@@ -66,6 +66,11 @@ class Node:
                 raise RuntimeError(f"Ray did not start:\n{self._log.read_text()}")
             time.sleep(0.2)
 
+    @property
+    def runs(self) -> bool:
+        """Whether it was not killed, and has not ended by itself, as one that was cut off does."""
+        return self._process.poll() is None
+
     def processes(self) -> list[psutil.Process]:
         """All that runs on it."""
         try:
@@ -85,7 +90,10 @@ class Node:
 
 
 class RayCluster:
-    """A head without CPUs for workers, and nodes that have some."""
+    """A head without CPUs for workers, and nodes that have one each.
+
+    The tests of a file share it: each says how many nodes it needs.
+    """
 
     def __init__(self, network: Network, folder: Path, environment: dict[str, str]) -> None:
         self._network = network
@@ -101,9 +109,9 @@ class RayCluster:
         self._head = network.machine()
         self.dashboard = f"http://{self._head.address}:8265"
         self._gcs = f"{self._head.address}:6379"
-        self.start_head()
+        self._start_head()
 
-    def start_head(self) -> None:
+    def _start_head(self) -> None:
         """Start the head, also again at the same address when it was killed."""
         self.head = Node(
             self._head,
@@ -116,14 +124,24 @@ class RayCluster:
             self._environment,
         )
 
-    def add(self, cpus: int) -> Node:
+    def have(self, count: int) -> None:
+        """Have just so many nodes, whatever became of those of the test before."""
+        running = [node for node in self.nodes if node.runs]
+        for node in running[count:]:
+            node.kill()
+            self.wait_until_missed(node)
+        # One after the other: Ray's nodes of one machine choose their sockets without a lock.
+        for _ in range(count - len(running)):
+            self.add()
+
+    def add(self) -> Node:
         """One more node; it is there when this returns."""
         machine = self._network.machine()
         node = Node(
             machine,
             [
                 *(str(BIN / "ray"), "start", "--block", f"--address={self._gcs}"),
-                *(f"--node-ip-address={machine.address}", f"--num-cpus={cpus}"),
+                *(f"--node-ip-address={machine.address}", "--num-cpus=1"),
             ],
             self._folder / f"node-{len(self.nodes)}.log",
             self._environment,
@@ -131,6 +149,16 @@ class RayCluster:
         self.nodes.append(node)
         node.wait_until_it_runs()
         return node
+
+    def kill(self) -> None:
+        """Kill the head and then all nodes: a job shall not see a node go before its head."""
+        for node in [self.head, *self.nodes]:
+            node.kill()
+
+    def start_again(self) -> None:
+        """Start the head again when all was killed; who needs nodes adds them."""
+        self._start_head()
+        self.head.wait_until_it_runs()
 
     def drain(self, node: Node, within_s: int = 120) -> None:
         """Announce that the node will be taken away."""
@@ -174,17 +202,25 @@ class Place:
 
 
 @contextmanager
-def cluster_of(network: Network, place: Place, *cpus: int) -> Iterator[RayCluster]:
-    """A cluster with a node for each number of CPUs, whose processes find the place."""
+def ray_cluster_on(network: Network, environment: dict[str, str]) -> Iterator[RayCluster]:
+    """A cluster without nodes as yet, whose processes have this in their environment."""
     # Ray's sockets need a short path.
     folder = Path(tempfile.mkdtemp(prefix="rc-", dir="/tmp"))
-    cluster = RayCluster(network, folder, place.environment)
+    cluster = RayCluster(network, folder, environment)
     try:
         cluster.head.wait_until_it_runs()
-        for count in cpus:
-            cluster.add(count)
         yield cluster
     finally:
-        for node in [*cluster.nodes, cluster.head]:
-            node.kill()
+        cluster.kill()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def replaced_on_failure(cluster: RayCluster) -> Iterator[None]:
+    """What a test that fails leaves on the cluster does not reach the next one."""
+    try:
+        yield
+    except BaseException:
+        cluster.kill()
+        cluster.start_again()
+        raise

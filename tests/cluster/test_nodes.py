@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 from unittest.mock import patch
 
 import pytest
 
-from tests.cluster.network import Network
-from tests.cluster.ray_nodes import MARKS, Node, Place, RayCluster, cluster_of
+from tests.cluster.ray_nodes import MARKS, Node, Place, RayCluster, replaced_on_failure
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from train_core import TrainConfig
@@ -36,7 +38,7 @@ CONFIG: dict[str, Any] = {
     "num_shards": 2,
     "epochs": 10,
     "gpus_per_worker": 0,
-    "checkpoint_every_steps": 2,
+    "checkpoint_every_steps": 5,
     "checkpoint_backpressure": "wait",
     "keep_last": 99,
     "hang_timeout_s": 15,
@@ -54,8 +56,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 class Training:
     """A training on the cluster, in a thread."""
 
-    def __init__(self, cluster: RayCluster, place: Place, num_workers: Any) -> None:
+    def __init__(self, cluster: RayCluster, place: Place, num_workers: Any, scratch: Path) -> None:
         config = CONFIG | {"num_workers": num_workers, "ray_address": cluster.dashboard}
+        config["settings"] = {"scratch": str(scratch)}
+        self._scratch = scratch
         request = DriverRequest(storage=place.storage, run="run", config=TrainConfig(**config))
         self.folder = RunFolder(place.storage, "run")
         self.log: list[str] = []
@@ -77,10 +81,12 @@ class Training:
     def wait_for_step(self, step: int) -> None:
         wait_for(lambda: (self.folder.live() or {}).get("step", 0) >= step, self.log)
 
-    def wait_for_line(self, text: str) -> None:
-        wait_for(lambda: any(text in line for line in self.log), self.log)
+    def wait_for_line(self, text: str, times: int = 1) -> None:
+        wait_for(lambda: sum(text in line for line in self.log) >= times, self.log)
 
     def result(self) -> TrainResult:
+        """Its end, to which it need not take its time any more."""
+        (self._scratch / "go-on").touch()
         self._thread.join(180)
         assert self._result, "\n".join(self.log[-40:])
         return self._result
@@ -112,78 +118,90 @@ def node_with_workers(cluster: RayCluster) -> Node:
     raise AssertionError("no rank runs")
 
 
-def test_a_node_that_loses_its_power(net: Network, place: Place, undisturbed: str) -> None:
-    with cluster_of(net, place, 1, 1, 1) as cluster, Training(cluster, place, 2) as training:
-        training.wait_for_step(5)
+@contextmanager
+def training(
+    cluster: RayCluster, place: Place, num_workers: Any, *, num_nodes: int
+) -> Iterator[Training]:
+    """A training on a cluster of so many nodes."""
+    cluster.have(num_nodes)
+    with (
+        TemporaryDirectory() as scratch,
+        replaced_on_failure(cluster),
+        Training(cluster, place, num_workers, Path(scratch)) as begun,
+    ):
+        yield begun
+
+
+def test_a_node_that_loses_its_power(cluster: RayCluster, place: Place, undisturbed: str) -> None:
+    with training(cluster, place, 2, num_nodes=3) as begun:
+        begun.wait_for_step(5)
         node_with_workers(cluster).kill()
-        assert training.result().step == NUM_STEPS
-        assert digest_of_training(training.folder) == undisturbed
-        assert lease.newest_attempt(training.folder.store) == 2
+        assert begun.result().step == NUM_STEPS
+        assert digest_of_training(begun.folder) == undisturbed
+        assert lease.newest_attempt(begun.folder.store) == 2
 
 
 def test_a_node_that_loses_its_power_where_fewer_will_do(
-    net: Network, place: Place, undisturbed: str
+    cluster: RayCluster, place: Place, undisturbed: str
 ) -> None:
-    with cluster_of(net, place, 1, 1) as cluster, Training(cluster, place, (1, 2)) as training:
-        training.wait_for_line("training on 2 workers")
-        training.wait_for_step(5)
+    with training(cluster, place, (1, 2), num_nodes=2) as begun:
+        begun.wait_for_line("training on 2 workers")
+        begun.wait_for_step(5)
         node_with_workers(cluster).kill()
-        training.wait_for_line("training on 1 workers")
-        assert training.result().step == NUM_STEPS
-        assert digest_of_training(training.folder) == undisturbed
-
-
-def test_a_head_that_loses_its_power_and_is_started_again(
-    net: Network, place: Place, undisturbed: str
-) -> None:
-    with cluster_of(net, place, 1, 1) as cluster, Training(cluster, place, 2) as training:
-        training.wait_for_step(5)
-        cluster.head.kill()
-        # What it knew of them is lost with it, and its nodes find no way back.
-        for node in cluster.nodes:
-            node.kill()
-        training.wait_for_line("ended, and nothing more is known")
-        cluster.start_head()
-        cluster.head.wait_until_it_runs()
-        for _ in range(2):
-            cluster.add(1)
-        assert training.result().step == NUM_STEPS
-        assert digest_of_training(training.folder) == undisturbed
-        assert lease.newest_attempt(training.folder.store) == 2
-
-
-def test_a_node_that_is_cut_off_and_comes_back(
-    net: Network, place: Place, undisturbed: str
-) -> None:
-    with cluster_of(net, place, 1, 1, 1) as cluster, Training(cluster, place, 2) as training:
-        training.wait_for_step(5)
-        node = node_with_workers(cluster)
-        node.machine.cut_off()
-        training.wait_for_line("begins again")
-        # Whatever of the first attempt still lives there has no say any more.
-        node.machine.connect()
-        assert training.result().step == NUM_STEPS
-        assert digest_of_training(training.folder) == undisturbed
+        begun.wait_for_line("training on 1 workers")
+        assert begun.result().step == NUM_STEPS
+        assert digest_of_training(begun.folder) == undisturbed
 
 
 @pytest.mark.promise("drained-nodes")
 def test_a_node_that_is_drained_is_left_and_one_that_comes_is_used(
-    net: Network, place: Place, undisturbed: str
+    cluster: RayCluster, place: Place, undisturbed: str
 ) -> None:
-    with cluster_of(net, place, 1, 1) as cluster, Training(cluster, place, (1, 2)) as training:
-        training.wait_for_line("training on 2 workers")
-        training.wait_for_step(4)
-        drained_at = (training.folder.live() or {})["step"]
+    with training(cluster, place, (1, 2), num_nodes=2) as begun:
+        begun.wait_for_line("training on 2 workers")
+        begun.wait_for_step(4)
+        drained_at = (begun.folder.live() or {})["step"]
         node = node_with_workers(cluster)
         cluster.drain(node)
-        training.wait_for_line("is being drained")
-        training.wait_for_line("training on 1 workers")
+        begun.wait_for_line("is being drained")
+        begun.wait_for_line("training on 1 workers")
         # A checkpoint of just then: nothing that was done is done again.
-        manifests = [one.manifest for one in training.folder.checkpoints()]
+        manifests = [one.manifest for one in begun.folder.checkpoints()]
         assert max(one.step for one in manifests if one.stopped_by == "request") >= drained_at
         node.kill()
-        cluster.add(1)
-        training.wait_for_line("room for more than 1 workers")
-        assert training.result().step == NUM_STEPS
-        assert sum("training on 2 workers" in line for line in training.log) == 2
-        assert digest_of_training(training.folder) == undisturbed
+        cluster.add()
+        begun.wait_for_line("room for more than 1 workers")
+        begun.wait_for_line("training on 2 workers", times=2)
+        assert begun.result().step == NUM_STEPS
+        assert digest_of_training(begun.folder) == undisturbed
+
+
+def test_a_head_that_loses_its_power_and_is_started_again(
+    cluster: RayCluster, place: Place, undisturbed: str
+) -> None:
+    with training(cluster, place, 2, num_nodes=2) as begun:
+        begun.wait_for_step(5)
+        # What the head knew of its nodes is lost with it, and they find no way back.
+        cluster.kill()
+        begun.wait_for_line("ended, and nothing more is known")
+        cluster.start_again()
+        cluster.have(2)
+        assert begun.result().step == NUM_STEPS
+        assert digest_of_training(begun.folder) == undisturbed
+        assert lease.newest_attempt(begun.folder.store) == 2
+
+
+def test_a_node_that_is_cut_off_and_comes_back(
+    cluster: RayCluster, place: Place, undisturbed: str
+) -> None:
+    with training(cluster, place, 2, num_nodes=3) as begun:
+        begun.wait_for_step(5)
+        node = node_with_workers(cluster)
+        node.machine.cut_off()
+        begun.wait_for_line("begins again")
+        # Whatever of the first attempt still lives there has no say any more.
+        node.machine.connect()
+        assert begun.result().step == NUM_STEPS
+        assert digest_of_training(begun.folder) == undisturbed
+        # The head has given it up; it would end by itself at some time.
+        node.kill()

@@ -239,7 +239,7 @@ def test_the_step_after_which_ranks_wait_for_the_storage_is_the_last_if_a_reques
         asked.end()
     newest = RunFolder(str(tmp_path), "run").checkpoints()[-1]
     # It was due anyway.
-    assert (newest.manifest.stopped_by, newest.manifest.in_turn) == ("request", True)
+    assert (newest.manifest.stopped_by, newest.manifest.scheduled) == ("request", True)
     assert newest.step == BEFORE_END_OF_EPOCH + 2
     check_that_it_goes_on(tmp_path, newest.step)
 
