@@ -36,14 +36,14 @@ CONFIG: dict[str, Any] = {
     "batch_size": 32,
     "eval_batch_size": 16,
     "num_shards": 2,
-    "epochs": 10,
+    "epochs": 20,
     "gpus_per_worker": 0,
     "checkpoint_every_steps": 5,
     "checkpoint_backpressure": "wait",
     "keep_last": 99,
     "hang_timeout_s": 15,
 }
-NUM_STEPS = 50
+NUM_STEPS = 100
 
 
 @pytest.fixture(scope="module")
