@@ -38,11 +38,11 @@ LONGEST = (
         DEPLOYMENTS,
         PIPELINES,
         "engine/driver/test_driver",
-        "engine/driver/test_remote_stages",
+        "engine/driver/job/test_remote_stages",
     ),
     *(
         "engine/training/test_exact",
-        "engine/driver/test_launchers",
+        "engine/driver/attempts/test_launchers",
         "flows/deployment/test_schedule",
     ),
     *("chaos/test_storage", "flows/deployment/test_server_lost", "engine/training/test_entries"),
@@ -60,7 +60,7 @@ MEASURES_TIME = (
         "storage/coordination/test_lease",
         "tasks/test_server_connection",
     ),
-    *("engine/driver/test_job_entry", "engine/training/test_hang", "storage/objects/test_retries"),
+    *("engine/driver/job/test_entry", "engine/training/test_hang", "storage/objects/test_retries"),
     "storage/objects/test_standstill",
 )
 """They say how long something takes. They come last, when those that were begun first have ended;
@@ -68,7 +68,7 @@ and no test of these runs beside one that loads both cores.
 """
 LOADS_BOTH_CORES = (
     *(CLUSTER, DEPLOYMENTS, PIPELINES, "chaos/", "flows/deployment/", "engine/driver/test_driver"),
-    *("engine/driver/test_launchers", "engine/driver/test_remote_stages"),
+    *("engine/driver/attempts/test_launchers", "engine/driver/job/test_remote_stages"),
     *("engine/training/test_exact", "engine/training/test_entries"),
 )
 """Whole pipelines and trainings, by how their groups begin."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 DRIVER = "train_core.engine.driver.process_entry"
 """The driver process, which runs the stages of one run: started by `client.driver`."""
-JOB = "train_core.engine.driver.job_entry"
-"""The driver as a job of a Ray cluster: submitted by `engine.driver.remote_stages`."""
+JOB = "train_core.engine.driver.job.entry"
+"""The driver as a job of a Ray cluster: submitted by `engine.driver.job.remote_stages`."""
 ISOLATED_CALL = "train_core.engine.tools.isolated_call"
 """One function in a process of its own: started by `client.isolated`."""
 STANDALONE_RANK = "train_core.engine.tools.standalone"

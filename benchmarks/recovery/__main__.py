@@ -180,7 +180,7 @@ def mirror(folder: Path, server: str, report: Report, number: int) -> None:
     """How fast three trainings are: where MLflow is well, where it is slow, where nobody is."""
     with FaultProxy(server, latency_s=SLOW_MLFLOW_S) as slow:
         addresses = {WELL: server, SLOW: slow.url, ABSENT: f"http://127.0.0.1:{free_port()}"}
-        # Who is first differs from round to round.
+        # Another contender begins each round.
         turns = list(addresses)[number % 3 :] + list(addresses)[: number % 3]
         for which in turns:
             with Training(folder / which.split(",")[0], addresses[which]) as training:

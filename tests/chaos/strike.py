@@ -164,7 +164,7 @@ def victims(
     if fault.victim == "nobody" or flow.poll() is not None:
         return []
     if fault.victim == "the job":
-        wanted = ["train_core.engine.driver.job_entry", folder.storage, folder.name]
+        wanted = ["train_core.engine.driver.job.entry", folder.storage, folder.name]
         return [
             process
             for process in psutil.process_iter(["cmdline"])

@@ -111,7 +111,7 @@ def held(site: Site, stage: str, *, num_nodes: int, num_workers: str = "2") -> I
     notes = home / "notes"
     notes.mkdir()
     cluster.have(num_nodes)
-    # Who asks finds the servers as the machines do.
+    # The command reaches the servers by the addresses that the machines use.
     environment = isolated(home) | site.place.environment
     environment |= {
         "PREFECT_API_URL": site.servers.api,

@@ -8,42 +8,42 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MembershipRules:
-    """How many workers may train together, and how long a look at the room counts as passing."""
+    """How many workers may train together, and how long free resources must last to count."""
 
     fewest: int
     most: int
     can_grow: bool = True
     """Whether free resources say that there is room for more."""
     settle_s: float = 5.0
-    """How long resources of workers that ended may be on their way back."""
+    """How long the resources of ended workers may take to become free."""
     grow_after_s: float = 10.0
-    """How long there has to be room for more, before all begin again with more."""
+    """How long there must be room for more workers before another attempt begins with them."""
 
 
 def keeps_workers(*, is_placed: bool, drained: Collection[str]) -> bool:
-    """Whether the workers that are there train next, all of which a new attempt wants.
+    """Whether the next attempt keeps the current workers.
 
-    Others begin where resources are missing, and where a node with workers is to be taken away.
+    They are replaced if some of them are not placed, and if a node on which one runs is drained.
     """
     return is_placed and not drained
 
 
 def workers_to_begin(room: int, waited_s: float, rules: MembershipRules) -> int | None:
-    """How many workers begin now, where there is room for so many; None: wait for more room."""
+    """How many workers to start, with resources for `room` of them; None: wait for more room."""
     if room >= rules.most:
         return rules.most
     return room if room >= rules.fewest and waited_s > rules.settle_s else None
 
 
 def has_room_for_more(workers: int, room: int, rules: MembershipRules) -> bool:
-    """Whether so many workers could be joined by others, with room for so many beside them."""
+    """Whether more than `workers` could train, with resources for `room` further ones."""
     return rules.can_grow and workers < rules.most and room > 0
 
 
 def reason_to_move(
     workers: int, drained: Collection[str], room_for_s: float, rules: MembershipRules
 ) -> str:
-    """Why another attempt would be better than one of so many workers; empty if it would not.
+    """Why another attempt should replace the running one of `workers`; empty: it should not.
 
     `room_for_s` says for how long there has been room for more.
     """

@@ -1,4 +1,4 @@
-"""What follows the end of an attempt: another one, after a while, or an end of the training."""
+"""The decision after an attempt: another one, after a pause, or the end of the training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Ended(Enum):
 
 
 class Asked(Enum):
-    """What an attempt was asked for."""
+    """The newest request that an attempt received."""
 
     NOTHING = "nothing"
     MOVE = "move"
@@ -28,7 +28,7 @@ class Asked(Enum):
 
 
 class Next(Enum):
-    """What follows."""
+    """The supervisor's next action after an attempt."""
 
     DONE = "done"
     """The training has come to its own end."""
@@ -49,9 +49,9 @@ class RestartRules:
     """How often attempts may die, and how long to wait between them."""
 
     max_restarts: int = 3
-    """So many in a row may bring no new checkpoint."""
+    """The largest number in a row without a new checkpoint."""
     pause_s: float = 2.0
-    """The second restart in a row waits so long, each further one twice as long and this more."""
+    """Before the second restart in a row; each further pause is twice the last, and this more."""
 
     def pause_before(self, restart: int) -> float:
         """The seconds before the restart of that number; the first one begins at once."""
@@ -60,7 +60,7 @@ class RestartRules:
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """All that the decision depends on."""
+    """All facts about an attempt's end that the decision depends on."""
 
     ended: Ended
     asked: Asked = Asked.NOTHING
@@ -74,17 +74,17 @@ class AttemptEnd:
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows an attempt."""
+    """The next action, and its details."""
 
     next: Next
     restarts: int = 0
-    """So many in a row brought no new checkpoint, this one included."""
+    """The number of restarts in a row without a new checkpoint, this one included."""
     pause_s: float = 0.0
     """How long to wait before it."""
 
 
 def after_attempt(end: AttemptEnd, restarts: int, rules: RestartRules) -> Decision:
-    """What follows the end of an attempt, after so many restarts without a new checkpoint."""
+    """Decide on the next action; `restarts` counts those in a row without a new checkpoint."""
     match end.ended:
         case Ended.FAILED:
             return Decision(Next.FAIL, restarts)
@@ -100,7 +100,7 @@ def after_attempt(end: AttemptEnd, restarts: int, rules: RestartRules) -> Decisi
 
 
 def _after_end_in_order(end: AttemptEnd) -> Next:
-    # Who ends by itself in the step of a request has its own reason, and is done.
+    # A training that came to its own end in the step of a request keeps its own reason: it is done.
     if end.has_saved and not end.has_stopped:
         return Next.DONE
     return Next.MOVE if end.asked is Asked.MOVE else Next.STOPPED

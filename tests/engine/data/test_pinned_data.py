@@ -21,7 +21,7 @@ from train_core.datasets.sources import PinnedFiles
 from train_core.engine.data.inputs import open_input
 from train_core.engine.data.recorded import load_recorded, newest_files
 from train_core.engine.distributed.group import Group
-from train_core.engine.driver.preflight import check, new_record
+from train_core.engine.driver.preparing.preflight import check, new_record
 from train_core.engine.scoring.evaluate import _dataset, load_model, measure_one_shard
 from train_core.engine.training.loop import Trainer
 from train_core.errors import ConfigError, DataError, WorkloadError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from train_core.config import TrainConfig
-from train_core.engine.driver.preflight import check, new_record
+from train_core.engine.driver.preparing.preflight import check, new_record
 from train_core.engine.tools.provenance import code_of
 from train_core.requests import DriverRequest
 from train_core.storage.objects.digests import digest_of

@@ -20,7 +20,7 @@ from tests.engine.tracking.run_builder import RunBuilder
 from train_core.config import TrainConfig
 from train_core.datasets.arrays import ArrayDataset
 from train_core.datasets.protocols import Split
-from train_core.engine.driver.origin import find_origin
+from train_core.engine.driver.preparing.origin import find_origin
 from train_core.engine.tracking.mirror import Mirror
 from train_core.engine.tracking.models.logged import log_checkpoint_model
 from train_core.engine.tracking.models.lookups import model_id_of, unregistered_checkpoints

@@ -112,7 +112,7 @@ def test_a_training_whose_storage_is_away_stops_in_order_within_its_grace(
         driver.close("KILLED")
         # Freeing the run and what is looked up at the end each wait for the storage.
         assert time.monotonic() - began < CONFIG.grace_s + 4 * SHORT.budget_s
-    assert any("asked to stop: the program that wanted it ends" in line for line in log)
+    assert any("asked to stop: its program ends" in line for line in log)
     assert any("the storage did not take a last checkpoint" in line for line in log)
     assert not any("did not end within grace_s" in line for line in log)
     check_that_it_goes_on(storage, log, tmp_path)

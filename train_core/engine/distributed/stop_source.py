@@ -1,7 +1,7 @@
-"""Where the ranks of an attempt look for a request to stop.
+"""Where the ranks of an attempt find a request to stop.
 
-Ranks that a driver started look in the driver's rendezvous store, which is there also while the
-storage is away; ranks without a driver look in the run folder.
+Ranks that a driver started read it in the driver's rendezvous store, which does not need the
+storage; ranks without a driver read it in the run folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CONNECT_TIMEOUT = timedelta(seconds=10)
 
 
 class StopSource(Protocol):
-    """Says what an attempt is asked for. It is used by one thread."""
+    """Gives the newest request to an attempt. Used by one thread."""
 
     def look(self) -> StopRequest | None:
         """The newest request, if there is one.
@@ -38,7 +38,7 @@ class StopInFolder:
         self._attempt = attempt
 
     def look(self) -> StopRequest | None:
-        """The newest request, if there is one. Raises StorageError, and what nonsense raises."""
+        """The newest request, if there is one. Raises StorageError, or CheckpointError for damage."""
         return stop_request(self._store, self._attempt)
 
 
@@ -66,5 +66,5 @@ class StopFromDriver:
 
 
 def post_stop(store: RendezvousStore, group: str, request: StopRequest) -> None:
-    """Have the ranks of a group find the request, also those that have not begun."""
+    """Post the request to all ranks of a group, including those that start later."""
     store.post(group, _KEY, request.model_dump_json())

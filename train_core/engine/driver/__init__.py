@@ -1,1 +1,1 @@
-"""The driver's room: what happens before the stages of a run, and around them."""
+"""The driver: a server of stages, in a process or in a job of a cluster."""

@@ -6,7 +6,7 @@ import logging
 from contextlib import ExitStack
 from typing import Self
 
-from train_core.engine.driver.supervisor import Supervisor
+from train_core.engine.driver.attempts.supervisor import Supervisor
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.errors import StorageError
 from train_core.policy.end_status import EndStatus

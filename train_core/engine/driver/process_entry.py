@@ -23,8 +23,8 @@ import psutil
 
 from train_core.config import LOCAL
 from train_core.engine.cluster.runtime import dead_ray
+from train_core.engine.driver.job.remote_stages import RemoteStages
 from train_core.engine.driver.pipe_transport import PipeTransport
-from train_core.engine.driver.remote_stages import RemoteStages
 from train_core.engine.driver.server import Stages, StageServer
 from train_core.engine.driver.stages import stages_of
 from train_core.engine.driver.timing import TIMING, Timing

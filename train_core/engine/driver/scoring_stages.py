@@ -30,7 +30,7 @@ class ScoringStages:
 
     def prepare(self) -> dict[str, Any]:
         """Check the request."""
-        from train_core.engine.driver.preflight import check_scoring
+        from train_core.engine.driver.preparing.preflight import check_scoring
 
         prepared = check_scoring(self._folder, self._request)
         # One worker is enough: the shards queue.

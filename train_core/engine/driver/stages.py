@@ -56,7 +56,7 @@ class RunStages:
     def prepare(self) -> dict[str, Any]:
         """Check the request, create the run if it is new, and take it."""
         # It imports torch, while Ray starts.
-        from train_core.engine.driver.preparation import prepare_run
+        from train_core.engine.driver.preparing.preparation import prepare_run
 
         made = prepare_run(self._request, self.folder, self._workers, self._job, self._timing)
         self.config, self.held, self.mirror = made.config, made.held, made.mirror
@@ -67,7 +67,7 @@ class RunStages:
 
         Raises StoppedError if the training was asked to stop, and did.
         """
-        from train_core.engine.driver.pool_launcher import PoolLauncher
+        from train_core.engine.driver.attempts.pool_launcher import PoolLauncher
 
         self._workers.wait_for_ray()
         begin, held = time.monotonic(), self._held("train")

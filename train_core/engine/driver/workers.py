@@ -169,7 +169,7 @@ class LocalWorkers(Workers):
         self._on_expected_end()
 
     def _begin(self) -> None:
-        from train_core.engine.driver.pool_launcher import is_fixed
+        from train_core.engine.driver.attempts.pool_launcher import is_fixed
 
         self._start_ray(self._config)
         if is_fixed(self._config) and not self._pool:

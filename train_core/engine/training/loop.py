@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -30,6 +29,7 @@ from train_core.engine.distributed.group import Group, use_deterministic_algorit
 from train_core.engine.distributed.stop_source import StopInFolder, StopSource
 from train_core.engine.distributed.watchdog import Watchdog
 from train_core.engine.metrics.measure import forward
+from train_core.engine.training.agreement import AgreedRequests, PendingStep
 from train_core.engine.training.opened import OpenedWorkload, epochs_at_first, first_weights
 from train_core.engine.training.records import TrainRecords
 from train_core.engine.training.saver import Saver
@@ -47,23 +47,6 @@ from train_core.storage.run_writer import RunWriter
 from train_core.workload import Batch
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _PendingStep:
-    """A step that is done, but for what all ranks' messages say of it."""
-
-    message: ControlMessage
-    learning_rate: float
-    grad_norm: torch.Tensor | None
-    num_samples: int
-
-    def metrics(self, loss: float) -> dict[str, float]:
-        """The step's metrics."""
-        metrics = {metric_names.TRAIN_LOSS: loss, metric_names.LEARNING_RATE: self.learning_rate}
-        if self.grad_norm is not None:
-            metrics[metric_names.GRAD_NORM] = float(self.grad_norm)
-        return metrics
 
 
 class Trainer:
@@ -118,11 +101,10 @@ class Trainer:
         self.saver = Saver(
             checkpointer, state, self.trained, rules, group, self.records, self.watchdog
         )
-        self.requests = RankRequests()
-        """What any rank requests, as all ranks received it."""
+        self.agreed = AgreedRequests(group)
         self.has_given_up = False
         """Whether it ended without its last checkpoint, which no storage took in time."""
-        self._pending: _PendingStep | None = None
+        self._pending: PendingStep | None = None
 
     def run(self) -> Progress:
         """Train to the end, from the newest good checkpoint if there is one.
@@ -202,19 +184,19 @@ class Trainer:
         grad_norm = trained.apply_gradients(progress.step)
         num_samples = len(self.loader.plan.step_samples(progress.step_in_epoch))
         progress.count_step(num_samples)
-        self._pending = _PendingStep(message, learning_rate, grad_norm, num_samples)
+        self._pending = PendingStep(message, learning_rate, grad_norm, num_samples)
         self.opened.workload.after_step(trained.model, progress.step)
 
     def end_epoch(self) -> None:
         """Validate, and remember the epoch's metrics; not if a request to stop comes."""
         self._settle()
         measured = None
-        if not self.requests.is_asked_to_stop:
+        if not self.agreed.current.is_asked_to_stop:
             with self.trained.gathered() as model:
                 what = self.opened.workload, model, self.opened.validation_set
                 measured = validate(*what, self.config, self.group, self.watchdog, self.listener)
         if measured is None:
-            self.requests |= RankRequests(is_asked_to_stop=True)
+            self.agreed.stop()
             return
         progress = self.progress
         metrics = progress.end_epoch() | measured
@@ -233,32 +215,30 @@ class Trainer:
         reason = self.progress.reason_to_stop(
             self.config,
             self.loader.plan,
-            is_time_up=self.requests.is_time_up,
-            is_requested=self.requests.is_asked_to_stop,
+            is_time_up=self.agreed.current.is_time_up,
+            is_requested=self.agreed.current.is_asked_to_stop,
         )
         self.progress.stopped_by = reason.value if reason else ""
 
     def save_if_due(self) -> None:
         """Take a checkpoint if one is due after this step, or if it was the last."""
         after = self.progress.after_step(self.loader.plan)
-        due = self.saver.due(after, self.requests)
+        due = self.saver.due(after, self.agreed.current)
         if due is SaveDue.NO:
             return
         self._settle()
         # This checkpoint is what they request, also those that came with this step's messages.
-        self.requests = replace(self.requests, wants_checkpoint=False, wants_retry=False)
-        pressure = self.saver.wait_if_needed(after, is_busy=self.requests.is_busy)
-        if pressure is Backpressure.WAIT:
-            self._receive_request()
+        self.agreed.begin_checkpoint()
+        pressure = self.saver.wait_if_needed(after, is_busy=self.agreed.current.is_busy)
+        # A request that came to any rank while they waited makes this step the last.
+        if (
+            pressure is Backpressure.WAIT
+            and self.agreed.stop_if_any(is_asked=self.listener.is_asked)
+            and not self.progress.stopped_by
+        ):
+            self.stop_if_due()
         if pressure is not Backpressure.SKIP:
             self.saver.save(self.progress, due)
-
-    def _receive_request(self) -> None:
-        """End with this step if a request came to any rank while they waited for the storage."""
-        is_asked = any(self.group.gather(self.listener.is_asked))
-        if is_asked and not self.progress.stopped_by:
-            self.requests |= RankRequests(is_asked_to_stop=True)
-            self.stop_if_due()
 
     def _all_state(self) -> TrainingState:
         state, workload, streams = TrainingState(), self.opened.workload, self.loader.streams
@@ -304,8 +284,7 @@ class Trainer:
         if not math.isfinite(received.loss):
             self._refuse(received.loss)
         self.progress.add_loss(received.loss, pending.num_samples)
-        # A rank that was busy may have ended since.
-        self.requests = replace(self.requests, is_busy=False) | received.requests
+        self.agreed.receive(received.requests)
         metrics = pending.metrics(received.loss)
         self.progress.metrics |= metrics
         self.records.add_step(self.progress, metrics, pending.num_samples)

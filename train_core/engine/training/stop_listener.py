@@ -1,7 +1,7 @@
-"""How a rank learns that its attempt was asked to stop, without the loop waiting for anything.
+"""How a rank learns of a request to stop, without the loop waiting for anything.
 
-Every rank looks, so that it knows also while it validates or waits. Between steps it is the control
-message that has all ranks act on it after the same step.
+Every rank polls for the request, so that it is known during a validation or a wait as well. Between
+steps the control message makes all ranks act on it after the same step.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class StopTiming:
     """The times of a stop, in seconds."""
 
     poll_s: float = 1.0
-    """How often a rank looks for a request."""
+    """Between two polls of a rank for a request."""
     end_s: float = 3.0
-    """What is kept of `grace_s`, but half of it at most, for the end of ranks that cannot save."""
+    """The part of `grace_s`, at most half of it, in which ranks that could not save end."""
     close_s: float = 0.5
-    """How long a rank that gave up saving waits for each of its threads that a storage blocks."""
+    """How long a rank that gave up saving waits for each thread that a storage blocks."""
 
     def time_to_save_s(self, grace_s: float) -> float:
         """How long after a request to end the ranks try to save."""
@@ -36,9 +36,9 @@ class StopTiming:
 
 
 class StopListener:
-    """Looks for a request from time to time, in a thread of its own.
+    """Polls for a request in a background thread.
 
-    `speaks` is whether it says in the log what it found: one rank of all does.
+    With `speaks`, which one rank has, it logs the request.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StopListener:
     ) -> None:
         self.timing = timing or StopTiming()
         self.request: StopRequest | None = None
-        """What the attempt is asked for; an end replaces a move."""
+        """The newest request; a request to end replaces one to move."""
         self._source = source
         self._grace_s = grace_s
         self._speaks = speaks
@@ -57,18 +57,18 @@ class StopListener:
 
     @property
     def is_asked(self) -> bool:
-        """Whether somebody wants this attempt to save and end."""
+        """Whether this attempt is to save and end."""
         return self.request is not None
 
     def is_time_up(self) -> bool:
-        """Whether an attempt that is asked to end has had its time to save.
+        """Whether the time to save is over, after a request to end.
 
-        One that is asked to move has all the time that storing may take otherwise.
+        A request to move has no such limit.
         """
         return time.monotonic() > self._ends_at
 
     def look(self) -> None:
-        """Look once."""
+        """Poll once."""
         try:
             request = self._source.look()
         except (EvertrainError, OSError) as error:
@@ -83,12 +83,12 @@ class StopListener:
         self.request = request
 
     def close(self) -> None:
-        """End the thread; one that waits for its source is left behind."""
+        """End the thread. A thread that waits for its source is left behind."""
         self._is_closed.set()
         self._thread.join(self.timing.poll_s)
 
     def _listen(self) -> None:
-        # Also after a request to move: one to end may follow.
+        # Also after a request to move: a request to end may follow.
         while self.request is None or self.request.goes_on:
             self.look()
             if self._is_closed.wait(self.timing.poll_s):

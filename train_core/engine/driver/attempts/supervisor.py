@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from train_core.config import TrainConfig
-from train_core.engine.driver.stop_requests import StopRequests
+from train_core.engine.driver.attempts.stop_requests import StopRequests
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.errors import FencedError, GaveUpError, StoppedError, StorageError
 from train_core.policy.restarts import (
@@ -40,15 +40,15 @@ _log = logging.getLogger("train_core.driver")
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a launcher is asked to run."""
+    """One attempt, as the supervisor hands it to a launcher."""
 
     folder: RunFolder
     number: int
     config: TrainConfig
     requests: StopRequests
-    """What it is asked for; the launcher brings it to the ranks."""
+    """The requests to stop; the launcher sends them to the ranks."""
     check_stop: Callable[[], None]
-    """Raises StoppedError if somebody wants the attempt to end before it has begun."""
+    """Raises StoppedError if the attempt is to end before its ranks have started."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Outcome:
 
     @property
     def ended(self) -> Ended:
-        """How, for the decision on what follows."""
+        """The same, as the decision on the next action wants it."""
         if self.error is None:
             return Ended.IN_ORDER
         return Ended.LOST if self.is_lost else Ended.FAILED
@@ -85,7 +85,7 @@ class Supervisor:
         self._grace_s = 0.0
         self._has_launched = False
         self._requests: StopRequests | None = None
-        """What the attempt that runs, or ran last, is asked for."""
+        """The requests to the attempt that runs, or ran last."""
         self._is_stopping = threading.Event()
         self._is_idle = threading.Event()
         self._is_idle.set()
@@ -93,8 +93,8 @@ class Supervisor:
     def train(self, config: TrainConfig, launcher: Launcher) -> Checkpoint:
         """The last checkpoint, after as many attempts as it took.
 
-        Raises StoppedError if the training was asked to stop, and did; GaveUpError if attempts
-        die again and again; what a rank raised of its own.
+        Raises StoppedError if the training was stopped by a request, GaveUpError if attempts die
+        again and again, and the error of a rank that failed.
         """
         self._grace_s = config.grace_s
         self._is_idle.clear()
@@ -125,7 +125,7 @@ class Supervisor:
         return newest
 
     def _run(self, number: int, config: TrainConfig, launcher: Launcher) -> tuple[Outcome, Asked]:
-        """How the attempt ended, and what it was asked for."""
+        """Run the attempt; its outcome, and the newest request that it received."""
         requests = StopRequests(self._folder.store, number, self._timing.stop_poll_s)
         self._requests = requests
 
@@ -133,7 +133,7 @@ class Supervisor:
             if requests.asked is Asked.END:
                 raise self._stopped()
 
-        # IMPORTANT: after the requests are there, as a stop that did not see them is seen here.
+        # IMPORTANT: after `_requests` is set. A stop that came before did not find it.
         self._check_program()
         with requests.following_the_folder():
             outcome = launcher.run(Attempt(self._folder, number, config, requests, check_stop))
@@ -160,14 +160,14 @@ class Supervisor:
     def stop(self) -> None:
         """Begin no training, and let one that runs save and end.
 
-        What it does not do in its `grace_s` is left undone. It needs no storage.
+        The training has `grace_s` for that. This needs no storage.
         """
         self._is_stopping.set()
         if self._is_idle.is_set():
             return
         # Between two attempts the training itself sees that it shall end.
         if self._requests is not None:
-            self._requests.ask_to_end("the program that wanted it ends")
+            self._requests.ask_to_end("its program ends")
         if not self._is_idle.wait(self._grace_s):
             _log.warning(
                 "the training did not end within grace_s (%g s), and is killed: it goes on from "
@@ -195,12 +195,12 @@ class Supervisor:
         return _newest_of(self._folder)
 
     def begin_attempt(self) -> int:
-        """The attempt to launch now: whatever one before still does no longer counts."""
+        """The number of the attempt to launch now. Earlier attempts can commit nothing any more."""
         held = self._lease
         # Also when a stage is tried again: steps of an attempt are never written twice.
         if self._has_launched:
             before = held.attempt
-            # Who asked while nothing ran meant this one.
+            # A request that came between two attempts is for this one.
             self._check_stop(before)
             next_attempt(self._folder, held)
             delete_orphans_of_the_dead(RunWriter(self._folder, held.attempt))
@@ -211,7 +211,7 @@ class Supervisor:
     def _newest_after(
         self, outcome: Outcome, asked: Asked, before: Checkpoint | None
     ) -> Checkpoint | None:
-        """The newest commit after an attempt; a training that is to end waits for no storage."""
+        """The newest commit after an attempt. An end that was requested waits for no storage."""
         if outcome.given_up_at is not None:
             return before
         if outcome.is_lost and asked is Asked.END:
@@ -229,14 +229,14 @@ class Supervisor:
             return None
 
     def _check_stop(self, attempt: int) -> None:
-        """Raise StoppedError if somebody wants the attempt, or this process, to end."""
+        """Raise StoppedError if the attempt was requested to end, or this process is ending."""
         request = stop_request(self._folder.store, attempt)
         if request and not request.goes_on:
             raise self._stopped()
         self._check_program()
 
     def _check_program(self) -> None:
-        """Raise StoppedError if the program that wanted the training wants its end."""
+        """Raise StoppedError if `stop` was called."""
         if self._is_stopping.is_set():
             raise self._stopped()
 
@@ -257,7 +257,7 @@ class Supervisor:
 
 
 def _was_stopped(newest: Checkpoint | None, attempt: int) -> bool:
-    """Whether that attempt saved it for a request; it may be from one before."""
+    """Whether it was saved by that attempt, not an earlier one, because of a request to stop."""
     if newest is None or newest.attempt != attempt:
         return False
     return newest.manifest.stopped_by == StopReason.REQUEST

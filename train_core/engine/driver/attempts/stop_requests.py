@@ -1,4 +1,4 @@
-"""The requests to stop that an attempt gets, whoever asks: the driver brings them to its ranks."""
+"""The requests to stop of one attempt, from all sources: the driver sends them to its ranks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _log = logging.getLogger("train_core.driver")
 
 
 class StopRequests:
-    """What one attempt is asked for, from any thread.
+    """Collects the requests to one attempt, from any thread, and sends the newest to its ranks.
 
-    Whoever has the driver's program asks here, and so does the watch over the cluster's nodes; what
-    somebody elsewhere writes into the run folder is read from there, each `poll_s`.
+    The driver's own program and the watch over the cluster's nodes call the methods here. A request
+    that `evertrain runs stop` wrote into the run folder is read from there, every `poll_s`.
     """
 
     def __init__(self, store: Store, attempt: int, poll_s: float) -> None:
         self.newest: StopRequest | None = None
-        # What cannot be read soon is read soon again.
+        # With a short budget: the next poll follows soon.
         self._store = store.with_retries(SHORT)
         self._attempt = attempt
         self._poll_s = poll_s
@@ -36,7 +36,7 @@ class StopRequests:
 
     @property
     def asked(self) -> Asked:
-        """What the attempt is asked for."""
+        """The newest request."""
         if self.newest is None:
             return Asked.NOTHING
         return Asked.MOVE if self.newest.goes_on else Asked.END
@@ -46,25 +46,25 @@ class StopRequests:
         self._ask(StopRequest(reason=reason))
 
     def ask_to_move(self, reason: str) -> None:
-        """Ask the attempt to save and end, for another one; a request to end stands."""
+        """Ask the attempt to save and end, for another one. A request to end has priority."""
         self._ask(StopRequest(reason=reason, goes_on=True))
 
     def send_by(self, send: Callable[[StopRequest], None]) -> None:
-        """Bring the ranks each request by this function, also one that has come already."""
+        """Send each request to the ranks by this function, including one that came before."""
         with self._one_at_a_time:
             self._send = send
             self._send_newest()
 
     @contextmanager
     def following_the_folder(self) -> Iterator[None]:
-        """Look for a request in the run folder, in a thread of its own, while the block runs."""
+        """Poll the run folder for a request, in a background thread, while the block runs."""
         thread = threading.Thread(target=self._follow, name="stop-requests", daemon=True)
         thread.start()
         try:
             yield
         finally:
             self._has_ended.set()
-            # One that waits for the storage is left behind.
+            # A thread that waits for the storage is left behind.
             thread.join(_CLOSE_S)
 
     def _follow(self) -> None:
@@ -72,7 +72,7 @@ class StopRequests:
             try:
                 request = stop_request(self._store, self._attempt)
             except EvertrainError as error:
-                _log.debug("whether to stop is not known: %s", error)
+                _log.debug("the request to stop cannot be read: %s", error)
                 continue
             if request is not None:
                 self._ask(request)

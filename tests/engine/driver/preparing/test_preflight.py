@@ -21,7 +21,7 @@ from train_core.config import TrainConfig
 from train_core.engine.data.inputs import open_input
 from train_core.engine.data.recorded import check_continuation
 from train_core.engine.distributed.group import Group
-from train_core.engine.driver.preflight import check, new_record
+from train_core.engine.driver.preparing.preflight import check, new_record
 from train_core.engine.training.loop import Trainer
 from train_core.errors import ConfigError, DataError, RunConflictError
 from train_core.loading import load_workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from train_core.engine.data.recorded import with_defaults
-from train_core.engine.driver.preflight import effective
+from train_core.engine.driver.preparing.preflight import effective
 from train_core.errors import RunBusyError
 from train_core.requests import DriverRequest, Request
 from train_core.storage.run_folder import RunFolder

@@ -13,7 +13,7 @@ import pytest
 from tests.engine import alone
 from tests.engine.digests import digest_of_training
 from train_core import TrainConfig
-from train_core.engine.driver.supervisor import Attempt, Outcome, Supervisor
+from train_core.engine.driver.attempts.supervisor import Attempt, Outcome, Supervisor
 from train_core.engine.driver.timing import Timing
 from train_core.errors import GaveUpError, StoppedError, UserCodeError
 from train_core.policy.restarts import RestartRules

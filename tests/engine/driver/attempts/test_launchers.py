@@ -18,9 +18,9 @@ from train_core.config import LOCAL
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.cluster.pool_settings import POOL_SETTINGS
 from train_core.engine.cluster.runtime import start_ray
-from train_core.engine.driver.pool_launcher import PoolLauncher
-from train_core.engine.driver.stop_requests import StopRequests
-from train_core.engine.driver.supervisor import Attempt, Launcher
+from train_core.engine.driver.attempts.pool_launcher import PoolLauncher
+from train_core.engine.driver.attempts.stop_requests import StopRequests
+from train_core.engine.driver.attempts.supervisor import Attempt, Launcher
 from train_core.errors import StoppedError, UserCodeError
 from train_core.storage.run_folder import RunFolder
 

@@ -1,6 +1,6 @@
 """The driver as a job of a cluster.
 
-`python -m train_core.engine.driver.job_entry STORAGE RUN JOB CALL`.
+`python -m train_core.engine.driver.job.entry STORAGE RUN JOB CALL`.
 
 The driver process gets its calls through pipes; this one reads and answers them in the run folder.
 It goes on when its callers are gone: a training runs to its end, and the next caller of the run
@@ -14,7 +14,7 @@ import os
 import sys
 from functools import partial
 
-from train_core.engine.driver.mailbox_transport import MailboxTransport
+from train_core.engine.driver.job.mailbox_transport import MailboxTransport
 from train_core.engine.driver.server import StageServer
 from train_core.engine.driver.stages import stages_of
 from train_core.engine.driver.workers import ClusterWorkers

@@ -9,7 +9,7 @@ from train_core.config import TrainConfig
 from train_core.engine.cluster.resources import with_gpus
 from train_core.engine.data.recorded import check_continuation, with_defaults
 from train_core.engine.driver.held_run import HeldRun
-from train_core.engine.driver.preflight import (
+from train_core.engine.driver.preparing.preflight import (
     Checked,
     check,
     effective,
@@ -17,8 +17,8 @@ from train_core.engine.driver.preflight import (
     pipeline_of,
     with_surroundings,
 )
+from train_core.engine.driver.preparing.unchanged import run_that_has_it
 from train_core.engine.driver.timing import Timing
-from train_core.engine.driver.unchanged import run_that_has_it
 from train_core.engine.driver.workers import Workers
 from train_core.engine.tracking.mirror import Mirror
 from train_core.policy.end_status import EndStatus

@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks.services import free_port
 from train_core import TrainConfig
-from train_core.engine.driver.mailbox_transport import MailboxTransport
-from train_core.engine.driver.remote_stages import RemoteStages
+from train_core.engine.driver.job.mailbox_transport import MailboxTransport
+from train_core.engine.driver.job.remote_stages import RemoteStages
 from train_core.engine.driver.server import Stages, StageServer
 from train_core.engine.driver.stages import stages_of
 from train_core.engine.driver.timing import TIMING, Timing

@@ -10,7 +10,7 @@ from train_core.engine.cluster.elastic import ClusterWatch, number_of_workers, r
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.cluster.resources import drained_under_workers
 from train_core.engine.distributed.rendezvous import Membership
-from train_core.engine.driver.supervisor import Attempt, Outcome
+from train_core.engine.driver.attempts.supervisor import Attempt, Outcome
 from train_core.entry_points import TRAIN
 from train_core.policy.membership import keeps_workers
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from train_core.described_errors import describe
-from train_core.engine.driver.callers import Callers
-from train_core.engine.driver.outbox import Outbox
+from train_core.engine.driver.job.callers import Callers
+from train_core.engine.driver.job.outbox import Outbox
+from train_core.engine.driver.job.shared_request import refuse_another
 from train_core.engine.driver.server import CLOSE, PREPARE, as_answer
-from train_core.engine.driver.shared_request import refuse_another
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.errors import ConfigError, StorageError
 from train_core.policy.end_status import EndStatus
@@ -190,7 +190,7 @@ class MailboxTransport:
         self._callers.remove(caller_of(name))
         self._callers.observe()
         if self._closing is not None:
-            # Who asked first did not know of this one.
+            # The first of them ends nothing: another caller was still there.
             self._outbox.put(self._closing.name, as_answer(result=None))
         self._closing = Closing(name, call, self._callers.counters())
 

@@ -1,4 +1,4 @@
-"""Who calls a job, and whether they live: each one's heartbeat is observed."""
+"""The callers of a job, and whether they live: each caller's heartbeat is observed."""
 
 from __future__ import annotations
 

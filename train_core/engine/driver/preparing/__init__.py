@@ -1,0 +1,1 @@
+"""Before a training: the request is checked, the run is created and taken."""
