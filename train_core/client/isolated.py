@@ -31,7 +31,7 @@ from train_core.storage.run_folder import Checkpoint, RunFolder
 
 
 def isolated_call(function: str, **arguments: Any) -> Any:
-    """What the function `module:name` gives for the arguments, run in a process of its own.
+    """Call the function `module:name` in a process of its own; its result.
 
     Arguments and result travel as JSON. An error of evertrain's that the function raises is raised
     here with its own type; any other, and the death of the process, is a StageError.

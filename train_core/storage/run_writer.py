@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class ResultWriter:
-    """What any process may add to a run: the evaluations and predictions that it made.
+    """Adds evaluations and predictions to a run, which any process may do.
 
     A process without the run's lease writes results with this class alone; there may be several
     at once. No attempt fences it, because it can neither replace nor hide anything: a result's
@@ -83,7 +83,7 @@ class ResultWriter:
 
 
 class RunWriter(ResultWriter):
-    """What one attempt may change of a run; the attempt's number is its fencing token.
+    """Changes a run in the name of one attempt, whose number is the fencing token.
 
     Every commit, and every deletion of something that was committed, raises FencedError and
     changes nothing if a newer attempt has the run. What is written before a commit counts as
@@ -95,7 +95,7 @@ class RunWriter(ResultWriter):
         self.attempt = attempt
 
     def check_lease(self) -> None:
-        """Do nothing but raise FencedError if a newer attempt has the run."""
+        """Raise FencedError if a newer attempt has the run."""
         lease.check(self.folder.store, self.attempt)
 
     def amend(self, amendment: Amendment) -> None:

@@ -38,7 +38,7 @@ class StopInFolder:
         self._attempt = attempt
 
     def look(self) -> StopRequest | None:
-        """The newest request, if there is one. Raises StorageError, or CheckpointError for damage."""
+        """The newest request, if any. Raises StorageError, or CheckpointError for damage."""
         return stop_request(self._store, self._attempt)
 
 

@@ -51,7 +51,7 @@ class HeldRun:
 
     @property
     def writer(self) -> RunWriter:
-        """What changes the run in the name of that attempt."""
+        """Changes the run in the name of that attempt."""
         return RunWriter(self._folder, self.attempt)
 
     def check(self) -> None:

@@ -22,7 +22,7 @@ from train_core.storage.run_folder import RunFolder
 
 
 class Outcome(Result):
-    """What the stages of a pipeline came to."""
+    """The results of a pipeline's stages."""
 
     train: TrainResult
     evaluations: list[EvaluationResult]

@@ -32,7 +32,7 @@ class Stages(Protocol):
 
 
 class Transport(Protocol):
-    """What brings calls and takes answers."""
+    """Brings calls, and takes their answers."""
 
     def calls(self) -> Iterator[tuple[str, Call]]:
         """The calls with their names, as they come; `close` is the last.

@@ -132,7 +132,7 @@ class RunStages:
         A training that still runs is asked to stop, and may take `grace_s` for its last checkpoint.
         """
         end, held = EndStatus(status), self.held
-        # What is left to do has something to say to MLflow and the storage, and needs no Ray.
+        # The rest of this writes to MLflow and the storage, and needs no Ray.
         self._workers.expect_end()
         try:
             if held:
@@ -140,7 +140,7 @@ class RunStages:
         finally:
             self._workers.end()
             if self.mirror:
-                # What becomes of a run that a newer attempt has, that one says.
+                # A newer attempt reports the status of its run itself.
                 is_replaced = held and held.supervisor.is_replaced()
                 self.mirror.close(None if is_replaced else end)
             if held:

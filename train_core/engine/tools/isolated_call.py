@@ -22,7 +22,7 @@ from train_core.described_errors import FAILED, describe
 
 
 def call(function: str, arguments: dict[str, Any]) -> Any:
-    """What `module:name` gives for the arguments, ready for JSON."""
+    """Call the function `module:name`; its result, ready for JSON."""
     module, _, name = function.partition(":")
     return to_jsonable_python(getattr(importlib.import_module(module), name)(**arguments))
 

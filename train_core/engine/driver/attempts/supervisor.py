@@ -1,8 +1,8 @@
 """The supervisor: trains a run to its end, by as many attempts as it takes.
 
 It has the run's lease and carries out what follows the end of an attempt, which
-`policy/restarts.py` decides. How an attempt's ranks are started and watched is a launcher's
-business.
+`policy/restarts.py` decides. A launcher starts and watches the ranks of an
+attempt.
 """
 
 from __future__ import annotations

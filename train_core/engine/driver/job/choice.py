@@ -25,7 +25,7 @@ class JobChoice(Protocol):
         """The job to attach to; empty if there is none."""
 
     def new_names(self) -> Iterator[str]:
-        """What a new job may be called, in this order."""
+        """Names for a new job, to be tried in this order."""
 
     def clear_dead(self, mailbox: Mailbox) -> None:
         """Delete the mailbox of a job that died, if nobody else will."""

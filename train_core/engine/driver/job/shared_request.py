@@ -10,7 +10,7 @@ from train_core.errors import RunBusyError
 from train_core.requests import DriverRequest, Request
 from train_core.storage.run_folder import RunFolder
 
-# What the run decided as it began, and by which address the cluster is reached.
+# Values that the run itself decided, and the address by which a caller reaches the cluster.
 _MAY_DIFFER = {"ray_address", "runtime_env", "gpus_per_worker"}
 
 

@@ -40,7 +40,7 @@ class PreparedRun:
     held: HeldRun | None = None
     """The run; None if nothing has changed since another one, so that this one was not created."""
     mirror: Mirror | None = None
-    """What shows the run in MLflow; None: nothing does."""
+    """The mirror to MLflow; None: MLflow does not show the run."""
 
 
 def prepare_run(
@@ -58,7 +58,7 @@ def prepare_run(
     record = None if prepared.resumed else _record(request, config, checked)
     if record and (unchanged_since := _run_that_has_it(request, record, checked.files)):
         return PreparedRun(prepared.model_copy(update={"unchanged_since": unchanged_since}), config)
-    # What a cluster can give is only known there; nothing has been written yet.
+    # Only the cluster itself knows its resources. Nothing has been written yet.
     workers.join(config, nodes_wait_s=timing.nodes_wait_s if prepared.resumed else 0)
     config = with_gpus(config)
     if mirror is not None:
@@ -93,7 +93,7 @@ def _record(request: DriverRequest, config: TrainConfig, checked: Checked) -> Ru
 
 
 def _run_that_has_it(request: DriverRequest, record: RunRecord, files: FileList | None) -> str:
-    """The finished run that has all that this one would come to, if it is not to come again."""
+    """The finished run with the same inputs, if such a request is to be skipped."""
     if not request.skip_unchanged or request.dry_run:
         return ""
     return run_that_has_it(record, files, request)
@@ -107,7 +107,7 @@ def _create_run(folder: RunFolder, record: RunRecord, files: FileList | None) ->
 
 
 def _amend(request: DriverRequest, folder: RunFolder, held: HeldRun, config: TrainConfig) -> None:
-    """Write down what this attempt is asked for."""
+    """Record the configuration of this attempt."""
     folder.check_name(request.flow_run)
     check_continuation(folder, config)
     recorded = with_defaults(config).recorded()
