@@ -23,6 +23,7 @@ from train_core.storage.addresses import absolute
 from train_core.storage.finished_runs import newest_finished
 from train_core.storage.records.names import LATEST, CheckpointName
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_reports import reported_best
 
 BEST = "best"
 
@@ -56,7 +57,7 @@ def batch_inference(
     storage = absolute(storage) if storage else default_storage()
     folder = find_run(storage, run, workload)
     summary = find_checkpoint(folder, checkpoint)
-    config = folder.asked().config
+    config = folder.newest_request().config
     if ray_address:
         config = config.model_copy(update={"ray_address": ray_address})
     if runtime_env is not None:
@@ -119,7 +120,7 @@ def find_checkpoint(folder: RunFolder, name: str) -> CheckpointSummary:
     if not folder.exists():
         raise ConfigError(f"there is no run {folder.name!r} in {folder.url}")
     if name == BEST:
-        best = folder.reported(str, "best", "name")
+        best = reported_best(folder)
         if best is None:
             raise ConfigError(
                 f"run {folder.name!r} has no report.json, so no best checkpoint yet: "

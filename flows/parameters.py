@@ -24,7 +24,7 @@ def new_run_name(workload: str) -> str:
 
 def recorded_parameters(folder: RunFolder) -> dict[str, Any]:
     """The newest parameters that the run's folder records, by their names."""
-    asked, names = folder.asked(), RetrainParameters.model_fields
+    asked, names = folder.newest_request(), RetrainParameters.model_fields
     return {
         **asked.config.model_dump(),
         **{name: value for name, value in asked.pipeline.items() if name in names},

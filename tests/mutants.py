@@ -101,8 +101,8 @@ MUTANTS = (
     Mutant(
         "retention's references: the report's best",
         "train_core/storage/cleanup/retention.py",
-        '    if best := folder.reported(str, "best", "name"):\n',
-        '    if best := folder.reported(str, "best", "nobody"):\n',
+        "    if best := reported_best(folder):\n",
+        '    if best := reported_best(folder) and "nobody":\n',
     ),
     Mutant(
         "retention's references: a pin that came meanwhile",

@@ -54,7 +54,7 @@ def extend_run(
     >>> from train_core import extend_run, open_run
     >>> extend_run(open_run("runs", "digits"), "+5")  # doctest: +SKIP
     """
-    config = folder.asked().config
+    config = folder.newest_request().config
     longer = config.model_copy(update={"epochs": epochs_after(folder, epochs)})
     return fit(
         longer, storage=folder.storage, run=folder.name, tracking_uri=tracking_uri, on_log=on_log

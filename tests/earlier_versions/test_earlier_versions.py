@@ -45,7 +45,7 @@ def test_a_run_is_listed_and_verified(folder: RunFolder) -> None:
 
 @pytest.mark.promise("earlier-versions")
 def test_a_run_is_continued(folder: RunFolder) -> None:
-    config = TrainConfig(**folder.asked().config.model_dump() | {"epochs": 3})
+    config = TrainConfig(**folder.newest_request().config.model_dump() | {"epochs": 3})
     held = begin_attempt(folder)
     progress = Trainer(folder, config, held.attempt, Group.current()).run()
     held.release()

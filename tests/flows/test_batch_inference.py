@@ -22,6 +22,7 @@ from train_core.results import PredictionsResult
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import PredictionsManifest, read_manifest
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_reports import reported_best
 from train_core.storage.run_writer import RunWriter
 
 # The first one that needs the undisturbed pipeline waits for it.
@@ -96,7 +97,7 @@ def test_the_newest_run_scores_new_data_and_its_address_is_everywhere(place: Pla
     workload = "tests.flows.held:HeldDigits"
     ((found,), log) = place.infer({"run": "latest", "workload": workload, "infer_input": source})
     result = PredictionsResult.model_validate(found)
-    best = RunFolder(place.storage, "undisturbed").reported(str, "best", "name")
+    best = reported_best(RunFolder(place.storage, "undisturbed"))
     assert (result.checkpoint.name, result.num_rows, result.source) == (best, 30, source)
     manifest, _ = read_manifest(Store(result.uri), PredictionsManifest)
     assert manifest.input["digest"] == result.input_digest
@@ -144,7 +145,7 @@ def test_what_cannot_be_done_is_refused_with_what_there_is(place: Place) -> None
 @pytest.mark.slow
 def test_predictions_are_made_though_mlflow_is_down(place: Place) -> None:
     folder = RunFolder(place.storage, "undisturbed")
-    asked = folder.asked()
+    asked = folder.newest_request()
     away = asked.model_copy(update={"pipeline": asked.pipeline | {"tracking_uri": NOBODY_LISTENS}})
     RunWriter(folder, 1).amend(away)
     ((found,), log) = place.infer({"run": "undisturbed", "infer_input": "validation"})

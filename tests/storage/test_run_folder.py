@@ -13,6 +13,7 @@ from train_core.storage.coordination import lease
 from train_core.storage.objects.store import Store
 from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.names import CheckpointName
+from train_core.storage.run_checks import check_flow_run
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import (
     RunWriter,
@@ -21,6 +22,7 @@ from train_core.storage.run_writer import (
     fork_checkpoint,
     quarantine,
 )
+from train_core.storage.verification import faults
 
 
 @pytest.fixture
@@ -59,11 +61,11 @@ def test_a_damaged_record_is_named(folder: RunFolder) -> None:
 @pytest.mark.promise("flow-run-names")
 def test_a_run_is_not_continued_by_another_flow_run_that_gets_its_name(folder: RunFolder) -> None:
     create_run(folder, record().model_copy(update={"flow_run": "one"}))
-    folder.check_name("one")
+    check_flow_run(folder, "one")
     # Whoever names it means it.
-    folder.check_name("")
+    check_flow_run(folder, "")
     with pytest.raises(ConfigError, match="was begun by flow run one, and flow run another would"):
-        folder.check_name("another")
+        check_flow_run(folder, "another")
 
 
 def test_a_run_that_somebody_named_is_not_continued_by_a_flow_run_that_gets_its_name(
@@ -71,7 +73,7 @@ def test_a_run_that_somebody_named_is_not_continued_by_a_flow_run_that_gets_its_
 ) -> None:
     create_run(folder, record())
     with pytest.raises(ConfigError, match=r"was not begun by a flow run.*the parameter `run`"):
-        folder.check_name("one")
+        check_flow_run(folder, "one")
 
 
 @pytest.mark.promise("commit-last")
@@ -208,7 +210,7 @@ def test_every_byte_of_a_checkpoint_and_its_journal_is_verified(folder: RunFolde
     segment = "journal/steps-00000001-00000001-a0001.jsonl"
     folder.store.write(segment, b"{}\n")
     checkpoint = folder.checkpoint(name)
-    assert folder.faults(checkpoint) == []
+    assert faults(folder, checkpoint) == []
     model = f"{checkpoint.key}/model.safetensors"
     for key in (model, segment):
         whole = folder.store.read(key)
@@ -217,11 +219,11 @@ def test_every_byte_of_a_checkpoint_and_its_journal_is_verified(folder: RunFolde
             (whole[:-1], f"{key} has {len(whole) - 1} bytes, {len(whole)} were committed"),
         ):
             folder.store.write(key, damaged)
-            assert folder.faults(checkpoint) == [told]
+            assert faults(folder, checkpoint) == [told]
         folder.store.delete(key)
-        assert folder.faults(checkpoint) == [f"{key} is missing"]
+        assert faults(folder, checkpoint) == [f"{key} is missing"]
         folder.store.write(key, whole)
-    assert folder.faults(checkpoint) == []
+    assert faults(folder, checkpoint) == []
 
 
 def test_a_fork_takes_and_deletes_nothing_that_lies_there(folder: RunFolder) -> None:
@@ -245,7 +247,7 @@ def test_a_fork_takes_and_deletes_nothing_that_lies_there(folder: RunFolder) -> 
 @pytest.mark.promise("resume-as-asked")
 def test_what_was_asked_last_counts_and_a_fork_is_asked_for_the_same(folder: RunFolder) -> None:
     create_run(folder, record(epochs=1))
-    begun = folder.asked()
+    begun = folder.newest_request()
     assert begun == Amendment(config=folder.record().config, pipeline=folder.record().pipeline)
     longer, smaller = (
         begun.model_copy(update={"config": begun.config.model_copy(update=changes)})
@@ -253,13 +255,13 @@ def test_what_was_asked_last_counts_and_a_fork_is_asked_for_the_same(folder: Run
     )
     for attempt, asked in ((1, begun), (2, longer), (3, longer), (11, smaller)):
         RunWriter(folder, attempt).amend(asked)
-        assert folder.asked() == asked
+        assert folder.newest_request() == asked
     # Only what is another than before is written down.
     assert folder.store.names("asked") == ["0002.json", "0011.json"]
     first = commit(folder, 1, 1)
     for segment in folder.checkpoint(first).manifest.journal:
         folder.store.write(f"journal/{segment.name}", b"{}\n")
-    assert fork_checkpoint(folder, folder.checkpoint(first), "fork").asked() == smaller
+    assert fork_checkpoint(folder, folder.checkpoint(first), "fork").newest_request() == smaller
 
 
 def test_of_two_that_fork_to_one_name_one_is_refused(folder: RunFolder) -> None:

@@ -12,6 +12,7 @@ from train_core.storage.addresses import absolute, run_at
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.verification import faults
 
 
 class ListedCheckpoint(Result):
@@ -86,15 +87,15 @@ def verify_run(
     for one in folder.checkpoints():
         if checkpoint not in (None, one.name):
             continue
-        faults = folder.faults(one)
-        if faults and not folder.exists_checkpoint(one.name):
+        found = faults(folder, one)
+        if found and not folder.exists_checkpoint(one.name):
             continue  # the training deleted it meanwhile
         manifest = one.manifest
         yield CheckpointVerdict(
             checkpoint=str(one.name),
             files=len(manifest.files),
             journal=len(manifest.journal),
-            faults=faults,
+            faults=found,
         )
     known_bad = {
         **{text: f"damaged: {reason}" for text, reason in folder.damaged().items()},

@@ -43,7 +43,7 @@ class RecordsComparison(Result):
 
 def compare_records(a: RunFolder, b: RunFolder) -> RecordsComparison:
     """Compare two runs as their folders record them. Raises as `RunFolder.record`."""
-    asked_a, asked_b = a.asked(), b.asked()
+    asked_a, asked_b = a.newest_request(), b.newest_request()
     config = _differences(asked_a.config.model_dump(), asked_b.config.model_dump())
     fixed = asked_a.config.differences(asked_b.config).keys()
     decides = {name.partition(".")[0] for name in fixed}

@@ -21,7 +21,8 @@ from train_core.results import Result
 from train_core.storage.coordination import lease
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import RUN_JSON
-from train_core.storage.run_folder import Checkpoint, RunFolder, said_in
+from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_reports import reported
 
 _READ_AT_ONCE = 16
 _DIGEST_SHOWN = 8
@@ -116,9 +117,9 @@ def _state(folder: RunFolder, checkpoints: list[Checkpoint], report: dict[str, A
         return "running"
     if report is None:
         return "interrupted"
-    reported = said_in(report, folder, int, "train", "step")
+    last_step = reported(report, folder, int, "train", "step")
     # A run that was extended has the report of its first end.
-    is_whole = all(reported >= one.step for one in checkpoints[-1:])
+    is_whole = all(last_step >= one.step for one in checkpoints[-1:])
     return "finished" if is_whole else "interrupted"
 
 

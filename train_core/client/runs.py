@@ -128,7 +128,7 @@ def prune_run(
     is raised and nothing is deleted. Raises RunBusyError if a process drives the run.
     """
     ignored = _ignored_pins(folder, elsewhere=ignore_pins_elsewhere, models_in=release_models_in)
-    asked = rules or folder.asked().config.retention
+    asked = rules or folder.newest_request().config.retention
     pruning = Pruning(folder, asked, datetime.now(UTC), ignored)
     if dry_run:
         return pruning.survey(lease.newest_attempt(folder.store) + 1)
@@ -140,7 +140,7 @@ def prune_run(
 def retention_rules(folder: RunFolder, overrides: Mapping[str, Any]) -> RetentionRules:
     """The run's retention rules, each replaced by the override of its name if that is not None."""
     set_ones = {name: one for name, one in overrides.items() if one is not None}
-    return replace(folder.asked().config.retention, **set_ones)
+    return replace(folder.newest_request().config.retention, **set_ones)
 
 
 def _ignored_pins(folder: RunFolder, *, elsewhere: bool, models_in: str) -> set[str]:

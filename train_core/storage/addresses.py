@@ -12,6 +12,7 @@ from train_core.errors import ConfigError
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CHECKPOINTS, MANIFEST_JSON, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_reports import reported_best
 
 
 def absolute(address: str) -> str:
@@ -61,7 +62,7 @@ def find_checkpoint(
     folder, name = find(what, storage)
     if name is not None:
         return folder, named(folder, name)
-    text = folder.reported(str, "best", "name") if prefer_best else None
+    text = reported_best(folder) if prefer_best else None
     if text and (best := CheckpointName.parse(text)):
         return folder, named(folder, best)
     checkpoints = folder.checkpoints()

@@ -16,9 +16,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.metric_names import VALIDATION, is_of
@@ -28,10 +28,9 @@ from train_core.storage.objects.store import Store
 from train_core.storage.records.amendments import Amendment, newest_amendment
 from train_core.storage.records.data_files import FileList, read_file_list
 from train_core.storage.records.documents import read_document, read_object
-from train_core.storage.records.manifest import CheckpointManifest, FileEntry, M, read_manifest
+from train_core.storage.records.manifest import CheckpointManifest, M, read_manifest
 from train_core.storage.records.names import (
     CHECKPOINTS,
-    JOURNAL,
     LIVE_JSON,
     MANIFEST_JSON,
     QUARANTINED_JSON,
@@ -42,9 +41,7 @@ from train_core.storage.records.names import (
 )
 from train_core.storage.records.quarantine import is_quarantined, quarantine_reason
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.records.verified_files import fault_of
 
-_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
@@ -115,35 +112,12 @@ class RunFolder:
         """
         return read_file_list(self.store, record.files) if record.files else None
 
-    def asked(self) -> Amendment:
-        """What was asked last: what `record` says, or what was changed since. Raises as it does."""
+    def newest_request(self) -> Amendment:
+        """What was requested last: the newest amendment, or else `record`. Raises as it does."""
         if found := newest_amendment(self.store):
             return found
         record = self.record()
         return Amendment(config=record.config, pipeline=record.pipeline)
-
-    def refuse_leftovers(self) -> None:
-        """Raise ConfigError if checkpoints lie here though there is no run: it would take them."""
-        if not self.exists() and self.store.names(CHECKPOINTS):
-            raise ConfigError(
-                f"{self.url} has checkpoints and no {RUN_JSON}: they are remains of a run that was "
-                "deleted, or of a fork that was killed. Delete the folder, or take another name"
-            )
-
-    def check_name(self, flow_run: str) -> None:
-        """Raise ConfigError if the run has its name from another flow run than `flow_run`.
-
-        Empty: the name was asked for, and the run is continued whatever it was named after.
-        """
-        if not flow_run:
-            return
-        owner = self.record().flow_run
-        if owner != flow_run:
-            begun = f"was begun by flow run {owner}" if owner else "was not begun by a flow run"
-            raise ConfigError(
-                f"run {self.name!r} {begun}, and flow run {flow_run} would be named the same: "
-                "give its run another name with the parameter `run`"
-            )
 
     def checkpoints(self) -> list[Checkpoint]:
         """The committed checkpoints, oldest first; damaged and quarantined ones are left out."""
@@ -214,19 +188,6 @@ class RunFolder:
             },
         )
 
-    def faults(self, checkpoint: Checkpoint) -> list[str]:
-        """What of the checkpoint's files and its journal is missing or not what was committed."""
-        journal = checkpoint.manifest.journal
-        return self.file_faults(checkpoint) + self._faults(JOURNAL, journal)
-
-    def file_faults(self, checkpoint: Checkpoint) -> list[str]:
-        """What of its files is: what a resume asks."""
-        return self._faults(checkpoint.key, checkpoint.manifest.files)
-
-    def _faults(self, folder: str, files: Iterable[FileEntry]) -> list[str]:
-        found = (fault_of(self.store, f"{folder}/{file.name}", file) for file in files)
-        return [fault for fault in found if fault]
-
     def results(self, above: str, model: type[M]) -> Iterator[tuple[str, M]]:
         """The committed results directly below the key `above`: each one's key and manifest."""
         for name in self.store.names(above):
@@ -251,14 +212,6 @@ class RunFolder:
         except FileNotFoundError:
             return None
 
-    def reported(self, kind: type[_T], *path: str) -> _T | None:
-        """What the report says at `path`, such as "best", "name"; None while there is none.
-
-        Raises CheckpointError if it says nothing of that kind there.
-        """
-        report = self.report()
-        return None if report is None else said_in(report, self, kind, *path)
-
     def live(self) -> dict[str, Any] | None:
         """Where the training is right now, by its live.json; None if that cannot be read."""
         try:
@@ -269,15 +222,3 @@ class RunFolder:
             # A hint for people: nothing depends on it.
             _log.debug("live.json is left out: %s", error)
             return None
-
-
-def said_in(report: dict[str, Any], folder: RunFolder, kind: type[_T], *path: str) -> _T:
-    """What the folder's report says at `path`. Raises CheckpointError if nothing of that kind."""
-    found: Any = report
-    for name in path:
-        found = found.get(name) if isinstance(found, dict) else None
-    if not isinstance(found, kind):
-        raise CheckpointError(
-            f"{folder.store.uri(REPORT_JSON)} does not say {'.'.join(path)}: mend it or delete it"
-        )
-    return found

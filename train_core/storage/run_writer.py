@@ -43,6 +43,7 @@ from train_core.storage.records.names import (
 from train_core.storage.records.quarantine import mark_quarantined
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.records.verified_files import check_size, write_file
+from train_core.storage.run_checks import check_leftovers
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 _log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class RunWriter(ResultWriter):
 
     def amend(self, amendment: Amendment) -> None:
         """Record what the attempt is to do, unless that is what was recorded last."""
-        if amendment != self.folder.asked():
+        if amendment != self.folder.newest_request():
             self.check_lease()
             amend(self.folder.store, self.attempt, amendment)
 
@@ -240,7 +241,7 @@ def fork_checkpoint(folder: RunFolder, checkpoint: Checkpoint, name: str) -> Run
     forked = RunFolder(folder.storage, check_new_run_name(name))
     if forked.exists():
         raise FileExistsError(f"{forked.url} exists")
-    forked.refuse_leftovers()
+    check_leftovers(forked)
     with _copied(folder, checkpoint, forked) as writer:
         if amendment := newest_amendment(folder.store):
             amend(forked.store, writer.attempt, amendment)

@@ -62,7 +62,7 @@ class ShowCommand(Inspected):
             print_mapping(
                 status_shown(folder, as_json=self.as_json)
                 | folder.record().model_dump(mode="json")
-                | folder.asked().model_dump(mode="json"),
+                | folder.newest_request().model_dump(mode="json"),
                 as_json=self.as_json,
             )
             return

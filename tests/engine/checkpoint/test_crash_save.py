@@ -27,6 +27,7 @@ from train_core.errors import StorageError, UnsavedError
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import read_segments
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.verification import faults
 
 ROOT = Path(__file__).parents[3]
 run = partial(alone.run, timing=SaveTiming(retry_s=0.01))
@@ -63,7 +64,7 @@ def check_whole(folder: RunFolder) -> list[int]:
     """Each checkpoint verifies, and its journal has all steps up to it; which ones there are."""
     checkpoints = folder.checkpoints()
     for one in checkpoints:
-        assert folder.faults(one) == []
+        assert faults(folder, one) == []
         entries = read_segments(folder.store, one.manifest.journal)
         steps = [entry.step for entry in entries if "train/loss" in entry.metrics]
         assert steps == list(range(1, one.name.step + 1))

@@ -13,6 +13,7 @@ from tests.engine.training.test_loop import run
 from train_core.engine.checkpoint.reader import load_weights
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.verification import faults
 
 FROZEN, TRAINED = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 CONFIG = {"workload": "tests.engine.tiny:Backbone", "keep_last": 9}
@@ -56,7 +57,7 @@ def test_frozen_weights_are_sent_once_and_are_in_every_checkpoint(folder: RunFol
     total = sum(file.size_bytes for file in entries[1].values())
     assert each == pytest.approx(total - frozen.size_bytes, rel=0.05)
     for checkpoint in checkpoints:
-        assert folder.faults(checkpoint) == []
+        assert faults(folder, checkpoint) == []
 
 
 @pytest.mark.promise("frozen-weights")
@@ -65,7 +66,7 @@ def test_a_checkpoint_outlives_the_one_that_its_frozen_weights_came_from(
 ) -> None:
     run(folder, epochs=3, **CONFIG | {"keep_last": 1, "keep_best": 1})
     newest = max(folder.checkpoints(), key=lambda c: c.name)
-    assert folder.faults(newest) == []
+    assert faults(folder, newest) == []
     assert len(folder.checkpoints()) < 3
 
 

@@ -37,6 +37,7 @@ from train_core.storage.coordination.pins import pin
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, quarantine
+from train_core.storage.verification import faults
 
 STEPS = (2, 4, 5, 6, 8, 10)
 OLDEST, NEWEST = (f"checkpoints/step-{step:08d}-a0001" for step in (STEPS[0], STEPS[-1]))
@@ -200,7 +201,7 @@ def everything(folder: RunFolder) -> Iterator[Callable[[], object]]:
     yield folder.live
     yield folder.quarantined
     yield folder.damaged
-    yield lambda: [folder.faults(one) for one in folder.checkpoints()]
+    yield lambda: [faults(folder, one) for one in folder.checkpoints()]
     yield lambda: lease.holder_of(folder.store)
     for key in (OLDEST, NEWEST):
         name = key.rpartition("/")[2]
@@ -380,7 +381,7 @@ def damage_is_noticed(to_damage: RunFolder, file: str, drawn: st.DataObject) -> 
             assert NEWEST not in found
             assert NEWEST.rpartition("/")[2] in to_damage.damaged()
             return
-        (fault,) = to_damage.faults(found[NEWEST])
+        (fault,) = faults(to_damage, found[NEWEST])
         assert fault.startswith(file)
         if file in NEWEST_FILES:
             with pytest.raises(CheckpointError, match=file):

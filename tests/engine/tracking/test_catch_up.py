@@ -77,7 +77,7 @@ def test_a_training_that_failed_unseen_is_shown_as_failed(
 def test_a_run_that_was_extended_and_failed_unseen_is_shown_as_failed(
     run: RunBuilder, tracking_uri: str
 ) -> None:
-    asked = run.folder.asked()
+    asked = run.folder.newest_request()
     model = load_workload(asked.config.workload, asked.config.settings).model()
     best = run.commit(range(1, 30), finished=True, model=model)
     run.report(best)

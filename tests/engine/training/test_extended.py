@@ -73,7 +73,7 @@ def test_an_extension_that_is_killed_ends_as_one_that_nobody_touched(
     drive(folder, 2, ASKED)
     drive(folder, 2, EXTENDED, point=point, step=step, after=newest)
     # Who goes on with it says nothing of the epochs: it was asked for three.
-    last = folder.asked().config.model_dump(include=set(EXTENDED))
+    last = folder.newest_request().config.model_dump(include=set(EXTENDED))
     found = drive(folder, 3, last)
     assert found == {"digest": undisturbed[1], "resumed_from": newest}
     assert folder.record().config.epochs == 1
@@ -99,7 +99,7 @@ def test_a_fork_that_is_killed_ends_as_its_origin(
     origin, digest = undisturbed
     (chosen,) = [one for one in origin.checkpoints() if one.manifest.step == at]
     fork = fork_checkpoint(origin, chosen, f"fork-at-{at}")
-    last = fork.asked().config.model_dump(include=set(EXTENDED))
+    last = fork.newest_request().config.model_dump(include=set(EXTENDED))
     drive(fork, 2, last, point="in_step", step=at + 3, rank=1, after=at + 2)
     found = drive(fork, 3, last)
     assert found == {"digest": digest, "resumed_from": at + 2}

@@ -219,10 +219,10 @@ def test_nonsense_is_no_request_and_does_not_deafen(nonsense: bytes, tmp_path: P
     folder = RunFolder(str(tmp_path), "run")
     listener = StopListener(StopInFolder(folder.store, 1), 20, None, speaks=False)
     folder.store.write("lease/0001-stop.json", nonsense)
-    listener.look()
+    listener.poll()
     assert not listener.is_asked
     ask_to_stop(folder.store, 1, "Ctrl-C")
-    listener.look()
+    listener.poll()
     assert listener.is_asked
     listener.close()
 

@@ -23,6 +23,7 @@ from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
+from train_core.storage.verification import faults
 
 ROOT = Path(__file__).parents[3]
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -97,7 +98,7 @@ def killed_at_every_change(tmp_path: Path, action: str) -> list[RunFolder]:
 def check_whole(folder: RunFolder, must_stay: set[int]) -> None:
     """Each checkpoint is whole or not there, and those that nobody was to delete are there."""
     assert must_stay <= set(steps(folder)) <= {1, 2, 3, 4}
-    assert [folder.faults(one) for one in folder.checkpoints()] == [[]] * len(steps(folder))
+    assert [faults(folder, one) for one in folder.checkpoints()] == [[]] * len(steps(folder))
     assert folder.damaged() == {}
     assert folder.quarantined() == {}
 
@@ -233,7 +234,7 @@ def test_a_delete_that_dies_on_any_storage_leaves_the_checkpoint_whole_or_not_th
             is_there = attempt in steps(folder)
             left = folder.store.names(f"checkpoints/{name}")
             assert is_there == (left == ["manifest.json", "model.safetensors"])
-            assert all(folder.faults(one) == [] for one in folder.checkpoints())
+            assert all(faults(folder, one) == [] for one in folder.checkpoints())
             seen.add((is_there, len(left)))
         else:
             break

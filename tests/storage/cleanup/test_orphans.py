@@ -20,6 +20,7 @@ from train_core.storage.records.manifest import CheckpointManifest, FileEntry
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, quarantine
+from train_core.storage.verification import faults
 
 COVERED = "steps-00000001-00000001-a0001.jsonl"
 UNCOVERED = "steps-00000002-00000003-a0001.jsonl"
@@ -60,7 +61,7 @@ def test_what_no_commit_counts_is_deleted_by_the_next_attempt(any_folder: RunFol
     held = begin_attempt(any_folder)
     delete_orphans_of_the_dead(RunWriter(any_folder, held.attempt))
     assert keys(any_folder) == [f"checkpoints/{committed}", f"journal/{COVERED}"]
-    assert any_folder.faults(any_folder.checkpoint(committed)) == []
+    assert faults(any_folder, any_folder.checkpoint(committed)) == []
     assert collect_orphans(RunWriter(any_folder, held.attempt)) == []
 
 

@@ -14,6 +14,7 @@ from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, quarantine
+from train_core.storage.verification import faults
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 RULES = RetentionRules("validation/accuracy", "max", keep_last=1, keep_best=1)
@@ -156,7 +157,7 @@ def test_one_that_is_pinned_at_the_last_moment_stays_with_its_journal(folder: Ru
     second = found["step-00000002-a0001"]
     assert (second.goes, second.why) == (False, "pinned just now")
     assert steps(folder) == [1, 2, 4]
-    assert all(folder.faults(one) == [] for one in folder.checkpoints())
+    assert all(faults(folder, one) == [] for one in folder.checkpoints())
 
 
 def test_the_journal_of_what_is_deleted_goes_with_it_and_all_else_stays(
@@ -172,4 +173,4 @@ def test_the_journal_of_what_is_deleted_goes_with_it_and_all_else_stays(
     assert told == ["checkpoints/step-00000003-a0001", f"journal/{own}"]
     pruning(folder).carry_out(begin_attempt(folder).attempt)
     assert [f"journal/{name}" for name in folder.store.names("journal")] == [SEGMENT]
-    assert all(folder.faults(one) == [] for one in folder.checkpoints())
+    assert all(faults(folder, one) == [] for one in folder.checkpoints())

@@ -38,6 +38,7 @@ from train_core.storage.objects.store import Store
 from train_core.storage.objects.uploads import Upload
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, create_run
+from train_core.storage.verification import file_faults
 
 pytestmark = pytest.mark.s3
 
@@ -135,7 +136,7 @@ def test_an_attempt_ends_the_uploads_of_earlier_ones_and_no_others(folder: RunFo
     assert collect_orphans(RunWriter(folder, held.attempt)) == found
     assert sorted(one.key for one in folder.store.unfinished_uploads()) == others
     assert on_the_server(neighbour) == [UNFINISHED]
-    assert folder.file_faults(folder.checkpoint(committed)) == []
+    assert file_faults(folder, folder.checkpoint(committed)) == []
     # Both may be asked to end it: it is gone, as it was to be.
     folder.store.abort(uploads[0])
 

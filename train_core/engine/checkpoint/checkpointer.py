@@ -24,7 +24,7 @@ from train_core.policy.save_state import SaveState, SaveStatus
 from train_core.storage.records.journal import Entry, finite
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _log = logging.getLogger(__name__)
 
 
@@ -176,7 +176,7 @@ class Checkpointer:
         retry_at = time.monotonic() + self._timing.retry_s
         while (left_s := retry_at - time.monotonic()) > 0:
             self._raise_if_time_is_up()
-            time.sleep(min(left_s, _LOOK_S))
+            time.sleep(min(left_s, _POLL_S))
         try:
             finding = self._thread.submit(self._writer.find_or_clear, self._status.step)
             self._wait_in_time(finding)
@@ -205,7 +205,7 @@ class Checkpointer:
 
     def _wait_in_time(self, future: Future[Any]) -> None:
         """Wait for the end of the thread's work. Raises NoTimeError."""
-        while not futures.wait([future], _LOOK_S).done:
+        while not futures.wait([future], _POLL_S).done:
             self._raise_if_time_is_up()
 
     def _raise_if_time_is_up(self) -> None:

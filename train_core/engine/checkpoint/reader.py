@@ -6,7 +6,7 @@ optimizer.safetensors   `state/<parameter>/<name>`: moments and steps
 state.json              the whole nested state, each tensor replaced by {"$tensor": path}
 
 A part may be several files, `<part>-00001-of-00002.safetensors` …, and some of them may have some
-rows of a tensor only (`engine.rows`).
+rows of a tensor only (`row_shards.py`).
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ def newest_good(
 ) -> tuple[Checkpoint, dict[str, Any]] | None:
     """The newest checkpoint whose files verify, and its state; None if none was committed.
 
-    Rank 0 chooses. Each rank reads and verifies some of the files and sends them to the others,
-    who put them together in an `assembly()`. A checkpoint that does not verify is quarantined.
+    Rank 0 chooses. Each rank reads and verifies some of the files and sends them to the
+    others, and every rank puts them together in an `assembly()`. A checkpoint that does not verify
+    is quarantined.
     Raises CheckpointError if there are checkpoints and none is good.
     """
     for checkpoint in reversed(group.call_on_rank0(partial(quarantine_damaged, folder))):

@@ -7,7 +7,7 @@ tensor the first row and the whole tensor's shape.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from train_core.engine.distributed.group import Group
 from train_core.errors import CheckpointError, WorkloadError
 from train_core.policy.sharding import rows_of_rank
 from train_core.storage.records.tensor_file import MAX_SIZE
-
-if TYPE_CHECKING:
-    pass
 
 ROWS = "rows"
 

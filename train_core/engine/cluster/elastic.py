@@ -57,15 +57,17 @@ def with_room(config: TrainConfig) -> TrainConfig:
 
 
 def number_of_workers(
-    config: TrainConfig, look: Callable[[], int], check: Callable[[], None], timing: Timing
+    config: TrainConfig, free_slots: Callable[[], int], check: Callable[[], None], timing: Timing
 ) -> int:
     """With how many workers to begin now: waits until there is room for the fewest.
 
-    `look` says for how many there is; while it waits it calls `check`, which may raise.
+    `free_slots` gives how many workers have room; while it waits it calls `check`, which may raise.
     """
     rules = membership_rules(config, timing)
     begin = said_at = time.monotonic()
-    while (workers := workers_to_begin(found := look(), time.monotonic() - begin, rules)) is None:
+    while (
+        workers := workers_to_begin(found := free_slots(), time.monotonic() - begin, rules)
+    ) is None:
         now = time.monotonic()
         is_news = said_at == begin or now - said_at > timing.say_every_s
         if found < rules.fewest and now - begin > rules.settle_s and is_news:
@@ -111,7 +113,7 @@ class ClusterWatch:
         finally:
             self._ended.set()
             # One that waits for Ray is left behind.
-            thread.join(self._timing.last_look_s)
+            thread.join(self._timing.last_poll_s)
 
     def _watch(self) -> None:
         while not self._ended.wait(self._timing.poll_s):

@@ -11,15 +11,15 @@ class Timing:
 
     # The number of workers.
     poll_s: float = 1.0
-    """Between two looks at the cluster's nodes and at what is free there."""
+    """Between two polls of the cluster's nodes and at what is free there."""
     settle_s: float = 5.0
     """How long resources of workers that ended may be on their way back."""
     grow_after_s: float = 10.0
     """How long there has to be room for more, before all begin again with more."""
     say_every_s: float = 60.0
     """Between two warnings that there is no room."""
-    last_look_s: float = 5.0
-    """For a look at the cluster that is under way when the attempt ends."""
+    last_poll_s: float = 5.0
+    """For a poll of the cluster that is under way when the attempt ends."""
 
     # The workers of a pool.
     start_s: float = 300.0
@@ -31,7 +31,7 @@ class Timing:
 
     # Calls on workers.
     call_poll_s: float = 1.0
-    """Between two looks whether somebody wants the calls to end."""
+    """Between two checks whether somebody wants the calls to end."""
     ping_every_s: float = 5.0
     """Between two questions whether a worker still answers."""
     answer_s: float = 10.0
@@ -41,7 +41,7 @@ class Timing:
 
     # The nodes of a cluster.
     nodes_poll_s: float = 5.0
-    """Between two looks whether nodes that are missing have come."""
+    """Between two checks whether nodes that are missing have come."""
 
 
 TIMING = Timing()

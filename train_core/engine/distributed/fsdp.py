@@ -9,14 +9,9 @@ over ranks by FSDP's own reduce-scatter: equal bits for equal numbers of ranks o
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, TypeGuard
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -27,6 +22,9 @@ from train_core.engine.distributed.group import Group
 from train_core.errors import ConfigError, WorkloadError
 from train_core.policy.steps import StepPlan
 from train_core.workload import Workload
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def check_passes(plan: StepPlan, dataset: Dataset | Stream, world_size: int) -> None:

@@ -23,7 +23,7 @@ _CONNECT_TIMEOUT = timedelta(seconds=10)
 class StopSource(Protocol):
     """Gives the newest request to an attempt. Used by one thread."""
 
-    def look(self) -> StopRequest | None:
+    def poll(self) -> StopRequest | None:
         """The newest request, if there is one.
 
         Raises EvertrainError or OSError if it cannot be read now.
@@ -37,7 +37,7 @@ class StopInFolder:
         self._store = store
         self._attempt = attempt
 
-    def look(self) -> StopRequest | None:
+    def poll(self) -> StopRequest | None:
         """The newest request, if any. Raises StorageError, or CheckpointError for damage."""
         return stop_request(self._store, self._attempt)
 
@@ -52,7 +52,7 @@ class StopFromDriver:
         self._own = own
         self._store: Store | None = None
 
-    def look(self) -> StopRequest | None:
+    def poll(self) -> StopRequest | None:
         """The newest request, if there is one. Raises ConnectionError."""
         try:
             if self._store is None:

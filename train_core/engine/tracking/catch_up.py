@@ -33,7 +33,7 @@ def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> T
         report = Report.model_validate(found) if found else None
         newest = folder.checkpoints()[-1:]
         # A run that was extended has the report of its first end.
-        config = folder.asked().config
+        config = folder.newest_request().config
         is_whole = report and all(
             report.train.step >= one.step and is_finished(one, config) for one in newest
         )

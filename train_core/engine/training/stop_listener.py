@@ -67,10 +67,10 @@ class StopListener:
         """
         return time.monotonic() > self._ends_at
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Poll once."""
         try:
-            request = self._source.look()
+            request = self._source.poll()
         except (EvertrainError, OSError) as error:
             _log.debug("the request to stop cannot be read: %s", error)
             return
@@ -90,6 +90,6 @@ class StopListener:
     def _listen(self) -> None:
         # Also after a request to move: a request to end may follow.
         while self.request is None or self.request.goes_on:
-            self.look()
+            self.poll()
             if self._is_closed.wait(self.timing.poll_s):
                 return

@@ -13,6 +13,7 @@ from train_core.storage.cleanup.retention import delete_unless_pinned, verdicts
 from train_core.storage.coordination import pins
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter
+from train_core.storage.verification import file_faults
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Pruning:
 
     def _good_and_damaged(self) -> tuple[list[Checkpoint], dict[str, str]]:
         good, damaged = self.folder.checkpoints(), self.folder.damaged()
-        while good and (faults := self.folder.file_faults(good[-1])):
+        while good and (faults := file_faults(self.folder, good[-1])):
             damaged[str(good.pop().name)] = "; ".join(faults)
         return good, damaged
 

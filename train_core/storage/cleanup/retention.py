@@ -11,6 +11,7 @@ from train_core.policy.selection import Candidate
 from train_core.storage.coordination import deletions, pins
 from train_core.storage.records.names import PINS, REPORT_JSON, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_reports import reported_best
 from train_core.storage.run_writer import RunWriter
 
 
@@ -28,7 +29,7 @@ def verdicts(
     CheckpointError where a reference cannot be read: then nothing may be deleted.
     """
     protected = defaultdict(list)
-    if best := folder.reported(str, "best", "name"):
+    if best := reported_best(folder):
         protected[best].append(f"the best of {REPORT_JSON}")
     for found in pins.valid_pins(folder.store):
         if found.key not in ignored_pins:

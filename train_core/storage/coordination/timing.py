@@ -22,7 +22,7 @@ class Timing:
     dying_grace_s: float = 3.0
     """For the old driver of a killed program, on this machine, to notice and to end."""
     lease_poll_interval_s: float = 0.2
-    """Between two looks at a lease that is waited for."""
+    """Between two polls of a lease that is waited for."""
 
     # The mailbox of a job.
     mailbox_heartbeat_s: float = 5.0
@@ -30,11 +30,11 @@ class Timing:
     mailbox_standstill_s: float = 12.0
     """A caller whose heartbeat has not moved for so long is gone; so is a job that only scores."""
     shortest_pause_s: float = 0.1
-    """Between two looks for the other side's object, at first."""
+    """Between two polls for the other side's object, at first."""
     longest_pause_s: float = 1.0
     """The same after a long wait."""
     mailbox_poll_interval_s: float = 0.2
-    """Between two looks whether the last caller has taken its answers."""
+    """Between two checks whether the last caller has taken its answers."""
 
     def pause_s(self, waited_s: float) -> float:
         """How long to wait before the other side's object is looked for again.

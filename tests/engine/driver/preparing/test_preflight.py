@@ -166,7 +166,7 @@ def test_logins_in_urls_are_neither_recorded_nor_a_difference(tmp_path: Path) ->
 def test_settings_without_their_logins_are_not_given_to_the_workload(tmp_path: Path) -> None:
     """Who resumes a run asks for what is recorded."""
     begin(tmp_path, {"settings": {"scratch": "ftp://me:s3cret@host/x"}})
-    recorded = RunFolder(str(tmp_path), "run").asked().config.settings
+    recorded = RunFolder(str(tmp_path), "run").newest_request().config.settings
     with pytest.raises(
         ConfigError, match=r"the login in settings\.scratch \(ftp://\*\*\*@host/x\)"
     ):
@@ -195,13 +195,13 @@ def test_no_login_of_what_is_scored_or_begun_with_is_recorded(tmp_path: Path) ->
     origin = folder.record().origin
     assert origin is not None
     assert origin.uri == "memory://***@host/first.safetensors"
-    assert folder.asked().pipeline["infer_input"] == "memory://***@host/new.parquet"
+    assert folder.newest_request().pipeline["infer_input"] == "memory://***@host/new.parquet"
     described = open_input(scored, load_workload(TINY["workload"], {})).describe()
     assert described["source"] == "memory://***@host"
 
     # The run has no checkpoint yet, so it begins with those weights again.
     assert check(folder, request).prepared.resumed
-    recorded = folder.asked()
+    recorded = folder.newest_request()
     for part in (
         {"config": recorded.config},
         {"pipeline": PipelineRequest.recorded_in(recorded.pipeline)},

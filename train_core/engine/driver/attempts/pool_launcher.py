@@ -55,8 +55,8 @@ class PoolLauncher:
         if not keeps_workers(is_placed=is_placed, drained=drained_under_workers()):
             # What the pool itself reserves is room, too, but for a node that goes.
             self._pool.close()
-            look = partial(room, attempt.config)
-            workers = number_of_workers(attempt.config, look, attempt.check_stop, timing)
+            free_slots = partial(room, attempt.config)
+            workers = number_of_workers(attempt.config, free_slots, attempt.check_stop, timing)
         config = attempt.config.model_copy(update={"num_workers": workers})
         self._pool.start(config)
         watch = ClusterWatch(attempt.requests.ask_to_move, attempt.config, workers, timing)

@@ -8,6 +8,7 @@ from train_core.engine.data.recorded import with_defaults
 from train_core.engine.driver.preparing.preflight import effective
 from train_core.errors import RunBusyError
 from train_core.requests import DriverRequest, Request
+from train_core.storage.run_checks import check_flow_run
 from train_core.storage.run_folder import RunFolder
 
 # Values that the run itself decided, and the address by which a caller reaches the cluster.
@@ -20,7 +21,7 @@ def refuse_another(job: str, ours: Request, theirs: Request) -> None:
     Raises ConfigError if the run is named after another flow run.
     """
     if isinstance(theirs, DriverRequest):
-        RunFolder(theirs.storage, theirs.run).check_name(theirs.flow_run)
+        check_flow_run(RunFolder(theirs.storage, theirs.run), theirs.flow_run)
     a, b = _decides(ours), _decides(theirs)
     if differing := sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name)):
         others = " and another ".join(differing)

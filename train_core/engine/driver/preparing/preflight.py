@@ -38,6 +38,7 @@ from train_core.storage.objects.store import Store
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.names import check_new_run_name
 from train_core.storage.records.run_record import Origin, RunRecord
+from train_core.storage.run_checks import check_flow_run
 from train_core.storage.run_folder import RunFolder
 from train_core.workload import Workload, indexed, load_split, pinned_files
 
@@ -131,7 +132,7 @@ def check_scoring(folder: RunFolder, request: ScoringRequest) -> Prepared:
 
 def _check_continuation(folder: RunFolder, request: DriverRequest) -> None:
     config, record = request.config, folder.record()
-    folder.check_name(request.flow_run)
+    check_flow_run(folder, request.flow_run)
     check_continuation(folder, config)
     asked = {"experiment": request.experiment, "dry_run": request.dry_run}
     # What is scored may be another thing every time; where MLflow shows the run may not.

@@ -26,6 +26,7 @@ from train_core.requests import DriverRequest, Prepared
 from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
+from train_core.storage.run_checks import check_flow_run, check_leftovers
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
 
@@ -100,7 +101,7 @@ def _run_that_has_it(request: DriverRequest, record: RunRecord, files: FileList 
 
 
 def _create_run(folder: RunFolder, record: RunRecord, files: FileList | None) -> None:
-    folder.refuse_leftovers()
+    check_leftovers(folder)
     # Of two that begin the run at once, one creates it and one gets the lease.
     with suppress(FileExistsError):
         create_run(folder, record, files)
@@ -108,7 +109,7 @@ def _create_run(folder: RunFolder, record: RunRecord, files: FileList | None) ->
 
 def _amend(request: DriverRequest, folder: RunFolder, held: HeldRun, config: TrainConfig) -> None:
     """Record the configuration of this attempt."""
-    folder.check_name(request.flow_run)
+    check_flow_run(folder, request.flow_run)
     check_continuation(folder, config)
     recorded = with_defaults(config).recorded()
     held.writer.amend(Amendment(config=recorded, pipeline=pipeline_of(request)))

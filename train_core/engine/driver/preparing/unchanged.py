@@ -52,14 +52,14 @@ def _last_finished(storage: str, workload: str) -> FinishedRun | None:
 
 def _is_over(folder: RunFolder) -> bool:
     checkpoints = folder.checkpoints()
-    return bool(checkpoints) and is_finished(checkpoints[-1], folder.asked().config)
+    return bool(checkpoints) and is_finished(checkpoints[-1], folder.newest_request().config)
 
 
 def _inputs_of(
     last: FinishedRun, record: RunRecord, files: FileList | None, *, asked_shards: int
 ) -> tuple[Inputs, Inputs]:
     """What the last run came of, and what the new one would."""
-    newest = last.folder.asked()
+    newest = last.folder.newest_request()
     # Where none were asked for, they follow the number of workers.
     shards = {"num_shards": newest.config.num_shards if asked_shards else 0}
     was = newest.config.model_copy(update=shards)

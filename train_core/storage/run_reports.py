@@ -1,0 +1,35 @@
+"""What a run's report.json says."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from train_core.errors import CheckpointError
+from train_core.storage.records.names import REPORT_JSON
+from train_core.storage.run_folder import RunFolder
+
+_T = TypeVar("_T")
+
+
+def reported_best(folder: RunFolder) -> str | None:
+    """The name of the best checkpoint; None while the run has no report.
+
+    Raises CheckpointError if the report is damaged, or does not name one.
+    """
+    report = folder.report()
+    return None if report is None else reported(report, folder, str, "best", "name")
+
+
+def reported(report: dict[str, Any], folder: RunFolder, kind: type[_T], *path: str) -> _T:
+    """The value at `path`, such as "train", "step", of the folder's report.
+
+    Raises CheckpointError if there is no value of that kind.
+    """
+    found: Any = report
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(found, kind):
+        raise CheckpointError(
+            f"{folder.store.uri(REPORT_JSON)} does not say {'.'.join(path)}: mend it or delete it"
+        )
+    return found

@@ -1,0 +1,29 @@
+"""Whether a checkpoint still is what was committed, to the last byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from train_core.storage.records.manifest import FileEntry
+from train_core.storage.records.names import JOURNAL
+from train_core.storage.records.verified_files import fault_of
+from train_core.storage.run_folder import Checkpoint, RunFolder
+
+
+def faults(folder: RunFolder, checkpoint: Checkpoint) -> list[str]:
+    """What is wrong with the checkpoint's files and its journal: missing, or other bytes.
+
+    Empty if every byte is what was committed.
+    """
+    journal = checkpoint.manifest.journal
+    return file_faults(folder, checkpoint) + _faults(folder, JOURNAL, journal)
+
+
+def file_faults(folder: RunFolder, checkpoint: Checkpoint) -> list[str]:
+    """What is wrong with the checkpoint's files alone: a training that resumes needs no more."""
+    return _faults(folder, checkpoint.key, checkpoint.manifest.files)
+
+
+def _faults(folder: RunFolder, above: str, files: Iterable[FileEntry]) -> list[str]:
+    found = (fault_of(folder.store, f"{above}/{file.name}", file) for file in files)
+    return [fault for fault in found if fault]
