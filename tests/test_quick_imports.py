@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_torchmetrics_leaves_the_real_scipy_signal_to_those_who_need_it() -> None:
     code = """
 import sys

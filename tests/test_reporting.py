@@ -62,6 +62,7 @@ def test_the_last_lines_name_the_test_its_log_and_the_command(
         ("import nowhere", "test_it.py failed (collect)"),
     ],
 )
+@pytest.mark.slow
 def test_so_they_do_where_a_process_died_or_a_file_cannot_be_imported(
     tests: str, told: str, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def named(name: str) -> str:
     return f"{__name__}:{name}"
 
 
+@pytest.mark.slow
 def test_arguments_and_result_are_json() -> None:
     found = isolated_call(named("difference"), name="ü", pairs=[[1, 2], [3, 4]])
     difference = ValueDifference.model_validate(found)

@@ -129,6 +129,7 @@ def test_a_source_that_was_never_named_is_an_error_that_names_the_others(tmp_pat
         PinnedFiles.listed({"x": str(tmp_path)}).files("y")
 
 
+@pytest.mark.slow
 def test_the_list_of_a_great_many_files_can_be_stored_and_read(tmp_path: Path) -> None:
     """More than any document that is read by every command may have."""
     files = tuple(

@@ -40,6 +40,7 @@ def test_the_summary_tells_what_came_out(undisturbed: str, home: Path) -> None:
         assert one["checkpoint"]["name"] in undisturbed
 
 
+@pytest.mark.slow
 def test_runs_and_checkpoints_can_be_looked_at(undisturbed: str, evertrain: Evertrain) -> None:
     listed = json.loads(evertrain("runs", "list", "--json").stdout)
     assert [(row["run"], row["state"]) for row in listed if row["run"] == "undisturbed"] == [

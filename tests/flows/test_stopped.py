@@ -52,7 +52,7 @@ def held(
             "--run",
             run,
             "--num-workers",
-            "2",
+            "1",
             *more,
         ],
         cwd=home,

@@ -13,7 +13,7 @@ from train_core.storage.coordination import lease
 from train_core.storage.objects.store import Store
 from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.names import CheckpointName
-from train_core.storage.run_checks import check_flow_run
+from train_core.storage.run_checks import check_flow_run, check_leftovers
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import (
     RunWriter,
@@ -237,7 +237,7 @@ def test_a_fork_takes_and_deletes_nothing_that_lies_there(folder: RunFolder) -> 
         key = f"checkpoints/{second}/{file}"
         folder.store.copy(key, elsewhere.store, key)
     fork = partial(fork_checkpoint, folder, folder.checkpoint(first))
-    for act in (elsewhere.refuse_leftovers, partial(fork, "fork")):
+    for act in (partial(check_leftovers, elsewhere), partial(fork, "fork")):
         with pytest.raises(ConfigError, match=r"has checkpoints and no run\.json"):
             act()
     assert names(elsewhere) == [second]

@@ -115,6 +115,7 @@ def test_what_the_server_refuses_is_told_and_not_tried_again(switch: Switch) -> 
     assert switch.missed == []
 
 
+@pytest.mark.slow
 def test_without_any_server_there_is_nothing_to_wait_for() -> None:
     warnings = Warnings()
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):

@@ -63,6 +63,7 @@ def test_the_splits_are_those_of_scikit_learn(workload: Workload[Any]) -> None:
         assert np.array_equal(columns["label"], digits.target[chosen])
 
 
+@pytest.mark.slow
 def test_it_does_not_import_scikit_learn() -> None:
     code = f"""
 import sys
@@ -83,6 +84,7 @@ def test_the_network_has_batch_statistics_and_dropout(workload: Workload[Any]) -
     assert {nn.BatchNorm2d, nn.Dropout} <= kinds
 
 
+@pytest.mark.slow
 def test_three_seeds_reach_97_percent_in_ten_epochs(
     workload: Workload[Any], one_thread: None
 ) -> None:

@@ -62,6 +62,7 @@ def test_resumed_on_other_numbers_of_workers_it_ends_the_same_to_rounding(
         )
 
 
+@pytest.mark.slow
 def test_training_goes_on_after_validations_of_different_lengths(tmp_path: Path) -> None:
     # Rank 0 validates two batches and rank 1 one; three blocks, whose weights FSDP fetches ahead.
     config = {

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from flows.cli.app import main
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
+from tests.marks import slow
 from tests.storage.samples import damaged
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.reader import load_state
@@ -67,6 +68,16 @@ EVERY_FILE = [
     *NEWEST_FILES,
 ]
 FOLDERS = ["checkpoints", "journal", "lease", "pins", NEWEST, OLDEST]
+QUICK = {
+    *("run.json", "report.json", LEASE_FILES[0], JOURNAL_FILES[-1], "checkpoints", "pins"),
+    *(f"{NEWEST}/{name}" for name in ("manifest.json", "state.json", "model.safetensors")),
+}
+"""Of every kind of file one that `make test` attacks; `make test-all` attacks all."""
+
+
+def quick_ones(places: list[str]) -> list[Any]:
+    """The places, as parameters of a test."""
+    return [place if place in QUICK else slow(place) for place in places]
 
 
 class Bomb:
@@ -92,7 +103,14 @@ def on_both(files: list[str]) -> list[Any]:
     """Each file on a disk and on S3, for the fixture `template` and an argument `file`."""
     s3 = [pytest.mark.s3]
     return [
-        *(pytest.param("local", file, id=f"local-{file}") for file in files),
+        *(
+            pytest.param(
+                *("local", file),
+                id=f"local-{file}",
+                marks=() if file in QUICK else pytest.mark.slow,
+            )
+            for file in files
+        ),
         *(
             pytest.param(
                 *("s3", file),
@@ -317,7 +335,7 @@ def test_a_run_does_not_go_on_from_a_copied_checkpoint(folder: RunFolder, refere
 
 
 @pytest.mark.promise("untrusted-files")
-@pytest.mark.parametrize("place", [*EVERY_FILE, *FOLDERS])
+@pytest.mark.parametrize("place", quick_ones([*EVERY_FILE, *FOLDERS]))
 def test_a_link_out_of_the_run_folder_is_not_followed(
     folder: RunFolder, place: str, tmp_path: Path
 ) -> None:
@@ -352,7 +370,7 @@ TO_DAMAGE = [*NEWEST_FILES, *JOURNAL_FILES]
 
 
 @pytest.mark.promise("verified")
-@pytest.mark.parametrize("file", TO_DAMAGE)
+@pytest.mark.parametrize("file", quick_ones(TO_DAMAGE))
 @given(drawn=st.data())
 def test_no_damage_to_a_checkpoint_goes_unnoticed(
     to_damage: RunFolder, file: str, drawn: st.DataObject

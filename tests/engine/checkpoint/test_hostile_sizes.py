@@ -133,6 +133,7 @@ def vouch_for(folder: RunFolder, path: Path) -> None:
 
 
 @pytest.mark.promise("untrusted-files")
+@pytest.mark.slow
 def test_what_is_too_large_takes_no_more_memory_than_it_says_here(tmp_path: Path) -> None:
     template = RunFolder(str(tmp_path / "template"), "run")
     run(template, **CONFIG)

@@ -277,6 +277,7 @@ def test_altered_weights_of_a_checkpoint_are_refused(source: RunFolder, tmp_path
         begin(tmp_path, "new", init_from="source")
 
 
+@pytest.mark.slow
 def test_runs_and_files_on_any_storage(storage_url: str) -> None:
     folder = RunFolder(storage_url, "source")
     run(folder, epochs=1)

@@ -15,6 +15,7 @@ from tests.engine import watched_rank
 from tests.engine.alone import run
 from tests.engine.processes import train
 from tests.engine.training.test_exact import CONFIG
+from tests.marks import slow
 from train_core.errors import CheckpointError
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import read_segments
@@ -72,8 +73,13 @@ def check_resume(
 
 
 @pytest.mark.promise("damaged-checkpoint")
-@pytest.mark.parametrize("damage", [bit_flipped, cut, gone, a_folder])
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize(
+    ("workers", "damage"),
+    [
+        *((2, bit_flipped), (3, cut), (2, gone)),
+        *(slow(2, cut), slow(2, a_folder), slow(3, bit_flipped), slow(3, gone), slow(3, a_folder)),
+    ],
+)
 def test_all_ranks_go_on_from_the_newest_good_checkpoint(
     workers: int, damage: Callable[[Store, str], None], tmp_path: Path
 ) -> None:

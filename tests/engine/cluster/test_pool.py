@@ -55,6 +55,7 @@ def test_an_exit_of_the_users_is_his_bug_and_no_death(pool: WorkerPool) -> None:
 
 
 @pytest.mark.promise("worker-dies")
+@pytest.mark.slow
 def test_a_worker_that_dies_fails_the_stage_and_the_next_try_has_new_ones(
     pool: WorkerPool, tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 POOL = "from train_core.engine.cluster.pool_settings import POOL_SETTINGS as settings\n"
 OTHER = "settings = RaySettings()\n"
 
@@ -28,6 +30,7 @@ def test_nothing_imports_ray_before_its_settings_are_in_the_environment() -> Non
     )
 
 
+@pytest.mark.slow
 def test_what_the_pool_wants_of_ray_is_for_no_other_launcher() -> None:
     shown = "load_ray(TrainConfig(), settings)\nprint(*(k for k in os.environ if k[:4] == 'RAY_'))"
     of_pool, of_other = (set(run_anew(settings + shown).split()) for settings in (POOL, OTHER))
@@ -35,6 +38,7 @@ def test_what_the_pool_wants_of_ray_is_for_no_other_launcher() -> None:
     assert {"RAY_DEDUP_LOGS", "RAY_USAGE_STATS_ENABLED"} <= of_other
 
 
+@pytest.mark.slow
 def test_what_somebody_has_set_for_ray_stays() -> None:
     shown = "load_ray(TrainConfig(), settings)\nprint(os.environ['RAY_worker_niceness'])"
     assert run_anew(f"os.environ['RAY_worker_niceness'] = '7'\n{POOL}{shown}") == "7\n"

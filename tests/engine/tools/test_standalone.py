@@ -89,6 +89,7 @@ def test_a_training_that_fails_by_itself_says_why(tmp_path: Path) -> None:
     assert "in loss" in (tmp_path / "undisturbed.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_workload_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no Workload named 'Nobody'"):
         verify_resume(request(tmp_path, "Nobody", workers=1), tmp_path)

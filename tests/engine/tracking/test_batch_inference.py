@@ -46,6 +46,7 @@ def file_of(result: PredictionsResult) -> str:
     return f"predictions/{result.uri.rpartition('/')[2]}.json"
 
 
+@pytest.mark.slow
 def test_each_is_shown_once_and_the_newest_first_of_all(run: RunBuilder, tracking_uri: str) -> None:
     best = ended(run, tracking_uri)
     before = stages(tracking_uri)["pipeline"].info

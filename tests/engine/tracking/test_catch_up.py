@@ -74,6 +74,7 @@ def test_a_training_that_failed_unseen_is_shown_as_failed(
         assert {stage.info.status for stage in stages(uri).values()} == {"FAILED"}
 
 
+@pytest.mark.slow
 def test_a_run_that_was_extended_and_failed_unseen_is_shown_as_failed(
     run: RunBuilder, tracking_uri: str
 ) -> None:

@@ -152,6 +152,7 @@ def test_steps_that_are_trained_again_are_not_shown_twice(
     assert json.loads(Path(file).read_text()) == {damaged.name: "a flipped bit"}
 
 
+@pytest.mark.slow
 def test_what_a_later_attempt_adds_to_a_step_is_shown_and_the_rest_not_twice(
     run: RunBuilder, tracking_uri: str
 ) -> None:
@@ -169,6 +170,7 @@ def test_what_a_later_attempt_adds_to_a_step_is_shown_and_the_rest_not_twice(
     assert points(tracking_uri) == expected(range(1, 40)) + Counter([("validation/loss", 20)])
 
 
+@pytest.mark.slow
 def test_what_a_driver_did_not_come_to_show_is_shown_with_the_report(
     run: RunBuilder, tracking_uri: str
 ) -> None:
@@ -233,6 +235,7 @@ def test_a_segment_that_is_gone_is_told_of_when_the_training_is_done(
     assert "some metrics are not shown" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_entry_larger_than_a_request_is_shown_whole(run: RunBuilder, tracking_uri: str) -> None:
     large = entry(1).model_copy(update={"metrics": {f"m/{i}": float(i) for i in range(2500)}})
     runs = MlflowRuns(run.folder, tracking_uri, "tests")

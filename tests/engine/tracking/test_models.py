@@ -93,6 +93,7 @@ def test_the_best_model_loads_and_predicts_what_the_model_predicts(
     assert np.array_equal(np.array(found["probabilities"].tolist(), np.float32), expected)
 
 
+@pytest.mark.slow
 def test_the_example_is_read_with_the_login_that_no_record_has(
     tmp_path: Path, tracking_uri: str
 ) -> None:
@@ -138,6 +139,7 @@ def test_the_model_has_a_signature_an_example_and_its_metrics(
     }
 
 
+@pytest.mark.slow
 def test_the_parent_run_has_the_headline_metrics(run: RunBuilder, tracking_uri: str) -> None:
     best, _ = commit_digits(run)
     log_best(run, tracking_uri, best)
@@ -159,6 +161,7 @@ def test_logging_the_model_again_makes_no_second_one(run: RunBuilder, tracking_u
     assert len(model.metrics) == 2
 
 
+@pytest.mark.slow
 def test_altered_weights_are_not_logged(
     run: RunBuilder, tracking_uri: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -237,6 +240,7 @@ def test_only_models_without_a_registered_version_are_let_go(
     assert unregistered_checkpoints(url, tracking_uri) == [aliased.name]
 
 
+@pytest.mark.slow
 def test_a_version_whose_source_only_contains_the_models_id_is_of_another_model(
     run: RunBuilder, tracking_uri: str
 ) -> None:
@@ -275,6 +279,7 @@ def test_a_version_points_to_the_model_whose_whole_id_its_source_has(
     assert model_id_of(recorded, source) == expected
 
 
+@pytest.mark.slow
 def test_another_mlflow_lets_nothing_go(
     run: RunBuilder, tracking_uri: str, empty_database: Path
 ) -> None:
@@ -398,6 +403,7 @@ def test_a_registered_model_says_of_which_checkpoint_it_is(
         ("models:/foreign/1", "was not logged by evertrain"),
     ],
 )
+@pytest.mark.slow
 def test_a_model_that_tells_of_no_checkpoint_is_refused(
     what: str, told: str, run: RunBuilder, tracking_uri: str
 ) -> None:

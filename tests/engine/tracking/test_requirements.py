@@ -43,6 +43,7 @@ def normal(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["digits:Digits", "mnist:MnistResNet18"])
+@pytest.mark.slow
 def test_a_shipped_workload_is_loaded_with_what_its_model_requires(name: str) -> None:
     there: set[str] = set()
     waiting = set(REQUIREMENTS)

@@ -114,6 +114,7 @@ def test_what_a_down_server_missed_is_mirrored_when_it_is_up(
 
 
 @pytest.mark.promise("mlflow-outage")
+@pytest.mark.slow
 def test_a_dead_server_delays_the_end_by_seconds(run: RunBuilder, server: MlflowServer) -> None:
     mirror = Mirror(run.folder, server.uri, "tests")
     mirror.start()

@@ -41,8 +41,10 @@ KINDS = {
 FSDP = {"workload": "tests.engine.fsdp_rank:Smooth", "strategy": "fsdp"}
 KINDS["fsdp"] = TABLE | STOPS_EARLY | STOPS | ONE_CHECKPOINT | FSDP
 CASES = [
-    *(("adamw", part) for part in ("model", "optimizer", "schedule", "workload", "progress")),
-    *(("momentum-stream", part) for part in ("optimizer", "streams")),
+    *(("adamw", part) for part in ("optimizer", "progress")),
+    *(slow("adamw", part) for part in ("model", "schedule", "workload")),
+    ("momentum-stream", "streams"),
+    slow("momentum-stream", "optimizer"),
     # Its tensors are others', in rows; what is no tensor is as it is without it.
     *(slow("fsdp", part) for part in ("model", "optimizer", "workload")),
 ]

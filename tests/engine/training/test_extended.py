@@ -14,6 +14,7 @@ import pytest
 from tests.engine.digests import journal_of
 from tests.engine.processes import train
 from tests.engine.training.test_exact import CONFIG
+from tests.marks import slow
 from train_core.config import TrainConfig
 from train_core.engine.data.recorded import check_continuation, with_defaults
 from train_core.engine.driver.preparing.preflight import new_record, pipeline_of
@@ -63,7 +64,7 @@ def learning_rates(folder: RunFolder) -> dict[int, float]:
 @pytest.mark.promise("extend-and-fork")
 @pytest.mark.parametrize(
     ("point", "step", "newest"),
-    [("in_step", 5, 5), ("in_step", 7, 6), ("before_manifest", 10, 8)],
+    [slow("in_step", 5, 5), ("in_step", 7, 6), slow("before_manifest", 10, 8)],
     ids=["first step", "mid-epoch", "before manifest"],
 )
 def test_an_extension_that_is_killed_ends_as_one_that_nobody_touched(

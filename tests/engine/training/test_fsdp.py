@@ -79,12 +79,14 @@ CHANGES: dict[str, dict[str, Any]] = {
         for name, change in CHANGES.items()
     ],
 )
+@pytest.mark.slow
 def test_each_feature_trains_as_with_ddp(change: dict[str, Any], tmp_path: Path) -> None:
     (expected,) = run(tmp_path, 1, "ddp", **change)
     for rank in run(tmp_path, 3, **change):
         assert_equal_to_rounding(rank, expected)
 
 
+@pytest.mark.slow
 def test_bf16_trains_as_with_ddp(tmp_path: Path) -> None:
     change = {"precision": "bf16", "settings": {"momentum": 0.9}}
     (expected,) = run(tmp_path, 1, "ddp", **change)
@@ -93,6 +95,7 @@ def test_bf16_trains_as_with_ddp(tmp_path: Path) -> None:
         assert_equal_to_rounding(rank, expected, rtol=2**-7, atol=2**-7)
 
 
+@pytest.mark.slow
 def test_the_same_number_of_workers_ends_with_the_same_bits(tmp_path: Path) -> None:
     assert run(tmp_path / "once", 3) == run(tmp_path / "again", 3)
 
@@ -110,6 +113,7 @@ def test_every_rank_keeps_a_slice_only(ddp: dict[str, Any], tmp_path: Path) -> N
 
 @pytest.mark.parametrize("workers", [slow(1), 2])
 @pytest.mark.parametrize("workload", ["Smooth", "Averaging"])
+@pytest.mark.slow
 def test_the_state_is_called_by_the_names_of_torch_distributed_checkpoint(
     workload: str, workers: int, tmp_path: Path
 ) -> None:
@@ -118,6 +122,7 @@ def test_the_state_is_called_by_the_names_of_torch_distributed_checkpoint(
         assert len(rank["names"]["state"]) > 0
 
 
+@pytest.mark.slow
 def test_validation_forwards_are_no_collectives(tmp_path: Path) -> None:
     # 70 samples in batches of 16 on 4 shards: 3, 1 and 1 batches on the three ranks.
     for rank in run(tmp_path, 3, workload="tests.engine.fsdp_rank:Counting"):

@@ -145,5 +145,6 @@ watchdog.rest()
 """
 
 
+@pytest.mark.slow
 def test_nothing_fires_once_it_rests() -> None:
     subprocess.run([sys.executable, "-c", RESTING], check=True, timeout=60)

@@ -17,6 +17,7 @@ from tests.engine.digests import digest_of_training, journal_of
 from tests.engine.processes import train
 from tests.engine.tiny import Tiny
 from tests.leaks import Belongings
+from tests.marks import slow
 from tests.storage.samples import manifest
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.progress import Progress
@@ -347,7 +348,7 @@ class UnlikeInType(Unlike):
     kinds = (torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int32))
 
 
-@pytest.mark.parametrize("name", ["UnlikeInSize", "UnlikeInShape", "UnlikeInType"])
+@pytest.mark.parametrize("name", [slow("UnlikeInSize"), "UnlikeInShape", slow("UnlikeInType")])
 def test_workers_with_other_states_commit_nothing(name: str, tmp_path: Path) -> None:
     config = {
         "workload": f"tests.engine.training.test_loop:{name}",

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.engine.processes import files, ranks, train
+from tests.marks import slow
 from tests.storage.fault_proxy import FaultProxy
 
 CONFIG: dict[str, Any] = {
@@ -88,7 +89,7 @@ def small_disk(at: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", at], check=True)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [slow(1), 2])
 def test_a_disk_that_is_full_for_a_while(workers: int, tmp_path: Path, reference: Any) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
         ballast = disk / "ballast"
@@ -103,7 +104,7 @@ def test_a_disk_that_is_full_for_a_while(workers: int, tmp_path: Path, reference
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, slow(2)])
 def test_object_storage_that_is_down_for_a_while(
     workers: int,
     object_store: str,

@@ -125,7 +125,7 @@ CASES = {
     ("case", "workers", "after", "epoch"),
     [
         *(slow("Tiny", 1, 2, 0), ("Tiny", 2, 1, 1), slow("Tiny", 3, 3, 1)),
-        *(slow("StreamingTiny", 1, 2, 0), ("StreamingTiny", 2, 1, 1)),
+        *(slow("StreamingTiny", 1, 2, 0), slow("StreamingTiny", 2, 1, 1)),
         *(("max-steps", 2, 2, 0), ("early-stopping", 1, 2, 1)),
     ],
 )
@@ -154,6 +154,7 @@ def test_a_validation_that_is_interrupted_starts_over(
     assert other == one
 
 
+@pytest.mark.slow
 def test_a_rank_without_validation_resumes_before_one_with_fsdp(tmp_path: Path) -> None:
     # One batch is all there is to validate, and another rank's.
     config = CONFIG | {"num_shards": 2, "eval_batch_size": 128, "strategy": "fsdp"}

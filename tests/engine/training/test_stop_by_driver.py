@@ -216,6 +216,7 @@ def wait_until_all_wait_for_the_storage(asked: Asked) -> None:
 
 
 @pytest.mark.promise("grace")
+@pytest.mark.slow
 def test_a_request_that_comes_while_ranks_wait_for_the_storage_ends_the_wait(
     tmp_path: Path,
 ) -> None:
@@ -228,6 +229,7 @@ def test_a_request_that_comes_while_ranks_wait_for_the_storage_ends_the_wait(
     check_that_it_goes_on(tmp_path, RunFolder(str(tmp_path), "run").checkpoints()[-1].step)
 
 
+@pytest.mark.slow
 def test_the_step_after_which_ranks_wait_for_the_storage_is_the_last_if_a_request_comes(
     tmp_path: Path,
 ) -> None:

@@ -143,6 +143,7 @@ def test_the_files_that_one_run_was_trained_on_and_the_other_not_are_named(
 
 
 @pytest.mark.promise("diff")
+@pytest.mark.slow
 def test_runs_that_were_asked_for_other_numbers_differ(
     storage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +159,7 @@ def test_runs_that_were_asked_for_other_numbers_differ(
 
 
 @pytest.mark.promise("diff")
+@pytest.mark.slow
 def test_surroundings_and_what_may_change_in_a_run_are_told_and_do_not_count(
     storage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -245,6 +245,7 @@ def test_an_empty_storage_lists_no_runs(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.promise("settings")
+@pytest.mark.slow
 def test_workloads_are_listed_with_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["workloads", "--json"]) == 0
     shipped = [row["workload"] for row in json.loads(capsys.readouterr().out)]

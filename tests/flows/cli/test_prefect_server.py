@@ -64,6 +64,7 @@ def test_the_command_line_begins_without_loading_prefect() -> None:
     assert found == "False False\n"
 
 
+@pytest.mark.slow
 def test_a_command_that_is_refused_does_not_leave_in_the_middle_of_an_import(
     tmp_path: Path,
 ) -> None:
@@ -105,6 +106,7 @@ def test_the_server_ends_with_the_command(tmp_path: Path, number: signal.Signals
 
 
 @pytest.mark.promise("environment")
+@pytest.mark.slow
 def test_where_a_profile_names_a_server_none_is_started(tmp_path: Path) -> None:
     home = tmp_path / "prefect"
     home.mkdir()

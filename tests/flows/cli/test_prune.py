@@ -214,6 +214,7 @@ def test_pins_of_other_machines_count_until_they_are_known_to_be_over(folder: Ru
 
 
 @pytest.mark.promise("release-models")
+@pytest.mark.slow
 def test_where_mlflow_cannot_be_asked_nothing_is_deleted(
     folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import slow
 from tests.storage.faulty_store import LOOK, LOOKS, FaultyStore
 from tests.storage.killed import ACTIONS, begin, prune
 from tests.storage.samples import WEIGHTS, manifest, save
@@ -125,6 +126,7 @@ def test_a_delete_that_is_killed_leaves_the_checkpoint_whole_or_not_there(tmp_pa
 
 
 @pytest.mark.promise("killed-delete")
+@pytest.mark.slow
 def test_a_prune_that_is_killed_keeps_what_stays_and_the_next_one_ends_it(tmp_path: Path) -> None:
     *killed, through = killed_at_every_change(tmp_path, "prune")
     assert steps(through) == [1, 4]
@@ -152,7 +154,7 @@ def test_a_beginning_that_is_killed_while_it_collects_is_ended_by_the_next(tmp_p
 @pytest.mark.parametrize(
     # A prune looks most often.
     "action",
-    ["delete", "begin", pytest.param("prune", marks=pytest.mark.slow)],
+    ["delete", slow("begin"), slow("prune")],
 )
 def test_a_deleter_that_cannot_read_deletes_nothing_that_is_to_stay(
     tmp_path: Path, action: str

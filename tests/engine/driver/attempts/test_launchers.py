@@ -101,6 +101,7 @@ def test_all_ranks_train_to_the_end(
 
 
 @pytest.mark.promise("elastic")
+@pytest.mark.slow
 def test_of_a_range_as_many_ranks_train_as_there_is_room_for(
     launcher: Launcher, tmp_path: Path, undisturbed: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -182,6 +183,7 @@ def test_an_exit_of_the_users_is_his_bug(launcher: Launcher, tmp_path: Path) -> 
 
 
 @pytest.mark.promise("stop-everywhere")
+@pytest.mark.slow
 def test_a_request_reaches_ranks_that_had_not_begun_when_it_came(
     launcher: Launcher, tmp_path: Path, undisturbed: str
 ) -> None:
