@@ -313,6 +313,7 @@ def test_what_makes_no_sense_together(asked: dict[str, Any], told: str) -> None:
 
 
 @pytest.mark.promise("export")
+@pytest.mark.slow
 def test_the_exported_file_is_what_others_read(source: RunFolder, tmp_path: Path) -> None:
     """Of `evertrain export`: the same tensors, and the frame that some readers ask for."""
     target = str(tmp_path / "out")

@@ -90,6 +90,7 @@ def compared(
 
 
 @pytest.mark.promise("diff")
+@pytest.mark.slow
 def test_runs_of_other_data_differ_though_their_bits_are_the_same(
     storage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

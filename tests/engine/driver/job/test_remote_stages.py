@@ -391,6 +391,7 @@ def _kill_a_batch_inference_and_score_again(ray_address: str, tmp_path: Path) ->
 
 
 @pytest.mark.promise("cluster-capacity")
+@pytest.mark.slow
 def test_more_than_the_cluster_can_ever_give_is_refused_before_there_is_a_run(
     ray_address: str, tmp_path: Path
 ) -> None:
