@@ -13,7 +13,7 @@ import pytest
 from tests.engine import alone
 from tests.engine.digests import digest_of_training
 from train_core import TrainConfig
-from train_core.engine.driver.attempts.supervisor import Attempt, Outcome, Supervisor
+from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome, Supervisor
 from train_core.engine.driver.timing import Timing
 from train_core.errors import GaveUpError, StoppedError, UserCodeError
 from train_core.policy.restarts import RestartRules
@@ -41,17 +41,19 @@ class LosesAttempts:
         self.attempts: list[int] = []
         self.has_lost_two = threading.Event()
 
-    def run(self, attempt: Attempt) -> Outcome:
+    def run(self, attempt: Attempt) -> AttemptOutcome:
         self.attempts.append(attempt.number)
         if len(self.attempts) == 2:
             self.has_lost_two.set()
         asked = attempt.config.model_dump()
         if not self.lost_at:
             alone.run(attempt.folder, attempt.number, **asked)
-            return Outcome()
+            return AttemptOutcome()
         if step := self.lost_at.pop(0):
             alone.run(attempt.folder, attempt.number, **asked | {"max_steps": step})
-        return Outcome(ConnectionError(f"rank 1 died in attempt {attempt.number}"), is_lost=True)
+        return AttemptOutcome(
+            ConnectionError(f"rank 1 died in attempt {attempt.number}"), is_lost=True
+        )
 
 
 class Fails:
@@ -60,9 +62,9 @@ class Fails:
     def __init__(self) -> None:
         self.attempts: list[int] = []
 
-    def run(self, attempt: Attempt) -> Outcome:
+    def run(self, attempt: Attempt) -> AttemptOutcome:
         self.attempts.append(attempt.number)
-        return Outcome(UserCodeError("train", "rank 0: KeyError: 'x'", "a traceback"))
+        return AttemptOutcome(UserCodeError("train", "rank 0: KeyError: 'x'", "a traceback"))
 
 
 @pytest.fixture
@@ -113,10 +115,10 @@ class StandsStill:
     def __init__(self) -> None:
         self.has_begun, self.may_end = threading.Event(), threading.Event()
 
-    def run(self, attempt: Attempt) -> Outcome:
+    def run(self, attempt: Attempt) -> AttemptOutcome:
         self.has_begun.set()
         assert self.may_end.wait(60)
-        return Outcome(StoppedError(attempt.folder.name, 0))
+        return AttemptOutcome(StoppedError(attempt.folder.name, 0))
 
 
 @pytest.mark.promise("grace")
@@ -138,12 +140,12 @@ def test_who_does_not_save_in_its_grace_is_not_waited_for(
 class Obeys:
     """A launcher whose ranks end when a request comes, saved or not."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: AttemptOutcome) -> None:
         self.outcome = outcome
         self.has_begun = threading.Event()
         self.received: list[StopRequest] = []
 
-    def run(self, attempt: Attempt) -> Outcome:
+    def run(self, attempt: Attempt) -> AttemptOutcome:
         has_come = threading.Event()
 
         def receive(request: StopRequest) -> None:
@@ -160,7 +162,7 @@ class Obeys:
 def test_ranks_that_could_not_save_have_stopped_at_their_last_commit(
     supervised: Supervisor, folder: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    launcher = Obeys(Outcome(given_up_at=4))
+    launcher = Obeys(AttemptOutcome(given_up_at=4))
     with ThreadPoolExecutor(1) as thread:
         training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
         assert launcher.has_begun.wait(60)
@@ -176,7 +178,7 @@ def test_ranks_that_could_not_save_have_stopped_at_their_last_commit(
 def test_a_request_in_the_run_folder_is_brought_to_the_ranks(
     supervised: Supervisor, folder: RunFolder
 ) -> None:
-    launcher = Obeys(Outcome(ConnectionError("rank 0 died"), is_lost=True))
+    launcher = Obeys(AttemptOutcome(ConnectionError("rank 0 died"), is_lost=True))
     with ThreadPoolExecutor(1) as thread:
         training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
         assert launcher.has_begun.wait(60)
