@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,13 @@ import pytest
 
 from tests.engine import alone
 from tests.engine.digests import digest_of_training
+from tests.storage.faulty_store import LOOK, FaultyStore
 from train_core import TrainConfig
 from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome, Supervisor
 from train_core.engine.driver.timing import Timing
 from train_core.errors import GaveUpError, StoppedError, UserCodeError
 from train_core.policy.restarts import RestartRules
+from train_core.storage.coordination import lease
 from train_core.storage.coordination.stop_request import StopRequest, ask_to_stop
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
@@ -174,11 +176,73 @@ def test_ranks_that_could_not_save_have_stopped_at_their_last_commit(
     assert "did not end within grace_s" not in caplog.text
 
 
+class WaitsForRoom:
+    """A launcher whose ranks have not started when the request to end comes."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        has_come = threading.Event()
+        attempt.requests.send_by(lambda _: has_come.set())
+        self.has_begun.set()
+        assert has_come.wait(60)
+        try:
+            attempt.check_stop()
+        except StoppedError as error:
+            return AttemptOutcome(error)
+        raise AssertionError
+
+
+LOST = AttemptOutcome(ConnectionError("rank 0 died"), is_lost=True)
+
+
+@pytest.mark.promise("grace")
+@pytest.mark.parametrize(
+    "new_launcher",
+    [WaitsForRoom, lambda: Obeys(AttemptOutcome()), lambda: Obeys(LOST)],
+    ids=["before the ranks start", "after they saved", "after one died"],
+)
+def test_an_attempt_that_is_asked_to_end_does_so_although_the_storage_is_away(
+    supervised: Supervisor,
+    folder: RunFolder,
+    tmp_path: Path,
+    new_launcher: Callable[[], WaitsForRoom | Obeys],
+) -> None:
+    launcher = new_launcher()
+    folder.store = store = FaultyStore(folder.url, tmp_path / "notes")
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
+        assert launcher.has_begun.wait(60)
+        take_away(store)
+        supervised.stop()
+        with pytest.raises(StoppedError):
+            training.result(60)
+
+
+def test_no_attempt_begins_after_a_stop_although_the_storage_is_away(
+    supervised: Supervisor, folder: RunFolder, tmp_path: Path
+) -> None:
+    folder.store = store = FaultyStore(folder.url, tmp_path / "notes")
+    first = supervised.begin_attempt()
+    take_away(store)
+    supervised.stop()
+    with pytest.raises(StoppedError):
+        supervised.begin_attempt()
+    store.work_again()
+    assert lease.newest_attempt(folder.store) == first
+
+
+def take_away(store: FaultyStore) -> None:
+    for kind in ("", LOOK):
+        store.fail_at(1, kind=kind, times=None)
+
+
 @pytest.mark.promise("runs-stop")
 def test_a_request_in_the_run_folder_is_brought_to_the_ranks(
     supervised: Supervisor, folder: RunFolder
 ) -> None:
-    launcher = Obeys(AttemptOutcome(ConnectionError("rank 0 died"), is_lost=True))
+    launcher = Obeys(LOST)
     with ThreadPoolExecutor(1) as thread:
         training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
         assert launcher.has_begun.wait(60)

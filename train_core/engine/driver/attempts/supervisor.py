@@ -200,6 +200,7 @@ class Supervisor:
 
     def begin_attempt(self) -> int:
         """The number of the attempt to launch now. Earlier attempts can commit nothing any more."""
+        self._check_program()
         held = self._lease
         # A retried stage needs a new attempt too: an attempt never writes a step twice.
         if self._has_launched:
@@ -215,25 +216,33 @@ class Supervisor:
     def _newest_after(
         self, outcome: AttemptOutcome, asked: Asked, before: Checkpoint | None
     ) -> Checkpoint | None:
-        """The newest commit after an attempt. An end that was requested waits for no storage."""
-        if outcome.given_up_at is not None:
+        """The newest commit after an attempt.
+
+        After a request to end, the storage has seconds to say it. Raises StoppedError if it does
+        not, although the ranks have saved.
+        """
+        if outcome.given_up_at is not None or outcome.ended is Ended.FAILED:
+            # The storage did not take a newer one, or the error is the training's in any case.
             return before
-        if outcome.is_lost and asked is Asked.END:
-            return self._newest_soon() or before
-        return self.newest()
+        if asked is not Asked.END:
+            return self.newest()
+        newest = self._newest_soon()
+        if newest is None and outcome.ended is Ended.IN_ORDER:
+            raise self._stopped_at(before)
+        return newest or before
 
     def _newest_soon(self) -> Checkpoint | None:
         """The newest commit; None also if the storage does not say within seconds."""
-        folder = RunFolder(self._folder.storage, self._folder.name)
-        folder.store = self._folder.store.with_retries(SHORT)
         try:
-            return _newest_of(folder)
+            return _newest_of(self._folder.with_retries(SHORT))
         except StorageError as error:
             _log.debug("the newest checkpoint is not known: %s", error)
             return None
 
     def _check_stop(self, attempt: int) -> None:
         """Raise StoppedError if the attempt was requested to end, or this process is ending."""
+        # Also before the storage is asked, which may be away.
+        self._check_program()
         request = stop_request(self._folder.store, attempt)
         if request and not request.goes_on:
             raise self._stopped()
