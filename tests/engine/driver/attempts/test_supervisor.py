@@ -140,10 +140,14 @@ def test_who_does_not_save_in_its_grace_is_not_waited_for(
 
 
 class Obeys:
-    """A launcher whose ranks end when a request comes, saved or not."""
+    """A launcher whose ranks end when a request comes, saved or not.
 
-    def __init__(self, outcome: AttemptOutcome) -> None:
+    `refusals` is how often a request cannot be sent to them.
+    """
+
+    def __init__(self, outcome: AttemptOutcome, refusals: int = 0) -> None:
         self.outcome = outcome
+        self.refusals = refusals
         self.has_begun = threading.Event()
         self.received: list[StopRequest] = []
 
@@ -151,6 +155,9 @@ class Obeys:
         has_come = threading.Event()
 
         def receive(request: StopRequest) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise ConnectionError("the rendezvous store does not answer")
             self.received.append(request)
             has_come.set()
 
@@ -250,6 +257,21 @@ def test_a_request_in_the_run_folder_is_brought_to_the_ranks(
         with pytest.raises(StoppedError):
             training.result(60)
     assert launcher.received == [StopRequest(reason="somebody elsewhere")]
+
+
+def test_a_request_that_could_not_be_sent_is_sent_again(
+    supervised: Supervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    launcher = Obeys(LOST, refusals=2)
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(supervised.train, TrainConfig(**ASKED, grace_s=10), launcher)
+        assert launcher.has_begun.wait(60)
+        supervised.stop()
+        with pytest.raises(StoppedError):
+            training.result(60)
+    assert launcher.received == [StopRequest(reason="its program ends")]
+    assert "the ranks cannot be asked to stop" in caplog.text
+    assert "did not end within grace_s" not in caplog.text
 
 
 def test_who_is_told_to_end_between_two_attempts_begins_no_other(
