@@ -56,8 +56,8 @@ def _of_run(values: dict[str, Any]) -> dict[str, Any]:
     # A file may hold anything: the validation that follows reports what is wrong with it.
     if not isinstance(run, str) or not run or not isinstance(storage, str | None):
         return {}
-    folder = RunFolder(absolute(storage) if storage else default_storage(), run)
-    folder.store = folder.store.with_retries(SHORT)
+    where = absolute(storage) if storage else default_storage()
+    folder = RunFolder(where, run).with_retries(SHORT)
     if not folder.exists():
         return {}
     recorded = recorded_parameters(folder)

@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.metric_names import VALIDATION, is_of
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination.fence_list import read_fence_list
+from train_core.storage.objects.retries import RetryPolicy
 from train_core.storage.objects.store import Store
 from train_core.storage.records.amendments import Amendment, newest_amendment
 from train_core.storage.records.data_files import FileList, read_file_list
@@ -88,6 +90,12 @@ class RunFolder:
         if not storage or storage.endswith("/"):
             raise ConfigError(f"{url!r} is not the address of a run: <storage>/<run>")
         return cls(storage, name)
+
+    def with_retries(self, retry_policy: RetryPolicy) -> Self:
+        """The same folder, whose storage is waited for by that retry policy."""
+        folder = copy(self)
+        folder.store = self.store.with_retries(retry_policy)
+        return folder
 
     @property
     def url(self) -> str:

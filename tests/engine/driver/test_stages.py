@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import count
@@ -22,8 +23,9 @@ from train_core.errors import FencedError, StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, ScoringRequest
 from train_core.storage.coordination import lease
+from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import EvaluationManifest, PredictionsManifest
-from train_core.storage.records.names import MODEL_FILE
+from train_core.storage.records.names import JOURNAL, MODEL_FILE
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
 
@@ -142,6 +144,26 @@ def test_a_driver_that_begins_collects_what_a_dead_one_left(folder: RunFolder) -
     HeldRun.take(folder).release(EndStatus.FAILED)
     assert folder.store.names("checkpoints") == [str(committed.name)]
     assert folder.store.names("journal") == segments
+
+
+class TakenMeanwhile(Store):
+    """Another driver takes the run while orphans are looked for in the journal."""
+
+    def names(self, key: str = "") -> list[str]:
+        if key == JOURNAL:
+            self.create("lease/0003.json", self.read("lease/0002.json"))
+        return super().names(key)
+
+
+def test_a_run_that_is_replaced_as_it_is_taken_is_released_again(folder: RunFolder) -> None:
+    begin_attempt(folder).release()
+    run(folder)
+    folder.store.write("journal/steps-00000006-00000099-a0001.jsonl", b"{}")
+    folder.store = TakenMeanwhile(folder.url)
+    with pytest.raises(FencedError):
+        HeldRun.take(folder)
+    assert lease.end_of(folder.store, 2) == EndStatus.FAILED
+    assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["refused", "lost answer"])

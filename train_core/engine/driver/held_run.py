@@ -39,9 +39,14 @@ class HeldRun:
         driver has the run.
         """
         run = cls(folder, begin_attempt(folder), timing)
-        run._alive.enter_context(lease.alive(run.lease))
-        run._alive.enter_context(clearing_dead_scorers(folder, job))
-        run.delete_orphans()
+        try:
+            run._alive.enter_context(lease.alive(run.lease))
+            run._alive.enter_context(clearing_dead_scorers(folder, job))
+            run.delete_orphans()
+        except BaseException:
+            # The caller has nothing yet with which to end the heartbeats.
+            run.release(EndStatus.FAILED)
+            raise
         return run
 
     @property

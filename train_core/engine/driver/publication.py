@@ -21,7 +21,7 @@ from train_core.storage.records.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.run_folder import RunFolder
 
 
-class Outcome(Result):
+class PipelineOutcome(Result):
     """The results of a pipeline's stages."""
 
     train: TrainResult
@@ -43,7 +43,7 @@ class Outcome(Result):
 
 
 def publish(
-    outcome: Outcome,
+    outcome: PipelineOutcome,
     held: HeldRun,
     folder: RunFolder,
     config: TrainConfig,

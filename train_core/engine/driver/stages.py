@@ -115,7 +115,7 @@ class RunStages:
 
     def publish(self, **outcome: Any) -> dict[str, Any]:
         """End the workers, draw the curves, complete the mirror and write report.json."""
-        from train_core.engine.driver.publication import Outcome, publish
+        from train_core.engine.driver.publication import PipelineOutcome, publish
 
         held = self._checked("publish")
         self._workers.close()
@@ -124,7 +124,7 @@ class RunStages:
         if self._workers.ready_at:
             self._timeline.mark(WORKERS_READY, self._workers.ready_at)
         what = (held, self.folder, self.config, self.mirror, self._timeline)
-        return publish(Outcome.model_validate(outcome), *what).model_dump()
+        return publish(PipelineOutcome.model_validate(outcome), *what).model_dump()
 
     def close(self, status: str) -> None:
         """End the mirror and free the run; Ray ends with the process.

@@ -31,10 +31,14 @@ _CALL = re.compile(r"([0-9a-f]{32}-\d{4,})\.json")
 _BEAT = re.compile(rf"([0-9a-f]{{32}}|{THE_JOB})-beat\.json")
 
 
+# By default pydantic writes null for NaN: a diverged loss would not be a number for its reader.
+_CONFIG = ConfigDict(frozen=True, ser_json_inf_nan="constants")
+
+
 class Call(BaseModel):
     """What a caller wants done."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = _CONFIG
 
     stage: str
     arguments: dict[str, JsonValue]
@@ -43,7 +47,7 @@ class Call(BaseModel):
 class Answer(BaseModel):
     """The stage's result, or the error that it raised."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = _CONFIG
 
     result: JsonValue = None
     error: dict[str, JsonValue] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,13 @@ import pytest
 
 from tests.engine import alone
 from tests.engine.digests import digest_of_training
+from tests.storage.faulty_store import LOOK, FaultyStore
 from train_core import TrainConfig
-from train_core.engine.driver.attempts.supervisor import Attempt, Outcome, Supervisor
+from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome, Supervisor
 from train_core.engine.driver.timing import Timing
 from train_core.errors import GaveUpError, StoppedError, UserCodeError
 from train_core.policy.restarts import RestartRules
+from train_core.storage.coordination import lease
 from train_core.storage.coordination.stop_request import StopRequest, ask_to_stop
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
@@ -41,17 +43,19 @@ class LosesAttempts:
         self.attempts: list[int] = []
         self.has_lost_two = threading.Event()
 
-    def run(self, attempt: Attempt) -> Outcome:
+    def run(self, attempt: Attempt) -> AttemptOutcome:
         self.attempts.append(attempt.number)
         if len(self.attempts) == 2:
             self.has_lost_two.set()
         asked = attempt.config.model_dump()
         if not self.lost_at:
             alone.run(attempt.folder, attempt.number, **asked)
-            return Outcome()
+            return AttemptOutcome()
         if step := self.lost_at.pop(0):
             alone.run(attempt.folder, attempt.number, **asked | {"max_steps": step})
-        return Outcome(ConnectionError(f"rank 1 died in attempt {attempt.number}"), is_lost=True)
+        return AttemptOutcome(
+            ConnectionError(f"rank 1 died in attempt {attempt.number}"), is_lost=True
+        )
 
 
 class Fails:
@@ -60,9 +64,9 @@ class Fails:
     def __init__(self) -> None:
         self.attempts: list[int] = []
 
-    def run(self, attempt: Attempt) -> Outcome:
+    def run(self, attempt: Attempt) -> AttemptOutcome:
         self.attempts.append(attempt.number)
-        return Outcome(UserCodeError("train", "rank 0: KeyError: 'x'", "a traceback"))
+        return AttemptOutcome(UserCodeError("train", "rank 0: KeyError: 'x'", "a traceback"))
 
 
 @pytest.fixture
@@ -113,10 +117,10 @@ class StandsStill:
     def __init__(self) -> None:
         self.has_begun, self.may_end = threading.Event(), threading.Event()
 
-    def run(self, attempt: Attempt) -> Outcome:
+    def run(self, attempt: Attempt) -> AttemptOutcome:
         self.has_begun.set()
         assert self.may_end.wait(60)
-        return Outcome(StoppedError(attempt.folder.name, 0))
+        return AttemptOutcome(StoppedError(attempt.folder.name, 0))
 
 
 @pytest.mark.promise("grace")
@@ -136,17 +140,24 @@ def test_who_does_not_save_in_its_grace_is_not_waited_for(
 
 
 class Obeys:
-    """A launcher whose ranks end when a request comes, saved or not."""
+    """A launcher whose ranks end when a request comes, saved or not.
 
-    def __init__(self, outcome: Outcome) -> None:
+    `refusals` is how often a request cannot be sent to them.
+    """
+
+    def __init__(self, outcome: AttemptOutcome, refusals: int = 0) -> None:
         self.outcome = outcome
+        self.refusals = refusals
         self.has_begun = threading.Event()
         self.received: list[StopRequest] = []
 
-    def run(self, attempt: Attempt) -> Outcome:
+    def run(self, attempt: Attempt) -> AttemptOutcome:
         has_come = threading.Event()
 
         def receive(request: StopRequest) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise ConnectionError("the rendezvous store does not answer")
             self.received.append(request)
             has_come.set()
 
@@ -160,7 +171,7 @@ class Obeys:
 def test_ranks_that_could_not_save_have_stopped_at_their_last_commit(
     supervised: Supervisor, folder: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    launcher = Obeys(Outcome(given_up_at=4))
+    launcher = Obeys(AttemptOutcome(given_up_at=4))
     with ThreadPoolExecutor(1) as thread:
         training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
         assert launcher.has_begun.wait(60)
@@ -172,11 +183,73 @@ def test_ranks_that_could_not_save_have_stopped_at_their_last_commit(
     assert "did not end within grace_s" not in caplog.text
 
 
+class WaitsForRoom:
+    """A launcher whose ranks have not started when the request to end comes."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        has_come = threading.Event()
+        attempt.requests.send_by(lambda _: has_come.set())
+        self.has_begun.set()
+        assert has_come.wait(60)
+        try:
+            attempt.check_stop()
+        except StoppedError as error:
+            return AttemptOutcome(error)
+        raise AssertionError
+
+
+LOST = AttemptOutcome(ConnectionError("rank 0 died"), is_lost=True)
+
+
+@pytest.mark.promise("grace")
+@pytest.mark.parametrize(
+    "new_launcher",
+    [WaitsForRoom, lambda: Obeys(AttemptOutcome()), lambda: Obeys(LOST)],
+    ids=["before the ranks start", "after they saved", "after one died"],
+)
+def test_an_attempt_that_is_asked_to_end_does_so_although_the_storage_is_away(
+    supervised: Supervisor,
+    folder: RunFolder,
+    tmp_path: Path,
+    new_launcher: Callable[[], WaitsForRoom | Obeys],
+) -> None:
+    launcher = new_launcher()
+    folder.store = store = FaultyStore(folder.url, tmp_path / "notes")
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
+        assert launcher.has_begun.wait(60)
+        take_away(store)
+        supervised.stop()
+        with pytest.raises(StoppedError):
+            training.result(60)
+
+
+def test_no_attempt_begins_after_a_stop_although_the_storage_is_away(
+    supervised: Supervisor, folder: RunFolder, tmp_path: Path
+) -> None:
+    folder.store = store = FaultyStore(folder.url, tmp_path / "notes")
+    first = supervised.begin_attempt()
+    take_away(store)
+    supervised.stop()
+    with pytest.raises(StoppedError):
+        supervised.begin_attempt()
+    store.work_again()
+    assert lease.newest_attempt(folder.store) == first
+
+
+def take_away(store: FaultyStore) -> None:
+    for kind in ("", LOOK):
+        store.fail_at(1, kind=kind, times=None)
+
+
 @pytest.mark.promise("runs-stop")
 def test_a_request_in_the_run_folder_is_brought_to_the_ranks(
     supervised: Supervisor, folder: RunFolder
 ) -> None:
-    launcher = Obeys(Outcome(ConnectionError("rank 0 died"), is_lost=True))
+    launcher = Obeys(LOST)
     with ThreadPoolExecutor(1) as thread:
         training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
         assert launcher.has_begun.wait(60)
@@ -184,6 +257,21 @@ def test_a_request_in_the_run_folder_is_brought_to_the_ranks(
         with pytest.raises(StoppedError):
             training.result(60)
     assert launcher.received == [StopRequest(reason="somebody elsewhere")]
+
+
+def test_a_request_that_could_not_be_sent_is_sent_again(
+    supervised: Supervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    launcher = Obeys(LOST, refusals=2)
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(supervised.train, TrainConfig(**ASKED, grace_s=10), launcher)
+        assert launcher.has_begun.wait(60)
+        supervised.stop()
+        with pytest.raises(StoppedError):
+            training.result(60)
+    assert launcher.received == [StopRequest(reason="its program ends")]
+    assert "the ranks cannot be asked to stop" in caplog.text
+    assert "did not end within grace_s" not in caplog.text
 
 
 def test_who_is_told_to_end_between_two_attempts_begins_no_other(

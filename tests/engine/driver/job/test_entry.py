@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -15,13 +16,20 @@ import pytest
 
 from benchmarks.services import free_port
 from train_core import TrainConfig
+from train_core.described_errors import rebuild
 from train_core.engine.driver.job.mailbox_transport import MailboxTransport
 from train_core.engine.driver.job.remote_stages import RemoteStages
 from train_core.engine.driver.server import Stages, StageServer
 from train_core.engine.driver.stages import stages_of
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import ClusterWorkers
-from train_core.errors import ConfigError, ResourceError, StageError, StorageError
+from train_core.errors import (
+    ConfigError,
+    NotFiniteError,
+    ResourceError,
+    StageError,
+    StorageError,
+)
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Prepared, Request
 from train_core.storage.coordination.mailbox import THE_JOB, Answer, Mailbox
@@ -89,6 +97,34 @@ def test_what_is_no_call_is_answered_with_its_fault_and_the_next_one_is_heard(
     assert "not a call" in told(caller.answer_to(JUNK))
     assert "there is no stage 'explode'" in told(caller.answer_to(no_stage))
     assert "storage" in told(caller.answer_to(no_request))
+
+
+class Diverges(Idle):
+    """Whose training ends with a loss that is no number."""
+
+    def __init__(self, request: Request, loss: float) -> None:
+        super().__init__(request)
+        self._loss = loss
+
+    def train(self) -> None:
+        raise NotFiniteError(3, self._loss, None)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_reaches_the_caller_as_what_it_is(
+    folder: RunFolder, loss: float
+) -> None:
+    caller = Caller(folder)
+    training = caller.calls.ask("train", {})
+    server = StageServer(transport_of(folder, caller.first), partial(Diverges, loss=loss))
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(server.serve)
+        error = rebuild(caller.answered(training).error)
+        caller.close()
+        assert served.result() == EndStatus.FINISHED
+    caller.die()
+    assert isinstance(error, NotFiniteError)
+    assert repr(error.loss) == repr(loss)
 
 
 class Caller:

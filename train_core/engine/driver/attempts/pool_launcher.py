@@ -10,7 +10,7 @@ from train_core.engine.cluster.elastic import ClusterWatch, number_of_workers, r
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.cluster.resources import drained_under_workers
 from train_core.engine.distributed.rendezvous import Membership
-from train_core.engine.driver.attempts.supervisor import Attempt, Outcome
+from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.entry_points import TRAIN
 from train_core.policy.membership import keeps_workers
 
@@ -28,7 +28,7 @@ class PoolLauncher:
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
 
-    def run(self, attempt: Attempt) -> Outcome:
+    def run(self, attempt: Attempt) -> AttemptOutcome:
         """Run the ranks until they end; where one died, all are replaced."""
         group = f"{attempt.folder.name}/{attempt.number}"
         attempt.requests.send_by(partial(self._pool.ask_to_stop, group))
@@ -43,13 +43,13 @@ class PoolLauncher:
             else:
                 # How many there is room for is seen once these are gone.
                 self._pool.close()
-            return Outcome(error, is_lost=True)
+            return AttemptOutcome(error, is_lost=True)
         except Exception as error:  # noqa: BLE001 (the supervisor raises it)
             # Ranks that wait for the one that failed would wait for half an hour.
             self._pool.close()
-            return Outcome(error)
+            return AttemptOutcome(error)
 
-    def _train_where_there_is_room(self, group: str, attempt: Attempt) -> Outcome:
+    def _train_where_there_is_room(self, group: str, attempt: Attempt) -> AttemptOutcome:
         workers, timing = attempt.config.num_workers, self._pool.timing
         is_placed = self._pool.has_placed(attempt.config)
         if not keeps_workers(is_placed=is_placed, drained=drained_under_workers()):
@@ -64,10 +64,10 @@ class PoolLauncher:
             _log.info("training on %d workers", workers)
             return self._train(group, attempt, config)
 
-    def _train(self, group: str, attempt: Attempt, config: TrainConfig) -> Outcome:
+    def _train(self, group: str, attempt: Attempt, config: TrainConfig) -> AttemptOutcome:
         def arguments(own: Membership) -> tuple[str, TrainConfig, int, Membership]:
             return attempt.folder.url, config, attempt.number, own
 
         # `TRAIN` gives how each rank ended; rank 0 knows what was committed.
         first, *_ = self._pool.run_ranks(group, TRAIN, arguments, check=attempt.check_stop)
-        return Outcome(given_up_at=None if first.has_saved else first.saved_step)
+        return AttemptOutcome(given_up_at=None if first.has_saved else first.saved_step)

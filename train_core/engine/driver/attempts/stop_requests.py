@@ -21,7 +21,8 @@ class StopRequests:
     """Collects the requests to one attempt, from any thread, and sends the newest to its ranks.
 
     The driver's own program and the watch over the cluster's nodes call the methods here. A request
-    that `evertrain runs stop` wrote into the run folder is read from there, every `poll_s`.
+    that `evertrain runs stop` wrote into the run folder is read from there, every `poll_s`. One
+    that could not be sent to the ranks is sent again then.
     """
 
     def __init__(self, store: Store, attempt: int, poll_s: float) -> None:
@@ -31,6 +32,8 @@ class StopRequests:
         self._attempt = attempt
         self._poll_s = poll_s
         self._send: Callable[[StopRequest], None] | None = None
+        self._sent: StopRequest | None = None
+        """The newest request that the ranks have."""
         self._one_at_a_time = threading.Lock()
         self._has_ended = threading.Event()
 
@@ -57,7 +60,10 @@ class StopRequests:
 
     @contextmanager
     def following_the_folder(self) -> Iterator[None]:
-        """Poll the run folder for a request, in a background thread, while the block runs."""
+        """Poll the run folder for a request, in a background thread, while the block runs.
+
+        A request that could not be sent is sent again at each poll.
+        """
         thread = threading.Thread(target=self._follow, name="stop-requests", daemon=True)
         thread.start()
         try:
@@ -69,6 +75,8 @@ class StopRequests:
 
     def _follow(self) -> None:
         while not self._has_ended.wait(self._poll_s):
+            with self._one_at_a_time:
+                self._send_newest()
             try:
                 request = stop_request(self._store, self._attempt)
             except EvertrainError as error:
@@ -84,9 +92,12 @@ class StopRequests:
                 self._send_newest()
 
     def _send_newest(self) -> None:
-        if self._send is None or self.newest is None:
+        """Send the newest request, if there is one that the ranks do not have."""
+        if self._send is None or self.newest is self._sent:
             return
+        assert self.newest is not None, "a request stays, or is replaced"
         try:
             self._send(self.newest)
+            self._sent = self.newest
         except Exception as error:  # noqa: BLE001 (whatever Ray or torch raises)
             _log.warning("the ranks cannot be asked to stop: %s", error)

@@ -52,7 +52,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttemptOutcome:
     """How an attempt ended."""
 
     error: Exception | None = None
@@ -73,7 +73,7 @@ class Outcome:
 class Launcher(Protocol):
     """Runs the ranks of one attempt."""
 
-    def run(self, attempt: Attempt) -> Outcome:
+    def run(self, attempt: Attempt) -> AttemptOutcome:
         """Run them until all have ended, and leave none behind."""
 
 
@@ -124,7 +124,9 @@ class Supervisor:
         assert newest is not None, "a training ends with a checkpoint"
         return newest
 
-    def _run(self, number: int, config: TrainConfig, launcher: Launcher) -> tuple[Outcome, Asked]:
+    def _run(
+        self, number: int, config: TrainConfig, launcher: Launcher
+    ) -> tuple[AttemptOutcome, Asked]:
         """Run the attempt; its outcome, and the newest request that it received."""
         requests = StopRequests(self._folder.store, number, self._timing.stop_poll_s)
         self._requests = requests
@@ -139,7 +141,9 @@ class Supervisor:
             outcome = launcher.run(Attempt(self._folder, number, config, requests, check_stop))
         return outcome, Asked.END if self._is_stopping.is_set() else requests.asked
 
-    def _carry_out(self, decision: Decision, outcome: Outcome, newest: Checkpoint | None) -> None:
+    def _carry_out(
+        self, decision: Decision, outcome: AttemptOutcome, newest: Checkpoint | None
+    ) -> None:
         """Wait before another attempt, or raise why there is none."""
         match decision.next:
             case Next.FAIL:
@@ -148,11 +152,11 @@ class Supervisor:
             case Next.STOPPED:
                 raise self._stopped_at(newest, outcome.given_up_at)
             case Next.GIVE_UP:
-                said = (
+                message = (
                     f"gave up after {decision.restarts} tries without a new checkpoint: "
                     f"{outcome.error}"
                 )
-                raise GaveUpError("train", said) from outcome.error
+                raise GaveUpError("train", message) from outcome.error
             case Next.RESTART:
                 _log.warning("begins again from the newest checkpoint: %s", outcome.error)
                 self._is_stopping.wait(decision.pause_s)
@@ -196,8 +200,9 @@ class Supervisor:
 
     def begin_attempt(self) -> int:
         """The number of the attempt to launch now. Earlier attempts can commit nothing any more."""
+        self._check_program()
         held = self._lease
-        # Also when a stage is tried again: steps of an attempt are never written twice.
+        # A retried stage needs a new attempt too: an attempt never writes a step twice.
         if self._has_launched:
             before = held.attempt
             # A request that came between two attempts is for this one.
@@ -209,27 +214,35 @@ class Supervisor:
         return held.attempt
 
     def _newest_after(
-        self, outcome: Outcome, asked: Asked, before: Checkpoint | None
+        self, outcome: AttemptOutcome, asked: Asked, before: Checkpoint | None
     ) -> Checkpoint | None:
-        """The newest commit after an attempt. An end that was requested waits for no storage."""
-        if outcome.given_up_at is not None:
+        """The newest commit after an attempt.
+
+        After a request to end, the storage has seconds to say it. Raises StoppedError if it does
+        not, although the ranks have saved.
+        """
+        if outcome.given_up_at is not None or outcome.ended is Ended.FAILED:
+            # The storage did not take a newer one, or the error is the training's in any case.
             return before
-        if outcome.is_lost and asked is Asked.END:
-            return self._newest_soon() or before
-        return self.newest()
+        if asked is not Asked.END:
+            return self.newest()
+        newest = self._newest_soon()
+        if newest is None and outcome.ended is Ended.IN_ORDER:
+            raise self._stopped_at(before)
+        return newest or before
 
     def _newest_soon(self) -> Checkpoint | None:
         """The newest commit; None also if the storage does not say within seconds."""
-        folder = RunFolder(self._folder.storage, self._folder.name)
-        folder.store = self._folder.store.with_retries(SHORT)
         try:
-            return _newest_of(folder)
+            return _newest_of(self._folder.with_retries(SHORT))
         except StorageError as error:
             _log.debug("the newest checkpoint is not known: %s", error)
             return None
 
     def _check_stop(self, attempt: int) -> None:
         """Raise StoppedError if the attempt was requested to end, or this process is ending."""
+        # Also before the storage is asked, which may be away.
+        self._check_program()
         request = stop_request(self._folder.store, attempt)
         if request and not request.goes_on:
             raise self._stopped()

@@ -21,7 +21,7 @@ _log = logging.getLogger("train_core.driver")
 
 
 class Attachment:
-    """One caller's side of a job's mailbox, from its first call until it leaves."""
+    """One caller's side of a job's mailbox, from its first call until it detaches."""
 
     def __init__(
         self, mailbox: Mailbox, jobs: RayJobsClient, request: Request, timing: Timing
@@ -30,7 +30,7 @@ class Attachment:
         self.mailbox = mailbox
         self._jobs = jobs
         self._timing = timing
-        self._has_left = threading.Event()
+        self._is_detached = threading.Event()
         self._log: threading.Thread | None = None
         self._heartbeat = mailbox.heartbeat_sender()
         mailbox.send_heartbeat()
@@ -39,10 +39,10 @@ class Attachment:
         self._heartbeat.start()
 
     def print_log(self) -> None:
-        """Print what the job prints, in a thread, until this one leaves."""
+        """Print what the job prints, in a thread, until this caller detaches."""
         follow = self._jobs.follow
         self._log = threading.Thread(
-            target=follow, args=(self.mailbox.job, _print, self._has_left), daemon=True
+            target=follow, args=(self.mailbox.job, _print, self._is_detached), daemon=True
         )
         self._log.start()
 
@@ -56,17 +56,17 @@ class Attachment:
             raise rebuild(answer.error)
         return answer.result
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Send no more heartbeats, and print the last lines of the log."""
-        self._has_left.set()
+        self._is_detached.set()
         deadline = time.monotonic() + self._timing.last_lines_s
         self._heartbeat.stop(self._timing.last_lines_s)
         if self._log is not None:
             self._log.join(max(deadline - time.monotonic(), 0))
 
-    def withdraw(self) -> None:
-        """Leave a job that was not submitted, and delete what was written for it."""
-        self.leave()
+    def cancel(self) -> None:
+        """Detach from a job that nobody shall begin, and delete what was written for it."""
+        self.detach()
         self.mailbox.detach(self.first)
 
     def _answer(self, stage: str, name: str) -> Answer:

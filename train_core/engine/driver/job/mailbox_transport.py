@@ -1,4 +1,4 @@
-"""The job's side of its mailbox: several callers attach to one server of stages, and leave it.
+"""The job's side of its mailbox: several callers attach to one server of stages, and detach.
 
 The first request that is accepted is the job's; a later caller must want the same. A stage that
 several callers ask for with the same arguments is carried out once. The job ends when its last
@@ -78,7 +78,7 @@ class MailboxTransport:
         self._mailbox.clear(self._last, self._timing.answer_taken_s)
 
     def _calls(self) -> Iterator[tuple[str, Call]]:
-        idle_since = spoken_at = time.monotonic()
+        idle_since = last_news_at = time.monotonic()
         while True:
             new = self._new_calls()
             for name, call in new:
@@ -92,14 +92,14 @@ class MailboxTransport:
                 self._outbox.send()
                 return
             if self._outbox.send() or new:
-                spoken_at = time.monotonic()
+                last_news_at = time.monotonic()
             if new or not self._outbox.is_empty or self._callers.any_lives():
                 idle_since = time.monotonic()
             if given_up := self._given_up(idle_since):
                 _log.error("%s: the job ends", given_up)
                 yield _NO_CALLER, Call(stage=CLOSE, arguments={"status": EndStatus.FAILED})
                 return
-            self._outbox.wait(self._mailbox.timing.pause_s(time.monotonic() - spoken_at))
+            self._outbox.wait(self._mailbox.timing.pause_s(time.monotonic() - last_news_at))
 
     def _given_up(self, idle_since: float) -> str:
         """Why the job ends although no caller has said so; empty if it goes on."""
@@ -200,7 +200,7 @@ class MailboxTransport:
         if closing is None:
             return None
         lives = self._callers.any_lives()
-        # Also of one that came since then.
+        # A caller that attached after that call counts as well.
         if self._callers.any_has_moved(closing.others):
             # It is the other's job now.
             self._outbox.put(closing.name, as_answer(result=None))

@@ -44,7 +44,10 @@ class RemoteStages:
         self._choice: JobChoice = (JobOfScoring if is_scoring else JobOfRun)(self._folder)
         self._jobs: RayJobsClient | None = None
         self._attached: Attachment | None = None
+        self._is_closing = False
         self._lock = threading.Lock()
+        """Guards the two, and is held for no longer than that: `close` needs it at any time."""
+        self._preparing = threading.Lock()
 
     def prepare(self) -> dict[str, Any]:
         """Attach to the job that drives the run, or submit one, and have it check the request.
@@ -75,13 +78,14 @@ class RemoteStages:
     def close(self, status: str) -> None:
         """End the job, in order, if nobody else needs it; what still trains saves first."""
         with self._lock:
+            self._is_closing = True
             attached = self._attached
         # One that has ended needs no other one to end it.
         if attached is not None:
             try:
                 self._waited(attached, CLOSE, attached.mailbox.ask(CLOSE, {"status": status}))
             finally:
-                self._leave(attached)
+                self._detach(attached)
 
     def _prepare(self, jobs: RayJobsClient) -> dict[str, Any]:
         while running := self._choice.running(jobs):
@@ -90,11 +94,12 @@ class RemoteStages:
             except JobEndedError:
                 _log.info("job %s ended just now", running)
         for job in self._choice.new_names():
-            # There before the job is, which ends at once if it does not find it.
+            # IMPORTANT: the call is written before its job is submitted. A job that does not find
+            # its call within `first_call_wait_s` ends.
             asking = self._first_call(jobs, job)
             if self._submit(jobs, asking):
                 return self._prepared(asking)
-            asking.leave()
+            asking.detach()
             asking.mailbox.clear()
         raise AssertionError
 
@@ -104,9 +109,11 @@ class RemoteStages:
         command = ["python", "-m", JOB]
         command += [self._request.storage, self._request.run, job, asking.first]
         try:
+            with self._lock:
+                self._check_closing()
             is_new = jobs.submit(job, command, self._request.config.runtime_env)
         except EvertrainError:
-            asking.withdraw()
+            asking.cancel()
             raise
         if is_new:
             _log.info("submitted job %s: %s", job, jobs.url(job))
@@ -115,7 +122,7 @@ class RemoteStages:
         try:
             return jobs.is_running(job)
         except EvertrainError:
-            asking.leave()
+            asking.detach()
             raise
 
     def _cluster(self) -> RayJobsClient:
@@ -141,31 +148,48 @@ class RemoteStages:
 
     def _prepared(self, asking: Attachment) -> dict[str, Any]:
         asking.print_log()
-        self._attached = asking
+        try:
+            with self._lock:
+                self._check_closing()
+                self._attached = asking
+        except StageError:
+            # `close` did not find it: nobody else would end what was asked for.
+            asking.cancel()
+            raise
         try:
             return dict(self._waited(asking, PREPARE, asking.first))
         except BaseException:
             # A job whose request is refused ends by itself.
-            self._leave(asking)
+            self._detach(asking)
             raise
 
     def _stage(self, stage: str, **arguments: Any) -> Any:
         """The job's result; raises what it raised, and JobEndedError if it died."""
-        with self._lock:
-            if self._attached is None:
-                if self._jobs is None:
-                    raise StageError(stage, f"run {self._folder.name!r} was not prepared")
-                # The last one died: this is another try.
-                self._prepare(self._jobs)
-            attached = self._attached
-        assert attached is not None
+        attached = self._attachment(stage)
         name = attached.mailbox.ask(stage, arguments)
         try:
             return self._waited(attached, stage, name)
         except JobEndedError:
-            with self._lock:
-                self._leave(attached)
+            self._detach(attached)
             raise
+
+    def _attachment(self, stage: str) -> Attachment:
+        """The attachment to the job; where that has died, to a new one, as this is another try."""
+        # Of several stages, one prepares the new job for all.
+        with self._preparing:
+            while True:
+                with self._lock:
+                    self._check_closing()
+                    if self._attached is not None:
+                        return self._attached
+                if self._jobs is None:
+                    raise StageError(stage, f"run {self._folder.name!r} was not prepared")
+                self._prepare(self._jobs)
+
+    def _check_closing(self) -> None:
+        """Raise StageError if `close` was called. The caller has the lock."""
+        if self._is_closing:
+            raise StageError("driver", "the driver ends: it asks no job for anything more")
 
     def _waited(self, attached: Attachment, stage: str, name: str) -> Any:
         try:
@@ -174,10 +198,11 @@ class RemoteStages:
             self._choice.clear_dead(attached.mailbox)
             raise
 
-    def _leave(self, attached: Attachment) -> None:
-        if self._attached is attached:
-            self._attached = None
-        attached.leave()
+    def _detach(self, attached: Attachment) -> None:
+        with self._lock:
+            if self._attached is attached:
+                self._attached = None
+        attached.detach()
 
 
 def _refuse_what_cannot_travel(request: DriverRequest) -> None:
