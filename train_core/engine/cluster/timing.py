@@ -16,7 +16,7 @@ class Timing:
     """How long resources of workers that ended may be on their way back."""
     grow_after_s: float = 10.0
     """How long there has to be room for more, before all begin again with more."""
-    say_every_s: float = 60.0
+    warn_every_s: float = 60.0
     """Between two warnings that there is no room."""
     last_poll_s: float = 5.0
     """For a poll of the cluster that is under way when the attempt ends."""
