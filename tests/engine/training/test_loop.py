@@ -334,7 +334,7 @@ def test_weights_that_fail_to_verify_are_quarantined_when_they_are_evaluated(
     folder.store.write(f"{found.key}/{MODEL_FILE}", b"x" * sizes[MODEL_FILE])
     config = folder.record().config.model_copy(update={"gpus_per_worker": 0})
     with pytest.raises(CheckpointError, match="Start the same run again"):
-        load_model(folder.url, config.model_dump_json(), str(found.name))
+        load_model(folder.url, config, str(found.name))
     assert folder.checkpoints() == []
     assert list(folder.quarantined()) == [str(found.name)]
 
