@@ -12,7 +12,6 @@ from train_core.policy.randomness import (
     ORDER,
     SampleRandom,
     derive_seed,
-    sample_order,
 )
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -76,18 +75,6 @@ def test_the_numbers_are_uniform() -> None:
 )
 def test_the_numbers_are_not_correlated(left: np.ndarray, right: np.ndarray) -> None:
     assert abs(np.corrcoef(left, right)[0, 1]) < 4 / np.sqrt(len(left))
-
-
-@given(SEEDS, st.integers(0, 1000), st.integers(0, 500))
-def test_an_epoch_visits_every_sample_once(seed: int, epoch: int, num_samples: int) -> None:
-    order = sample_order(seed, epoch, num_samples)
-    assert sorted(order) == list(range(num_samples))
-    assert np.array_equal(order, sample_order(seed, epoch, num_samples))
-
-
-def test_each_epoch_and_seed_has_an_order_of_its_own() -> None:
-    orders = {tuple(sample_order(seed, epoch, 50)) for seed in range(5) for epoch in range(5)}
-    assert len(orders) == 25
 
 
 def test_each_purpose_and_place_has_a_seed_of_its_own() -> None:

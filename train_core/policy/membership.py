@@ -12,12 +12,12 @@ class MembershipRules:
 
     fewest: int
     most: int
+    settle_s: float
+    """How long the resources of ended workers may take to become free."""
+    grow_after_s: float
+    """How long there must be room for more workers before another attempt begins with them."""
     can_grow: bool = True
     """Whether free resources say that there is room for more."""
-    settle_s: float = 5.0
-    """How long the resources of ended workers may take to become free."""
-    grow_after_s: float = 10.0
-    """How long there must be room for more workers before another attempt begins with them."""
 
 
 def keeps_workers(*, is_placed: bool, drained: Collection[str]) -> bool:
@@ -28,16 +28,17 @@ def keeps_workers(*, is_placed: bool, drained: Collection[str]) -> bool:
     return is_placed and not drained
 
 
-def workers_to_begin(room: int, waited_s: float, rules: MembershipRules) -> int | None:
-    """How many workers to start, with resources for `room` of them; None: wait for more room."""
-    if room >= rules.most:
+def workers_to_begin(free_slots: int, waited_s: float, rules: MembershipRules) -> int | None:
+    """How many workers to start, if `free_slots` of them can be placed; None: wait for more."""
+    if free_slots >= rules.most:
         return rules.most
-    return room if room >= rules.fewest and waited_s > rules.settle_s else None
+    has_settled = waited_s > rules.settle_s
+    return free_slots if free_slots >= rules.fewest and has_settled else None
 
 
-def has_room_for_more(workers: int, room: int, rules: MembershipRules) -> bool:
-    """Whether more than `workers` could train, with resources for `room` further ones."""
-    return rules.can_grow and workers < rules.most and room > 0
+def has_room_for_more(workers: int, free_slots: int, rules: MembershipRules) -> bool:
+    """Whether more than `workers` could train, if `free_slots` further ones can be placed."""
+    return rules.can_grow and workers < rules.most and free_slots > 0
 
 
 def reason_to_move(

@@ -24,12 +24,6 @@ def derive_seed(seed: int, purpose: int, *path: int) -> int:
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
 
 
-def sample_order(seed: int, epoch: int, num_samples: int) -> npt.NDArray[np.int64]:
-    """The order in which `epoch` visits the samples: a permutation, shape (num_samples,)."""
-    generator = np.random.Generator(np.random.Philox(derive_seed(seed, ORDER, epoch)))
-    return generator.permutation(num_samples)
-
-
 class SampleRandom:
     """Random numbers for a batch of samples, each sample's own whatever batch it is in.
 

@@ -51,7 +51,7 @@ class RestartRules:
     max_restarts: int = 3
     """The largest number in a row without a new checkpoint."""
     pause_s: float = 2.0
-    """Before the second restart in a row; each further pause is twice the last, and this more."""
+    """The pause before the second restart in a row; the next ones are 3, 7, 15, … times as long."""
 
     def pause_before(self, restart: int) -> float:
         """The seconds before the restart of that number; the first one begins at once."""

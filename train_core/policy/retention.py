@@ -75,7 +75,8 @@ def retention_verdicts(
     """
     oldest_first = sorted(candidates, key=lambda c: (c.step, c.name))
     newest = {c.name for c in oldest_first[-1:]}
-    # One that was not would displace another: a run that was stopped would keep other checkpoints.
+    # An unscheduled checkpoint would push a scheduled one out, so an interrupted run would keep
+    # different checkpoints.
     scheduled = [c for c in oldest_first if c.scheduled]
     last = {c.name for c in scheduled[-rules.keep_last :]}
     best = _best(scheduled, rules)
@@ -97,11 +98,11 @@ def retention_verdicts(
 
 
 def finalists(candidates: Iterable[Candidate], rules: RetentionRules) -> list[Candidate]:
-    """The checkpoints that the best one is chosen from where epochs end with one, oldest first.
+    """The checkpoints that the best one is chosen from, if each epoch ends with a checkpoint.
 
-    They are the last one, and the best `keep_best` of those with a validation. A storage that is
-    slow, or away for minutes, may leave out other checkpoints, but none of these, so the choice is
-    the same.
+    Oldest first, they are the last one, and the best `keep_best` of those with a validation. A
+    storage that is slow, or away for minutes, may leave out other checkpoints, but none of these,
+    so the choice is the same.
     """
     oldest_first = sorted(candidates, key=lambda c: (c.step, c.name))
     best = _best([c for c in oldest_first if c.scheduled], rules)

@@ -1,4 +1,7 @@
-"""The plan of an epoch: which samples each shard of each micro-step of each step computes."""
+"""The plan of an epoch: which samples each shard of each micro-step of each step computes.
+
+Positions only; sample_order says which sample is at a position.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,13 @@ def quit_measuring(number: int) -> None:
     """What a workload does that calls sys.exit() where it is evaluated."""
     with users_code("evaluate", f"shard {number}"):
         sys.exit("enough")
+
+
+def get_sigterm(number: int) -> tuple[int, bool]:
+    """Sends its own process SIGTERM; which one that is, and whether it runs in the main thread."""
+    with users_code("evaluate", f"shard {number}"):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return os.getpid(), threading.current_thread() is threading.main_thread()
 
 
 def fail_after_the_others(own: Membership) -> Any:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 from train_core import TrainConfig
+from train_core.config import available_cpus
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.cluster.pool_settings import POOL_SETTINGS
 from train_core.engine.cluster.runtime import start_ray
+from train_core.engine.cluster.timing import Timing
+from train_core.engine.driver.workers import ClusterWorkers
 from train_core.errors import UserCodeError
 
 pytestmark = pytest.mark.timeout(180)
@@ -27,7 +35,8 @@ def no_leaks() -> None:
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
     start_ray(CONFIG, POOL_SETTINGS)
-    found = WorkerPool(CONFIG)
+    # What takes seconds to import keeps no rank of a test from failing right after another.
+    found = WorkerPool(CONFIG, [HERE])
     yield found
     found.end()
     ray.shutdown()
@@ -46,6 +55,17 @@ def test_workers_stay_for_the_next_stage(pool: WorkerPool) -> None:
         pool.start(CONFIG)
         pids.append({pid for _, pid in pool.map(f"{HERE}:double", [(1,), (2,)])})
     assert pids[0] == pids[1]
+
+
+def test_a_worker_that_gets_sigterm_ends_after_its_call_and_reports_no_bug(
+    pool: WorkerPool,
+) -> None:
+    pool.start(CONFIG)
+    ((pid, is_main_thread),) = pool.map(f"{HERE}:get_sigterm", [(0,)])
+    assert not is_main_thread
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait(60)
+    pool.close()
 
 
 def test_an_exit_of_the_users_is_his_bug_and_no_death(pool: WorkerPool) -> None:
@@ -96,3 +116,96 @@ def test_one_that_has_ended_starts_no_worker() -> None:
         pool.start(CONFIG)
     pool.replace()
     assert not pool.has_workers_for(CONFIG)
+
+
+def num_groups() -> int:
+    """How many placement groups reserve something, or are waiting to."""
+    return sum(group["state"] != "REMOVED" for group in placement_group_table().values())
+
+
+@contextmanager
+def no_free_cpu() -> Iterator[Callable[[], None]]:
+    """All CPUs are reserved by somebody else until the function that it gives is called."""
+    others = placement_group([{"CPU": available_cpus()}])
+    assert others.wait(60)
+    try:
+        yield lambda: remove_placement_group(others)
+    finally:
+        remove_placement_group(others)
+
+
+class TwoAtOnce(WorkerPool):
+    """Two threads that start workers meet between the look at those that are there and the start.
+
+    If only one of them can come that far at a time, it goes on alone after a second.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        self._both = threading.Barrier(2)
+
+    def close(self) -> None:
+        with suppress(threading.BrokenBarrierError):
+            self._both.wait(1)
+        super().close()
+
+
+@pytest.fixture
+def own_pool(pool: WorkerPool) -> Iterator[Callable[[WorkerPool], WorkerPool]]:
+    """Ends a pool of the test's own, on the same Ray; the shared one has no workers meanwhile."""
+    pool.close()
+    pools: list[WorkerPool] = []
+
+    def add(own: WorkerPool) -> WorkerPool:
+        pools.append(own)
+        return own
+
+    yield add
+    for own in pools:
+        own.end()
+
+
+OwnPool = Callable[[WorkerPool], WorkerPool]
+
+
+def test_two_stages_that_start_at_once_share_the_workers(own_pool: OwnPool) -> None:
+    pool = own_pool(TwoAtOnce(CONFIG))
+
+    def score() -> Sequence[tuple[int, int]]:
+        pool.start(CONFIG)
+        return pool.map(f"{HERE}:double", [(number,) for number in range(4)])
+
+    with ThreadPoolExecutor(2) as threads:
+        stages = [threads.submit(score) for _ in range(2)]
+        found = [stage.result() for stage in stages]
+    assert [[result for result, _ in of_stage] for of_stage in found] == [[0, 2, 4, 6]] * 2
+    assert len({pid for of_stage in found for _, pid in of_stage}) == 2
+    assert num_groups() == 1
+
+
+def test_a_stage_keeps_the_workers_for_which_another_one_waits(own_pool: OwnPool) -> None:
+    pool, workers = own_pool(WorkerPool(CONFIG)), ClusterWorkers()
+    workers._pool = pool
+    with no_free_cpu() as free, ThreadPoolExecutor(1) as thread:
+        pool.start(CONFIG)
+        other = thread.submit(pool.map, f"{HERE}:double", [(1,), (2,)])
+        while not pool._one_at_a_time.locked():
+            assert not other.done()
+        assert workers.for_scoring(CONFIG) is pool
+        free()
+        found = other.result() + pool.map(f"{HERE}:double", [(3,), (4,)])
+    assert [result for result, _ in found] == [2, 4, 6, 8]
+    assert len({pid for _, pid in found}) == 2
+
+
+def test_a_stage_keeps_workers_that_may_soon_be_placed(own_pool: OwnPool) -> None:
+    timing = Timing(placed_s=0.01, settle_s=60)
+    pool, workers = own_pool(WorkerPool(CONFIG, timing=timing)), ClusterWorkers()
+    workers._pool = pool
+    with no_free_cpu() as free, ThreadPoolExecutor(1) as thread:
+        pool.start(CONFIG)
+        started = pool._workers
+        found = thread.submit(workers.for_scoring, CONFIG)
+        free()
+        assert found.result() is pool
+    assert pool._workers is started

@@ -22,8 +22,10 @@ from tests.storage.samples import manifest
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.distributed.group import Group
+from train_core.engine.distributed.stop_source import StopInFolder
 from train_core.engine.scoring.evaluate import load_model
 from train_core.engine.training.loop import Trainer
+from train_core.engine.training.stop_listener import StopListener
 from train_core.errors import (
     CheckpointError,
     DataError,
@@ -102,6 +104,38 @@ def test_all_that_a_training_starts_has_ended_when_it_returns(
     # The trainer is still there, and with it all that it refers to.
     assert not before.added(within_s=2)
     assert trainer.progress.step >= 4
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_trainer_that_cannot_join_the_others_leaves_no_thread(
+    rank: int, folder: RunFolder
+) -> None:
+    config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, num_workers=2)
+    alone.create(folder, config)
+    before = Belongings.now()
+    # One of two ranks, in a process that has joined no group.
+    with pytest.raises(ValueError, match="process group"):
+        Trainer(folder, config, 1, Group(rank, 2, torch.device("cpu")))
+    assert not before.added(within_s=2)
+
+
+class BrokenListener(StopListener):
+    """Whose thread cannot be ended in order."""
+
+    def close(self) -> None:
+        super().close()
+        raise OSError("cannot be ended")
+
+
+def test_an_error_while_a_training_closes_leaves_nothing_open(folder: RunFolder) -> None:
+    config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, data_workers=1)
+    alone.create(folder, config)
+    before = Belongings.now()
+    trainer = Trainer(folder, config, 1, Group.current())
+    trainer.listener = BrokenListener(StopInFolder(folder.store, 1), 20, None, logs=True)
+    with pytest.raises(OSError, match="cannot be ended"):
+        trainer.run()
+    assert not before.added(within_s=2)
 
 
 def test_it_ends_alike_on_any_storage(storage_url: str, folder: RunFolder) -> None:
@@ -300,7 +334,7 @@ def test_weights_that_fail_to_verify_are_quarantined_when_they_are_evaluated(
     folder.store.write(f"{found.key}/{MODEL_FILE}", b"x" * sizes[MODEL_FILE])
     config = folder.record().config.model_copy(update={"gpus_per_worker": 0})
     with pytest.raises(CheckpointError, match="Start the same run again"):
-        load_model(folder.url, config.model_dump_json(), str(found.name))
+        load_model(folder.url, config, str(found.name))
     assert folder.checkpoints() == []
     assert list(folder.quarantined()) == [str(found.name)]
 

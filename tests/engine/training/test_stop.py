@@ -218,7 +218,7 @@ def test_who_asked_for_an_end_gets_it_and_who_is_to_move_may_still_be_asked_for_
 @pytest.mark.parametrize("nonsense", [b"{}", b"", b'{"format": 99, "reason": "later"}'])
 def test_nonsense_is_no_request_and_does_not_deafen(nonsense: bytes, tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
-    listener = StopListener(StopInFolder(folder.store, 1), 20, None, speaks=False)
+    listener = StopListener(StopInFolder(folder.store, 1), 20, None, logs=False)
     folder.store.write("lease/0001-stop.json", nonsense)
     listener.poll()
     assert not listener.is_asked

@@ -116,15 +116,15 @@ class Checkpointer:
         save = Save(self._num_saves, facts, entries, self.newest)
         self._status = self._status.began(progress.step, begin)
         self._in_flight = _InFlight(self._thread.submit(self._writer.write, save), entries)
-        self._recorder.rate(metric_names.CHECKPOINT_BLOCKED_S, time.monotonic() - begin)
+        self._recorder.count(metric_names.CHECKPOINT_BLOCKED_S, time.monotonic() - begin)
 
     def wait_for_in_flight(self) -> None:
         """Wait for the checkpoint in flight, as the next one is due; count it. Raises as `wait`."""
         if self.is_busy:
             begin = time.monotonic()
             self.wait()
-            self._recorder.rate(metric_names.CHECKPOINT_WAITED, 1)
-            self._recorder.rate(metric_names.CHECKPOINT_WAITED_S, time.monotonic() - begin)
+            self._recorder.count(metric_names.CHECKPOINT_WAITED, 1)
+            self._recorder.count(metric_names.CHECKPOINT_WAITED_S, time.monotonic() - begin)
 
     def poll(self) -> None:
         """See whether the checkpoint in flight has ended, and warn if it failed.
@@ -153,7 +153,7 @@ class Checkpointer:
         try:
             self.newest = ended.future.result() or self.newest
         except OSError as error:
-            self._recorder.rate(metric_names.CHECKPOINT_FAILED, 1)
+            self._recorder.count(metric_names.CHECKPOINT_FAILED, 1)
             _log.warning("a checkpoint was not saved, training goes on: %s", error)
             self._status = self._status.failed(time.monotonic())
             self._give_up_if_too_long(str(error))

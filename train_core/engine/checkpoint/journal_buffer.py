@@ -1,4 +1,4 @@
-"""What rank 0 remembers of each step for the journal, and tells of the newest one."""
+"""Rank 0's journal entries that no checkpoint covers yet, and live.json about the newest step."""
 
 from __future__ import annotations
 
@@ -18,17 +18,23 @@ _log = logging.getLogger(__name__)
 
 
 class JournalBuffer:
-    """Collects journal entries until a checkpoint covers them; shows the newest in live.json."""
+    """Collects journal entries until a checkpoint covers them; shows the newest in live.json.
+
+    `start` begins to write live.json in a background thread.
+    """
 
     def __init__(self, writer: RunWriter, *, is_enabled: bool) -> None:
         self.pending: list[Entry] = []
         self._is_enabled = is_enabled
         self._writer = writer
-        self._rates: dict[str, float] = {}
+        self._counters: dict[str, float] = {}
         self._live: dict[str, Any] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._write_live, name="live", daemon=True)
-        if is_enabled:
+
+    def start(self) -> None:
+        """Start the thread that writes live.json."""
+        if self._is_enabled:
             self._thread.start()
 
     def add(
@@ -36,17 +42,17 @@ class JournalBuffer:
     ) -> None:
         """Record what was measured at `step`."""
         if self._is_enabled:
-            rates, self._rates = {**self._rates, **(rates or {})}, {}
+            rates, self._counters = {**self._counters, **(rates or {})}, {}
             self.pending.append(
                 Entry(step=step, time=time.time(), metrics=finite(metrics), rates=rates)
             )
 
-    def rate(self, name: str, value: float) -> None:
-        """Add to what the next entry says of the machine, not of the training."""
-        self._rates[name] = self._rates.get(name, 0) + value
+    def count(self, name: str, amount: float) -> None:
+        """Increase a counter about the machine, not the training; the next entry has its sum."""
+        self._counters[name] = self._counters.get(name, 0) + amount
 
     def show(self, **live: Any) -> None:
-        """Tell where the training is; written from the background, about twice a second."""
+        """Publish these fields in live.json, which is written about twice a second."""
         self._live = {"stage": "train", "time": time.time(), **live}
 
     def forget(self, entries: list[Entry]) -> None:
@@ -57,7 +63,7 @@ class JournalBuffer:
     def close(self, timeout_s: float | None = None) -> None:
         """Write the last state and end the thread; it is left behind after `timeout_s`."""
         self._ended.set()
-        if self._is_enabled:
+        if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def _write_live(self) -> None:

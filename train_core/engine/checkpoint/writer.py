@@ -40,7 +40,7 @@ class SaveTiming:
     retry_s: float = 5.0
     """How soon after a checkpoint failed the next one is tried."""
     insist_s: float = 600.0
-    """How long one with a validation is tried itself: ranks may wait for it in a collective."""
+    """How long to retry a checkpoint that has a validation: ranks may wait in a collective."""
     commit_timeout_s: float = 600.0
     """How long rank 0 waits for the other ranks' files when its own are stored."""
     close_timeout_s: float = 10.0
@@ -108,7 +108,7 @@ class CheckpointWriter:
         """Store this rank's files; rank 0 commits when all ranks have, and returns the commit."""
         name = CheckpointName(save.step, self._attempt)
         folder = f"{CHECKPOINTS}/{name}"
-        # No other one can be chosen as the best in its stead.
+        # A validated checkpoint may be the best, so it is retried for longer.
         insist_s = min(self._timing.insist_s, self._config.max_unsaved_s or math.inf)
         self._insists_until = time.monotonic() + (insist_s if save.facts["validated"] else 0)
         if not self._group.is_rank0:

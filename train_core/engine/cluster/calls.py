@@ -1,4 +1,8 @@
-"""Waits for calls on workers: returns their results, or raises the cause of a failure."""
+"""Waits for calls on workers: returns their results, or raises the cause of a failure.
+
+Workers that run a call are pinged, so a process that is frozen from outside is noticed; one that
+answers and makes no progress ends itself (`engine/distributed/watchdog.py`).
+"""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from train_core.errors import ResourceError, StageError
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
-PATIENCE_S = 60.0
-"""How long a cluster that does not answer is asked again before a job begins."""
+RETRY_BUDGET_S = 60.0
+"""How long a request is retried while the cluster does not answer."""
 _TIMEOUT_S = 10.0
 _PAUSE_S = 1.0
 _ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
@@ -82,11 +82,11 @@ class RayJobsClient:
                 raise
             return True
 
-        return self._patiently(once)
+        return self._retried(once)
 
     def is_running(self, job: str) -> bool:
         """Whether the job runs or is about to. Raises StageError if the cluster does not answer."""
-        return self._patiently(lambda: not self._has_ended(job))
+        return self._retried(lambda: not self._has_ended(job))
 
     def has_ended(self, job: str) -> bool | None:
         """Whether the job is over; None if the cluster does not answer."""
@@ -136,17 +136,17 @@ class RayJobsClient:
                 return True
             raise
 
-    def _patiently(self, ask: Callable[[], bool]) -> bool:
-        deadline = time.monotonic() + PATIENCE_S
+    def _retried(self, request: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + RETRY_BUDGET_S
         while True:
             try:
-                return ask()
+                return request()
             except ResourceError:
                 raise
             except _errors() as error:
                 if time.monotonic() > deadline:
                     message = (
-                        f"Ray at {self.address} has not answered for {PATIENCE_S:g} s: {error}"
+                        f"Ray at {self.address} has not answered for {RETRY_BUDGET_S:g} s: {error}"
                     )
                     raise StageError("driver", message) from error
             time.sleep(_PAUSE_S)

@@ -19,7 +19,7 @@ class Location:
 
 @dataclass(frozen=True)
 class Rank:
-    """A worker's place among the ranks of an attempt."""
+    """One rank of an attempt: its number, its node and the GPUs that it sees."""
 
     rank: int
     world_size: int
@@ -34,7 +34,7 @@ class Rank:
 
     def environment(self) -> dict[str, str]:
         """The environment variables that torchrun sets, and libraries read."""
-        found = {
+        variables = {
             "RANK": self.rank,
             "WORLD_SIZE": self.world_size,
             "LOCAL_RANK": self.local_rank,
@@ -44,7 +44,7 @@ class Rank:
             "ACCELERATE_TORCH_DEVICE": f"cuda:{self.device}" if self.gpus else "cpu",
         }
         shared = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
-        return {name: str(value) for name, value in found.items()} | shared
+        return {name: str(value) for name, value in variables.items()} | shared
 
 
 def assign_ranks(locations: Sequence[Location]) -> list[tuple[int, Rank]]:
@@ -62,13 +62,13 @@ def assign_ranks(locations: Sequence[Location]) -> list[tuple[int, Rank]]:
             index,
         ),
     )
-    found = []
-    for rank, index in enumerate(order):
+    ranks = []
+    for number, index in enumerate(order):
         own = locations[index]
         peers = [one for one in order if locations[one].node == own.node]
         gpus = tuple(dict.fromkeys(gpu for one in peers for gpu in locations[one].gpus))
-        place = Rank(
-            rank=rank,
+        rank = Rank(
+            rank=number,
             world_size=len(order),
             local_rank=peers.index(index),
             local_world_size=len(peers),
@@ -77,5 +77,5 @@ def assign_ranks(locations: Sequence[Location]) -> list[tuple[int, Rank]]:
             gpus=gpus,
             device=gpus.index(own.gpus[0]) if own.gpus else 0,
         )
-        found.append((index, place))
-    return found
+        ranks.append((index, rank))
+    return ranks

@@ -24,6 +24,7 @@ from train_core.config import LOCAL, TrainConfig
 from train_core.engine.cluster.calls import Actor, Calls
 from train_core.engine.cluster.placement import Rank, assign_ranks
 from train_core.engine.cluster.resources import resources_of_worker
+from train_core.engine.cluster.scaling import with_free_slots
 from train_core.engine.cluster.timing import TIMING, Timing
 from train_core.engine.cluster.worker import CONTROL, WORK, TrainWorker
 from train_core.engine.distributed.rendezvous import LOOPBACK, Membership, RendezvousStore
@@ -42,8 +43,14 @@ class _Workers:
     """Workers that were asked for together."""
 
     wanted: tuple[int, dict[str, float], str]
-    places: PlacementGroup
+    placement: PlacementGroup
     actors: list[Actor]
+    requested_at: float
+    """On this process's monotonic clock."""
+
+    def are_placed(self, timeout_s: float) -> bool:
+        """Whether all of them have what they reserve, after `timeout_s` at most."""
+        return bool(self.placement.wait(timeout_s))
 
 
 class WorkerPool:
@@ -62,47 +69,67 @@ class WorkerPool:
         self._workers: _Workers | None = None
         self._store: RendezvousStore | None = None
         self._storing = threading.Lock()
+        # Held by the call that uses the workers, or waits for their start.
         self._one_at_a_time = threading.Lock()
-        self._changing = threading.Lock()
+        # Held from a look at the workers to what follows from it.
+        self._changing = threading.RLock()
         self._has_ended = False
         self.ready_at = 0.0
         """When the last of the first workers had started, in seconds since 1970; 0: not yet."""
 
     def has_workers_for(self, config: TrainConfig) -> bool:
-        """Whether there are workers, or some are starting, that have these resources each."""
+        """Whether there are workers, or some are starting, that have these resources each.
+
+        Those that a call uses or waits for count as such: that call fails if they never start.
+        """
         workers = self._workers
         if workers is None or workers.wanted[1] != resources_of_worker(config):
             return False
-        return workers.places.wait(self.timing.placed_s)
+        if self._one_at_a_time.locked():
+            return True
+        # What new ones reserve may still be on its way back from earlier ones.
+        settled_in_s = workers.requested_at + self.timing.settle_s - time.monotonic()
+        return workers.are_placed(max(self.timing.placed_s, settled_in_s))
 
     def has_placed(self, config: TrainConfig) -> bool:
         """Whether as many workers as the configuration says have what they reserve."""
         workers = self._workers
         if workers is None or workers.wanted != _wanted(config):
             return False
-        return workers.places.wait(self.timing.placed_s)
+        return workers.are_placed(self.timing.placed_s)
 
     def start(self, config: TrainConfig) -> None:
         """Have as many workers as the configuration says; they start in the background.
 
         Those that are there stay if they are what is asked for.
         """
-        self._config = config
         wanted = _wanted(config)
-        if self._workers and self._workers.wanted == wanted:
-            return
-        self.close()
         with self._changing:
+            self._config = config
+            if self._workers and self._workers.wanted == wanted:
+                return
+            self.close()
             if self._has_ended:
                 raise ConnectionError("the driver ends: it starts no workers")
-            places = placement_group([wanted[1]] * config.num_workers, config.placement_strategy)
+            requested_at = time.monotonic()
+            placement = placement_group([wanted[1]] * config.num_workers, config.placement_strategy)
             try:
-                self._workers = _Workers(wanted, places, self._new_actors(config, places))
+                actors = self._new_actors(config, placement)
             except BaseException:
-                remove_placement_group(places)
+                remove_placement_group(placement)
                 raise
+            self._workers = _Workers(wanted, placement, actors, requested_at)
 
-    def _new_actors(self, config: TrainConfig, places: PlacementGroup) -> list[Actor]:
+    def start_for_scoring(self, config: TrainConfig) -> None:
+        """Have workers for shards that queue: those that are there, or as many as can be placed.
+
+        Several threads may call it at once: all of them get the same workers.
+        """
+        with self._changing:
+            if not self.has_workers_for(config):
+                self.start(with_free_slots(config))
+
+    def _new_actors(self, config: TrainConfig, placement: PlacementGroup) -> list[Actor]:
         # Ray's annotations do not know the last of them.
         options: dict[str, Any] = {
             "num_cpus": config.cpus_per_worker,
@@ -113,7 +140,7 @@ class WorkerPool:
         worker: Any = ray.remote(**options)(TrainWorker)
         return [
             worker.options(
-                scheduling_strategy=PlacementGroupSchedulingStrategy(places, index)
+                scheduling_strategy=PlacementGroupSchedulingStrategy(placement, index)
             ).remote(self._preload)
             for index in range(config.num_workers)
         ]
@@ -135,14 +162,14 @@ class WorkerPool:
         """End the workers by SIGKILL and give back what they reserved."""
         with self._changing:
             workers, self._workers = self._workers, None
-        if workers is None:
-            return
-        try:
-            for actor in workers.actors:
-                ray.kill(actor)
-            remove_placement_group(workers.places)
-        except Exception as error:  # noqa: BLE001 (whatever Ray raises when it is gone itself)
-            _log.debug("the workers were not ended: %s", error)
+            if workers is None:
+                return
+            try:
+                for actor in workers.actors:
+                    ray.kill(actor)
+                remove_placement_group(workers.placement)
+            except Exception as error:  # noqa: BLE001 (whatever Ray raises when it is gone itself)
+                _log.debug("the workers were not ended: %s", error)
 
     def run_ranks(
         self,
@@ -160,7 +187,7 @@ class WorkerPool:
         process, a connection or Ray ended.
         """
         with self._one_at_a_time:
-            ranks = self._located(check)
+            ranks = self._located(self._current(), check)
             store = self._rendezvous()
             calls = Calls(self._silent_after_s, self.timing)
             for actor, rank in ranks:
@@ -177,39 +204,50 @@ class WorkerPool:
     def map(self, function: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """What `module:name` returns for each of the arguments, which queue for the workers.
 
-        Raises what `run_ranks` does; after an error the pool has no workers.
+        Raises what `run_ranks` does; after an error its workers are ended.
         """
         with self._one_at_a_time:
+            workers = self._current()
             try:
-                return self._map(function, arguments)
+                return self._map(workers, function, arguments)
             except BaseException:
                 # What still runs would go on beside another try.
-                self.close()
+                with self._changing:
+                    if self._workers is workers:
+                        self.close()
                 raise
 
-    def _map(self, function: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        free = [actor for actor, _ in self._located()]
+    def _map(
+        self, workers: _Workers, function: str, arguments: Sequence[Sequence[Any]]
+    ) -> list[Any]:
+        free = [actor for actor, _ in self._located(workers)]
         queue = deque(enumerate(arguments))
         results: dict[int, Any] = {}
         numbers: dict[str, int] = {}
         calls = Calls(self._silent_after_s, self.timing)
         while queue or calls.running:
             while queue and free:
-                number, given = queue.popleft()
+                number, args = queue.popleft()
                 worker = f"a worker that evaluates or infers (shard {number})"
                 numbers[worker] = number
                 actor = free.pop()
-                calls.add(worker, actor, actor.run.remote(function, given))
+                calls.add(worker, actor, actor.run.remote(function, args))
             for worker, actor, result in calls.wait(_SMALLER_SCORING):
                 results[numbers[worker]] = result
                 free.append(actor)
         return [results[number] for number in range(len(arguments))]
 
-    def _located(self, check: Callable[[], None] = lambda: None) -> list[tuple[Actor, Rank]]:
+    def _current(self) -> _Workers:
+        """The workers of this moment. Raises ConnectionError if there are none."""
+        with self._changing:
+            if self._workers is None:
+                raise ConnectionError("the workers were ended before they had started")
+            return self._workers
+
+    def _located(
+        self, workers: _Workers, check: Callable[[], None] = lambda: None
+    ) -> list[tuple[Actor, Rank]]:
         """The workers in the order of ranks, as soon as all of them have started."""
-        workers = self._workers
-        if workers is None:
-            raise ConnectionError("the workers were ended before they had started")
         actors, deadline = workers.actors, time.monotonic() + self.timing.start_s
         calls = Calls(0, self.timing)
         for number, actor in enumerate(actors):

@@ -15,16 +15,16 @@ _ROUNDING = 1e-4
 _log = logging.getLogger(__name__)
 
 
-def check_resources(config: TrainConfig, patience_s: float = 0, timing: Timing = TIMING) -> None:
+def check_resources(config: TrainConfig, retry_for_s: float = 0, timing: Timing = TIMING) -> None:
     """Raise ResourceError if this machine or the cluster can never have the workers' resources.
 
-    A cluster that lacks them is asked again for `patience_s`: nodes may still be joining it.
+    The check of a cluster is retried for `retry_for_s`: nodes may still be joining it.
     """
     if config.ray_address == LOCAL:
         return _compare(config, "this machine", [_of_this_machine()])
     import ray
 
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + retry_for_s
     while True:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         try:
@@ -74,7 +74,7 @@ def drained_under_workers() -> set[str]:
     """The ids of nodes that are being drained and have workers of this process's training."""
     from ray._private import state
 
-    used = {node for _, reserved in _places() for node in reserved["bundles_to_node_id"].values()}
+    used = {node for group in _placement_groups() for node in group["bundles_to_node_id"].values()}
     return used & set(state.state.get_draining_nodes())
 
 
@@ -110,13 +110,13 @@ def _compare(config: TrainConfig, where: str, nodes: list[dict[str, float]]) -> 
         )
 
 
-def _places() -> list[tuple[str, dict[str, Any]]]:
-    """The placement groups of this process, by their ids, which end with that of its job."""
+def _placement_groups() -> list[dict[str, Any]]:
+    """The placement groups of this process, whose ids end with that of its job."""
     import ray
     from ray.util.placement_group import placement_group_table
 
     job = ray.get_runtime_context().get_job_id()
     table: dict[str, dict[str, Any]] = placement_group_table()
     return [
-        (key, one) for key, one in table.items() if key.endswith(job) and one["state"] != "REMOVED"
+        group for key, group in table.items() if key.endswith(job) and group["state"] != "REMOVED"
     ]

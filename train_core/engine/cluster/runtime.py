@@ -39,13 +39,13 @@ def load_ray(config: TrainConfig, settings: RaySettings) -> None:
     local = _LOCAL_ENVIRONMENT if config.ray_address == LOCAL else {}
     for name, value in (_ENVIRONMENT | local | dict(settings.environment)).items():
         os.environ.setdefault(name, value)
-    told_by = "ray._private.authentication.authentication_token_setup"
-    logging.getLogger(told_by).addFilter(_is_news)
+    logger = "ray._private.authentication.authentication_token_setup"
+    logging.getLogger(logger).addFilter(_is_news)
     import_module("ray")
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    # Said at each start: Ray's processes ask each other for a token, and there is nothing to do.
+    # Ray logs it at each start: its processes authenticate each other, and nobody need do anything.
     return not str(record.msg).startswith("Token authentication is enabled")
 
 
@@ -74,9 +74,9 @@ def start_ray(config: TrainConfig, settings: RaySettings) -> None:
 
 
 def dead_ray() -> str:
-    """Which process of the Ray that this process has started died, without which it is none.
+    """The name of the dead process, if the local Ray has lost one that it cannot run without.
 
-    Empty as long as all of them live, or if this process has started none.
+    Empty while all of them live, and if this process has started no Ray.
     """
     from ray._private import worker
 

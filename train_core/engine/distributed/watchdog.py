@@ -2,7 +2,8 @@
 
 It is the interpreter's own, a thread that waits for no lock: it also fires when a library hangs
 within one. What it writes, `Timeout` and the stacks of all threads, goes to stderr, and so into the
-log. A rank that waits for one that was stopped from outside fires, too.
+log. If one rank is frozen from outside, the ranks that wait for it fire too; the driver notices the
+frozen process by the pings in `engine/cluster/calls.py`.
 """
 
 from __future__ import annotations

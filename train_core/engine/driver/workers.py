@@ -31,6 +31,8 @@ class Workers(ABC):
         self.ray_up_at = 0.0
         """When Ray was up, in seconds since 1970; 0: not yet."""
         self._pool: WorkerPool | None = None
+        # Two stages may need the pool at once.
+        self._making = threading.Lock()
 
     @property
     def ready_at(self) -> float:
@@ -60,16 +62,15 @@ class Workers(ABC):
         """The pool, of which a launcher starts the workers."""
         from train_core.engine.cluster.pool import WorkerPool
 
-        self._pool = self._pool or WorkerPool(config, PRELOAD)
-        return self._pool
+        with self._making:
+            self._pool = self._pool or WorkerPool(config, PRELOAD)
+            return self._pool
 
     def for_scoring(self, config: TrainConfig) -> WorkerPool:
         """The workers of the training, or as many as there is room for."""
-        from train_core.engine.cluster.elastic import with_room
-
-        if self._pool and self._pool.has_workers_for(config):
-            return self._pool
-        return self._started(with_room(config))
+        pool = self.for_training(config)
+        pool.start_for_scoring(config)
+        return pool
 
     def close(self) -> None:
         """End the workers."""
@@ -103,10 +104,10 @@ class ClusterWorkers(Workers):
 
     def start_early(self, config: TrainConfig) -> None:
         """Have the workers start, if there is room for all."""
-        from train_core.engine.cluster.elastic import room
+        from train_core.engine.cluster.scaling import free_slots
 
         try:
-            if room(config) >= config.num_workers:
+            if free_slots(config) >= config.num_workers:
                 self._started(config)
         except Exception as error:  # noqa: BLE001 (whatever Ray raises while its head is away)
             _log.debug("the workers are started with the training: %s", error)

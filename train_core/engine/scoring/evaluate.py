@@ -146,8 +146,8 @@ def measure_one_shard(
     """One shard of one evaluation: how many samples, and the metrics' states."""
     set_up_logging(sys.stderr)
     with users_code("evaluate", f"shard {shard} of the {split} split"):
-        workload, model, device = load_model(url, config.model_dump_json(), checkpoint)
-        dataset: Dataset = _dataset(url, config.model_dump_json(), split)
+        workload, model, device = load_model(url, config, checkpoint)
+        dataset: Dataset = _dataset(url, config, split)
         if max_batches:
             first = range(min(max_batches * config.eval_batch_size, len(dataset)))
             dataset = Subset(dataset, first)  # type: ignore[arg-type]  # is one but by name
@@ -163,10 +163,9 @@ def measure_one_shard(
 
 @lru_cache(maxsize=2)
 def load_model(
-    url: str, config_json: str, checkpoint: str
+    url: str, config: TrainConfig, checkpoint: str
 ) -> tuple[Workload[Any], nn.Module, torch.device]:
     """A checkpoint's verified model in evaluation mode; kept for the worker's next task."""
-    config = TrainConfig.model_validate_json(config_json)
     torch.set_num_threads(config.threads_per_worker)
     folder = RunFolder.at(url)
     workload = load_recorded(folder, config)
@@ -188,8 +187,7 @@ def load_model(
 
 
 @lru_cache(maxsize=2)
-def _dataset(url: str, config_json: str, split: Split) -> Dataset:
-    config = TrainConfig.model_validate_json(config_json)
+def _dataset(url: str, config: TrainConfig, split: Split) -> Dataset:
     dataset = indexed(load_recorded(RunFolder.at(url), config), split)
     check_split(dataset, split)
     return dataset

@@ -146,7 +146,7 @@ def score_one_part(
         tempfile.TemporaryFile() as file,
         torch.inference_mode(),
     ):
-        workload, model, device = load_model(url, config.model_dump_json(), checkpoint)
+        workload, model, device = load_model(url, config, checkpoint)
         writer = None
         # The watchdog covers scoring only: storing the file has time limits of its own.
         with watching(config.hang_timeout_s) as watchdog:

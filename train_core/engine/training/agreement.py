@@ -1,19 +1,24 @@
-"""What the ranks agreed on: the losses and the requests that a step's messages brought to all."""
+"""What the ranks agreed on: the losses and the requests that all received in a step's messages."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 
+from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.distributed.control_message import ControlMessage, RankRequests
 from train_core.engine.distributed.group import Group
+from train_core.engine.training.records import TrainRecords
+from train_core.engine.training.saver import Saver
+from train_core.errors import NotFiniteError
 from train_core.policy import metric_names
 
 
 @dataclass(frozen=True)
 class PendingStep:
-    """A step that is done, but for what all ranks' messages say of it."""
+    """A step that is done, but whose messages from the other ranks are not read yet."""
 
     message: ControlMessage
     learning_rate: float
@@ -31,14 +36,34 @@ class PendingStep:
 class AgreedRequests:
     """What any rank requests, as all ranks received it: so all of them act after the same step."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, progress: Progress, records: TrainRecords) -> None:
         self.current = RankRequests()
         self._group = group
+        self._progress = progress
+        self._records = records
+        self._pending: PendingStep | None = None
 
-    def receive(self, requests: RankRequests) -> None:
-        """Add the requests of a step's messages."""
+    def expect(self, step: PendingStep) -> None:
+        """Note that the messages of this step are to be read next."""
+        self._pending = step
+
+    def settle(self, saver: Saver) -> None:
+        """Read the last step's messages, if they are not read yet: its loss, and all requests.
+
+        Raises NotFiniteError, on all ranks, before the step's state can be saved.
+        """
+        if self._pending is None:
+            return
+        step, self._pending = self._pending, None
+        received = step.message.read()
+        if not math.isfinite(received.loss):
+            raise NotFiniteError(self._progress.step, received.loss, saver.last_good())
+        self._progress.add_loss(received.loss, step.num_samples)
         # A rank that was busy may have ended since.
-        self.current = replace(self.current, is_busy=False) | requests
+        self.current = replace(self.current, is_busy=False) | received.requests
+        metrics = step.metrics(received.loss)
+        self._progress.metrics |= metrics
+        self._records.add_step(self._progress, metrics, step.num_samples)
 
     def stop(self) -> None:
         """Have the training end after this step; all ranks call it together."""

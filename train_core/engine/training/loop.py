@@ -10,7 +10,7 @@ moments at which a run was interrupted leave no trace in its numbers. Strategy f
 from __future__ import annotations
 
 import logging
-import math
+from contextlib import ExitStack
 from functools import partial
 
 import torch
@@ -36,7 +36,6 @@ from train_core.engine.training.saver import Saver
 from train_core.engine.training.stop_listener import StopListener, StopTiming
 from train_core.engine.training.train_state import TrainState
 from train_core.engine.training.validation import validate
-from train_core.errors import NotFiniteError
 from train_core.policy import metric_names
 from train_core.policy.randomness import FORWARD, derive_seed
 from train_core.policy.save_schedule import Backpressure, SaveDue
@@ -81,17 +80,17 @@ class Trainer:
         plan = config.step_plan(len(train_set))
         schedule_steps = epochs_at_first(folder, config) * plan.steps_per_epoch
         self.progress = Progress()
-        self.trained = TrainState(workload, config, group, schedule_steps)
-        if self.trained.is_sharded:
+        self.train_state = TrainState(workload, config, group, schedule_steps)
+        if self.train_state.is_sharded:
             check_passes(plan, train_set, group.world_size)
         self.loader = TrainLoader(
-            workload, train_set, config, group, has_equal_passes=self.trained.is_sharded
+            workload, train_set, config, group, has_equal_passes=self.train_state.is_sharded
         )
         is_rank0 = group.is_rank0
         run_writer = RunWriter(folder, attempt)
         self.records = TrainRecords(run_writer, config, plan, is_enabled=is_rank0)
         source = stop_source or StopInFolder(folder.store, attempt)
-        self.listener = StopListener(source, config.grace_s, stop_timing, speaks=is_rank0)
+        self.listener = StopListener(source, config.grace_s, stop_timing, logs=is_rank0)
         checkpointer = Checkpointer(
             *(folder, config, attempt, self.records.journal, group, timing),
             is_time_up=self.listener.is_time_up,
@@ -99,12 +98,11 @@ class Trainer:
         self.watchdog = Watchdog(config.hang_timeout_s)
         state, rules = self._all_state(), config.save_rules
         self.saver = Saver(
-            checkpointer, state, self.trained, rules, group, self.records, self.watchdog
+            checkpointer, state, self.train_state, rules, group, self.records, self.watchdog
         )
-        self.agreed = AgreedRequests(group)
+        self.agreed = AgreedRequests(group, self.progress, self.records)
         self.has_given_up = False
         """Whether it ended without its last checkpoint, which no storage took in time."""
-        self._pending: PendingStep | None = None
 
     def run(self) -> Progress:
         """Train to the end, from the newest good checkpoint if there is one.
@@ -112,6 +110,7 @@ class Trainer:
         A training that is asked to end ends in its grace, saved or not: see `has_given_up`.
         """
         try:
+            self.listener.start()
             self.restore()
             while not self.progress.stopped_by:
                 if not self.progress.awaits_validation(self.loader.plan):
@@ -133,15 +132,16 @@ class Trainer:
         """End all threads and processes."""
         self.watchdog.rest()
         timeout_s = self.listener.timing.close_s if self.has_given_up else None
-        self.saver.checkpointer.close(timeout_s)
-        self.listener.close()
-        self.records.close(timeout_s)
-        self.trained.close()
-        self.loader.close()
+        with ExitStack() as last_first:
+            last_first.callback(self.loader.close)
+            last_first.callback(self.train_state.close)
+            last_first.callback(self.records.close, timeout_s)
+            last_first.callback(self.listener.close)
+            last_first.callback(self.saver.checkpointer.close, timeout_s)
 
     def restore(self) -> None:
         """Go on from the newest good checkpoint, if there is one."""
-        found = newest_good(self.folder, self.group, self.trained.assembly)
+        found = newest_good(self.folder, self.group, self.train_state.assembly)
         saved_step = -1
         if found:
             checkpoint, state = found
@@ -154,10 +154,10 @@ class Trainer:
             self.stop_if_due()
             if self.group.is_rank0:
                 _log.info("resuming after step %d from %s", self.progress.step, checkpoint.name)
-                if quarantined := self.folder.quarantined():
-                    self.records.journal.rate(metric_names.CHECKPOINT_QUARANTINED, len(quarantined))
+                if bad := self.folder.quarantined():
+                    self.records.journal.count(metric_names.CHECKPOINT_QUARANTINED, len(bad))
         else:
-            self.trained.begin(first_weights(self.folder, self.config))
+            self.train_state.begin(first_weights(self.folder, self.config))
         self.records.start(self.progress)
         self.saver.start(saved_step)
         if not self.progress.stopped_by:
@@ -166,33 +166,33 @@ class Trainer:
     def step(self) -> None:
         """One optimizer step: every shard's gradients, summed, applied."""
         self.watchdog.move()
-        self._settle()
+        self.agreed.settle(self.saver)
         self.saver.checkpointer.poll()
-        progress, trained = self.progress, self.trained
+        progress, train_state = self.progress, self.train_state
         message = ControlMessage(self.config.shards, self.group)
         for shard in self.loader.shards:
-            with trained.shard(shard):
+            with train_state.shard(shard):
                 for micro, batch, is_last in self.loader.batches_of(shard):
                     loss = self._forward(micro, batch)
                     message.add_loss(shard, loss)
                     if is_last:
-                        trained.reducer.expect_last_backward()
+                        train_state.reducer.expect_last_backward()
                     loss.backward()
         message.send(self._own_requests())
-        trained.exchange()
-        learning_rate = trained.learning_rate
-        grad_norm = trained.apply_gradients(progress.step)
+        train_state.exchange()
+        learning_rate = train_state.learning_rate
+        grad_norm = train_state.apply_gradients(progress.step)
         num_samples = len(self.loader.plan.step_samples(progress.step_in_epoch))
         progress.count_step(num_samples)
-        self._pending = PendingStep(message, learning_rate, grad_norm, num_samples)
-        self.opened.workload.after_step(trained.model, progress.step)
+        self.agreed.expect(PendingStep(message, learning_rate, grad_norm, num_samples))
+        self.opened.workload.after_step(train_state.model, progress.step)
 
     def end_epoch(self) -> None:
         """Validate, and remember the epoch's metrics; not if a request to stop comes."""
-        self._settle()
+        self.agreed.settle(self.saver)
         measured = None
         if not self.agreed.current.is_asked_to_stop:
-            with self.trained.gathered() as model:
+            with self.train_state.gathered() as model:
                 what = self.opened.workload, model, self.opened.validation_set
                 measured = validate(*what, self.config, self.group, self.watchdog, self.listener)
         if measured is None:
@@ -226,7 +226,7 @@ class Trainer:
         due = self.saver.due(after, self.agreed.current)
         if due is SaveDue.NO:
             return
-        self._settle()
+        self.agreed.settle(self.saver)
         # This checkpoint is what they request, also those that came with this step's messages.
         self.agreed.begin_checkpoint()
         pressure = self.saver.wait_if_needed(after, is_busy=self.agreed.current.is_busy)
@@ -242,7 +242,7 @@ class Trainer:
 
     def _all_state(self) -> TrainingState:
         state, workload, streams = TrainingState(), self.opened.workload, self.loader.streams
-        self.trained.add_to(state)
+        self.train_state.add_to(state)
         if streams is not None:
             state.add("streams", partial(streams.captured_everywhere, self.group), streams.restore)
         state.add("workload", workload.state_dict, workload.load_state_dict)
@@ -256,7 +256,7 @@ class Trainer:
         seed_generators(
             derive_seed(config.seed, FORWARD, micro.step, micro.micro_step, micro.shard)
         )
-        _, loss = forward(self.opened.workload, self.trained.forward_model, batch, config)
+        _, loss = forward(self.opened.workload, self.train_state.forward_model, batch, config)
         return loss * micro.weight
 
     def _own_requests(self) -> RankRequests:
@@ -271,28 +271,3 @@ class Trainer:
             is_asked_to_stop=self.listener.is_asked,
             is_busy=checkpointer.is_busy,
         )
-
-    def _settle(self) -> None:
-        """Read the last step's messages: its loss, and what any rank requests.
-
-        Raises NotFiniteError before the step's state can be saved.
-        """
-        if self._pending is None:
-            return
-        pending, self._pending = self._pending, None
-        received = pending.message.read()
-        if not math.isfinite(received.loss):
-            self._refuse(received.loss)
-        self.progress.add_loss(received.loss, pending.num_samples)
-        self.agreed.receive(received.requests)
-        metrics = pending.metrics(received.loss)
-        self.progress.metrics |= metrics
-        self.records.add_step(self.progress, metrics, pending.num_samples)
-
-    def _refuse(self, loss: float) -> None:
-        self.watchdog.rest()
-        self.group.raise_if_any_failed(self.saver.checkpointer.wait)
-        newest = self.saver.checkpointer.newest
-        # No rank ends before the checkpoint in flight is committed.
-        last_good = self.group.broadcast_from_rank0(str(newest.name) if newest else None)
-        raise NotFiniteError(self.progress.step, loss, last_good)

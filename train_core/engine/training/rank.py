@@ -49,7 +49,8 @@ def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> RankE
             return RankEnd(not trainer.has_given_up, newest.step if newest else 0)
     except EvertrainError:
         raise
-    # A workload's own sys.exit() would end the worker.
+    # A SystemExit is a workload's own sys.exit(), which would end the worker, and never Ray's: its
+    # handler of SIGTERM raises one in the process's main thread, and a rank runs in another.
     except (Exception, SystemExit) as error:
         summary = f"rank {own.rank}: {type(error).__name__}: {error}"
         if _follows_from_another_end(error):

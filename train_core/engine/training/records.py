@@ -1,4 +1,8 @@
-"""What a training records of its steps: the journal, the progress for people, and the clock."""
+"""What a training records of its steps: the journal, the progress for people, and the clock.
+
+Metrics reach MLflow with the next commit: the driver sends what a manifest's journal covers
+(`engine/tracking/mirror.py`).
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,8 @@ class TrainRecords:
         self._step_ended_at = time.monotonic()
 
     def start(self, progress: Progress) -> None:
-        """Go on from here."""
+        """Go on from here, and begin to write live.json in the background."""
+        self.journal.start()
         self.first_step = progress.step
         self.clock.start(progress.elapsed_s)
         self._step_ended_at = time.monotonic()

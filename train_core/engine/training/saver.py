@@ -32,7 +32,7 @@ class Saver:
         self,
         checkpointer: Checkpointer,
         state: TrainingState,
-        trained: TrainState,
+        train_state: TrainState,
         rules: SaveRules,
         group: Group,
         records: TrainRecords,
@@ -42,7 +42,7 @@ class Saver:
         self.state = state
         """All that the next step depends on."""
         self.rules = rules
-        self._trained = trained
+        self._train_state = train_state
         self._group = group
         self._records = records
         self._watchdog = watchdog
@@ -51,7 +51,10 @@ class Saver:
         self._is_scheduled = True
 
     def start(self, saved_step: int) -> None:
-        """Go on from here, with the checkpoint of `saved_step`; -1: none of the step is enough."""
+        """Go on from here; the state of `saved_step` needs no checkpoint.
+
+        -1: also a checkpoint of the current step is taken if one is due.
+        """
         self._saved_step = saved_step
         self._saved_at = time.monotonic()
 
@@ -80,7 +83,7 @@ class Saver:
         """
         pressure = backpressure(after, self.rules, is_busy=is_busy)
         if pressure is Backpressure.SKIP:
-            self._records.journal.rate(metric_names.CHECKPOINT_SKIPPED, 1)
+            self._records.journal.count(metric_names.CHECKPOINT_SKIPPED, 1)
         elif pressure is Backpressure.WAIT:
             # A rank that still stores keeps all waiting, and none of them hangs.
             with self._watchdog.resting():
@@ -103,11 +106,21 @@ class Saver:
             if state is SaveState.CLEARED:
                 self._save(progress)
 
+    def last_good(self) -> str | None:
+        """The name of the newest checkpoint, after the one in flight; for all ranks together.
+
+        No rank may end before the checkpoint in flight is committed.
+        """
+        self._watchdog.rest()
+        self._group.raise_if_any_failed(self.checkpointer.wait)
+        newest = self.checkpointer.newest
+        return self._group.broadcast_from_rank0(str(newest.name) if newest else None)
+
     def _state_of_last(self) -> SaveState:
         # No rank still stores when rank 0 makes room for another try.
         self._group.raise_if_any_failed(self.checkpointer.wait)
         return self._group.call_on_rank0(self.checkpointer.resolve)
 
     def _save(self, progress: Progress) -> None:
-        state, frozen = self.state.capture(), self._trained.frozen()
+        state, frozen = self.state.capture(), self._train_state.frozen()
         self.checkpointer.save(state, frozen, progress, is_scheduled=self._is_scheduled)

@@ -1,7 +1,12 @@
 """How a rank learns of a request to stop, without the loop waiting for anything.
 
-Every rank polls for the request, so that it is known during a validation or a wait as well. Between
-steps the control message makes all ranks act on it after the same step.
+A request comes from `evertrain runs stop`, from the driver's program as it ends, or from the watch
+over the cluster, which sees drained nodes and new ones (`engine/cluster/scaling.py`). Every rank
+polls for it, so that it is known during a validation or a wait as well. Between steps the control
+message makes all ranks act on it after the same step.
+
+No signal is handled in a worker. SIGTERM makes none save: Ray ends the process after its call has
+returned, or whoever sent it ends it by SIGKILL before, and `policy/restarts` decides what follows.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ class StopTiming:
     poll_s: float = 1.0
     """Between two polls of a rank for a request."""
     end_s: float = 3.0
-    """The part of `grace_s`, at most half of it, in which ranks that could not save end."""
+    """Seconds of `grace_s` kept for ending when saving failed; at most half of it."""
     close_s: float = 0.5
     """How long a rank that gave up saving waits for each thread that a storage blocks."""
 
@@ -36,23 +41,26 @@ class StopTiming:
 
 
 class StopListener:
-    """Polls for a request in a background thread.
+    """Polls for a request, in a background thread once it is started.
 
-    With `speaks`, which one rank has, it logs the request.
+    With `logs`, which one rank has, it logs the request.
     """
 
     def __init__(
-        self, source: StopSource, grace_s: float, timing: StopTiming | None, *, speaks: bool
+        self, source: StopSource, grace_s: float, timing: StopTiming | None, *, logs: bool
     ) -> None:
         self.timing = timing or StopTiming()
         self.request: StopRequest | None = None
         """The newest request; a request to end replaces one to move."""
         self._source = source
         self._grace_s = grace_s
-        self._speaks = speaks
+        self._logs = logs
         self._ends_at = math.inf
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="stop-listener", daemon=True)
+
+    def start(self) -> None:
+        """Start to poll."""
         self._thread.start()
 
     @property
@@ -76,7 +84,7 @@ class StopListener:
             return
         if request is None or not request.replaces(self.request):
             return
-        if self._speaks:
+        if self._logs:
             _log.info("asked to stop: %s; a last checkpoint is saved", request.reason)
         if not request.goes_on:
             self._ends_at = time.monotonic() + self.timing.time_to_save_s(self._grace_s)
@@ -85,7 +93,8 @@ class StopListener:
     def close(self) -> None:
         """End the thread. A thread that waits for its source is left behind."""
         self._is_closed.set()
-        self._thread.join(self.timing.poll_s)
+        if self._thread.is_alive():
+            self._thread.join(self.timing.poll_s)
 
     def _listen(self) -> None:
         # Also after a request to move: a request to end may follow.

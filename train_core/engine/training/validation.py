@@ -28,7 +28,7 @@ def validate(
 ) -> dict[str, float] | None:
     """The metrics of the validation split, `validation/<name>`, the same on every rank.
 
-    None on all of them if one heard a request to stop before it was through.
+    None on all of them if one received a request to stop before it had measured its shards.
     """
 
     def go_on() -> None:

@@ -6,9 +6,9 @@ import logging
 from functools import partial
 
 from train_core.config import LOCAL, TrainConfig
-from train_core.engine.cluster.elastic import ClusterWatch, number_of_workers, room
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.cluster.resources import drained_under_workers
+from train_core.engine.cluster.scaling import ClusterWatch, free_slots, number_of_workers
 from train_core.engine.distributed.rendezvous import Membership
 from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.entry_points import TRAIN
@@ -55,8 +55,8 @@ class PoolLauncher:
         if not keeps_workers(is_placed=is_placed, drained=drained_under_workers()):
             # What the pool itself reserves is room, too, but for a node that goes.
             self._pool.close()
-            free_slots = partial(room, attempt.config)
-            workers = number_of_workers(attempt.config, free_slots, attempt.check_stop, timing)
+            poll = partial(free_slots, attempt.config)
+            workers = number_of_workers(attempt.config, poll, attempt.check_stop, timing)
         config = attempt.config.model_copy(update={"num_workers": workers})
         self._pool.start(config)
         watch = ClusterWatch(attempt.requests.ask_to_move, attempt.config, workers, timing)

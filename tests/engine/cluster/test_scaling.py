@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from train_core import TrainConfig
-from train_core.engine.cluster import elastic, resources
+from train_core.engine.cluster import resources, scaling
 from train_core.engine.cluster.resources import capacity, check_resources, with_gpus
 from train_core.engine.cluster.timing import Timing
 from train_core.errors import ResourceError, StoppedError
@@ -69,8 +69,8 @@ def test_workers_have_gpus_if_each_of_the_fewest_can_have_one(
 QUICK = Timing(poll_s=0.01, settle_s=0.05)
 
 
-def rooms(*found: int) -> Callable[[], int]:
-    """There is room for so many, each time that it is looked, and for the last number then."""
+def polls(*found: int) -> Callable[[], int]:
+    """So many workers can be placed at each poll, and the last number at all further ones."""
     numbers = chain(found, repeat(found[-1]))
     return lambda: next(numbers)
 
@@ -79,10 +79,10 @@ def rooms(*found: int) -> Callable[[], int]:
 @pytest.mark.parametrize(("found", "workers"), [((9,), 4), ((0, 1, 4), 4), ((3,), 3), ((1, 3), 3)])
 def test_it_begins_with_what_there_is_room_for(found: tuple[int, ...], workers: int) -> None:
     config = elastic_config(2, 4)
-    assert elastic.number_of_workers(config, rooms(*found), lambda: None, QUICK) == workers
+    assert scaling.number_of_workers(config, polls(*found), lambda: None, QUICK) == workers
 
 
-def test_who_waits_for_room_can_be_stopped() -> None:
+def test_a_wait_for_room_can_be_stopped() -> None:
     looked = []
 
     def check() -> None:
@@ -91,4 +91,4 @@ def test_who_waits_for_room_can_be_stopped() -> None:
             raise StoppedError("run", 0)
 
     with pytest.raises(StoppedError):
-        elastic.number_of_workers(elastic_config(2, 4), rooms(1), check, QUICK)
+        scaling.number_of_workers(elastic_config(2, 4), polls(1), check, QUICK)

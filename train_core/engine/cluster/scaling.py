@@ -1,13 +1,14 @@
-"""How many workers a cluster has room for, and when another number would be better.
+"""Scaling: how many workers can be placed now, and when another number of them would be better.
 
-A node that is drained and a node that came are met in the same way: the attempt is asked to save
-and stop, and the next one begins with as many workers as there is room for then. The decisions are
-in `policy/membership.py`.
+A drained node and a node that joined are met in the same way: the attempt is asked to save and
+stop, and the next one begins with as many workers as can be placed then. The decisions are in
+`policy/membership.py`.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,47 +36,43 @@ def membership_rules(config: TrainConfig, timing: Timing) -> MembershipRules:
     return MembershipRules(
         fewest=config.fewest_workers,
         most=config.num_workers,
-        # What has to lie on one node, or on as many, is not seen by looking at what is free.
+        # Free resources do not say whether workers fit that must share one node, or none.
         can_grow=config.placement_strategy in ("PACK", "SPREAD"),
         settle_s=timing.settle_s,
         grow_after_s=timing.grow_after_s,
     )
 
 
-def room(config: TrainConfig) -> int:
-    """How many more workers can be placed now, on nodes that will stay."""
+def free_slots(config: TrainConfig) -> int:
+    """How many more workers can be placed now, on nodes that are not being drained."""
     return capacity(config, free_resources())
 
 
-def with_room(config: TrainConfig) -> TrainConfig:
-    """The configuration with no more workers than there is room for now, and one at least.
+def with_free_slots(config: TrainConfig) -> TrainConfig:
+    """The configuration with no more workers than can be placed now, and one at least.
 
     It is for scoring, where shards queue for the workers.
     """
-    found = min(config.num_workers, config.shards, room(config))
-    return config.model_copy(update={"num_workers": max(found, 1)})
+    workers = min(config.num_workers, config.shards, free_slots(config))
+    return config.model_copy(update={"num_workers": max(workers, 1)})
 
 
 def number_of_workers(
-    config: TrainConfig, free_slots: Callable[[], int], check: Callable[[], None], timing: Timing
+    config: TrainConfig, poll: Callable[[], int], check: Callable[[], None], timing: Timing
 ) -> int:
-    """With how many workers to begin now: waits until there is room for the fewest.
+    """With how many workers to begin now: waits until the fewest can be placed.
 
-    `free_slots` gives how many workers have room; while it waits it calls `check`, which may raise.
+    `poll` gives how many can be placed; while it waits it calls `check`, which may raise.
     """
     rules = membership_rules(config, timing)
-    begin = said_at = time.monotonic()
-    while (
-        workers := workers_to_begin(found := free_slots(), time.monotonic() - begin, rules)
-    ) is None:
+    begin, warned_at = time.monotonic(), -math.inf
+    while (workers := workers_to_begin(free := poll(), time.monotonic() - begin, rules)) is None:
         now = time.monotonic()
-        is_news = said_at == begin or now - said_at > timing.say_every_s
-        if found < rules.fewest and now - begin > rules.settle_s and is_news:
-            said_at = now
+        has_settled, is_due = now - begin > rules.settle_s, now - warned_at > timing.warn_every_s
+        if free < rules.fewest and has_settled and is_due:
+            warned_at = now
             _log.warning(
-                "the cluster has room for %d workers, %d are needed: waiting",
-                found,
-                rules.fewest,
+                "the cluster has room for %d workers, %d are needed: waiting", free, rules.fewest
             )
         time.sleep(timing.poll_s)
         check()
@@ -100,7 +97,7 @@ class ClusterWatch:
         self._workers = workers
         self._timing = timing
         self._rules = membership_rules(config, timing)
-        self._room_since: float | None = None
+        self._free_since: float | None = None
         self._ended = threading.Event()
 
     @contextmanager
@@ -134,8 +131,9 @@ class ClusterWatch:
         now = time.monotonic()
         # Ray is asked only if the answer counts.
         can_grow = has_room_for_more(self._workers, 1, self._rules)
-        if not can_grow or not has_room_for_more(self._workers, room(self._config), self._rules):
-            self._room_since = None
+        slots = free_slots(self._config) if can_grow else 0
+        if not has_room_for_more(self._workers, slots, self._rules):
+            self._free_since = None
             return ""
-        self._room_since = now if self._room_since is None else self._room_since
-        return reason_to_move(self._workers, (), now - self._room_since, self._rules)
+        self._free_since = now if self._free_since is None else self._free_since
+        return reason_to_move(self._workers, (), now - self._free_since, self._rules)
