@@ -123,6 +123,10 @@ class RunFolder:
         """The committed checkpoints, oldest first; damaged and quarantined ones are left out."""
         return self.scan()[0]
 
+    def newest(self) -> Checkpoint | None:
+        """The newest of `checkpoints`; None if there is none."""
+        return next(reversed(self.checkpoints()), None)
+
     def damaged(self) -> dict[str, str]:
         """What is wrong with manifests that cannot be read, by checkpoint; quarantined ones not."""
         return {str(name): reason for name, reason in self.scan()[1].items()}

@@ -30,7 +30,7 @@ from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.lease import Lease
 from train_core.storage.coordination.stop_request import stop_request
-from train_core.storage.finished_runs import is_finished
+from train_core.storage.finished_runs import is_training_finished
 from train_core.storage.objects.retries import SHORT
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter, next_attempt
@@ -106,7 +106,7 @@ class Supervisor:
     def _train(self, config: TrainConfig, launcher: Launcher) -> Checkpoint:
         self._check_program()
         newest = self.newest()
-        restarts, is_done = 0, is_finished(newest, config)
+        restarts, is_done = 0, is_training_finished(newest, config)
         while not is_done:
             number = self.begin_attempt()
             outcome, asked = self._run(number, config, launcher)

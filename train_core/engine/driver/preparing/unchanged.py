@@ -12,10 +12,9 @@ from train_core.errors import EvertrainError
 from train_core.policy.changes import Inputs, changes
 from train_core.policy.logins import hide_logins
 from train_core.requests import DriverRequest
-from train_core.storage.finished_runs import FinishedRun, finished_runs, is_finished
+from train_core.storage.finished_runs import FinishedRun, finished_runs, is_run_finished
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.run_folder import RunFolder
 
 # What the numbers may depend on, too, but changes with the machine that a night happens to run on.
 _OF_THE_MACHINE = ("machine", "cpu_capability", "device", "num_workers", "threads_per_worker")
@@ -43,16 +42,11 @@ def _last_finished(storage: str, workload: str) -> FinishedRun | None:
     """The newest run whose training is over, also by what it was asked last."""
     for run in finished_runs(storage, workload):
         try:
-            if _is_over(run.folder):
+            if is_run_finished(run.folder, run.report, run.folder.newest()):
                 return run
         except EvertrainError as error:
             _log.warning("run %r cannot be read, and is not compared with: %s", run.name, error)
     return None
-
-
-def _is_over(folder: RunFolder) -> bool:
-    checkpoints = folder.checkpoints()
-    return bool(checkpoints) and is_finished(checkpoints[-1], folder.newest_request().config)
 
 
 def _inputs_of(
