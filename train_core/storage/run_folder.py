@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,12 @@ from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.metric_names import VALIDATION, is_of
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination.fence_list import read_fence_list
+from train_core.storage.objects.retries import RetryPolicy
 from train_core.storage.objects.store import Store
 from train_core.storage.records.amendments import Amendment, newest_amendment
 from train_core.storage.records.data_files import FileList, read_file_list
 from train_core.storage.records.documents import read_document, read_object
-from train_core.storage.records.manifest import CheckpointManifest, M, read_manifest
+from train_core.storage.records.manifest import CheckpointManifest, M, is_committed, read_manifest
 from train_core.storage.records.names import (
     CHECKPOINTS,
     LIVE_JSON,
@@ -94,6 +96,12 @@ class RunFolder:
         """The folder's address."""
         return self.store.url
 
+    def with_retries(self, retry_policy: RetryPolicy) -> RunFolder:
+        """The same folder, waited for by another policy."""
+        same = copy(self)
+        same.store = self.store.with_retries(retry_policy)
+        return same
+
     def exists(self) -> bool:
         """Whether the run was created."""
         return self.store.exists(RUN_JSON)
@@ -151,7 +159,7 @@ class RunFolder:
 
     def exists_checkpoint(self, name: CheckpointName) -> bool:
         """Whether the checkpoint was committed and is not deleted."""
-        return self.store.exists(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")
+        return is_committed(self.store, name)
 
     def checkpoint(self, name: CheckpointName) -> Checkpoint:
         """One checkpoint; every checkpoint that is read is opened here.
