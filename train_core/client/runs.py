@@ -56,8 +56,8 @@ def epochs_after(folder: RunFolder, epochs: str) -> int:
 
     Raises ConfigError if the run has as many already.
     """
-    trained = [checkpoint.manifest.epoch for checkpoint in folder.checkpoints()]
-    has = max(folder.record().config.epochs, *trained, 0)
+    newest = folder.newest()
+    has = max(folder.record().config.epochs, newest.manifest.epoch if newest else 0)
     wanted = int(epochs) + (has if epochs.startswith("+") else 0)
     if wanted <= has:
         raise ConfigError(

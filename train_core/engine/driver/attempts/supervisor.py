@@ -192,7 +192,7 @@ class Supervisor:
 
     def newest(self) -> Checkpoint | None:
         """The newest committed checkpoint."""
-        return _newest_of(self._folder)
+        return self._folder.newest()
 
     def begin_attempt(self) -> int:
         """The number of the attempt to launch now. Earlier attempts can commit nothing any more."""
@@ -220,10 +220,8 @@ class Supervisor:
 
     def _newest_soon(self) -> Checkpoint | None:
         """The newest commit; None also if the storage does not say within seconds."""
-        folder = RunFolder(self._folder.storage, self._folder.name)
-        folder.store = self._folder.store.with_retries(SHORT)
         try:
-            return _newest_of(folder)
+            return self._folder.with_retries(SHORT).newest()
         except StorageError as error:
             _log.debug("the newest checkpoint is not known: %s", error)
             return None
@@ -261,7 +259,3 @@ def _was_stopped(newest: Checkpoint | None, attempt: int) -> bool:
     if newest is None or newest.attempt != attempt:
         return False
     return newest.manifest.stopped_by == StopReason.REQUEST
-
-
-def _newest_of(folder: RunFolder) -> Checkpoint | None:
-    return max(folder.checkpoints(), key=lambda one: one.name, default=None)
