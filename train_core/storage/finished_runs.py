@@ -45,7 +45,7 @@ def finished_runs(storage: str, workload: str = "", *, before: str = "") -> Iter
     """
     for folder, record in recorded_runs(storage):
         is_other = workload and record.config.workload != workload
-        if is_other or record.pipeline.get("dry_run") or (before and record.created_at >= before):
+        if is_other or record.requested.dry_run or (before and record.created_at >= before):
             continue
         try:
             report = folder.report()

@@ -32,7 +32,7 @@ def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> T
         found = folder.report()
         report = Report.model_validate(found) if found else None
         is_whole = is_run_finished(folder, found, folder.newest())
-        experiment = str(folder.record().pipeline.get("experiment", "evertrain"))
+        experiment = folder.record().requested.experiment
         mirror = Mirror(folder, tracking_uri, experiment, is_live=False, timing=timing)
         mirror.check()
         mirror.start()

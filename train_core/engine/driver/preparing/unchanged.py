@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import SPLITS
@@ -11,7 +10,7 @@ from train_core.engine.data.recorded import with_known_defaults
 from train_core.errors import EvertrainError
 from train_core.policy.changes import Inputs, changes
 from train_core.policy.logins import hide_logins
-from train_core.requests import DriverRequest
+from train_core.requests import DriverRequest, RecordedPipeline
 from train_core.storage.finished_runs import FinishedRun, finished_runs, is_run_finished
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
@@ -61,8 +60,8 @@ def _inputs_of(
     # The lists of files may be long.
     is_listed = last.record.sources != record.sources
     return (
-        _inputs(last.record, was, newest.pipeline, _listed(last) if is_listed else None),
-        _inputs(record, now, record.pipeline, files if is_listed else None),
+        _inputs(last.record, was, newest.requested, _listed(last) if is_listed else None),
+        _inputs(record, now, record.requested, files if is_listed else None),
     )
 
 
@@ -75,9 +74,9 @@ def _listed(last: FinishedRun) -> FileList | None:
 
 
 def _inputs(
-    record: RunRecord, config: TrainConfig, pipeline: dict[str, Any], files: FileList | None
+    record: RunRecord, config: TrainConfig, pipeline: RecordedPipeline, files: FileList | None
 ) -> Inputs:
-    scored = hide_logins(str(pipeline.get("infer_input", "")))
+    scored = hide_logins(pipeline.infer_input or "")
     listed = files.sources if files else {}
     return Inputs(
         datasets=record.datasets,
