@@ -16,6 +16,7 @@ from tasks.prepare import prepare
 from tasks.report_predictions import report_predictions
 from tasks.session import Session, open_session
 from tasks.session_log import run_logger
+from train_core.client.runs import open_run
 from train_core.errors import ConfigError, StoppedError
 from train_core.requests import ScoringRequest
 from train_core.results import CheckpointSummary, PredictionsResult
@@ -99,7 +100,7 @@ def find_run(storage: str, name: str, workload: str) -> RunFolder:
     Raises ConfigError if there is none.
     """
     if name != LATEST:
-        return RunFolder(storage, name)
+        return open_run(storage, name)
     newest = newest_finished(storage, workload)
     run_logger().info("the newest finished run in %s is %s", storage, newest.name)
     return newest.folder
@@ -117,8 +118,6 @@ def name_flow_run(session: Session, name: str) -> None:
 
 def find_checkpoint(folder: RunFolder, name: str) -> CheckpointSummary:
     """The checkpoint called `name`, or the best one. Raises ConfigError if it is not there."""
-    if not folder.exists():
-        raise ConfigError(f"there is no run {folder.name!r} in {folder.url}")
     if name == BEST:
         best = reported_best(folder)
         if best is None:

@@ -90,9 +90,9 @@ def _is_crash_loop(folder: RunFolder) -> bool:
     states = server.ask(lambda client: client.read_flow_run_states(own))
     if states is None:
         return False
-    checkpoints = folder.checkpoints()
-    newest = datetime.fromisoformat(checkpoints[-1].manifest.created_at) if checkpoints else None
-    return is_crash_loop(states, newest)
+    newest = folder.newest()
+    saved_at = datetime.fromisoformat(newest.manifest.created_at) if newest else None
+    return is_crash_loop(states, saved_at)
 
 
 def _server() -> ServerConnection:

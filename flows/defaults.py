@@ -24,5 +24,5 @@ def default_tracking_uri() -> str:
 def tracking_uri_of(folder: RunFolder, requested: str | None) -> str:
     """MLflow's address: `requested`, else the run's own, else the environment's."""
     if requested is None:
-        requested = folder.newest_request().pipeline.get("tracking_uri")
+        requested = folder.newest_request().requested.tracking_uri
     return default_tracking_uri() if requested is None else requested

@@ -7,10 +7,9 @@ from prefect import flow
 from flows.databases import create_tracking_database
 from flows.defaults import default_storage, tracking_uri_of
 from tasks.mirror import mirror as mirror_task
-from train_core.errors import ConfigError
+from train_core.client.runs import open_run
 from train_core.results import Tracking
 from train_core.storage.addresses import absolute
-from train_core.storage.run_folder import RunFolder
 
 
 @flow(
@@ -28,9 +27,7 @@ def mirror(run: str, storage: str = "", tracking_uri: str = "") -> Tracking:
         tracking_uri: MLflow's address; empty: the run's own, MLFLOW_TRACKING_URI, or
             .evertrain/mlflow.db.
     """
-    folder = RunFolder(absolute(storage) if storage else default_storage(), run)
-    if not folder.exists():
-        raise ConfigError(f"there is no run {run!r} in {folder.storage}")
+    folder = open_run(absolute(storage) if storage else default_storage(), run)
     tracking_uri = tracking_uri_of(folder, tracking_uri or None)
     create_tracking_database(tracking_uri)
     return mirror_task(folder.storage, run, tracking_uri)

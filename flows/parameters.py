@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from flows.defaults import default_storage, default_tracking_uri
 from train_core.config import TrainConfig
-from train_core.requests import DriverRequest, PipelineRequest
+from train_core.requests import DEFAULT_EXPERIMENT, DriverRequest, PipelineRequest
 from train_core.storage.addresses import absolute
 from train_core.storage.records.names import default_run_name
 from train_core.storage.run_folder import RunFolder
@@ -24,10 +24,10 @@ def new_run_name(workload: str) -> str:
 
 def recorded_parameters(folder: RunFolder) -> dict[str, Any]:
     """The newest parameters that the run's folder records, by their names."""
-    asked, names = folder.newest_request(), RetrainParameters.model_fields
+    asked = folder.newest_request()
     return {
         **asked.config.model_dump(),
-        **{name: value for name, value in asked.pipeline.items() if name in names},
+        **asked.requested.model_dump(exclude_unset=True),
         "run": folder.name,
         "storage": folder.storage,
     }
@@ -50,7 +50,9 @@ class RetrainParameters(TrainConfig):
         description="MLflow's address. Unset: MLFLOW_TRACKING_URI, or .evertrain/mlflow.db; empty: "
         "no MLflow.",
     )
-    experiment: str = Field(default="evertrain", min_length=1, description="MLflow's experiment.")
+    experiment: str = Field(
+        default=DEFAULT_EXPERIMENT, min_length=1, description="MLflow's experiment."
+    )
     infer_input: str = Field(
         default="test",
         min_length=1,

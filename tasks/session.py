@@ -187,10 +187,10 @@ def _began_at(newest_start_s: float) -> float:
 def stopped(request: Request) -> StoppedError:
     """The error of a run that was stopped, with the step of its newest checkpoint, 0 if unknown."""
     try:
-        checkpoints = RunFolder(request.storage, request.run).checkpoints()
+        newest = RunFolder(request.storage, request.run).newest()
     except StorageError:
-        checkpoints = []
-    return StoppedError(request.run, checkpoints[-1].step if checkpoints else 0)
+        newest = None
+    return StoppedError(request.run, newest.step if newest else 0)
 
 
 @contextmanager

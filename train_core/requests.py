@@ -11,6 +11,9 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 from train_core.config import TrainConfig
 from train_core.results import Result
 
+DEFAULT_EXPERIMENT = "evertrain"
+"""MLflow's experiment."""
+
 
 class PipelineRequest(Result):
     """What a pipeline is asked beyond its training. As JSON, it has only what was asked."""
@@ -20,14 +23,21 @@ class PipelineRequest(Result):
     tracking_uri: str | None = None
     """Where MLflow is, if the request says so; None: the environment does."""
 
-    @classmethod
-    def recorded_in(cls, pipeline: Mapping[str, Any]) -> Self:
-        """What a run's record says of it; the record has more."""
-        return cls(**{name: pipeline[name] for name in cls.model_fields if name in pipeline})
-
     @model_serializer(mode="wrap")
     def _only_what_was_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {name: value for name, value in dump(self).items() if value is not None}
+
+
+class RecordedPipeline(PipelineRequest):
+    """What a run's record says of its pipeline; what it does not say is the default."""
+
+    experiment: str = DEFAULT_EXPERIMENT
+    dry_run: bool = False
+
+    @classmethod
+    def read(cls, recorded: Mapping[str, Any]) -> Self:
+        """The part of the record that evertrain reads; records of earlier versions have more."""
+        return cls(**{name: recorded[name] for name in cls.model_fields if name in recorded})
 
 
 class Request(Result):
@@ -50,7 +60,7 @@ class DriverRequest(Request):
     pipeline: PipelineRequest = PipelineRequest()
     tracking_uri: str = ""
     """Where MLflow is; empty: no mirror."""
-    experiment: str = "evertrain"
+    experiment: str = DEFAULT_EXPERIMENT
     dry_run: bool = False
     skip_unchanged: bool = False
     """Begin no run if nothing that counts has changed since the workload's last finished run."""

@@ -86,8 +86,8 @@ def _run_flow(
 
     console = Console()
     folder = RunFolder(parameters.storage, parameters.run)
-    checkpoints = folder.checkpoints() if resumed else []
-    after = f" after step {checkpoints[-1].step}" if checkpoints else ""
+    newest = folder.newest() if resumed else None
+    after = f" after step {newest.step}" if newest else ""
     kind = "continuing" if resumed else "new"
     console.print(f"{kind} run {parameters.run}{after}", highlight=False)
     with (

@@ -10,12 +10,12 @@ import pytest
 import safetensors.torch
 import torch
 
+from tests.workloads.idx_files import format_idx
 from tests.workloads.plain import measure, train_plainly
 from train_core.datasets.protocols import SPLITS, fetch
 from train_core.errors import DataError, WorkloadError
 from train_core.loading import load_workload
 from train_core.storage.objects.store import Store
-from train_core.workloads.idx import format_idx
 from train_core.workloads.resnet import ResNet18
 
 NAME = "train_core.workloads.mnist:MnistResNet18"

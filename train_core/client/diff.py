@@ -41,9 +41,9 @@ def diff(a: str, b: str, storage: str) -> Diff:
     records = compare_records(folder_a, folder_b) if are_runs else None
     pairs = [(of_a, of_b)]
     if are_runs:
-        newest_pair = folder_a.checkpoints()[-1], folder_b.checkpoints()[-1]
-        if [one.name for one in newest_pair] != [of_a.name, of_b.name]:
-            pairs.append(newest_pair)
+        newest_a, newest_b = folder_a.newest() or of_a, folder_b.newest() or of_b
+        if (newest_a.name, newest_b.name) != (of_a.name, of_b.name):
+            pairs.append((newest_a, newest_b))
     checkpoints, *newest = compare_checkpoints(folder_a, folder_b, *pairs)
     return Diff(
         a=folder_a.store.uri(of_a.key),

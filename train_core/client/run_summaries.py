@@ -8,23 +8,17 @@ Both functions raise StorageError where the storage does not answer.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from train_core.client.live import Live, last_reading
 from train_core.config import TrainConfig
-from train_core.errors import EvertrainError
 from train_core.policy.metric_names import VALIDATION, short_name
 from train_core.policy.selection import Candidate, ranked
 from train_core.results import Result
 from train_core.storage.coordination import lease
-from train_core.storage.objects.store import Store
-from train_core.storage.records.names import RUN_JSON
+from train_core.storage.finished_runs import is_run_finished, read_runs
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.run_reports import reported
 
-_READ_AT_ONCE = 16
 _DIGEST_SHOWN = 8
 
 
@@ -63,9 +57,7 @@ class RunStatus(RunSummary):
 
 def list_runs(storage: str) -> list[RunSummary]:
     """The runs of a storage, oldest first. A run that cannot be read is listed with its fault."""
-    with ThreadPoolExecutor(_READ_AT_ONCE, "read") as threads:
-        listed = list(threads.map(partial(_summary_or_fault, storage), Store(storage).names()))
-    return sorted((one for one in listed if one), key=lambda one: one.created)
+    return sorted(read_runs(storage, _summary, _with_fault), key=lambda one: one.created)
 
 
 def run_status(folder: RunFolder) -> RunStatus:
@@ -84,14 +76,8 @@ def run_status(folder: RunFolder) -> RunStatus:
     return found.model_copy(update={"driven_by": str(holder), "live": live})
 
 
-def _summary_or_fault(storage: str, name: str) -> RunSummary | None:
-    """The run's summary, or one with its fault; None if there is no run of that name."""
-    try:
-        if not Store(storage).exists(f"{name}/{RUN_JSON}"):
-            return None
-        return _summary(RunFolder(storage, name))
-    except (EvertrainError, OSError) as error:
-        return RunSummary(run=name, created="", state=f"cannot be read: {error}")
+def _with_fault(run: str, error: Exception) -> RunSummary:
+    return RunSummary(run=run, created="", state=f"cannot be read: {error}")
 
 
 def _summary(folder: RunFolder) -> RunSummary:
@@ -108,19 +94,14 @@ def _summary(folder: RunFolder) -> RunSummary:
         metric=record.config.monitor,
         samples=train.get("samples"),
         data=(train.get("digest") or "")[:_DIGEST_SHOWN] or None,
-        state=_state(folder, checkpoints, report),
+        state=_state(folder, report, checkpoints[-1] if checkpoints else None),
     )
 
 
-def _state(folder: RunFolder, checkpoints: list[Checkpoint], report: dict[str, Any] | None) -> str:
+def _state(folder: RunFolder, report: dict[str, Any] | None, newest: Checkpoint | None) -> str:
     if lease.holder_of(folder.store):
         return "running"
-    if report is None:
-        return "interrupted"
-    last_step = reported(report, folder, int, "train", "step")
-    # A run that was extended has the report of its first end.
-    is_whole = all(last_step >= one.step for one in checkpoints[-1:])
-    return "finished" if is_whole else "interrupted"
+    return "finished" if is_run_finished(folder, report, newest) else "interrupted"
 
 
 def _best_value(checkpoints: list[Checkpoint], config: TrainConfig) -> float | None:

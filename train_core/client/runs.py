@@ -9,6 +9,7 @@ All of them raise StorageError where the storage does not answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -55,8 +56,8 @@ def epochs_after(folder: RunFolder, epochs: str) -> int:
 
     Raises ConfigError if the run has as many already.
     """
-    trained = [checkpoint.manifest.epoch for checkpoint in folder.checkpoints()]
-    has = max(folder.record().config.epochs, *trained, 0)
+    newest = folder.newest()
+    has = max(folder.record().config.epochs, newest.manifest.epoch if newest else 0)
     wanted = int(epochs) + (has if epochs.startswith("+") else 0)
     if wanted <= has:
         raise ConfigError(
@@ -104,11 +105,17 @@ def delete_run(folder: RunFolder, tracking_uri: str = "") -> None:
     refuse_driven(folder)
     # The lease of a driver that died on another machine is taken over after its heartbeat stopped.
     held = lease.acquire(folder.store, folder.name)
-    with lease.alive(held):
-        if tracking_uri:
-            delete_tracking(folder.url, tracking_uri)
-    abort_uploads(folder)
-    RunWriter(folder, held.attempt).delete_run()
+    try:
+        with lease.alive(held):
+            if tracking_uri:
+                delete_tracking(folder.url, tracking_uri)
+            abort_uploads(folder)
+        RunWriter(folder, held.attempt).delete_run()
+    except BaseException:
+        # This process lives on, and would be taken for one that drives the run.
+        with suppress(StorageError):
+            held.release()
+        raise
 
 
 def prune_run(

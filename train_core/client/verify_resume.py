@@ -152,7 +152,8 @@ def verify_resume(
     _train("undisturbed", task, folder, on_step)
     task = task.model_copy(update={"run": resumed.name, "kill_after": killed_after})
     _train("killed", task, folder, on_step)
-    resumed_after = max(one.step for one in resumed.checkpoints())
+    newest = resumed.newest()
+    assert newest is not None, "the run is killed after its first checkpoint"
     after = config.model_copy(update={"num_workers": request.workers_after})
     task = task.model_copy(update={"config": after, "kill_after": None})
     _train("resumed", task, folder, on_step)
@@ -163,7 +164,7 @@ def verify_resume(
         workers=request.workers,
         workers_after=request.workers_after,
         killed_after=killed_after,
-        resumed_after=resumed_after,
+        resumed_after=newest.step,
         comparison=comparison,
     )
 

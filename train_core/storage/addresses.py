@@ -10,7 +10,7 @@ import os
 
 from train_core.errors import ConfigError
 from train_core.storage.objects.store import Store
-from train_core.storage.records.names import CHECKPOINTS, MANIFEST_JSON, CheckpointName
+from train_core.storage.records.names import CHECKPOINTS, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_reports import reported_best
 
@@ -38,7 +38,7 @@ def find(what: str, storage: str) -> tuple[RunFolder, CheckpointName | None]:
     name = CheckpointName.parse(last)
     run = run.removesuffix(f"/{CHECKPOINTS}") if name else what.rstrip("/")
     for folder in _folders(run, storage):
-        if folder.exists() or (name and _is_committed(folder, name)):
+        if folder.exists() or (name and folder.exists_checkpoint(name)):
             return folder, name
     outer = run.rpartition("/")[0].removesuffix(f"/{CHECKPOINTS}")
     for folder in _folders(outer, storage) if name is None else ():
@@ -65,10 +65,10 @@ def find_checkpoint(
     text = reported_best(folder) if prefer_best else None
     if text and (best := CheckpointName.parse(text)):
         return folder, named(folder, best)
-    checkpoints = folder.checkpoints()
-    if not checkpoints:
+    newest = folder.newest()
+    if newest is None:
         raise ConfigError(f"run {folder.name!r} has no checkpoint yet: see {folder.url}")
-    return folder, checkpoints[-1]
+    return folder, newest
 
 
 def named(folder: RunFolder, name: CheckpointName) -> Checkpoint:
@@ -94,7 +94,3 @@ def _folder_at(url: str) -> RunFolder | None:
         return RunFolder.at(url)
     except ConfigError:
         return None
-
-
-def _is_committed(folder: RunFolder, name: CheckpointName) -> bool:
-    return folder.store.exists(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")

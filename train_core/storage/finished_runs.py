@@ -1,22 +1,23 @@
-"""The runs of a storage, and those of them that have finished, newest first."""
+"""The runs of a storage: listed, and which of them have finished."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from train_core.config import TrainConfig
 from train_core.errors import ConfigError, EvertrainError
 from train_core.policy.stop_reasons import Reached, still_holds
 from train_core.storage.objects.store import Store
-from train_core.storage.records.names import is_run_name
+from train_core.storage.records.names import RUN_JSON
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_reports import reported
 
+_T = TypeVar("_T")
 _AT_ONCE = 16
 _MOST_NAMED = 10
 _log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def finished_runs(storage: str, workload: str = "", *, before: str = "") -> Iter
     """
     for folder, record in recorded_runs(storage):
         is_other = workload and record.config.workload != workload
-        if is_other or record.pipeline.get("dry_run") or (before and record.created_at >= before):
+        if is_other or record.requested.dry_run or (before and record.created_at >= before):
             continue
         try:
             report = folder.report()
@@ -75,32 +76,54 @@ def recorded_runs(storage: str) -> list[tuple[RunFolder, RunRecord]]:
 
     A run that cannot be read is left out, which is logged.
     """
-    names = Store(storage).names()
-    with ThreadPoolExecutor(_AT_ONCE, "read") as pool:
-        found = [one for one in pool.map(partial(_recorded, storage), names) if one]
+    found = read_runs(storage, lambda folder: (folder, folder.record()), _leave_out)
     return sorted(found, key=lambda one: one[1].created_at, reverse=True)
 
 
-def _recorded(storage: str, name: str) -> tuple[RunFolder, RunRecord] | None:
-    """The run's folder and record; None for what is no run, or cannot be read."""
-    if not is_run_name(name):
-        return None
-    folder = RunFolder(storage, name)
-    try:
-        return (folder, folder.record()) if folder.exists() else None
-    except FileNotFoundError:
-        # It was deleted just now.
-        return None
-    except EvertrainError as error:
-        _leave_out(name, error)
-        return None
+def read_runs(
+    storage: str, read: Callable[[RunFolder], _T], on_fault: Callable[[str, Exception], _T | None]
+) -> list[_T]:
+    """What `read` gives for each run in `storage`, many at a time, in the order of their names.
+
+    For a run that `read` cannot read it is what `on_fault` gives for its name and the error; None
+    leaves it out, as one that was deleted meanwhile is.
+    """
+
+    def read_one(name: str) -> _T | None:
+        try:
+            if not Store(storage).exists(f"{name}/{RUN_JSON}"):
+                return None
+            return read(RunFolder(storage, name))
+        except FileNotFoundError:
+            # It was deleted just now.
+            return None
+        except (EvertrainError, OSError) as error:
+            return on_fault(name, error)
+
+    with ThreadPoolExecutor(_AT_ONCE, "read") as pool:
+        found = list(pool.map(read_one, Store(storage).names()))
+    return [one for one in found if one is not None]
 
 
-def _leave_out(name: str, error: EvertrainError) -> None:
+def _leave_out(name: str, error: Exception) -> None:
     _log.warning("run %r cannot be read, and is left out: %s", name, error)
 
 
-def is_finished(newest: Checkpoint | None, config: TrainConfig) -> bool:
+def is_run_finished(
+    folder: RunFolder, report: dict[str, Any] | None, newest: Checkpoint | None
+) -> bool:
+    """Whether the run is over: its report is of its newest checkpoint, the training's last one.
+
+    A run that was extended has the report of its first end. Raises CheckpointError if the report,
+    or what was asked of the run, cannot be read.
+    """
+    if report is None or newest is None:
+        return False
+    is_reported = reported(report, folder, int, "train", "step") >= newest.step
+    return is_reported and is_training_finished(newest, folder.newest_request().config)
+
+
+def is_training_finished(newest: Checkpoint | None, config: TrainConfig) -> bool:
     """Whether the newest checkpoint is the training's last, also by what is asked now."""
     if newest is None:
         return False

@@ -30,7 +30,7 @@ from train_core.storage.objects.store import Store
 from train_core.storage.records.amendments import Amendment, newest_amendment
 from train_core.storage.records.data_files import FileList, read_file_list
 from train_core.storage.records.documents import read_document, read_object
-from train_core.storage.records.manifest import CheckpointManifest, M, read_manifest
+from train_core.storage.records.manifest import CheckpointManifest, M, is_committed, read_manifest
 from train_core.storage.records.names import (
     CHECKPOINTS,
     LIVE_JSON,
@@ -102,6 +102,12 @@ class RunFolder:
         """The folder's address."""
         return self.store.url
 
+    def with_retries(self, retry_policy: RetryPolicy) -> RunFolder:
+        """The same folder, waited for by another policy."""
+        same = copy(self)
+        same.store = self.store.with_retries(retry_policy)
+        return same
+
     def exists(self) -> bool:
         """Whether the run was created."""
         return self.store.exists(RUN_JSON)
@@ -131,6 +137,10 @@ class RunFolder:
         """The committed checkpoints, oldest first; damaged and quarantined ones are left out."""
         return self.scan()[0]
 
+    def newest(self) -> Checkpoint | None:
+        """The newest of `checkpoints`; None if there is none."""
+        return next(reversed(self.checkpoints()), None)
+
     def damaged(self) -> dict[str, str]:
         """What is wrong with manifests that cannot be read, by checkpoint; quarantined ones not."""
         return {str(name): reason for name, reason in self.scan()[1].items()}
@@ -155,7 +165,7 @@ class RunFolder:
 
     def exists_checkpoint(self, name: CheckpointName) -> bool:
         """Whether the checkpoint was committed and is not deleted."""
-        return self.store.exists(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")
+        return is_committed(self.store, name)
 
     def checkpoint(self, name: CheckpointName) -> Checkpoint:
         """One checkpoint; every checkpoint that is read is opened here.

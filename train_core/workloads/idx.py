@@ -114,16 +114,6 @@ def _parse_header(
     return dtype, shape, header_bytes
 
 
-def format_idx(array: npt.NDArray[Any]) -> bytes:
-    """The IDX file that holds `array`: what `parse_idx` reads. Raises ValueError for its type."""
-    for code, dtype in _DTYPES.items():
-        if dtype == array.dtype.newbyteorder(">"):
-            header = struct.pack(f">HBB{array.ndim}I", 0, code, array.ndim, *array.shape)
-            return header + array.astype(dtype).tobytes()
-    names = ", ".join(dtype.name for dtype in _DTYPES.values())
-    raise ValueError(f"IDX has no type for {array.dtype}: use one of {names}")
-
-
 def idx_header(store: Store, name: str, size_bytes: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """The type and shape of the array in a file, read from its beginning alone.
 

@@ -15,6 +15,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.engine.data.test_inputs import asks, opened
+from tests.workloads.idx_files import format_idx
 from train_core.engine.data.formats import ParquetRows
 from train_core.engine.data.input_files import BLOCK_BYTES
 from train_core.engine.data.inputs import open_input, read_input
@@ -22,7 +23,7 @@ from train_core.errors import DataError
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.ranges import RangeReader
 from train_core.storage.objects.store import Store
-from train_core.workloads.idx import IdxRows, format_idx
+from train_core.workloads.idx import IdxRows
 
 _NUM_ROWS = 3_000_000
 _GROUP_ROWS = 250_000

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from pydantic import Field
 
+from tests.workloads.idx_files import format_idx
 from train_core import Batch, Columns, Settings, Workload
 from train_core.described_errors import describe, rebuild
 from train_core.engine.data.inputs import Input, open_input, read_input
@@ -25,7 +26,6 @@ from train_core.engine.data.raw_columns import MissingColumnError, prepared
 from train_core.errors import DataError
 from train_core.policy.randomness import SampleRandom
 from train_core.storage.objects.store import Store
-from train_core.workloads.idx import format_idx
 
 
 class AskedSettings(Settings):

@@ -19,6 +19,7 @@ from sklearn.datasets import load_digits
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from tests.leaks import Belongings
+from tests.workloads.idx_files import format_idx
 from train_core import TrainConfig, fit
 from train_core.client.driver import Driver
 from train_core.config import available_cpus
@@ -39,7 +40,6 @@ from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import PredictionsManifest, read_manifest
 from train_core.storage.run_folder import RunFolder
-from train_core.workloads.idx import format_idx
 
 pytestmark = pytest.mark.timeout(240)
 

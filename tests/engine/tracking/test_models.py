@@ -425,6 +425,13 @@ def test_a_registered_model_of_another_checkpoint_is_refused(
         find_origin("models:/digits/1", "", tracking_uri)
 
 
+def test_a_database_that_is_missing_is_refused_and_not_created(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.db"
+    with pytest.raises(TrackingError, match="there is no MLflow database"):
+        find_origin("models:/digits/1", "", f"sqlite:///{missing}")
+    assert not missing.exists()
+
+
 def test_a_registry_that_is_down_may_answer_later(server: MlflowServer) -> None:
     with pytest.raises(StorageError, match="'models:/digits/1' in MLflow at"):
         find_origin("models:/digits/1", "", server.uri)

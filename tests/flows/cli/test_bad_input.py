@@ -14,8 +14,8 @@ import pytest
 
 from tests.flows.conftest import RETRAIN, Evertrain
 from tests.marks import slow
+from tests.workloads.idx_files import format_idx
 from train_core.storage.objects.store import Store
-from train_core.workloads.idx import format_idx
 
 # The first one that needs the undisturbed pipeline waits for it.
 pytestmark = pytest.mark.timeout(300)

@@ -8,11 +8,12 @@ import pytest
 
 from flows.cli.app import main
 from tests.engine.alone import create
-from tests.storage.samples import commit
+from tests.storage.samples import manifest
 from train_core import TrainConfig
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import REPORT_JSON, RUN_JSON
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter, begin_attempt
 
 DATA = {"train": {"samples": 150, "digest": "abcdef0123456789" * 4}, "test": {"samples": 40}}
 
@@ -23,7 +24,9 @@ def trained(storage: str, name: str) -> RunFolder:
     create(folder, TrainConfig())
     record = folder.record().model_copy(update={"datasets": DATA})
     folder.store.write(RUN_JSON, record.model_dump_json().encode())
-    commit(folder, 7, 1)
+    RunWriter(folder, 1).commit(
+        manifest(7).model_copy(update={"epoch": record.config.epochs, "stopped_by": "epochs"})
+    )
     report = {"train": {"step": 7}, "test_metrics": {"accuracy": 0.75, "loss": 1.0}}
     folder.store.write(REPORT_JSON, json.dumps(report).encode())
     return folder
@@ -38,6 +41,20 @@ def test_a_run_is_listed_with_what_the_test_split_said_and_its_data(
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["best"], row["test"], row["metric"]) == (0.5, 0.75, "validation/accuracy")
     assert (row["samples"], row["data"], row["state"]) == (150, "abcdef01", "finished")
+
+
+def test_a_run_that_was_extended_and_killed_before_its_next_commit_is_interrupted(
+    storage_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = trained(storage_url, "nightly")
+    asked = folder.newest_request()
+    more = asked.config.model_copy(update={"epochs": asked.config.epochs + 1})
+    held = begin_attempt(folder)
+    RunWriter(folder, held.attempt).amend(asked.model_copy(update={"config": more}))
+    held.release()
+    assert main(["runs", "list", "--storage", storage_url, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["state"] == "interrupted"
 
 
 @pytest.mark.promise("runs-list")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -18,6 +19,7 @@ from train_core.storage.coordination import mailbox, pins
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.mailbox import THE_JOB, Mailbox
 from train_core.storage.coordination.timing import Timing
+from train_core.storage.objects.retries import SHORT, RetryPolicy
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CALLS, PINS, PREDICTIONS, CheckpointName, JobName
 from train_core.storage.run_folder import RunFolder
@@ -354,6 +356,30 @@ def test_a_heartbeat_that_moves_again_after_an_outage_is_that_of_no_dead_job(
     assert MovesAtLast.reads >= 3
     assert mailbox.jobs_with_calls(folder.store) == [JOB]
     assert folder.store.exists(key)
+
+
+class NotesPolicies(Store):
+    """A store that records the retry policy of each deletion."""
+
+    noted: ClassVar[list[RetryPolicy]] = []
+
+    def delete(self, key: str) -> None:
+        NotesPolicies.noted.append(self.retry_policy)
+        super().delete(key)
+
+
+def test_what_dead_jobs_left_is_cleared_without_waiting_long_for_the_storage(
+    folder: RunFolder,
+) -> None:
+    _, _, key = scoring_elsewhere(folder)
+    predictions = f"{PREDICTIONS}/{key.split('/')[1]}-0a1b2c3d"
+    folder.store.write(f"{predictions}/part-00000.parquet", b"half of it")
+    NotesPolicies.noted = []
+    folder.store = NotesPolicies(folder.url)
+    with clearing_dead_scorers(folder, timing=AT_ONCE):
+        pass
+    assert folder.store.names(PREDICTIONS) == []
+    assert set(NotesPolicies.noted) == {SHORT}
 
 
 def test_where_calls_cannot_be_listed_the_dead_are_left_to_the_next(

@@ -54,7 +54,8 @@ def publish(
 
     Raises FencedError if a newer attempt has the run, StoppedError if it shall end.
     """
-    newest = max(folder.checkpoints(), key=lambda c: c.name)
+    newest = folder.newest()
+    assert newest is not None, "a training ends with a checkpoint"
     held.write(CURVES_PNG, curves_until(newest, folder.store))
     timeline.mark_steps(list(read_good_segments(folder.store, newest.manifest.journal)))
     if mirror:

@@ -144,7 +144,9 @@ def _compare_tensors(name: str, a: Any, b: Any) -> TensorDifference | None:
 
 def _journal(run: RunFolder) -> list[Entry]:
     """The journal that the newest checkpoint covers."""
-    return list(read_segments(run.store, run.checkpoints()[-1].manifest.journal))
+    newest = run.newest()
+    assert newest is not None, "runs without checkpoints are not compared"
+    return list(read_segments(run.store, newest.manifest.journal))
 
 
 def _first_difference(a: list[Entry], b: list[Entry]) -> MetricDifference | None:

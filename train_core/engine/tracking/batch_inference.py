@@ -20,7 +20,7 @@ def show_batch_inference(run_url: str, predictions_url: str, tracking_uri: str) 
     from train_core.engine.tracking.stages import show_predictions
 
     folder = RunFolder.at(run_url)
-    experiment = str(folder.record().pipeline.get("experiment", "evertrain"))
+    experiment = folder.record().requested.experiment
     if not has_run(folder, tracking_uri, experiment):
         raise TrackingError(f"MLflow at {public_uri(tracking_uri)} does not have the run")
     runs = MlflowRuns(folder, tracking_uri, experiment, is_live=False)

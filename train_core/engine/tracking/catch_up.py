@@ -8,7 +8,7 @@ from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
 from train_core.results import Report, Tracking
 from train_core.storage.coordination import lease
-from train_core.storage.finished_runs import is_finished
+from train_core.storage.finished_runs import is_run_finished
 from train_core.storage.predictions import committed_predictions
 from train_core.storage.run_folder import RunFolder
 
@@ -31,13 +31,8 @@ def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> T
     with lease.alive_until_released(held):
         found = folder.report()
         report = Report.model_validate(found) if found else None
-        newest = folder.checkpoints()[-1:]
-        # A run that was extended has the report of its first end.
-        config = folder.newest_request().config
-        is_whole = report and all(
-            report.train.step >= one.step and is_finished(one, config) for one in newest
-        )
-        experiment = str(folder.record().pipeline.get("experiment", "evertrain"))
+        is_whole = is_run_finished(folder, found, folder.newest())
+        experiment = folder.record().requested.experiment
         mirror = Mirror(folder, tracking_uri, experiment, is_live=False, timing=timing)
         mirror.check()
         mirror.start()

@@ -13,7 +13,7 @@ from train_core.engine.tracking.client import REPEATED_BY_CALLER
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
 from train_core.results import CheckpointSummary, Tracking
-from train_core.storage.records.names import CHECKPOINTS, MANIFEST_JSON
+from train_core.storage.records.names import CHECKPOINTS, CheckpointName
 from train_core.storage.run_folder import RunFolder
 
 # Loading MLflow takes seconds: it is imported in the delivery's thread, while Ray starts.
@@ -161,11 +161,11 @@ class Commits:
 
     def _committed_names(self) -> set[str]:
         """The names that look committed. The requests are cheap: they are made at every poll."""
-        store = self._folder.store
+        parsed = map(CheckpointName.parse, self._folder.store.names(CHECKPOINTS))
         return {
-            name
-            for name in store.names(CHECKPOINTS)
-            if name in self._sent or store.exists(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")
+            str(name)
+            for name in parsed
+            if name and (str(name) in self._sent or self._folder.exists_checkpoint(name))
         }
 
 

@@ -130,7 +130,7 @@ def _orphan(folder: RunFolder, name: CheckpointName) -> Orphan | None:
     store, key = folder.store, f"{CHECKPOINTS}/{name}"
     if is_quarantined(store, name):
         return None
-    if not store.exists(f"{key}/{MANIFEST_JSON}"):
+    if not folder.exists_checkpoint(name):
         return Orphan(key, "never committed, or half deleted")
     fenced_by, listed = read_fence_list(store)
     if name.attempt < fenced_by and str(name) not in listed:

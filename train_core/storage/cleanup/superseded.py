@@ -105,7 +105,8 @@ def clearing_dead_scorers(
 
 def _clear_dead_scorers(folder: RunFolder, observers: _Observers, timing: Timing) -> None:
     # A driver that is about to end does not wait for a storage that does not answer.
-    store = folder.store.with_retries(SHORT)
+    folder = folder.with_retries(SHORT)
+    store = folder.store
     if not (unmoved := _unmoved(store, observers)):
         return
     # After an outage, heartbeats may not have come to move again.

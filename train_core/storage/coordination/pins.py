@@ -25,9 +25,9 @@ from train_core.storage.coordination.fence_list import read_fence_list
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import read_document
+from train_core.storage.records.manifest import is_committed
 from train_core.storage.records.names import (
     CHECKPOINTS,
-    MANIFEST_JSON,
     PINS,
     CheckpointName,
     PinName,
@@ -196,7 +196,7 @@ def _check_there(store: Store, checkpoint: CheckpointName) -> None:
     uri = store.uri(f"{CHECKPOINTS}/{checkpoint}")
     if any(found.is_deletion and found.is_valid for found in pins_of(store, str(checkpoint))):
         raise FileNotFoundError(f"{uri} is being deleted")
-    if not store.exists(f"{CHECKPOINTS}/{checkpoint}/{MANIFEST_JSON}"):
+    if not is_committed(store, checkpoint):
         raise FileNotFoundError(f"{uri} does not exist")
 
 

@@ -6,14 +6,16 @@ continues it without values of its own takes the newest.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from train_core.config import TrainConfig
+from train_core.requests import RecordedPipeline
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import read_document
 from train_core.storage.records.names import ASKED, LeaseName
+from train_core.storage.records.run_record import PipelineDocument
 
 
 class Amendment(BaseModel):
@@ -23,8 +25,13 @@ class Amendment(BaseModel):
 
     format: Literal[1] = 1
     config: TrainConfig
-    pipeline: dict[str, Any]
+    pipeline: PipelineDocument
     """What the flow was asked beyond the training."""
+
+    @property
+    def requested(self) -> RecordedPipeline:
+        """What the flow was asked beyond the training."""
+        return RecordedPipeline.read(self.pipeline)
 
 
 def newest_amendment(store: Store) -> Amendment | None:

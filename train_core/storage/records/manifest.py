@@ -11,7 +11,7 @@ from train_core.policy.stop_reasons import is_final
 from train_core.storage.objects.digests import ALGORITHM, digest_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import FORMAT, read_document, with_checksum
-from train_core.storage.records.names import MANIFEST_JSON
+from train_core.storage.records.names import CHECKPOINTS, MANIFEST_JSON, CheckpointName
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
@@ -114,6 +114,11 @@ class PredictionsManifest(Manifest):
 
 
 M = TypeVar("M", bound=Manifest)
+
+
+def is_committed(store: Store, name: CheckpointName) -> bool:
+    """Whether the checkpoint has a manifest: it was committed, and is not deleted."""
+    return store.exists(f"{CHECKPOINTS}/{name}/{MANIFEST_JSON}")
 
 
 def read_manifest(store: Store, model: type[M], key: str = MANIFEST_JSON) -> tuple[M, str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from train_core.config import TrainConfig
+from train_core.requests import RecordedPipeline
 from train_core.storage.records.data_files import SourceRecord
 from train_core.storage.records.manifest import FileEntry
 
@@ -20,6 +21,18 @@ class Origin(BaseModel):
     digest: str = Field(description="BLAKE3 of the checkpoint's manifest, or of the file.")
 
 
+def _checked(pipeline: dict[str, Any]) -> dict[str, Any]:
+    RecordedPipeline.read(pipeline)
+    return pipeline
+
+
+PipelineDocument = Annotated[dict[str, Any], AfterValidator(_checked)]
+"""What the flow was asked beyond the training, as it lies on the disk: `RecordedPipeline` reads it.
+
+It is kept whole, with what an earlier version recorded.
+"""
+
+
 class RunRecord(BaseModel):
     """run.json: what was asked, and the surroundings that the numbers depend on."""
 
@@ -30,7 +43,7 @@ class RunRecord(BaseModel):
     created_at: str
     flow_run: str = Field(default="", description="The flow run after which the run is named.")
     config: TrainConfig
-    pipeline: dict[str, Any] = Field(description="What the flow was asked beyond the training.")
+    pipeline: PipelineDocument = Field(description="What the flow was asked beyond the training.")
     fingerprint: dict[str, str] = Field(
         description="Library versions, instruction set, threads: other values, other bits."
     )
@@ -51,3 +64,8 @@ class RunRecord(BaseModel):
     )
     forked_from: str = Field(default="", description="The checkpoint that the run began with.")
     origin: Origin | None = Field(default=None, description="Whose weights the run began with.")
+
+    @property
+    def requested(self) -> RecordedPipeline:
+        """What the flow was asked beyond the training."""
+        return RecordedPipeline.read(self.pipeline)

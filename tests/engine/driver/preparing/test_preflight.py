@@ -204,7 +204,7 @@ def test_no_login_of_what_is_scored_or_begun_with_is_recorded(tmp_path: Path) ->
     recorded = folder.newest_request()
     for part in (
         {"config": recorded.config},
-        {"pipeline": PipelineRequest.recorded_in(recorded.pipeline)},
+        {"pipeline": recorded.requested},
     ):
         hidden = request.model_copy(update=part)
         with pytest.raises(ConfigError, match=r"the login in the URL of the .* is not recorded"):

@@ -30,7 +30,7 @@ from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.lease import Lease
 from train_core.storage.coordination.stop_request import stop_request
-from train_core.storage.finished_runs import is_finished
+from train_core.storage.finished_runs import is_training_finished
 from train_core.storage.objects.retries import SHORT
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter, next_attempt
@@ -106,7 +106,7 @@ class Supervisor:
     def _train(self, config: TrainConfig, launcher: Launcher) -> Checkpoint:
         self._check_program()
         newest = self.newest()
-        restarts, is_done = 0, is_finished(newest, config)
+        restarts, is_done = 0, is_training_finished(newest, config)
         while not is_done:
             number = self.begin_attempt()
             outcome, asked = self._run(number, config, launcher)
@@ -196,7 +196,7 @@ class Supervisor:
 
     def newest(self) -> Checkpoint | None:
         """The newest committed checkpoint."""
-        return _newest_of(self._folder)
+        return self._folder.newest()
 
     def begin_attempt(self) -> int:
         """The number of the attempt to launch now. Earlier attempts can commit nothing any more."""
@@ -234,7 +234,7 @@ class Supervisor:
     def _newest_soon(self) -> Checkpoint | None:
         """The newest commit; None also if the storage does not say within seconds."""
         try:
-            return _newest_of(self._folder.with_retries(SHORT))
+            return self._folder.with_retries(SHORT).newest()
         except StorageError as error:
             _log.debug("the newest checkpoint is not known: %s", error)
             return None
@@ -274,7 +274,3 @@ def _was_stopped(newest: Checkpoint | None, attempt: int) -> bool:
     if newest is None or newest.attempt != attempt:
         return False
     return newest.manifest.stopped_by == StopReason.REQUEST
-
-
-def _newest_of(folder: RunFolder) -> Checkpoint | None:
-    return max(folder.checkpoints(), key=lambda one: one.name, default=None)

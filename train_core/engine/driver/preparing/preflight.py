@@ -33,7 +33,7 @@ from train_core.engine.tools.provenance import code_of, fingerprint
 from train_core.errors import ConfigError, RunConflictError
 from train_core.policy.logins import hide_logins
 from train_core.policy.metric_names import VALIDATION, full_name
-from train_core.requests import DriverRequest, Prepared, ScoringRequest
+from train_core.requests import DriverRequest, Prepared, RecordedPipeline, ScoringRequest
 from train_core.storage.objects.store import Store
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.names import check_new_run_name
@@ -136,10 +136,11 @@ def _check_continuation(folder: RunFolder, request: DriverRequest) -> None:
     check_continuation(folder, config)
     asked = {"experiment": request.experiment, "dry_run": request.dry_run}
     # What is scored may be another thing every time; where MLflow shows the run may not.
+    recorded = record.requested.model_dump(exclude_unset=True)
     changed = {
-        name: (record.pipeline[name], asked[name])
+        name: (recorded[name], asked[name])
         for name in asked
-        if record.pipeline.get(name, asked[name]) != asked[name]
+        if recorded.get(name, asked[name]) != asked[name]
     }
     if changed:
         raise RunConflictError(folder.name, changed)
@@ -229,9 +230,12 @@ def with_surroundings(record: RunRecord, config: TrainConfig) -> RunRecord:
 
 def pipeline_of(request: DriverRequest) -> dict[str, Any]:
     """What the flow was asked beyond the training, as it is recorded."""
-    shown = {"infer_input": hide_logins(request.pipeline.infer_input)}
-    asked = request.pipeline.model_copy(update=shown).model_dump()
-    return asked | {"experiment": request.experiment, "dry_run": request.dry_run}
+    return RecordedPipeline(
+        infer_input=hide_logins(request.pipeline.infer_input),
+        tracking_uri=request.pipeline.tracking_uri,
+        experiment=request.experiment,
+        dry_run=request.dry_run,
+    ).model_dump()
 
 
 def _input_state(source: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import SPLITS
@@ -11,11 +10,10 @@ from train_core.engine.data.recorded import with_known_defaults
 from train_core.errors import EvertrainError
 from train_core.policy.changes import Inputs, changes
 from train_core.policy.logins import hide_logins
-from train_core.requests import DriverRequest
-from train_core.storage.finished_runs import FinishedRun, finished_runs, is_finished
+from train_core.requests import DriverRequest, RecordedPipeline
+from train_core.storage.finished_runs import FinishedRun, finished_runs, is_run_finished
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.run_folder import RunFolder
 
 # What the numbers may depend on, too, but changes with the machine that a night happens to run on.
 _OF_THE_MACHINE = ("machine", "cpu_capability", "device", "num_workers", "threads_per_worker")
@@ -43,16 +41,11 @@ def _last_finished(storage: str, workload: str) -> FinishedRun | None:
     """The newest run whose training is over, also by what it was asked last."""
     for run in finished_runs(storage, workload):
         try:
-            if _is_over(run.folder):
+            if is_run_finished(run.folder, run.report, run.folder.newest()):
                 return run
         except EvertrainError as error:
             _log.warning("run %r cannot be read, and is not compared with: %s", run.name, error)
     return None
-
-
-def _is_over(folder: RunFolder) -> bool:
-    checkpoints = folder.checkpoints()
-    return bool(checkpoints) and is_finished(checkpoints[-1], folder.newest_request().config)
 
 
 def _inputs_of(
@@ -67,8 +60,8 @@ def _inputs_of(
     # The lists of files may be long.
     is_listed = last.record.sources != record.sources
     return (
-        _inputs(last.record, was, newest.pipeline, _listed(last) if is_listed else None),
-        _inputs(record, now, record.pipeline, files if is_listed else None),
+        _inputs(last.record, was, newest.requested, _listed(last) if is_listed else None),
+        _inputs(record, now, record.requested, files if is_listed else None),
     )
 
 
@@ -81,9 +74,9 @@ def _listed(last: FinishedRun) -> FileList | None:
 
 
 def _inputs(
-    record: RunRecord, config: TrainConfig, pipeline: dict[str, Any], files: FileList | None
+    record: RunRecord, config: TrainConfig, pipeline: RecordedPipeline, files: FileList | None
 ) -> Inputs:
-    scored = hide_logins(str(pipeline.get("infer_input", "")))
+    scored = hide_logins(pipeline.infer_input or "")
     listed = files.sources if files else {}
     return Inputs(
         datasets=record.datasets,

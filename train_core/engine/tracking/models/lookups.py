@@ -88,8 +88,8 @@ def checkpoint_of_model(model_uri: str, tracking_uri: str) -> tuple[str, str]:
             f"{model_uri!r} names no model: models:/name/version or models:/name@alias"
         )
     REPEATED_BY_CALLER.apply()
-    client = MlflowClient(tracking_uri, tracking_uri)
     try:
+        client = existing_client(tracking_uri)
         tags = _tags_of_model(client, **parsed.groupdict())
     except (MlflowException, OSError) as error:
         message = f"{model_uri!r} in MLflow at {public_uri(tracking_uri)!r}: "
