@@ -102,12 +102,6 @@ class RunFolder:
         """The folder's address."""
         return self.store.url
 
-    def with_retries(self, retry_policy: RetryPolicy) -> RunFolder:
-        """The same folder, waited for by another policy."""
-        same = copy(self)
-        same.store = self.store.with_retries(retry_policy)
-        return same
-
     def exists(self) -> bool:
         """Whether the run was created."""
         return self.store.exists(RUN_JSON)
