@@ -51,11 +51,11 @@ class DriverProcess:
 
     def _open_stages(self, request: Request) -> Stages:
         if request.config.ray_address != LOCAL:
-            return RemoteStages(request)
-        workers = LocalWorkers(request.config, self._start_ray, self._is_ending.set)
+            return RemoteStages(request, self._timing)
+        workers = LocalWorkers(request.config, self._start_ray, self._is_ending.set, self._timing)
         # Ray's processes start while this one imports torch and checks the request: Ray first.
         workers.begin()
-        return stages_of(request, workers)
+        return stages_of(request, workers, timing=self._timing)
 
     def _start_ray(self, start: Callable[[], None]) -> Future[None]:
         """Call `start` on the main thread, and end this process once Ray has died."""
