@@ -121,7 +121,8 @@ class DriverProcess:
 def main() -> None:
     """Entry point: the number of the pipe for answers, and a folder for temporary files.
 
-    Whoever began this process deletes the folder after it; without such a one it does so itself.
+    This process deletes the folder as it ends. The program that started it does so as well, as this
+    process may be killed.
     """
     set_up_logging(sys.stdout)
     # MLflow writes a model there before it sends it.
