@@ -15,14 +15,17 @@ from tests.engine.alone import run
 from tests.storage.faulty_store import FaultyStore
 from train_core.config import TrainConfig
 from train_core.engine.cluster.pool import WorkerPool
+from train_core.engine.cluster.timing import Timing as ClusterTiming
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.driver.scoring_stages import ScoringStages
 from train_core.engine.driver.stages import RunStages
+from train_core.engine.driver.timing import Timing
 from train_core.engine.driver.workers import ClusterWorkers
 from train_core.errors import FencedError, StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, ScoringRequest
 from train_core.storage.coordination import lease
+from train_core.storage.coordination.timing import Timing as CoordinationTiming
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import EvaluationManifest, PredictionsManifest
 from train_core.storage.records.names import JOURNAL, MODEL_FILE
@@ -144,6 +147,18 @@ def test_a_driver_that_begins_collects_what_a_dead_one_left(folder: RunFolder) -
     HeldRun.take(folder).release(EndStatus.FAILED)
     assert folder.store.names("checkpoints") == [str(committed.name)]
     assert folder.store.names("journal") == segments
+
+
+def test_the_lease_and_the_workers_get_their_times_from_the_drivers(folder: RunFolder) -> None:
+    run(folder)
+    timing = Timing(CoordinationTiming(heartbeat_s=0.05), ClusterTiming(start_s=7.0))
+    held = HeldRun.take(folder, timing=timing)
+    try:
+        assert held.lease.timing is timing.coordination
+    finally:
+        held.release(EndStatus.FAILED)
+    pool = ClusterWorkers(timing).for_training(folder.record().config)
+    assert pool.timing is timing.cluster
 
 
 class TakenMeanwhile(Store):

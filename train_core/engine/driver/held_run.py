@@ -38,10 +38,10 @@ class HeldRun:
         `job` is the job of a cluster that does it, if one does. Raises RunBusyError if another
         driver has the run.
         """
-        run = cls(folder, begin_attempt(folder), timing)
+        run = cls(folder, begin_attempt(folder, timing=timing.coordination), timing)
         try:
             run._alive.enter_context(lease.alive(run.lease))
-            run._alive.enter_context(clearing_dead_scorers(folder, job))
+            run._alive.enter_context(clearing_dead_scorers(folder, job, timing=timing.coordination))
             run.delete_orphans()
         except BaseException:
             # The caller has nothing yet with which to end the heartbeats.

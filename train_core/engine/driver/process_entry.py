@@ -51,11 +51,11 @@ class DriverProcess:
 
     def _open_stages(self, request: Request) -> Stages:
         if request.config.ray_address != LOCAL:
-            return RemoteStages(request)
-        workers = LocalWorkers(request.config, self._start_ray, self._is_ending.set)
+            return RemoteStages(request, self._timing)
+        workers = LocalWorkers(request.config, self._start_ray, self._is_ending.set, self._timing)
         # Ray's processes start while this one imports torch and checks the request: Ray first.
         workers.begin()
-        return stages_of(request, workers)
+        return stages_of(request, workers, timing=self._timing)
 
     def _start_ray(self, start: Callable[[], None]) -> Future[None]:
         """Call `start` on the main thread, and end this process once Ray has died."""
@@ -121,7 +121,8 @@ class DriverProcess:
 def main() -> None:
     """Entry point: the number of the pipe for answers, and a folder for temporary files.
 
-    Whoever began this process deletes the folder after it; without such a one it does so itself.
+    This process deletes the folder as it ends. The program that started it does so as well, as this
+    process may be killed.
     """
     set_up_logging(sys.stdout)
     # MLflow writes a model there before it sends it.

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from train_core.engine.cluster.resources import with_gpus
+from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import Workers
 from train_core.requests import ScoringRequest
 from train_core.results import CheckpointSummary
@@ -19,13 +20,16 @@ from train_core.storage.run_writer import ResultWriter
 class ScoringStages:
     """The stages of one request to score. `job` is the job of a cluster that does it, if any."""
 
-    def __init__(self, request: ScoringRequest, workers: Workers, job: str = "") -> None:
+    def __init__(
+        self, request: ScoringRequest, workers: Workers, job: str = "", timing: Timing = TIMING
+    ) -> None:
         self._request = request
         self._folder = RunFolder(request.storage, request.run)
         # It need not be where the training was.
         self._config = request.config.model_copy(update={"gpus_per_worker": None})
         self._workers = workers
         self._job = job
+        self._timing = timing
         self._scoring = ExitStack()
 
     def prepare(self) -> dict[str, Any]:
@@ -36,7 +40,9 @@ class ScoringStages:
         # One worker is enough: the shards queue.
         self._workers.join(self._config.model_copy(update={"num_workers": 1, "min_workers": None}))
         self._config = with_gpus(self._config)
-        self._scoring.enter_context(clearing_dead_scorers(self._folder, self._job))
+        self._scoring.enter_context(
+            clearing_dead_scorers(self._folder, self._job, timing=self._timing.coordination)
+        )
         return prepared.model_dump()
 
     def infer(self, checkpoint: dict[str, Any], source: str) -> dict[str, Any]:

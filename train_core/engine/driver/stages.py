@@ -24,12 +24,12 @@ from train_core.storage.cleanup.superseded import delete_superseded
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 
-def stages_of(request: Request, workers: Workers, job: str = "") -> Stages:
+def stages_of(request: Request, workers: Workers, job: str = "", timing: Timing = TIMING) -> Stages:
     """The stages of the request. `job` is the job of a cluster that does it, if one does."""
     if isinstance(request, ScoringRequest):
-        return ScoringStages(request, workers, job)
+        return ScoringStages(request, workers, job, timing)
     assert isinstance(request, DriverRequest)
-    return RunStages(request, workers, job)
+    return RunStages(request, workers, job, timing)
 
 
 class RunStages:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from train_core.engine.cluster.timing import Timing as ClusterTiming
 from train_core.policy.restarts import RestartRules
+from train_core.storage.coordination.timing import Timing as CoordinationTiming
 
 
 @dataclass(frozen=True)
 class Timing:
     """Intervals and limits of the driver, and how often it begins again.
 
-    Those of the mailbox itself, which both sides share, are `storage.coordination.timing`'s.
+    Whatever the driver uses gets its times from here.
     """
 
+    # Those of other rooms.
+    coordination: CoordinationTiming = field(default_factory=CoordinationTiming)
+    """Of leases and mailboxes, which all processes of a run share."""
+    cluster: ClusterTiming = field(default_factory=ClusterTiming)
+    """Of the workers, and of the cluster that they are on."""
     # A training.
     restarts: RestartRules = field(default_factory=RestartRules)
     stop_poll_s: float = 1.0
@@ -37,7 +44,7 @@ class Timing:
     """For the call that the job was started with."""
     first_call_poll_interval_s: float = 1.0
     late_s: float = 2.0
-    """Heartbeats that are read so much later than they were due had to wait for the storage."""
+    """If heartbeats are read later than they were due by more than this, the storage was away."""
     linger_s: float = 60.0
     """For a caller, when none lives and nothing is left to do."""
     cut_off_s: float = 600.0

@@ -14,6 +14,7 @@ from train_core.config import TrainConfig
 from train_core.described_errors import describe, rebuild
 from train_core.engine.cluster.pool_settings import POOL_SETTINGS
 from train_core.engine.cluster.resources import check_resources, fits_here, with_gpus
+from train_core.engine.driver.timing import TIMING, Timing
 from train_core.entry_points import MEASURE_SHARD, TRAIN
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ _log = logging.getLogger("train_core.driver")
 class Workers(ABC):
     """The pool of workers on a Ray, which end with this process at the latest."""
 
-    def __init__(self) -> None:
+    def __init__(self, timing: Timing = TIMING) -> None:
+        self._timing = timing
         self.ray_up_at = 0.0
         """When Ray was up, in seconds since 1970; 0: not yet."""
         self._pool: WorkerPool | None = None
@@ -63,7 +65,7 @@ class Workers(ABC):
         from train_core.engine.cluster.pool import WorkerPool
 
         with self._making:
-            self._pool = self._pool or WorkerPool(config, PRELOAD)
+            self._pool = self._pool or WorkerPool(config, PRELOAD, self._timing.cluster)
             return self._pool
 
     def for_scoring(self, config: TrainConfig) -> WorkerPool:
@@ -116,7 +118,7 @@ class ClusterWorkers(Workers):
         """It is up once the cluster was joined."""
 
     def expect_end(self) -> None:
-        """Nobody looks whether it lives."""
+        """Do nothing: no thread checks that the Ray of a cluster lives."""
 
 
 class LocalWorkers(Workers):
@@ -131,8 +133,9 @@ class LocalWorkers(Workers):
         config: TrainConfig,
         start: Callable[[Callable[[], None]], Future[None]],
         on_expected_end: Callable[[], None] = lambda: None,
+        timing: Timing = TIMING,
     ) -> None:
-        super().__init__()
+        super().__init__(timing)
         self._config = config
         self._start = start
         self._on_expected_end = on_expected_end

@@ -204,7 +204,6 @@ class WaitsForRoom:
 LOST = AttemptOutcome(ConnectionError("rank 0 died"), is_lost=True)
 
 
-@pytest.mark.promise("grace")
 @pytest.mark.parametrize(
     "new_launcher",
     [WaitsForRoom, lambda: Obeys(AttemptOutcome()), lambda: Obeys(LOST)],

@@ -80,7 +80,6 @@ def request_to_train(folder: RunFolder) -> DriverRequest:
     return DriverRequest(storage=folder.storage, run="run", config=TrainConfig(ray_address="x"))
 
 
-@pytest.mark.promise("job-dies")
 def test_a_close_does_not_wait_for_a_job_that_is_being_submitted(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     jobs = JobsThatDie(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.services import free_port
 from tests.engine import alone, growing
 from tests.engine.without_ray import stages_without_ray
 from train_core.config import TrainConfig
+from train_core.errors import ConfigError
 from train_core.requests import DriverRequest, PipelineRequest, Prepared
 from train_core.storage.records.names import REPORT_JSON, RUN_JSON
 from train_core.storage.run_folder import RunFolder
@@ -60,6 +63,26 @@ def last(tmp_path: Path) -> RunFolder:
 
 def storage_of(folder: RunFolder) -> Path:
     return Path(folder.storage)
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["unchanged", "refused"])
+def test_a_request_that_begins_nothing_leaves_no_mirror(last: RunFolder, is_refused: bool) -> None:
+    storage = storage_of(last)
+    changes = {"run": "next", "settings": {"no_such": 1}} if is_refused else {"run": "next"}
+    asked = request(storage, **changes)
+    mirrored = asked.model_copy(update={"tracking_uri": f"http://127.0.0.1:{free_port()}"})
+    driver = stages_without_ray(mirrored)
+    if is_refused:
+        with pytest.raises(ConfigError, match="no_such"):
+            driver.prepare()
+    else:
+        assert driver.prepare()["unchanged_since"] == "last"
+    # One that still loads MLflow ends after that.
+    for thread in threading.enumerate():
+        if thread.name == "mirror":
+            thread.join(30)
+            assert not thread.is_alive()
+    driver.close("KILLED")
 
 
 @pytest.mark.promise("skip-unchanged")

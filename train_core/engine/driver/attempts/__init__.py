@@ -1,1 +1,1 @@
-"""The attempts at a training: the supervisor, and how it has one run and stopped."""
+"""The attempts at a training: the supervisor, the launcher of one, and requests to stop it."""

@@ -53,7 +53,8 @@ class PoolLauncher:
         workers, timing = attempt.config.num_workers, self._pool.timing
         is_placed = self._pool.has_placed(attempt.config)
         if not keeps_workers(is_placed=is_placed, drained=drained_under_workers()):
-            # What the pool itself reserves is room, too, but for a node that goes.
+            # The resources of the pool's own workers count as room as well, except on a node that
+            # is drained: they are freed before the room is measured.
             self._pool.close()
             poll = partial(free_slots, attempt.config)
             workers = number_of_workers(attempt.config, poll, attempt.check_stop, timing)

@@ -17,6 +17,7 @@ from functools import partial
 from train_core.engine.driver.job.mailbox_transport import MailboxTransport
 from train_core.engine.driver.server import StageServer
 from train_core.engine.driver.stages import stages_of
+from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import ClusterWorkers
 from train_core.errors import ConfigError
 from train_core.log_lines import set_up_logging
@@ -27,15 +28,17 @@ from train_core.storage.run_folder import RunFolder
 _log = logging.getLogger("train_core.driver")
 
 
-def main() -> None:
+def main(timing: Timing = TIMING) -> None:
     """Entry point: the storage, the run's name, the job's, and that of the first call."""
     set_up_logging(sys.stdout)
     storage, run, job, first = sys.argv[1:]
     status = None
     try:
-        transport = MailboxTransport(Mailbox(RunFolder(storage, run).store, job, THE_JOB), first)
+        store = RunFolder(storage, run).store
+        mailbox = Mailbox(store, job, THE_JOB, timing=timing.coordination)
+        transport = MailboxTransport(mailbox, first, timing)
         # Prepared in this thread: a Ray that is joined from another one would be left with it.
-        open_stages = partial(stages_of, workers=ClusterWorkers(), job=job)
+        open_stages = partial(stages_of, workers=ClusterWorkers(timing), job=job, timing=timing)
         status = StageServer(transport, open_stages).serve()
         transport.clear()
     except ConfigError as error:

@@ -71,7 +71,7 @@ class Outbox:
         return was_sent
 
     def unsent_s(self) -> float:
-        """How long no answer could be written since no call waits for a stage any more."""
+        """The seconds for which answers could not be written; 0 while a stage still runs."""
         if self._waiting:
             # Their results must be delivered as well.
             self._unsent_since = math.inf

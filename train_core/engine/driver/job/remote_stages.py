@@ -144,7 +144,8 @@ class RemoteStages:
         # The environment's variables, which may be secrets, are the job's by Ray's own way.
         config = self._request.config.without_secrets()
         request = self._request.model_copy(update={"config": config, "job_url": jobs.url(job)})
-        return Attachment(Mailbox(self._folder.store, job), jobs, request, self._timing)
+        mailbox = Mailbox(self._folder.store, job, timing=self._timing.coordination)
+        return Attachment(mailbox, jobs, request, self._timing)
 
     def _prepared(self, asking: Attachment) -> dict[str, Any]:
         asking.print_log()

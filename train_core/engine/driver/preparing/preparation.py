@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from train_core.config import TrainConfig
@@ -53,31 +53,32 @@ def prepare_run(
     RunBusyError if another driver has the run.
     """
     config = effective(request)
-    mirror = _connected_mirror(request, folder)
-    checked = check(folder, request.model_copy(update={"config": config}))
-    prepared = checked.prepared
-    record = None if prepared.resumed else _record(request, config, checked)
-    if record and (unchanged_since := _run_that_has_it(request, record, checked.files)):
-        return PreparedRun(prepared.model_copy(update={"unchanged_since": unchanged_since}), config)
-    # Only the cluster itself knows its resources. Nothing has been written yet.
-    workers.join(config, nodes_wait_s=timing.nodes_wait_s if prepared.resumed else 0)
-    config = with_gpus(config)
-    if mirror is not None:
-        mirror.check()
-    if record is not None:
-        _create_run(folder, with_surroundings(record, config), checked.files)
-    held = HeldRun.take(folder, job, timing)
-    try:
+    with ExitStack() as begun:
+        mirror = _connected_mirror(request, folder)
+        if mirror is not None:
+            begun.callback(mirror.close, None)
+        checked = check(folder, request.model_copy(update={"config": config}))
+        prepared = checked.prepared
+        record = None if prepared.resumed else _record(request, config, checked)
+        if record and (since := _run_that_has_it(request, record, checked.files)):
+            return PreparedRun(prepared.model_copy(update={"unchanged_since": since}), config)
+        # Only the cluster itself knows its resources. Nothing has been written yet.
+        workers.join(config, nodes_wait_s=timing.nodes_wait_s if prepared.resumed else 0)
+        config = with_gpus(config)
+        if mirror is not None:
+            mirror.check()
+        if record is not None:
+            _create_run(folder, with_surroundings(record, config), checked.files)
+        held = HeldRun.take(folder, job, timing)
+        begun.callback(held.release, EndStatus.FAILED)
         _amend(request, folder, held, config)
         workers.start_early(config)
         if mirror is not None:
             mirror.start()
-    except BaseException:
-        held.release(EndStatus.FAILED)
-        raise
-    return PreparedRun(
-        prepared.model_copy(update={"job_url": request.job_url}), config, held, mirror
-    )
+        # From here on the stages of the run close them.
+        begun.pop_all()
+    prepared = prepared.model_copy(update={"job_url": request.job_url})
+    return PreparedRun(prepared, config, held, mirror)
 
 
 def _connected_mirror(request: DriverRequest, folder: RunFolder) -> Mirror | None:
