@@ -62,7 +62,7 @@ def ending_when_cancelled(session: Session, timing: Timing = TIMING) -> Iterator
 def is_flow_run_cancelled(session: Session) -> bool | None:
     """Whether this flow run is cancelled; None if Prefect's server does not answer."""
     own, server = UUID(str(runtime.flow_run.id)), session.server
-    if server and server.check_patiently():
+    if server and server.wait_for_answer():
         return server.ask(partial(_is_cancelled, own))
     return None
 

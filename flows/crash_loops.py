@@ -98,7 +98,7 @@ def _is_crash_loop(folder: RunFolder) -> bool:
 def _server() -> ServerConnection:
     """A connection to Prefect's server, which answers: it has just begun this flow run."""
     server = ServerConnection(run_logger().warning)
-    server.check_patiently()
+    server.wait_for_answer()
     return server
 
 

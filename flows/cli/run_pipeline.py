@@ -95,7 +95,7 @@ def _run_flow(
         TerminalProgress(session, console, plain=verbose),
     ):
         flow = None
-        if session.server.check_patiently():
+        if session.server.wait_for_answer():
             flow = FlowThread(session, lambda: retrain(parameters, return_state=True))
         if flow is None or not verbose:
             # With --verbose Prefect prints the warnings itself.

@@ -91,7 +91,7 @@ class ServerConnection:
             self._note_answer()
         return self.answers
 
-    def check_patiently(self) -> bool:
+    def wait_for_answer(self) -> bool:
         """Ask the server until it answers or counts as lost; return whether it answers."""
         while not self.check() and not self._is_lost:
             self._is_closed.wait(self._timing.server_wait_interval_s)

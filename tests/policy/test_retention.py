@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train_core.policy.retention import RetentionRules, Verdict, finalists, retention_verdicts
+from train_core.policy.retention import (
+    RetentionRules,
+    RetentionVerdict,
+    finalists,
+    retention_verdicts,
+)
 from train_core.policy.selection import Candidate, Order, ranked, score
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -37,7 +42,7 @@ def candidates(values: list[float | None]) -> list[Candidate]:
 
 def verdicts(
     asked: list[Candidate], asked_rules: RetentionRules, **protected: str
-) -> list[Verdict]:
+) -> list[RetentionVerdict]:
     named = {name.removeprefix("step"): [why] for name, why in protected.items()}
     return retention_verdicts(asked, asked_rules, now=NOW, protected=named)
 

@@ -120,6 +120,6 @@ def test_without_any_server_there_is_nothing_to_wait_for() -> None:
     warnings = Warnings()
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         server = ServerConnection(warnings)
-        assert not server.check_patiently()
+        assert not server.wait_for_answer()
         assert not server.wait_until_shown(0)
     assert [line.partition(" (")[0] for line in warnings] == [LOST.partition(" (")[0]]

@@ -152,7 +152,7 @@ def retention_rules(folder: RunFolder, overrides: Mapping[str, Any]) -> Retentio
 
 def _ignored_pins(folder: RunFolder, *, elsewhere: bool, models_in: str) -> set[str]:
     found = pins.valid_pins(folder.store)
-    ignored: list[Callable[[pins.Found], bool]] = []
+    ignored: list[Callable[[pins.FoundPin], bool]] = []
     if elsewhere:
         ignored.append(lambda pin: pin.is_elsewhere)
     if models_in and any(pin.who == pins.MLFLOW_MODEL for pin in found):

@@ -52,7 +52,7 @@ _DECIDED = {
     *("init_from", "init_from_optimizer", "init_from_allow"),
 }
 _POLL_S = 0.25
-_LAST_BREATH_S = 30.0
+_END_GRACE_S = 30.0
 
 
 class VerifyResumeRequest(Result):
@@ -117,7 +117,7 @@ class VerifyResumeRequest(Result):
             raise ConfigError(place + first["msg"].removeprefix("Value error, ")) from error
 
 
-class Verdict(Result):
+class ResumeVerdict(Result):
     """Whether the killed run ended as the undisturbed one, and where they first differ."""
 
     identical: bool
@@ -133,7 +133,7 @@ class Verdict(Result):
 
 def verify_resume(
     request: VerifyResumeRequest, folder: Path, on_step: OnStep | None = None
-) -> Verdict:
+) -> ResumeVerdict:
     """Train undisturbed; train, kill and resume; compare.
 
     `folder` gets the ranks' tasks and logs. Raises ConfigError for a request that cannot be carried
@@ -158,7 +158,7 @@ def verify_resume(
     task = task.model_copy(update={"config": after, "kill_after": None})
     _train("resumed", task, folder, on_step)
     comparison = compare_runs(undisturbed, resumed)
-    return Verdict(
+    return ResumeVerdict(
         identical=comparison.is_same,
         workload=request.workload,
         workers=request.workers,
@@ -227,7 +227,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(_LAST_BREATH_S)
+            process.wait(_END_GRACE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

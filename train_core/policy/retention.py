@@ -43,7 +43,7 @@ class RetentionRules:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RetentionVerdict:
     """What is to become of a checkpoint: it stays for these reasons, or goes if there are none."""
 
     candidate: Candidate
@@ -61,7 +61,7 @@ def retention_verdicts(
     *,
     now: datetime,
     protected: Mapping[str, Sequence[str]],
-) -> list[Verdict]:
+) -> list[RetentionVerdict]:
     """A verdict on each candidate, oldest first.
 
     `protected` names those that stay whatever the rules say, with the reasons: a resume begins
@@ -94,7 +94,7 @@ def retention_verdicts(
             yield f"younger than {rules.keep_newer_than_s:g} s"
         yield from protected.get(candidate.name, ())
 
-    return [Verdict(candidate, tuple(reasons(candidate))) for candidate in oldest_first]
+    return [RetentionVerdict(candidate, tuple(reasons(candidate))) for candidate in oldest_first]
 
 
 def finalists(candidates: Iterable[Candidate], rules: RetentionRules) -> list[Candidate]:

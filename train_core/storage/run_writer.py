@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from train_core.errors import StorageError
-from train_core.storage.coordination import deletions, lease
+from train_core.storage.coordination import deletion_notices, lease
 from train_core.storage.coordination.fence_list import write_fence_list
 from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.digests import digest_of
@@ -209,8 +209,8 @@ def next_attempt(folder: RunFolder, held: lease.Lease) -> None:
 def _fence_off_earlier_attempts(folder: RunFolder, held: lease.Lease) -> None:
     # A fenced driver may still carry out deletions that it had decided: nobody shall rely on those
     # checkpoints.
-    for name in deletions.decided(folder.store):
-        with deletions.deleting(folder.store, name, held.attempt, is_decided=True):
+    for name in deletion_notices.decided(folder.store):
+        with deletion_notices.deleting(folder.store, name, held.attempt, is_decided=True):
             RunWriter(folder, held.attempt).delete_checkpoint(name)
     good = quarantine_damaged(folder)
     earlier = [one.name for one in good if one.attempt < held.attempt]

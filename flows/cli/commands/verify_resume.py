@@ -16,7 +16,7 @@ from flows.cli.output import DIFFERENT, print_mapping, print_rows, say
 from train_core.client.verify_resume import (
     OnStep,
     Phase,
-    Verdict,
+    ResumeVerdict,
     VerifyResumeRequest,
     temporary_runs,
     verify_resume,
@@ -80,7 +80,7 @@ class VerifyResumeCommand(BaseModel):
             raise SystemExit(DIFFERENT)
 
 
-def print_verdict(verdict: Verdict) -> None:
+def print_verdict(verdict: ResumeVerdict) -> None:
     """Print whether they are identical, else the first that differs."""
     found = verdict.comparison
     story = (

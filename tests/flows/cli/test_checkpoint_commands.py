@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from flows.cli.app import main
 from flows.cli.commands.verify_resume import print_verdict
 from tests.engine.alone import run
-from train_core.client.verify_resume import Verdict
+from train_core.client.verify_resume import ResumeVerdict
 from train_core.differences import Comparison, MetricDifference, RunsComparison, TensorDifference
 from train_core.engine.data.recorded import files_in_record
 from train_core.storage.records.data_files import FileList, FileRecord, SourceFiles, key_of
@@ -270,10 +270,10 @@ def test_export_prints_what_it_wrote_and_overwrites_only_if_told(
     assert blake3(file.read_bytes()).hexdigest() != newest["digest"]
 
 
-def verdict(**found: Any) -> Verdict:
+def verdict(**found: Any) -> ResumeVerdict:
     compared = {"steps": [2, 4, 6], "num_entries": 10, "num_validations": 2}
     comparison = RunsComparison(**compared | {"metric": None, "state": None} | found)
-    return Verdict(
+    return ResumeVerdict(
         identical=comparison.is_same,
         workload="mine:Model",
         workers=2,

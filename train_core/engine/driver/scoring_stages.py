@@ -11,7 +11,7 @@ from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import Workers
 from train_core.requests import ScoringRequest
 from train_core.results import CheckpointSummary
-from train_core.storage.cleanup.superseded import clearing_dead_scorers
+from train_core.storage.cleanup.dead_scorers import clearing_dead_scorers
 from train_core.storage.coordination.pins import pinned
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import ResultWriter

@@ -153,6 +153,6 @@ class Mirror:
 
 def _stages() -> ModuleType:
     """The functions that show a stage; imported late, as they load MLflow and matplotlib."""
-    from train_core.engine.tracking import stages
+    from train_core.engine.tracking import stage_runs
 
-    return stages
+    return stage_runs

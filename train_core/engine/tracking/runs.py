@@ -13,7 +13,7 @@ from typing import Any, Literal
 from mlflow.entities import RunTag
 from mlflow.utils import mlflow_tags
 
-from train_core.engine.tracking.client import ONE_QUESTION
+from train_core.engine.tracking.client_settings import ONE_QUESTION
 from train_core.engine.tracking.description import dataset_input, dataset_inputs, parameters
 from train_core.engine.tracking.metrics import MAX_METRICS, Position, batches, metrics_of
 from train_core.engine.tracking.server import client_of, existing_client, experiment_id

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from train_core.engine.tracking.client import REPEATED_BY_CALLER
+from train_core.engine.tracking.client_settings import REPEATED_BY_CALLER
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
 from train_core.results import CheckpointSummary, Tracking
@@ -152,7 +152,7 @@ class Commits:
 
     def send(self, runs: MlflowRuns) -> None:
         """Send the entries that MLflow does not have, if there is a new commit."""
-        from train_core.engine.tracking.stages import show_training
+        from train_core.engine.tracking.stage_runs import show_training
 
         committed = self._committed_names()
         if not runs.is_known("train") or not committed <= self._sent:

@@ -6,9 +6,14 @@ from collections import defaultdict
 from collections.abc import Collection
 from datetime import UTC, datetime
 
-from train_core.policy.retention import RetentionRules, Verdict, finalists, retention_verdicts
+from train_core.policy.retention import (
+    RetentionRules,
+    RetentionVerdict,
+    finalists,
+    retention_verdicts,
+)
 from train_core.policy.selection import Candidate
-from train_core.storage.coordination import deletions, pins
+from train_core.storage.coordination import deletion_notices, pins
 from train_core.storage.records.names import PINS, REPORT_JSON, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_reports import reported_best
@@ -22,7 +27,7 @@ def verdicts(
     *,
     now: datetime,
     ignored_pins: Collection[str] = (),
-) -> list[Verdict]:
+) -> list[RetentionVerdict]:
     """What is to become of the checkpoints, oldest first: by the rules, the report and the pins.
 
     `ignored_pins` are the keys of pins that need not be respected. Raises StorageError or
@@ -55,7 +60,7 @@ def delete_unless_pinned(
     if parsed is None:
         raise ValueError(f"{name!r} is not the name of a checkpoint")
     store = writer.folder.store
-    with deletions.deleting(store, parsed, writer.attempt, ignored=ignored_pins) as others:
+    with deletion_notices.deleting(store, parsed, writer.attempt, ignored=ignored_pins) as others:
         if others:
             return False
         writer.delete_checkpoint(parsed)

@@ -5,7 +5,7 @@ may not write; if it is deleted meanwhile, they say so.
 
 `pins/<checkpoint>/<who>.json` is one pin. It is valid for as long as its process runs, or until the
 calls of its job on a cluster are cleared away, or for good. A reader writes its pin first, and
-looks for a deletion (`deletions.py`) then.
+looks for a deletion (`deletion_notices.py`) then.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Pin(BaseModel):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundPin:
     """Something that lies in `pins/<checkpoint>/`."""
 
     key: str
@@ -143,11 +143,11 @@ def pinned(
     with ExitStack() as stack:
         for name in checkpoints:
             key = pin(store, name, who, activity, attempt=attempt, job=job)
-            stack.callback(_take_away, store, key)
+            stack.callback(_remove, store, key)
         yield
 
 
-def pins_of(store: Store, checkpoint: str, *, newest_attempt: int | None = None) -> list[Found]:
+def pins_of(store: Store, checkpoint: str, *, newest_attempt: int | None = None) -> list[FoundPin]:
     """What lies in the checkpoint's folder of pins, deletions too. `newest_attempt` spares asking.
 
     Raises StorageError if that cannot be read.
@@ -160,7 +160,7 @@ def pins_of(store: Store, checkpoint: str, *, newest_attempt: int | None = None)
     return [one for one in found if one]
 
 
-def valid_pins(store: Store) -> list[Found]:
+def valid_pins(store: Store) -> list[FoundPin]:
     """The pins that keep checkpoints now, deletions left out. Raises StorageError."""
     newest = lease.newest_attempt(store)
     found = (
@@ -200,7 +200,7 @@ def _check_there(store: Store, checkpoint: CheckpointName) -> None:
         raise FileNotFoundError(f"{uri} does not exist")
 
 
-def _take_away(store: Store, key: str) -> None:
+def _remove(store: Store, key: str) -> None:
     try:
         store.delete(key)
     except StorageError as error:
@@ -229,18 +229,18 @@ def write_pin(
     store.write(key, (written.model_dump_json(indent=1) + "\n").encode(), durable=is_lasting)
 
 
-def _find(store: Store, key: str, newest_attempt: int) -> Found | None:
+def _find(store: Store, key: str, newest_attempt: int) -> FoundPin | None:
     try:
         found, _ = read_document(store, Pin, key, "a pin")
     except FileNotFoundError:
         return None
     except (CheckpointError, ConfigError):
-        return Found(key, None, is_valid=True)
-    counting = Found(key, found, is_valid=True)
+        return FoundPin(key, None, is_valid=True)
+    counting = FoundPin(key, found, is_valid=True)
     return replace(counting, is_valid=_is_valid(store, counting, newest_attempt))
 
 
-def _is_valid(store: Store, found: Found, newest_attempt: int) -> bool:
+def _is_valid(store: Store, found: FoundPin, newest_attempt: int) -> bool:
     pin = found.pin
     if pin is None or pin.holder is None:  # it lasts
         return True

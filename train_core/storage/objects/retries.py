@@ -93,8 +93,8 @@ class RetryPolicy:
         return min(self.connect_s, self.silence_s)
 
     @property
-    def is_patient(self) -> bool:
-        """Whether callers wait; those of a short budget have a fallback."""
+    def waits_long(self) -> bool:
+        """Whether callers have no fallback: those of a short budget do something else then."""
         return self.budget_s >= DEFAULT.budget_s
 
 
@@ -139,7 +139,7 @@ def retried(
             tried = f"given up after {tried_s:.0f} s, in attempt {attempt}"
             raise StorageError(f"{title}: {_described(cause)} ({tried})") from cause
         if attempt == 1:
-            level = logging.WARNING if retry_policy.is_patient else logging.DEBUG
+            level = logging.WARNING if retry_policy.waits_long else logging.DEBUG
             _log.log(level, "%s: %s; retrying for %.0f s", title, _described(cause), budget_s)
         time.sleep(pause_s)
     raise AssertionError("count() never ends")

@@ -23,7 +23,7 @@ from train_core.engine.tracking import serving
 from train_core.engine.tracking.models.code import code_paths, requirements
 from train_core.engine.tracking.models.lookups import CHECKPOINT_TAG, DIGEST_TAG
 from train_core.engine.tracking.runs import MlflowRuns, seconds
-from train_core.engine.tracking.stages import headline
+from train_core.engine.tracking.stage_runs import headline
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination.pins import MLFLOW_MODEL, pin
 from train_core.storage.records.names import MODEL_FILE

@@ -10,7 +10,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from train_core.engine.tracking.client import ONE_QUESTION, REPEATED_BY_CALLER
+from train_core.engine.tracking.client_settings import ONE_QUESTION, REPEATED_BY_CALLER
 from train_core.engine.tracking.server import (
     existing_client,
     is_refusal,

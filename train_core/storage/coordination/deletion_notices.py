@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from train_core.storage.coordination import lease
-from train_core.storage.coordination.pins import DELETION, Found, pins_of, write_pin
+from train_core.storage.coordination.pins import DELETION, FoundPin, pins_of, write_pin
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import PINS, CheckpointName, PinName
 
@@ -30,7 +30,7 @@ def deleting(
     *,
     ignored: Collection[str] = (),
     is_decided: bool = False,
-) -> Iterator[list[Found]]:
+) -> Iterator[list[FoundPin]]:
     """Announce a deletion, and give the valid pins: step back from them. If none, it is decided.
 
     `ignored` are the keys of pins that need not be respected. One that `is_decided` already is
