@@ -1,4 +1,8 @@
-"""The parameters of the retrain flow: the training's, and its name, storage and tracking."""
+"""The parameters of the retrain flow: the training's, and its name, storage and tracking.
+
+A parameter of the training goes into `train_core/config/`: the command line, the flow and the
+deployment inherit it. Here are the pipeline's parameters only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The write side of a run folder: whatever changes a run goes through here.
+"""The write side of a run folder: what it records and commits goes through here.
+
+Others write their own objects, and no others: `cleanup` deletes, `coordination` has leases, pins,
+requests to stop and mailboxes (tests/storage/test_one_writer.py lists all of them).
 
 What an attempt changes is fenced: `RunWriter` has the attempt's number, and looks at the lease
 before each commit and each deletion. `ResultWriter` is the part of it that needs no lease. The
@@ -267,7 +270,7 @@ def _copied(folder: RunFolder, checkpoint: Checkpoint, forked: RunFolder) -> Ite
     """Copy the checkpoint, its manifest last, and hold the lease of `forked` for the block."""
     keys = [f"{checkpoint.key}/{file.name}" for file in checkpoint.manifest.files]
     keys += [f"{JOURNAL}/{segment.name}" for segment in checkpoint.manifest.journal]
-    # Its attempts follow those whose names it has: two commits must not meet under one.
+    # Number new attempts above the copied checkpoint's, so that no two commits share a name.
     held = lease.acquire(forked.store, forked.name, above=checkpoint.attempt)
     with lease.alive_until_released(held):
         for key in [*keys, f"{checkpoint.key}/{MANIFEST_JSON}"]:

@@ -85,7 +85,7 @@ class StopCommand(InStorage):
     run: CliPositionalArg[str] = Field(description="The run's name.")
 
     def cli_cmd(self) -> None:
-        """Store the request; the training polls for it about once a second."""
+        """Store the request; the driver polls for it about once a second."""
         folder = open_run(absolute(self.storage), self.run)
         holder = stop_run(folder, reason="evertrain runs stop")
         say(f"{holder} is asked to save and to stop run {self.run}")

@@ -108,7 +108,7 @@ class MlflowRuns:
     def log_entries(self, entries: Iterable[Entry], after: Position) -> None:
         """Send the journal entries after a position, each batch with its new position.
 
-        `entries` are in their order; of each step they are all there.
+        `entries` are in the journal's order, and have all entries of each step that they contain.
         """
         run_id = self.run_id("train")
         for metrics, position in batches(entries, after):

@@ -1,4 +1,8 @@
-"""Retention in a run folder: what rules and references keep, and how the rest is deleted."""
+"""Retention in a run folder: what rules and references keep, and how the rest is deleted.
+
+Here are the pins and their order. The deletes, the manifest's first, are
+`RunWriter.delete_checkpoint`.
+"""
 
 from __future__ import annotations
 

@@ -21,9 +21,10 @@ _log = logging.getLogger(__name__)
 def delete_superseded(writer: RunWriter, config: TrainConfig) -> None:
     """Apply the retention rules; a failure leaves a checkpoint more, never one less.
 
-    A newer commit stands, so nobody resumes from what is deleted here; and nothing depends on
-    where this attempt began, or an interrupted run would keep other checkpoints. The best one of
-    a run that has ended and was extended stays: its report names it.
+    Nobody resumes from what is deleted here, as there is a newer commit. The checkpoint that this
+    attempt began from has no privilege: an interrupted run keeps the same checkpoints as an
+    undisturbed one. The best checkpoint of a run that ended and was extended stays, as its report
+    names it.
     """
     folder = writer.folder
     try:

@@ -1,13 +1,15 @@
-"""Deletions of checkpoints: announced, decided, and carried out unless somebody pinned them.
+"""Notices that a checkpoint is being deleted: announced first, then decided.
+
+The deletes themselves are `RunWriter.delete_checkpoint`.
 
 A driver that wants to delete a checkpoint announces it, by a pin of its own kind, and looks for the
 pins of readers then; a reader writes its pin first and looks for a deletion then. So at least one
 of the two sees the other and steps back: a checkpoint that was pinned is not deleted.
 
-A driver that finds no pin records that the deletion is decided, and checks its lease after that. It
-may be frozen then, be fenced, and go on at any time. So the next attempt carries out what was
-decided before its fence list says what exists, whatever pins there are: they came too late, or were
-to be ignored. The lease keeps a deletion that was only announced from happening.
+A driver that finds no pin records that the deletion is decided, and checks its lease after that. A
+driver frozen after deciding may delete later, when fenced. So the next attempt carries out decided
+deletions first, before it writes its fence list, whatever pins there are: they came too late, or
+were to be ignored. A deletion that was only announced is stopped by the lease check.
 """
 
 from __future__ import annotations

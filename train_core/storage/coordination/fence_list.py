@@ -2,6 +2,7 @@
 
 `lease/0007-seal.json` is written once, as attempt 7 takes over. A checkpoint of an earlier attempt
 that is not on the newest list was committed after that, by a fenced driver, and does not count.
+(The name of the file is historical: the list was called a seal.)
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class Heartbeat(BaseModel):
 class HeartbeatSender:
     """Sends heartbeats from a thread of its own, one every `interval_s`, until it is stopped.
 
-    One that the storage does not take is left out. It is logged, at `level` only the first of each
-    time that the storage is away.
+    A heartbeat that the storage does not take is skipped. The first one of an outage is logged at
+    `level`, the others at DEBUG.
     """
 
     def __init__(

@@ -3,6 +3,9 @@
 `lease/0007.json` is created once; its number is the fencing token. The holder moves a counter
 in `lease/0007-beat.json`; an observer on another host judges a standstill on its own monotonic
 clock.
+
+The lease is checked before each commit, in `run_writer.py`. A commit that slips in after the check
+is ignored: it is not on the newer attempt's list (`fence_list.py`).
 """
 
 from __future__ import annotations
@@ -69,7 +72,8 @@ class Lease:
         key = f"{LEASES}/{LeaseName(self.attempt + 1)}"
         # Heartbeats go on meanwhile, as a storage may take long.
         try:
-            # The same bytes at each try: one whose answer was lost is ours.
+            # Every try writes the same bytes, so a create whose answer was lost is recognised as
+            # ours.
             self.store.create(key, self.holder.model_dump_json().encode())
         except FileExistsError as error:
             raise FencedError(self.attempt, newest_attempt(self.store)) from error

@@ -62,7 +62,7 @@ class Backend:
     def load(self, left_s: float, path: str, size_bytes: int) -> tuple[memoryview, str]:
         """The object's bytes, which may be changed, and their digest, or "" if it has another size.
 
-        But on a disk, raises TimeoutError when `left_s` is over; other errors as builtin ones.
+        Raises TimeoutError when `left_s` is over, except on a disk; other errors as builtin ones.
         """
         # What other storages answer to a range beyond the end is not documented.
         if self.fs.info(path)["size"] != size_bytes:
@@ -76,7 +76,10 @@ class Backend:
         self.ask(left_s, "pipe_file", path, data)
 
     def create(self, left_s: float, path: str, data: bytes) -> None:
-        """Write a small object that must not exist yet; durable and whole, or not there."""
+        """Write a small object that must not exist yet; durable and whole, or not there.
+
+        On S3 this is `If-None-Match: *`, sent by s3fs.
+        """
         self.ask(left_s, "pipe_file", path, data, mode="create")
 
     def put(self, left_s: float, path: str, data: memoryview) -> str:

@@ -43,7 +43,7 @@ class DiskBackend(Backend):
         A reader may see a part of it before.
         """
         digest = new_digest()
-        # The disk has its own time: the digest is made in it.
+        # The digest is computed while the disk writes.
         with ThreadPoolExecutor(1, "write") as thread:
             written = thread.submit(local_disk.write_large, path, data)
             digest.update(data)

@@ -6,6 +6,12 @@ botocore draws its pauses from the random numbers that a training has seeded. (I
 it asks for credentials again, and so do the clients of other storages.) So a copy or an upload of a
 file begins anew where a part of it fails; obstore, which moves a checkpoint's large files, repeats
 a part by itself.
+
+For a slow storage these times matter, too: `storage/coordination/timing.py` (takeover, mailbox),
+`SaveTiming` in `engine/checkpoint/writer.py` (commits), `config/checkpoints.py` (`grace_s`,
+`max_unsaved_s`, `hang_timeout_s`), `engine/driver/timing.py` (stop requests, jobs), `transfer.py`
+and `s3_client.py` (parts and connections), `StopTiming` in `engine/training/stop_listener.py` (the
+end of a training), `engine/tracking/delivery.py` (MLflow).
 """
 
 from __future__ import annotations
@@ -51,9 +57,9 @@ class RetryPolicy:
 
     # An operation with all its tries.
     budget_s: float = 60.0
-    """What it may take with all of them; a transfer has more, by `slowest_bytes_per_s`."""
+    """For all tries of an operation together; a transfer gets more, by `slowest_bytes_per_s`."""
     slowest_bytes_per_s: float = 2**20
-    """What a transfer may take on top of the budget: slower than this counts as failing."""
+    """The slowest speed of a transfer: it gets the budget, and its size divided by this."""
     first_pause_s: float = 0.5
     """Before the second try, at most; each further pause is twice as long."""
     longest_pause_s: float = 10.0
@@ -67,7 +73,7 @@ class RetryPolicy:
 
     # A part of a large object on S3, which is tried again by itself.
     part_attempts: int = 5
-    """As often a part is sent or asked for; after that the whole object is."""
+    """How many times a part is tried; after that the whole object is tried again."""
     part_first_pause_s: float = 0.1
     """Before the second try of a part."""
     part_longest_pause_s: float = 1.0
@@ -84,7 +90,7 @@ class RetryPolicy:
         return self.budget_s + size_bytes / self.slowest_bytes_per_s
 
     def part_timeout_s(self, size_bytes: int) -> float:
-        """For one try of a part: what the slowest connection needs for it, and its silence."""
+        """The limit of one try of a part: a silence, and the slowest transfer of so many bytes."""
         return self.silence_s + size_bytes / self.slowest_bytes_per_s
 
     @property

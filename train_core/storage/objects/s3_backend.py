@@ -1,4 +1,7 @@
-"""S3 and its like: small objects by s3fs, large ones by obstore."""
+"""S3 and its like: small objects by s3fs, large ones by obstore.
+
+`create`, which every commit stands on, is inherited from `Backend`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """A folder on any fsspec storage, with the few operations that evertrain is built from.
 
-Small objects are written whole; large ones go through parallel parts (`pipe_file`, `put_file`).
+Small objects are written whole, by fsspec. `put` is for a checkpoint's large files: on S3 obstore
+sends them in parallel parts, on a disk they are written past the system's cache
+(`local_disk.write_large`).
 `create` writes an object that must not exist yet, in one step that has one winner: it is what every
 commit and every lease stands on. `StoreReader` is the half that reads.
 """

@@ -1,6 +1,7 @@
 """A folder on any fsspec storage, to be read: addresses, retries, objects and listings.
 
-Small objects are read whole; large ones go through parallel parts (`cat_file`, `get_file`), never
+Small objects are read whole, by fsspec. `load` is for a checkpoint's large files: on S3 obstore
+fetches them in parallel parts, on a disk they are mapped (`local_disk.map_file`). Nothing goes
 through `open()`, whose single stream is an order of magnitude slower on an object store. Errors
 that pass by themselves are tried again (`retries.py`).
 """

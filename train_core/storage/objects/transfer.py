@@ -46,8 +46,9 @@ def _fetched_parts(
 ) -> Iterator[tuple[memoryview, int]]:
     """Fill `into` part by part, some of which are fetched ahead; raises TimeoutError.
 
-    Gives each part with the bytes that came for it: one more is asked for than fits. The first
-    part that is cut is the last: a storage that lies about a size is not asked for all of it.
+    Gives each part with the number of bytes that came for it. The last request asks for one byte
+    beyond the expected end, so that an object that is too long is noticed. A part that comes short
+    ends the transfer: the rest is not requested of a storage that told a wrong size.
     """
     end = time.monotonic() + left_s
 

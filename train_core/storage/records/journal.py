@@ -45,8 +45,9 @@ def append(
 ) -> tuple[FileEntry, ...]:
     """Store the entries, oldest first, and give the segments of the journal with them.
 
-    The newest segments become one with them if they are no larger, so that a journal of any
-    length has few segments. Those that it consisted of until now are left to be deleted.
+    The newest segments that are no larger than the new data are merged with it, so that a journal
+    of any length has few segments. The segments that were merged stay, until they are deleted with
+    the last checkpoint that lists them.
     """
     if not entries:
         return journal
