@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from pydantic import ValidationError
-from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # the stub lacks them
+from torch.distributed import Store  # type: ignore[attr-defined]  # the stub lacks it
 
 from train_core.engine.distributed.rendezvous import Membership, RendezvousStore, connect
 from train_core.storage.coordination.stop_request import StopRequest, stop_request
@@ -60,7 +60,7 @@ class StopFromDriver:
             if not self._store.check([_KEY]):
                 return None
             return StopRequest.model_validate_json(self._store.get(_KEY))
-        except (DistError, RuntimeError, ValidationError) as error:
+        except (RuntimeError, ValidationError) as error:
             self._store = None
             raise ConnectionError(f"the driver's store cannot be read: {error}") from error
 
