@@ -223,7 +223,7 @@ def everything(folder: RunFolder) -> Iterator[Callable[[], object]]:
     yield lambda: lease.holder_of(folder.store)
     for key in (OLDEST, NEWEST):
         name = key.rpartition("/")[2]
-        yield partial(load_model, folder.url, config.model_dump_json(), name)
+        yield partial(load_model, folder.url, config, name)
     yield partial(compare_runs, folder, folder)
     yield partial(run, folder, attempt=2, **CONFIG)
     yield partial(drive_and_delete, folder)
