@@ -24,7 +24,6 @@ from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import MODEL_FILE
 from train_core.storage.records.run_record import Origin
 
-_MODELS = "models:/"
 _FILE = ".safetensors"
 # How an optimizer computes: it changes no moment, and versions of torch have others of them.
 _IMPLEMENTATION = {
