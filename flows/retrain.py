@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from prefect import State, flow, runtime
 from prefect.exceptions import TerminationSignal
@@ -18,7 +19,7 @@ from tasks.infer import infer
 from tasks.prepare import prepare
 from tasks.publish import publish
 from tasks.report.artifacts import show_job, show_report
-from tasks.select import select
+from tasks.select import select, with_metrics
 from tasks.session import Session, open_session, stopped
 from tasks.session_log import run_logger
 from tasks.train import train
@@ -95,20 +96,25 @@ def stages(parameters: RetrainParameters, start: Start, session: Session) -> Rep
     if server and start is as_tasks:
         left = server.ask(lambda client: left_running(client, request))
     try:
-        return _compute(parameters, start, session)
+        report: Report = _compute(parameters, start, session)
+        return report
     finally:
         if server and left:
             server.ask(lambda client: correct_states(client, left, request))
 
 
-def _compute(parameters: RetrainParameters, start: Start, session: Session) -> Report:
+def _compute(parameters: RetrainParameters, start: Start, session: Session) -> Any:
     request = session.request
     trained = start(train, request)()
+    if parameters.is_function:
+        # No stage knows what is in a folder that a function reported.
+        metric, order = trained.monitor, trained.monitor_order
+        selection = start(select, trained.checkpoints, metric, order)()
+        return start(publish, request, trained, [], selection, None)()
     evaluations = start(evaluate, request, trained.finalists, "validation")()
-    selection = start(select, evaluations, parameters.monitor, parameters.monitor_order)()
+    measured = with_metrics(evaluations)
+    selection = start(select, measured, parameters.monitor, parameters.monitor_order)()
     predicting = start(infer, request, selection.best, parameters.infer_input)
     tested = start(evaluate, request, [selection.best], "test")()
     predictions = predicting()
-    published = start(publish, request, trained, evaluations + tested, selection, predictions)
-    report: Report = published()
-    return report
+    return start(publish, request, trained, evaluations + tested, selection, predictions)()

@@ -24,7 +24,7 @@ def publish(
     trained: TrainResult,
     evaluations: list[EvaluationResult],
     selection: Selection,
-    predictions: PredictionsResult,
+    predictions: PredictionsResult | None,
 ) -> Report:
     """Write report.json and MLflow's side, and show the outcome as Prefect artifacts."""
     session = session_of(request)

@@ -23,6 +23,9 @@ PROMISES: dict[str, dict[str, str]] = {
         "wrong and with which value, and leaves no run behind.",
         "whole-pipeline": "One command trains, evaluates, selects the best checkpoint, infers and "
         "publishes; the last line that it prints is the address of the report.",
+        "own-training-function": "A training function that was written for Ray Train runs "
+        "unmodified; what it reports becomes the run's checkpoints and metrics, and it resumes "
+        "from the newest checkpoint after an error or a kill.",
         "gpus": "A new run trains on GPUs where every worker can have one, else on CPUs.",
         "secrets": "Logins in URLs, passwords in addresses and the variables of a `runtime_env` "
         "are never recorded, and no message shows a password: secrets come from the environment.",

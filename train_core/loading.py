@@ -1,9 +1,12 @@
-"""Loads a workload by its name, with its settings checked and the data that a run recorded."""
+"""Loads a workload or a training function by its name.
+
+A workload gets its settings, checked, and the data that a run recorded.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -80,3 +83,29 @@ def workload_class(name: str) -> type[Workload[Any]]:
             + (f", it has {', '.join(there)}" if there else "")
         )
     return kind
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The function that `package.module:function` names. Raises WorkloadError."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise WorkloadError(
+            f"{name!r} cannot be imported: {type(error).__name__}: {error}. Name it as "
+            "package.module:function, and see that the module is on PYTHONPATH or in the current "
+            "directory."
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        there = sorted(
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module_name
+        )
+        raise WorkloadError(
+            f"{name!r}: {module_name} has no function named {function_name!r}"
+            + (f", it has {', '.join(there)}" if there else "")
+        )
+    found: Callable[..., Any] = function
+    return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from train_core.policy.selection import Order
+
 
 class Result(BaseModel):
     """Base of the stages' results."""
@@ -30,7 +32,7 @@ class TrainResult(Result):
     epoch: int
     samples_seen: int
     stopped_by: str
-    """`epochs`, `max_steps`, `max_duration`, `early_stopping`."""
+    """`epochs`, `max_steps`, `max_duration`, `early_stopping`, `function_end`."""
     metrics: dict[str, float | None]
     samples_per_s: float
     seconds: float
@@ -39,6 +41,9 @@ class TrainResult(Result):
     finalists: list[CheckpointSummary] = []
     """Those of them among which the best is to be chosen, oldest first: the end, and the best of
     those that an epoch ended with, if epochs end with checkpoints."""
+    monitor: str = ""
+    """The metric that ranks them; a factory's trainer may name it."""
+    monitor_order: Order = "max"
 
 
 class EvaluationResult(Result):
@@ -106,7 +111,8 @@ class Report(Result):
     evaluations: list[EvaluationResult]
     best: CheckpointSummary
     test_metrics: dict[str, float | None]
-    predictions: PredictionsResult
+    predictions: PredictionsResult | None
+    """None: nothing was scored."""
     tracking: Tracking
     seconds: dict[str, float]
     """Wall-clock seconds of each stage."""

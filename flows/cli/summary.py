@@ -5,9 +5,10 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from tasks.report.checkpoints import compared
 from tasks.report.numbers import number
-from train_core.policy.metric_names import VALIDATION
-from train_core.results import Report
+from train_core.policy.stop_reasons import StopReason
+from train_core.results import Report, TrainResult
 
 
 def print_summary(report: Report, report_uri: str, console: Console) -> None:
@@ -19,21 +20,19 @@ def print_summary(report: Report, report_uri: str, console: Console) -> None:
 
 
 def _checkpoints(report: Report) -> Table:
-    evaluations = sorted(
-        (one for one in report.evaluations if one.split == VALIDATION),
-        key=lambda one: one.checkpoint.step,
-    )
-    names = sorted({name for one in evaluations for name in one.metrics})
-    table = Table(title=f"Checkpoints of {report.run}, on validation", title_justify="left")
+    chosen_from = compared(report)
+    names = sorted({name for one in chosen_from for name in one.metrics})
+    measured = "on validation" if report.evaluations else "as reported"
+    table = Table(title=f"Checkpoints of {report.run}, {measured}", title_justify="left")
     table.add_column("checkpoint", no_wrap=True)
     for heading in ("step", "epoch", *names, ""):
         table.add_column(heading, justify="right")
-    for one in evaluations:
-        is_best = one.checkpoint.name == report.best.name
+    for one in chosen_from:
+        is_best = one.name == report.best.name
         table.add_row(
-            one.checkpoint.name,
-            str(one.checkpoint.step),
-            str(one.checkpoint.epoch),
+            one.name,
+            str(one.step),
+            str(one.epoch),
             *(number(one.metrics.get(name)) for name in names),
             "best" if is_best else "",
             style="bold green" if is_best else "",
@@ -45,13 +44,22 @@ def _facts(report: Report) -> str:
     test = ", ".join(f"{name} {number(value)}" for name, value in report.test_metrics.items())
     seconds = ", ".join(f"{stage} {spent:.1f}" for stage, spent in report.seconds.items())
     timeline = ", ".join(f"{event} {at:.1f}" for event, at in report.timeline.items())
+    scored = report.predictions
     facts = {
-        "test": f"{test} ({report.best.name})",
+        "best": "" if test else report.best.uri,
+        "test": test and f"{test} ({report.best.name})",
         "seconds": seconds,
         "since start": timeline,
-        "training": f"{report.train.samples_per_s:,.0f} samples/s, {report.train.step} steps",
-        "predictions": f"{report.predictions.uri} ({report.predictions.num_rows} rows)",
+        "training": _length(report.train),
+        "predictions": f"{scored.uri} ({scored.num_rows} rows)" if scored else "",
         "MLflow": report.tracking.url,
         "see": "`evertrain ui`, in this folder, opens MLflow's and Prefect's pages",
     }
     return "\n".join(f"{name:<12} {value}" for name, value in facts.items() if value)
+
+
+def _length(train: TrainResult) -> str:
+    if train.stopped_by == StopReason.FUNCTION_END:
+        # Its end counts as one more.
+        return f"{train.step - 1} reports"
+    return f"{train.samples_per_s:,.0f} samples/s, {train.step} steps"

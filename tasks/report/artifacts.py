@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 from prefect import runtime
 from prefect.client.schemas.actions import ArtifactCreate
 
+from tasks.report.checkpoints import compared
 from tasks.report.numbers import number
 from tasks.report.page import report_markdown
 from tasks.server.flow_run import deployment_of_flow_run
@@ -101,15 +103,15 @@ def show_report(report: Report, session: Session) -> None:
 
 
 def checkpoint_rows(report: Report) -> list[dict[str, Any]]:
-    """A row for each checkpoint that was evaluated on validation, oldest first."""
+    """A row for each checkpoint that the best one was chosen from, oldest first."""
+    full = partial(full_names, VALIDATION) if report.evaluations else dict
     return [
         {
-            "checkpoint": one.checkpoint.name,
-            "step": one.checkpoint.step,
-            "epoch": one.checkpoint.epoch,
-            **{name: number(value) for name, value in full_names(one.split, one.metrics).items()},
-            "best": "yes" if one.checkpoint.name == report.best.name else "",
+            "checkpoint": one.name,
+            "step": one.step,
+            "epoch": one.epoch,
+            **{name: number(value) for name, value in full(one.metrics).items()},
+            "best": "yes" if one.name == report.best.name else "",
         }
-        for one in sorted(report.evaluations, key=lambda e: e.checkpoint.step)
-        if one.split == VALIDATION
+        for one in compared(report)
     ]

@@ -22,6 +22,7 @@ Datasets = Mapping[str, Mapping[str, Any]]
 """The samples of each split, and its digest if it has one, as run.json records them."""
 DIGEST_CHARS = 12
 SPLITS = (VALIDATION, TEST)
+REPORTED = "reported"
 BESIDE = (" before", " difference")
 
 
@@ -52,8 +53,10 @@ def report_markdown(report: Report, folder: RunFolder) -> str:
         ),
         f"- report: `{folder.store.uri(REPORT_JSON)}`",
         f"- run folder: `{folder.url}`",
-        f"- predictions: `{report.predictions.uri}` ({report.predictions.num_rows} rows)",
     ]
+    if report.predictions:
+        found = report.predictions
+        lines.append(f"- predictions: `{found.uri}` ({found.num_rows} rows)")
     if report.tracking.url.startswith("http"):
         lines.append(f"- [MLflow run]({report.tracking.url})")
     elif report.tracking.tracking_uri:
@@ -75,15 +78,18 @@ def previous(folder: RunFolder, record: RunRecord) -> tuple[Report, Datasets] | 
 
 
 def metrics_table(report: Report, before: Report | None) -> str:
-    """The best checkpoint's metrics on validation and test, beside those of the previous run."""
-    heading = ["metric", "validation", "test"]
+    """The best checkpoint's metrics on validation and test, beside those of the previous run.
+
+    Of a training function, they are what it reported with the checkpoint.
+    """
+    splits = SPLITS if report.evaluations else (REPORTED,)
     now, then = _of_best(report), _of_best(before) if before else {}
-    if before:
-        heading = ["metric", *(f"{split}{it}" for split in SPLITS for it in ("", *BESIDE))]
+    beside = ("", *BESIDE) if before else ("",)
+    heading = ["metric", *(f"{split}{it}" for split in splits for it in beside)]
     rows = []
-    for name in dict.fromkeys(name for split in SPLITS for name in now.get(split, {})):
+    for name in dict.fromkeys(name for split in splits for name in now.get(split, {})):
         row = [name]
-        for split in SPLITS:
+        for split in splits:
             value, was = now.get(split, {}).get(name), then.get(split, {}).get(name)
             row.append(number(value))
             if before:
@@ -128,6 +134,8 @@ def table(heading: list[str], rows: list[list[str]]) -> str:
 
 def _of_best(report: Report) -> dict[str, dict[str, float | None]]:
     """The metrics of the report's best checkpoint, by split and by their short names."""
+    if not report.evaluations:
+        return {REPORTED: report.best.metrics}
     return {
         one.split: short_names(one.split, one.metrics)
         for one in report.evaluations

@@ -14,7 +14,7 @@ from tasks.prepare import prepare
 from tasks.publish import publish
 from tasks.report_predictions import report_predictions
 from tasks.retries import is_transient
-from tasks.select import select
+from tasks.select import select, with_metrics
 from tasks.train import train
 from train_core.described_errors import describe, rebuild
 from train_core.errors import (
@@ -165,7 +165,7 @@ def test_what_another_process_does_not_know_is_the_nearest_of_ours() -> None:
 
 
 def rank(evaluations: list[EvaluationResult], order: str) -> Selection:
-    return select.fn(evaluations, "validation/accuracy", order)
+    return select.fn(with_metrics(evaluations), "validation/accuracy", order)
 
 
 @pytest.mark.promise("best-checkpoint")

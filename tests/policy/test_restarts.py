@@ -16,7 +16,7 @@ from train_core.policy.restarts import (
 
 RULES = RestartRules()
 NOTHING, MOVE, END = Asked
-IN_ORDER, LOST, FAILED = Ended
+IN_ORDER, LOST, RAISED, FAILED = Ended
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,31 @@ def test_an_attempt_that_died_is_followed_by_three_others_without_a_new_checkpoi
 ) -> None:
     end = AttemptEnd(LOST, has_progress=has_progress)
     assert after_attempt(end, restarts, RULES) == expected
+
+
+@pytest.mark.parametrize(
+    ("failures", "max_failures", "asked", "expected"),
+    [
+        (0, 0, NOTHING, Next.FAIL),
+        (0, 1, NOTHING, Next.RESTART),
+        (1, 1, NOTHING, Next.FAIL),
+        (7, -1, NOTHING, Next.RESTART),
+        (0, 1, END, Next.STOPPED),
+        (0, 1, MOVE, Next.RESTART),
+        (0, 0, END, Next.FAIL),
+    ],
+)
+def test_a_training_function_may_raise_as_many_errors_as_it_is_allowed(
+    failures: int, max_failures: int, asked: Asked, expected: Next
+) -> None:
+    rules = RestartRules(max_failures=max_failures)
+    decision = after_attempt(AttemptEnd(RAISED, asked), 3, rules, failures)
+    assert (decision.next, decision.failures) == (expected, failures + 1)
+
+
+def test_a_process_that_died_is_no_error_of_the_function() -> None:
+    rules = RestartRules(max_failures=2)
+    assert after_attempt(AttemptEnd(LOST), 0, rules, failures=2).failures == 2
 
 
 def test_a_move_makes_the_count_begin_anew() -> None:

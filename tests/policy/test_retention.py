@@ -141,6 +141,22 @@ def test_a_verdict_says_everything_that_keeps_a_checkpoint() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([None, None, None, None], "01"),
+        ([0.9, None, None, None], "12"),
+        ([None, 0.1, 0.2, 0.3], "01"),
+        ([0.5, 0.1, 0.2, None], "1"),
+    ],
+)
+def test_in_ray_trains_meaning_one_without_the_metric_is_the_worst_of_the_best(
+    values: list[float | None], expected: str
+) -> None:
+    asked = replace(rules(keep_last=1, keep_best=2), ranks_unmeasured=True)
+    assert gone(values, asked) == expected
+
+
 @pytest.mark.parametrize(("keep_last", "keep_best"), [(0, 1), (1, 0), (-1, 1)])
 def test_rules_that_would_not_keep_the_newest_and_the_best_are_refused(
     keep_last: int, keep_best: int

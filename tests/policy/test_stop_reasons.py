@@ -19,7 +19,8 @@ SHORT = Reached(step=19, epoch=2, elapsed_s=59, num_bad_validations=1)
 
 
 def test_the_values_are_those_of_manifests() -> None:
-    expected = ["epochs", "max_steps", "early_stopping", "max_duration", "request"]
+    limits = ["epochs", "max_steps", "early_stopping", "max_duration"]
+    expected = [*limits, "function_end", "request"]
     assert [reason.value for reason in StopReason] == expected
 
 
@@ -75,7 +76,7 @@ def test_time_is_up_at_its_limit(elapsed_s: float, is_up: bool) -> None:
 
 @pytest.mark.parametrize(
     ("stopped_by", "final"),
-    [("", False), ("request", False), *((one, True) for one in list(StopReason)[:4])],
+    [("", False), ("request", False), *((one, True) for one in list(StopReason)[:5])],
 )
 def test_a_request_ends_no_training_for_good(stopped_by: str, final: bool) -> None:
     assert is_final(stopped_by) == final
@@ -97,6 +98,7 @@ def test_a_request_ends_no_training_for_good(stopped_by: str, final: bool) -> No
         ("max_duration", StopLimits(epochs=3, max_duration_s=6), False),
         ("max_duration", StopLimits(epochs=3), False),
         ("early_stopping", StopLimits(epochs=3), True),
+        ("function_end", StopLimits(epochs=3), True),
         # Another limit that is reached as well is not what ended it.
         ("max_steps", StopLimits(epochs=2, max_steps=11), False),
     ],

@@ -26,6 +26,7 @@ WRITERS_OF_RECORDS = {"write_file", "append", "amend", "mark_quarantined"}
 CHANGES = {name for name in vars(Store) if not name.startswith("_")} - set(vars(StoreReader))
 ELSEWHERE = {
     ("train_core/client/verify_resume.py", "Store(runs).delete"),
+    ("train_core/engine/driver/preparing/function_checks.py", "Store(request.storage).probe"),
     ("train_core/engine/driver/preparing/preflight.py", "Store(request.storage).probe"),
     ("train_core/engine/tools/export.py", "store.write"),
 }

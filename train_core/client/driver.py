@@ -108,7 +108,7 @@ class Driver:
         train: TrainResult,
         evaluations: list[EvaluationResult],
         best: CheckpointSummary,
-        predictions: PredictionsResult,
+        predictions: PredictionsResult | None,
         seconds: dict[str, float],
     ) -> Report:
         """Write report.json, and the figures, the model and the outcome into MLflow."""
@@ -117,7 +117,7 @@ class Driver:
             train=train.model_dump(mode="json"),
             evaluations=_dump(evaluations),
             best=best.model_dump(mode="json"),
-            predictions=predictions.model_dump(mode="json"),
+            predictions=predictions.model_dump(mode="json") if predictions else None,
             seconds=seconds,
         ).result()
         return Report.model_validate(result)

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from train_core.errors import StorageError
 from train_core.storage.run_folder import RunFolder
 
+_METRICS_SHOWN = 6
+
 
 class Live(BaseModel):
     """One reading of live.json."""
@@ -27,10 +29,14 @@ class Live(BaseModel):
 
     @property
     def percent(self) -> float:
-        """How much of the training is done, 0 to 100."""
+        """How much of the training is done, 0 to 100; 0 if nobody knows its length."""
+        if not self.total_steps:
+            return 0.0
         return min(100.0, 100 * self.step / max(1, self.total_steps))
 
     def __str__(self) -> str:
+        if not self.total_steps:
+            return self._report()
         parts = [
             f"step {self.step}/{self.total_steps}",
             f"epoch {self.epoch}/{self.epochs}",
@@ -40,6 +46,14 @@ class Live(BaseModel):
         if self.eta_s is not None:
             parts.append(f"{self.eta_s:.0f} s left")
         return "  ".join(parts)
+
+    def _report(self) -> str:
+        """The newest report of a training function."""
+        shown = [
+            f"{name} {'not finite' if value is None else format(value, '.6g')}"
+            for name, value in list(self.metrics.items())[:_METRICS_SHOWN]
+        ]
+        return "  ".join([f"report {self.step}", *shown])
 
 
 def last_reading(folder: RunFolder) -> Live | None:

@@ -7,6 +7,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from train_core.config.checkpoints import CheckpointOptions, RetentionOptions
+from train_core.config.function import FunctionOptions
 from train_core.config.options import may_change
 from train_core.config.resources import WorkerOptions
 from train_core.config.training import (
@@ -32,6 +33,7 @@ class TrainConfig(
     StepOptions,
     InitOptions,
     LengthOptions,
+    FunctionOptions,
     WorkloadOptions,
 ):
     """How to train one workload. Unknown names are an error; negative numbers too."""
@@ -42,6 +44,8 @@ class TrainConfig(
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
+        if self.is_function:
+            return self
         shards = max(self.num_shards, self.num_workers)
         if self.batch_size < self.accumulation_steps * shards:
             raise ValueError(
@@ -74,6 +78,7 @@ class TrainConfig(
             keep_best=self.keep_best,
             keep_every_steps=self.keep_every_steps,
             keep_newer_than_s=self.keep_newer_than_s,
+            ranks_unmeasured=self.is_function,
         )
 
     @property
@@ -104,6 +109,8 @@ class TrainConfig(
 
     def fixed(self) -> Self:
         """The same configuration with what is derived written out."""
+        if self.is_function:
+            return self
         return self.model_copy(update={"num_shards": self.shards})
 
     def without_secrets(self) -> Self:

@@ -17,12 +17,12 @@ from pydantic import (
 from train_core.config.options import MAY_CHANGE, Options
 from train_core.policy.metric_names import VALIDATION_ACCURACY
 
-_WORKLOAD = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+NAME_OF_OBJECT = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
-def _check_workload(name: object) -> object:
+def check_name(name: Any) -> Any:
     """Say more than that a pattern does not match."""
-    if isinstance(name, str) and not re.fullmatch(_WORKLOAD, name):
+    if isinstance(name, str) and not re.fullmatch(NAME_OF_OBJECT, name):
         raise ValueError(
             "name it as package.module:Name, such as train_core.workloads.digits:Digits"
         )
@@ -30,7 +30,7 @@ def _check_workload(name: object) -> object:
 
 
 WorkloadName = Annotated[
-    str, StringConstraints(pattern=_WORKLOAD), BeforeValidator(_check_workload)
+    str, StringConstraints(pattern=NAME_OF_OBJECT), BeforeValidator(check_name)
 ]
 """What is trained, as package.module:Name."""
 

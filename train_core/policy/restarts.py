@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -13,6 +13,8 @@ class Ended(Enum):
     """All ranks came to their end."""
     LOST = "lost"
     """A process or a connection died, so that another attempt may well succeed."""
+    RAISED = "raised"
+    """With an error of a training function, which may be allowed to raise some."""
     FAILED = "failed"
     """With an error that another attempt would meet again."""
 
@@ -50,6 +52,8 @@ class RestartRules:
 
     max_restarts: int = 3
     """The largest number in a row without a new checkpoint."""
+    max_failures: int = 0
+    """The largest number of errors that a training function may raise; -1: any."""
     pause_s: float = 2.0
     """The pause before the second restart in a row; the next ones are 3, 7, 15, … times as long."""
 
@@ -81,13 +85,30 @@ class Decision:
     """The number of restarts in a row without a new checkpoint, this one included."""
     pause_s: float = 0.0
     """How long to wait before it."""
+    failures: int = 0
+    """The number of errors that a training function has raised, this one included."""
 
 
-def after_attempt(end: AttemptEnd, restarts: int, rules: RestartRules) -> Decision:
-    """Decide on the next action; `restarts` counts those in a row without a new checkpoint."""
+def after_attempt(
+    end: AttemptEnd, restarts: int, rules: RestartRules, failures: int = 0
+) -> Decision:
+    """Decide on the next action.
+
+    `restarts` counts those in a row without a new checkpoint, `failures` the errors that a training
+    function has raised.
+    """
+    decision = _after_attempt(end, restarts, rules, failures)
+    return replace(decision, failures=failures + (end.ended is Ended.RAISED))
+
+
+def _after_attempt(end: AttemptEnd, restarts: int, rules: RestartRules, failures: int) -> Decision:
     match end.ended:
         case Ended.FAILED:
             return Decision(Next.FAIL, restarts)
+        case Ended.RAISED if 0 <= rules.max_failures <= failures:
+            return Decision(Next.FAIL, restarts)
+        case Ended.RAISED:
+            return Decision(Next.STOPPED if end.asked is Asked.END else Next.RESTART)
         case Ended.IN_ORDER:
             return Decision(_after_end_in_order(end))
         case Ended.LOST if end.asked is Asked.END:

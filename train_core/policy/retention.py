@@ -28,6 +28,8 @@ class RetentionRules:
     """Keep those of every so many steps; 0: the rule is off."""
     keep_newer_than_s: float = 0
     """Keep those younger than so many seconds; 0: the rule is off."""
+    ranks_unmeasured: bool = False
+    """Whether one without the metric is among the best where fewer have it, as in Ray Train."""
 
     def __post_init__(self) -> None:
         if min(self.keep_last, self.keep_best) < 1:
@@ -111,7 +113,7 @@ def finalists(candidates: Iterable[Candidate], rules: RetentionRules) -> list[Ca
 
 def _best(scheduled: list[Candidate], rules: RetentionRules) -> set[str]:
     # What was not measured is not among the best, however few there are.
-    measured = [c for c in scheduled if _is_measured(c, rules)]
+    measured = [c for c in scheduled if rules.ranks_unmeasured or _is_measured(c, rules)]
     return {c.name for c in ranked(measured, rules.metric, rules.order)[: rules.keep_best]}
 
 

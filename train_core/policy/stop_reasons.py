@@ -13,6 +13,8 @@ class StopReason(StrEnum):
     MAX_STEPS = "max_steps"
     EARLY_STOPPING = "early_stopping"
     MAX_DURATION = "max_duration"
+    FUNCTION_END = "function_end"
+    """A training function returned."""
     REQUEST = "request"
     """A request ended it early: the training may go on."""
 
@@ -57,6 +59,8 @@ def has_reached(reason: StopReason, reached: Reached, limits: StopLimits) -> boo
             return 0 < limits.early_stopping_patience <= reached.num_bad_validations
         case StopReason.MAX_DURATION:
             return 0 < limits.max_duration_s <= reached.elapsed_s
+        case StopReason.FUNCTION_END:
+            return True
         case StopReason.REQUEST:
             return False
 

@@ -157,6 +157,11 @@ class RunFolder:
                 damaged[name] = str(error)
         return sorted(found, key=lambda c: c.name), damaged
 
+    def newest_reported(self) -> Checkpoint | None:
+        """The newest folder that a training function reported; None if there is none."""
+        found = (c for c in reversed(self.checkpoints()) if not c.manifest.is_function_end)
+        return next(found, None)
+
     def exists_checkpoint(self, name: CheckpointName) -> bool:
         """Whether the checkpoint was committed and is not deleted."""
         return is_committed(self.store, name)

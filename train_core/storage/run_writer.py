@@ -38,6 +38,7 @@ from train_core.storage.records.names import (
     JOURNAL,
     LIVE_JSON,
     MANIFEST_JSON,
+    RAY_SNAPSHOT_JSON,
     RUN_JSON,
     CheckpointName,
     LeaseName,
@@ -163,6 +164,13 @@ class RunWriter(ResultWriter):
         A newer one follows soon, so the storage is waited for briefly. Raises StorageError.
         """
         self.folder.store.with_retries(SHORT).write(LIVE_JSON, data)
+
+    def delete_ray_snapshot(self) -> None:
+        """Delete the list of checkpoints that Ray Train made in an earlier attempt.
+
+        Ray would begin from it, and fail if one of them was deleted since.
+        """
+        self.folder.store.delete(RAY_SNAPSHOT_JSON)
 
     def delete_run(self) -> None:
         """Delete the run with all that is in its folder."""

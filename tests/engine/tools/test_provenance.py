@@ -40,7 +40,7 @@ def test_the_source_file_and_the_commit_that_tracks_it_are_told(module: Path) ->
     git(module.parent, "init")
     git(module.parent, "add", module.name)
     git(module.parent, "commit", "-m", "mine")
-    found = code_of(f"{module.stem}:Own")
+    found = code_of(TrainConfig(workload=f"{module.stem}:Own"))
     assert found["workload"] == digest_of(SOURCE.encode())
     assert found["commit"] == git(module.parent, "rev-parse", "HEAD")
 
@@ -48,12 +48,12 @@ def test_the_source_file_and_the_commit_that_tracks_it_are_told(module: Path) ->
 def test_a_repository_that_does_not_track_the_file_says_nothing_of_it(module: Path) -> None:
     git(module.parent, "init")
     git(module.parent, "commit", "--allow-empty", "-m", "others")
-    assert code_of(f"{module.stem}:Own").keys() <= {"evertrain", "workload"}
+    assert code_of(TrainConfig(workload=f"{module.stem}:Own")).keys() <= {"evertrain", "workload"}
 
 
 def test_without_git_all_else_is_told(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    found = code_of(f"{module.stem}:Own")
+    found = code_of(TrainConfig(workload=f"{module.stem}:Own"))
     assert found["workload"] == digest_of(SOURCE.encode())
     assert "commit" not in found
 

@@ -38,14 +38,18 @@ class JournalBuffer:
             self._thread.start()
 
     def add(
-        self, step: int, metrics: Mapping[str, float], rates: Mapping[str, float] | None = None
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        rates: Mapping[str, float] | None = None,
+        **reported: Any,
     ) -> None:
-        """Record what was measured at `step`."""
+        """Record what was measured at `step`; `reported` is what only a training function gives."""
         if self._is_enabled:
             rates, self._counters = {**self._counters, **(rates or {})}, {}
-            self.pending.append(
-                Entry(step=step, time=time.time(), metrics=finite(metrics), rates=rates)
-            )
+            now, finite_metrics = time.time(), finite(metrics)
+            entry = Entry(step=step, time=now, metrics=finite_metrics, rates=rates, **reported)
+            self.pending.append(entry)
 
     def count(self, name: str, amount: float) -> None:
         """Increase a counter about the machine, not the training; the next entry has its sum."""

@@ -74,8 +74,17 @@ def drained_under_workers() -> set[str]:
     """The ids of nodes that are being drained and have workers of this process's training."""
     from ray._private import state
 
-    used = {node for group in _placement_groups() for node in group["bundles_to_node_id"].values()}
+    used = {node for group in _placement_groups().values() for node in group["bundles_to_node_id"].values()}
     return used & set(state.state.get_draining_nodes())
+
+
+def remove_placement_groups() -> None:
+    """Give back what the placement groups of this process's job reserve."""
+    import ray
+    from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+    for key in _placement_groups():
+        remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(key))))
 
 
 def capacity(config: TrainConfig, nodes: list[dict[str, float]]) -> int:
@@ -110,13 +119,15 @@ def _compare(config: TrainConfig, where: str, nodes: list[dict[str, float]]) -> 
         )
 
 
-def _placement_groups() -> list[dict[str, Any]]:
-    """The placement groups of this process, whose ids end with that of its job."""
+def _placement_groups() -> dict[str, dict[str, Any]]:
+    """The placement groups of this process by their ids, which end with that of its job."""
     import ray
     from ray.util.placement_group import placement_group_table
 
     job = ray.get_runtime_context().get_job_id()
     table: dict[str, dict[str, Any]] = placement_group_table()
-    return [
-        group for key, group in table.items() if key.endswith(job) and group["state"] != "REMOVED"
-    ]
+    return {
+        key: group
+        for key, group in table.items()
+        if key.endswith(job) and group["state"] != "REMOVED"
+    }

@@ -32,6 +32,8 @@ def load_recorded(folder: RunFolder, config: TrainConfig) -> Workload[Any]:
 
 def with_defaults(config: TrainConfig) -> TrainConfig:
     """The configuration with all of its workload's settings. Raises WorkloadError."""
+    if config.is_function:
+        return config
     settings = parse_settings(config.workload, config.settings).model_dump(mode="json")
     return config.model_copy(update={"settings": settings})
 

@@ -16,7 +16,8 @@ from train_core.engine.distributed.rendezvous import Membership, RendezvousStore
 from train_core.storage.coordination.stop_request import StopRequest, stop_request
 from train_core.storage.objects.store import Store as ObjectStore
 
-_KEY = "stop"
+STOP = "stop"
+"""The key of the driver's newest request, in the store of the attempt."""
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 
 
@@ -57,9 +58,9 @@ class StopFromDriver:
         try:
             if self._store is None:
                 self._store = connect(self._own, _CONNECT_TIMEOUT)
-            if not self._store.check([_KEY]):
+            if not self._store.check([STOP]):
                 return None
-            return StopRequest.model_validate_json(self._store.get(_KEY))
+            return StopRequest.model_validate_json(self._store.get(STOP))
         except (RuntimeError, ValidationError) as error:
             self._store = None
             raise ConnectionError(f"the driver's store cannot be read: {error}") from error
@@ -67,4 +68,4 @@ class StopFromDriver:
 
 def post_stop(store: RendezvousStore, group: str, request: StopRequest) -> None:
     """Post the request to all ranks of a group, including those that start later."""
-    store.post(group, _KEY, request.model_dump_json())
+    store.post(group, STOP, request.model_dump_json())

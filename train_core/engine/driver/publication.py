@@ -27,7 +27,7 @@ class PipelineOutcome(Result):
     train: TrainResult
     evaluations: list[EvaluationResult]
     best: CheckpointSummary
-    predictions: PredictionsResult
+    predictions: PredictionsResult | None
     seconds: dict[str, float]
     """Wall-clock seconds of each stage."""
 
@@ -61,7 +61,8 @@ def publish(
     if mirror:
         # A driver before this one may have died before it came to that.
         mirror.log_evaluations(outcome.evaluations)
-        mirror.log_predictions(outcome.predictions)
+        if outcome.predictions:
+            mirror.log_predictions(outcome.predictions)
         mirror.log_outcome(outcome.best, outcome.test_metrics, config)
         mirror.flush()
     timeline.mark(PUBLISHED)

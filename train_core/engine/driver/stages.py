@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 
+from train_core.engine.driver.attempts.supervisor import Launcher
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.driver.scoring_stages import ScoringStages, pinned_summaries
 from train_core.engine.driver.server import Stages
@@ -67,12 +68,9 @@ class RunStages:
 
         Raises StoppedError if the training was asked to stop, and did.
         """
-        from train_core.engine.driver.attempts.pool_launcher import PoolLauncher
-
         self._workers.wait_for_ray()
         begin, held = time.monotonic(), self._held("train")
-        pool = self._workers.for_training(self.config)
-        newest = held.supervisor.train(self.config, PoolLauncher(pool))
+        newest = held.supervisor.train(self.config, self._launcher())
         # A process that died after its last commit has not done it.
         delete_superseded(held.writer, self.config)
         seconds = time.monotonic() - begin
@@ -148,6 +146,15 @@ class RunStages:
         if held:
             held.release(end)
 
+    def _launcher(self) -> Launcher:
+        if self.config.is_function:
+            from train_core.engine.driver.attempts.function_launcher import FunctionLauncher
+
+            return FunctionLauncher(self._timing)
+        from train_core.engine.driver.attempts.pool_launcher import PoolLauncher
+
+        return PoolLauncher(self._workers.for_training(self.config))
+
     @property
     def _max_batches(self) -> int:
         return 1 if self._request.dry_run else 0
@@ -172,8 +179,11 @@ class RunStages:
 
     def _train_result(self, newest: Checkpoint, attempt: int, seconds: float) -> TrainResult:
         live, checkpoints = self.folder.live() or {}, self.folder.checkpoints()
+        if self.config.is_function:
+            # One that reported no folder has its end.
+            checkpoints = [one for one in checkpoints if one.manifest.reported] or [newest]
         finalists = checkpoints
-        if self.config.checkpoint_every_epochs:
+        if self.config.checkpoint_every_epochs and not self.config.is_function:
             finalists = finalists_of(checkpoints, self.config.retention)
         return TrainResult(
             run=self.folder.name,
@@ -187,4 +197,6 @@ class RunStages:
             seconds=seconds,
             checkpoints=[self.folder.summary(c) for c in checkpoints],
             finalists=[self.folder.summary(c) for c in finalists],
+            monitor=self.config.monitor,
+            monitor_order=self.config.monitor_order,
         )

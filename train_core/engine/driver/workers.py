@@ -14,6 +14,7 @@ from train_core.config import TrainConfig
 from train_core.described_errors import describe, rebuild
 from train_core.engine.cluster.pool_settings import POOL_SETTINGS
 from train_core.engine.cluster.resources import check_resources, fits_here, with_gpus
+from train_core.engine.cluster.runtime import RaySettings
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.entry_points import MEASURE_SHARD, TRAIN
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 PRELOAD = tuple(name.partition(":")[0] for name in (TRAIN, MEASURE_SHARD))
 """What the workers import as they start: torch, and what trains and evaluates."""
+RAY_TRAIN_SETTINGS = RaySettings()
+"""What Ray Train wants of Ray: what Ray does by itself."""
 _log = logging.getLogger("train_core.driver")
 
 
@@ -92,7 +95,7 @@ class Workers(ABC):
     def _start_ray(self, config: TrainConfig) -> None:
         from train_core.engine.cluster.runtime import start_ray
 
-        start_ray(config, POOL_SETTINGS)
+        start_ray(config, _settings(config))
         self.ray_up_at = time.time()
 
 
@@ -108,6 +111,9 @@ class ClusterWorkers(Workers):
         """Have the workers start, if there is room for all."""
         from train_core.engine.cluster.scaling import free_slots
 
+        if config.is_function:
+            # Ray Train starts its own.
+            return
         try:
             if free_slots(config) >= config.num_workers:
                 self._started(config)
@@ -147,7 +153,7 @@ class LocalWorkers(Workers):
         """Start Ray, and then the workers, which import torch in the background."""
         from train_core.engine.cluster.runtime import load_ray
 
-        load_ray(self._config, POOL_SETTINGS)
+        load_ray(self._config, _settings(self._config))
         with self._starting:
             self._ray = self._start(self._begin)
 
@@ -176,7 +182,14 @@ class LocalWorkers(Workers):
         from train_core.engine.driver.attempts.pool_launcher import is_fixed
 
         self._start_ray(self._config)
+        if self._config.is_function:
+            return
         if is_fixed(self._config) and not self._pool:
             decided = with_gpus(self._config)
             if fits_here(decided):
                 self._started(decided)
+
+
+def _settings(config: TrainConfig) -> RaySettings:
+    """What the launcher of the configuration wants of Ray."""
+    return RAY_TRAIN_SETTINGS if config.is_function else POOL_SETTINGS

@@ -12,21 +12,22 @@ import numpy as np
 import torch
 
 from train_core.config import TrainConfig
-from train_core.loading import workload_class
+from train_core.loading import load_function, workload_class
 from train_core.storage.objects.digests import digest_of
 
 _GIT_WITHIN_S = 5.0
 
 
-def code_of(workload: str) -> dict[str, str]:
-    """The version of the code that trains `workload`, for `code` of run.json.
+def code_of(config: TrainConfig) -> dict[str, str]:
+    """The version of the code that is trained with, for `code` of run.json.
 
-    `evertrain` is evertrain's version, `workload` the BLAKE3 digest of the source file of the
-    workload's module, and `commit` that of the git repository which tracks this file. What cannot
-    be known is left out.
+    `evertrain` is evertrain's version, `workload` the BLAKE3 digest of the source file that has
+    the workload or the training function, and `commit` that of the git repository which tracks
+    this file. What cannot be known is left out.
     """
     found = {"evertrain": _version()}
-    file = getattr(sys.modules[workload_class(workload).__module__], "__file__", None)
+    load = load_function if config.is_function else workload_class
+    file = getattr(sys.modules.get(load(config.workload).__module__), "__file__", None)
     source = Path(file) if file else None
     if source is not None and source.is_file():
         found["workload"] = digest_of(source.read_bytes())

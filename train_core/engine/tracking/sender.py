@@ -100,7 +100,12 @@ class RunSender:
         test_metrics: dict[str, float | None],
         config: TrainConfig | None,
     ) -> None:
-        """Log the best checkpoint's model, and note its address."""
+        """Log the best checkpoint's model, and note its address.
+
+        Nobody knows what is in a folder that a training function reported: it is no model.
+        """
+        if runs.record.config.is_function:
+            return
         from train_core.engine.tracking.models.logged import log_checkpoint_model
 
         uri = log_checkpoint_model(runs, best, test_metrics, config)

@@ -115,7 +115,12 @@ def show_outcome(
 def headline(
     runs: MlflowRuns, best: CheckpointSummary, test_metrics: dict[str, float | None]
 ) -> dict[str, float | None]:
-    """The best checkpoint's validation metrics, the monitored one, and the test metrics."""
+    """The best checkpoint's validation metrics, the monitored one, and the test metrics.
+
+    Of a training function, they are all that it reported with the checkpoint.
+    """
+    if runs.record.config.is_function:
+        return best.metrics
     monitor = runs.record.config.monitor
     chosen = {
         key: value

@@ -53,12 +53,12 @@ def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> RankE
     # handler of SIGTERM raises one in the process's main thread, and a rank runs in another.
     except (Exception, SystemExit) as error:
         summary = f"rank {own.rank}: {type(error).__name__}: {error}"
-        if _follows_from_another_end(error):
+        if follows_from_another_end(error):
             raise ConnectionError(summary) from error
         raise UserCodeError("train", summary, traceback.format_exc()) from error
 
 
-def _follows_from_another_end(error: BaseException) -> bool:
+def follows_from_another_end(error: BaseException) -> bool:
     """Whether another process's end is what broke this rank, and no bug of the user's."""
     if isinstance(error, (ConnectionError, DistError)):
         return True

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from train_core.errors import CheckpointError
 from train_core.policy.segments import segments_to_merge
@@ -24,6 +25,10 @@ _MAX_LINE_BYTES = 16 * 2**20
 _log = logging.getLogger(__name__)
 
 
+def _is_empty(found: dict[str, Any]) -> bool:
+    return not found
+
+
 class Entry(BaseModel):
     """What was measured at one step. `time` is in seconds since 1970, UTC."""
 
@@ -33,6 +38,16 @@ class Entry(BaseModel):
     time: float
     metrics: dict[str, float | None]
     rates: dict[str, float] = {}
+    texts: dict[str, str] = Field(
+        default={},
+        exclude_if=_is_empty,
+        description="What a training function reported that is no number.",
+    )
+    by_rank: dict[str, dict[str, float | None]] = Field(
+        default={},
+        exclude_if=_is_empty,
+        description="What a training function reported on the other ranks than rank 0.",
+    )
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from train_core.policy.stop_reasons import is_final
+from train_core.policy.stop_reasons import StopReason, is_final
 from train_core.storage.objects.digests import ALGORITHM, digest_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import FORMAT, read_document, with_checksum
-from train_core.storage.records.names import CHECKPOINTS, MANIFEST_JSON, CheckpointName
+from train_core.storage.records.names import (
+    CHECKPOINTS,
+    MANIFEST_JSON,
+    CheckpointName,
+    check_reported_name,
+)
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-
-
-def _plain_name(name: str) -> str:
-    if not _SAFE_NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is not the name of a file in the same folder")
-    return name
 
 
 class FileEntry(BaseModel):
@@ -27,7 +26,7 @@ class FileEntry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Annotated[str, AfterValidator(_plain_name)]
+    name: Annotated[str, AfterValidator(check_reported_name)]
     size_bytes: int = Field(ge=0)
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
 
@@ -48,9 +47,34 @@ class Manifest(BaseModel):
     created_at: str = Field(description="UTC, ISO 8601.")
     files: tuple[FileEntry, ...]
 
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for field in self._plain:
+            for number, entry in enumerate(getattr(self, field)):
+                if not _SAFE_NAME.fullmatch(entry.name):
+                    raise ValueError(
+                        f"{field}.{number}.name: {entry.name!r} is not the name of a file in the "
+                        "same folder"
+                    )
+        return self
+
+    @property
+    def _plain(self) -> tuple[str, ...]:
+        """The fields whose files lie in one folder, without folders in it."""
+        return ("files",)
+
     def to_json(self) -> bytes:
         """The manifest's bytes as they are stored."""
         return with_checksum(self)
+
+
+class ReportedFolder(BaseModel):
+    """A folder that a training function reported: its files have their paths in it as names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(description="checkpoint_dir_name, if the function gave one.")
+    world_size: int = Field(ge=1, description="The ranks that reported together.")
 
 
 class CheckpointManifest(Manifest):
@@ -82,6 +106,22 @@ class CheckpointManifest(Manifest):
     journal: tuple[FileEntry, ...] = Field(
         description="The segments in ../../journal that this commit covers, oldest first."
     )
+
+    reported: ReportedFolder | None = Field(
+        default=None,
+        exclude_if=lambda reported: reported is None,
+        description="Set if a training function reported it.",
+    )
+
+    @property
+    def _plain(self) -> tuple[str, ...]:
+        # A folder that a function reports may have folders in it.
+        return ("journal",) if self.reported else ("files", "journal")
+
+    @property
+    def is_function_end(self) -> bool:
+        """Whether it stands for a training function's end, and has no folder."""
+        return self.stopped_by == StopReason.FUNCTION_END
 
     @property
     def is_last(self) -> bool:

@@ -15,6 +15,10 @@ LIVE_JSON = "live.json"
 CURVES_PNG = "curves.png"
 MANIFEST_JSON = "manifest.json"
 QUARANTINED_JSON = "quarantined.json"
+RAY_SNAPSHOT_JSON = "checkpoint_manager_snapshot.json"
+"""Ray Train's own list of the checkpoints of an attempt. Ray chose the name."""
+REPORTED_FOLDER = "files"
+"""Where the files of a reported folder lie in their checkpoint, beside its manifest."""
 MODEL_FILE = "model.safetensors"
 STATE_JSON = "state.json"
 CONFUSION_MATRIX_JSON = "confusion_matrix.json"
@@ -31,6 +35,8 @@ DATA = "data"
 LATEST = "latest"
 """What stands for the newest finished run, so no run is called so."""
 
+_LONGEST_PATH = 1024
+_LONGEST_PART = 255
 _LONGEST_SLUG = 80
 _UNIQUE_CHARACTERS = 6
 
@@ -70,6 +76,24 @@ def check_new_run_name(name: str) -> str:
         raise ConfigError(
             f"run name {name!r} is not usable: in batch inference it means the newest finished run"
         )
+    return name
+
+
+def check_reported_name(name: str) -> str:
+    """`name`, if it is the path of a file inside a folder on every storage.
+
+    Raises ValueError for anything else: an absolute path, `..`, an empty part, a backslash, a
+    control character, a part of more than 255 bytes, more than 1024 bytes in all.
+    """
+    parts = name.split("/")
+    is_usable = (
+        len(name.encode()) <= _LONGEST_PATH
+        and all(part not in ("", ".", "..") for part in parts)
+        and all(len(part.encode()) <= _LONGEST_PART for part in parts)
+        and not any(character == "\\" or not character.isprintable() for character in name)
+    )
+    if not is_usable:
+        raise ValueError(f"{name!r} is not the path of a file in a folder")
     return name
 
 

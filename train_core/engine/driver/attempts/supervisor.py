@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from train_core.config import TrainConfig
@@ -59,6 +59,8 @@ class AttemptOutcome:
     """None: all ranks came to their end."""
     is_lost: bool = False
     """A process or a connection died, so that another attempt may well succeed."""
+    is_raised: bool = False
+    """It is an error of a training function, which may be allowed to raise some."""
     given_up_at: int | None = None
     """The step of the newest commit, if the storage did not take the last one in time."""
 
@@ -67,6 +69,8 @@ class AttemptOutcome:
         """The same, as the decision on the next action wants it."""
         if self.error is None:
             return Ended.IN_ORDER
+        if self.is_raised:
+            return Ended.RAISED
         return Ended.LOST if self.is_lost else Ended.FAILED
 
 
@@ -106,7 +110,8 @@ class Supervisor:
     def _train(self, config: TrainConfig, launcher: Launcher) -> Checkpoint:
         self._check_program()
         newest = self.newest()
-        restarts, is_done = 0, is_training_finished(newest, config)
+        restarts, failures, is_done = 0, 0, is_training_finished(newest, config)
+        rules = replace(self._timing.restarts, max_failures=config.max_failures)
         while not is_done:
             number = self.begin_attempt()
             outcome, asked = self._run(number, config, launcher)
@@ -118,9 +123,10 @@ class Supervisor:
                 has_stopped=_was_stopped(newest, number),
                 has_progress=newest != before,
             )
-            decision = after_attempt(end, restarts, self._timing.restarts)
+            decision = after_attempt(end, restarts, rules, failures)
             self._carry_out(decision, outcome, newest)
-            restarts, is_done = decision.restarts, decision.next is Next.DONE
+            restarts, failures = decision.restarts, decision.failures
+            is_done = decision.next is Next.DONE
         assert newest is not None, "a training ends with a checkpoint"
         return newest
 

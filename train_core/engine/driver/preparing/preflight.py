@@ -63,7 +63,7 @@ def effective(request: DriverRequest) -> TrainConfig:
     folder = RunFolder(request.storage, request.run)
     if folder.exists():
         begun = folder.record().config
-        if not config.num_shards:
+        if not config.num_shards and not config.is_function:
             if config.num_workers > begun.shards:
                 raise ConfigError(
                     f"run {request.run!r} has {begun.shards} shards, so at most {begun.shards} "
@@ -215,7 +215,7 @@ def new_record(
         fingerprint=fingerprint(config),
         datasets={split: describe_data(dataset) for split, dataset in datasets.items()},
         input_state=_input_state(request.pipeline.infer_input or ""),
-        code=code_of(config.workload),
+        code=code_of(config),
         origin=without_login(origin) if origin else None,
     )
     return files_in_record(record, files)

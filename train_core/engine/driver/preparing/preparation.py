@@ -9,6 +9,7 @@ from train_core.config import TrainConfig
 from train_core.engine.cluster.resources import with_gpus
 from train_core.engine.data.recorded import check_continuation, with_defaults
 from train_core.engine.driver.held_run import HeldRun
+from train_core.engine.driver.preparing.function_checks import check_function
 from train_core.engine.driver.preparing.preflight import (
     Checked,
     check,
@@ -57,7 +58,10 @@ def prepare_run(
         mirror = _connected_mirror(request, folder)
         if mirror is not None:
             begun.callback(mirror.close, None)
-        checked = check(folder, request.model_copy(update={"config": config}))
+        if config.is_function:
+            config = _with_trainers(config, workers)
+        checks = check_function if config.is_function else check
+        checked = checks(folder, request.model_copy(update={"config": config}))
         prepared = checked.prepared
         record = None if prepared.resumed else _record(request, config, checked)
         if record and (since := _run_that_has_it(request, record, checked.files)):
@@ -79,6 +83,19 @@ def prepare_run(
         begun.pop_all()
     prepared = prepared.model_copy(update={"job_url": request.job_url})
     return PreparedRun(prepared, config, held, mirror)
+
+
+def _with_trainers(config: TrainConfig, workers: Workers) -> TrainConfig:
+    """The configuration with what the factory's trainer asks for, if there is one.
+
+    A factory may read a dataset by Ray, so Ray has to be up.
+    """
+    from train_core.engine.ray_train.trainer import asked_of
+
+    if config.trainer:
+        workers.join(config)
+        workers.wait_for_ray()
+    return asked_of(config)
 
 
 def _connected_mirror(request: DriverRequest, folder: RunFolder) -> Mirror | None:

@@ -1,0 +1,173 @@
+"""Training functions as people write them for Ray Train: no word of evertrain in here."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.fs
+import ray.train
+import ray.train.collective
+import ray.train.torch
+import torch
+from ray import train
+from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, report
+from ray.train.torch import TorchTrainer
+from torch import nn
+from torch.optim import Adam
+
+
+def save_and_resume(config: dict[str, Any]) -> None:
+    """Ray's own example of restoring: model, optimizer and epoch, and an intentional error."""
+    torch.manual_seed(0)
+    features = torch.Tensor(np.random.default_rng(0).normal(0, 1, size=(100, 4)))
+    targets = torch.Tensor(np.random.default_rng(1).uniform(0, 1, size=(100, 1)))
+    model = ray.train.torch.prepare_model(nn.Linear(4, 1))
+    module = model.module if hasattr(model, "module") else model
+    optimizer = Adam(model.parameters(), lr=3e-2)
+    criterion = nn.MSELoss()
+    start_epoch = 0
+    checkpoint = train.get_checkpoint()
+    if checkpoint:
+        with checkpoint.as_directory() as checkpoint_dir:
+            module.load_state_dict(torch.load(os.path.join(checkpoint_dir, "model.pt")))
+            optimizer.load_state_dict(torch.load(os.path.join(checkpoint_dir, "optimizer.pt")))
+            extra = torch.load(os.path.join(checkpoint_dir, "extra_state.pt"))
+            start_epoch = extra["epoch"] + 1
+    for epoch in range(start_epoch, config["num_epochs"]):
+        loss = criterion(model(features), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        metrics = {"loss": loss.item(), "epoch": epoch}
+        with tempfile.TemporaryDirectory() as temp_checkpoint_dir:
+            checkpoint = None
+            should_checkpoint = epoch % config.get("checkpoint_freq", 1) == 0
+            if train.get_context().get_world_rank() == 0 and should_checkpoint:
+                torch.save(module.state_dict(), os.path.join(temp_checkpoint_dir, "model.pt"))
+                torch.save(
+                    optimizer.state_dict(), os.path.join(temp_checkpoint_dir, "optimizer.pt")
+                )
+                torch.save({"epoch": epoch}, os.path.join(temp_checkpoint_dir, "extra_state.pt"))
+                checkpoint = Checkpoint.from_directory(temp_checkpoint_dir)
+            train.report(metrics, checkpoint=checkpoint)
+        if epoch == config.get("fails_at") and not start_epoch:
+            raise RuntimeError("Intentional error to showcase restoration!")
+        time.sleep(config.get("pause_s", 0))
+
+
+def shard_of_each_rank(config: dict[str, Any]) -> None:
+    """Each rank saves its shard, and a file that all of them have."""
+    rank = train.get_context().get_world_rank()
+    for number in range(config.get("reports", 2)):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, f"model-rank={rank}.pt").write_text(f"{rank} of {number}")
+            Path(folder, "common.json").write_text(json.dumps({"by": rank}))
+            Path(folder, "deep", "er").mkdir(parents=True)
+            Path(folder, "deep", "er", f"{rank}.bin").write_bytes(bytes(100 * rank))
+            report({"number": number, "rank": rank}, checkpoint=Checkpoint.from_directory(folder))
+
+
+def metrics_only(config: dict[str, Any]) -> None:
+    """Reports metrics of many kinds, and no checkpoint."""
+    for number in range(3):
+        train.report(
+            {
+                "loss": torch.tensor(1.5 - number / 4).item(),
+                "numpy": np.float32(number),
+                "array": np.array([number]),
+                "nan": float("nan"),
+                "infinite": float("inf"),
+                "text": f"epoch {number}",
+                "eval": {"loss": 2.0 + number, "deep": {"er": 1}},
+                "nothing": None,
+                "flag": True,
+            }
+        )
+
+
+def asynchronous(config: dict[str, Any]) -> None:
+    """Reports in the background, and deletes what it has uploaded."""
+    mode = train.CheckpointUploadMode.ASYNC
+    for number in range(4):
+        folder = tempfile.mkdtemp()
+        Path(folder, "number.txt").write_text(str(number))
+        train.report(
+            {"number": number},
+            checkpoint=Checkpoint.from_directory(folder)
+            if train.get_context().get_world_rank() == 0
+            else None,
+            checkpoint_upload_mode=mode,
+            checkpoint_dir_name=f"own-name-{number}",
+        )
+
+
+def in_place(config: dict[str, Any]) -> None:
+    """Writes into Ray's storage itself, by NO_UPLOAD and by an own upload function."""
+    storage = train.get_context().get_storage()
+    is_rank0 = train.get_context().get_world_rank() == 0
+
+    def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        place = storage.build_checkpoint_path_from_name(name)
+        storage.storage_filesystem.create_dir(place)
+        with checkpoint.as_directory() as folder:
+            pyarrow.fs.copy_files(folder, place, destination_filesystem=storage.storage_filesystem)
+        return Checkpoint(place, filesystem=storage.storage_filesystem)
+
+    place = storage.build_checkpoint_path_from_name("written-in-place")
+    checkpoint = None
+    if is_rank0:
+        storage.storage_filesystem.create_dir(place)
+        with storage.storage_filesystem.open_output_stream(f"{place}/weights.bin") as file:
+            file.write(b"in place")
+        checkpoint = Checkpoint(place, filesystem=storage.storage_filesystem)
+    mode = train.CheckpointUploadMode.NO_UPLOAD
+    train.report({"number": 0}, checkpoint=checkpoint, checkpoint_upload_mode=mode)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "weights.bin").write_bytes(b"uploaded")
+        checkpoint = Checkpoint.from_directory(folder) if is_rank0 else None
+        train.report({"number": 1}, checkpoint=checkpoint, checkpoint_upload_fn=upload)
+
+
+def from_a_thread(config: dict[str, Any]) -> None:
+    """Reports from another thread, and asks for its checkpoints and with other ranks."""
+
+    def run() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "a").write_text("a")
+            is_rank0 = train.get_context().get_world_rank() == 0
+            checkpoint = Checkpoint.from_directory(folder) if is_rank0 else None
+            train.report({"loss": 1.0}, checkpoint=checkpoint)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    ray.train.collective.barrier()
+    found = train.get_all_reported_checkpoints()
+    newest = train.get_checkpoint()
+    assert newest is not None
+    with newest.as_directory() as place:
+        text = Path(place, "a").read_text()
+    names = ray.train.collective.broadcast_from_rank_zero([one.metrics["loss"] for one in found])
+    train.report({"found": len(found), "same": names == [1.0], "is_read": text == "a"})
+
+
+def factory() -> TorchTrainer:
+    """A trainer with all of its configurations."""
+    return TorchTrainer(
+        save_and_resume,
+        train_loop_config={"num_epochs": 6, "fails_at": 2},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            failure_config=FailureConfig(max_failures=1),
+            checkpoint_config=CheckpointConfig(
+                num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min"
+            ),
+        ),
+    )

@@ -1,0 +1,139 @@
+"""A training function whose processes are killed at random moments ends with every report, once."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from mlflow import MlflowClient
+
+from flows.databases import create_tracking_database
+from train_core import verify_run
+from train_core.storage.records.journal import read_segments
+from train_core.storage.run_folder import RunFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+EPOCHS = 12
+PAUSE_S = 0.3
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """Processes are killed: what they leave is looked at below."""
+
+
+class Command:
+    """`evertrain retrain --train-fn`, as a process that can be killed and started again."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.folder = RunFolder(str(place / "runs"), "run")
+        self.tracking_uri = f"sqlite:///{place}/mlflow.db"
+        create_tracking_database(self.tracking_uri)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.seen: list[psutil.Process] = []
+
+    def start(self) -> None:
+        config = f'{{"num_epochs": {EPOCHS}, "pause_s": {PAUSE_S}}}'
+        with open(self.place / "log.txt", "a") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "flows.cli", "retrain", "--run", "run"),
+                    *("--train-fn", "tests.compat.functions:save_and_resume"),
+                    *("--train-loop-config", config, "--num-workers", "2"),
+                    *("--storage", self.folder.storage, "--tracking-uri", self.tracking_uri),
+                    *("--monitor", "loss", "--monitor-order", "min", "--keep-last", str(EPOCHS)),
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def descendants(self) -> list[psutil.Process]:
+        assert self.process is not None
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        self.seen += found
+        return found
+
+    def wait_for_reports(self, number: int) -> None:
+        """Until so many reports were committed."""
+        deadline = time.monotonic() + 120
+        while True:
+            assert self.process is not None
+            assert self.process.poll() is None, (self.place / "log.txt").read_text()[-3000:]
+            newest = self.folder.newest()
+            if newest and newest.step >= number:
+                return
+            assert time.monotonic() < deadline, "no report"
+            time.sleep(0.05)
+
+    def end(self) -> int:
+        assert self.process is not None
+        return self.process.wait(240)
+
+
+def kill_worker(command: Command) -> None:
+    workers = [one for one in command.descendants() if "RayTrainWorker" in name_of(one)]
+    random.choice(workers).send_signal(signal.SIGKILL)
+
+
+def kill_controller(command: Command) -> None:
+    (controller,) = [one for one in command.descendants() if "TrainController" in name_of(one)]
+    controller.send_signal(signal.SIGKILL)
+
+
+def kill_command(command: Command) -> None:
+    assert command.process is not None
+    left = command.descendants()
+    command.process.send_signal(signal.SIGKILL)
+    command.process.wait()
+    _, alive = psutil.wait_procs(left, 60)
+    assert not alive
+    command.start()
+
+
+def name_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+@pytest.mark.promise("own-training-function")
+@pytest.mark.parametrize("kill", [kill_worker, kill_controller, kill_command])
+def test_every_report_is_there_once(tmp_path: Path, kill: Callable[[Command], None]) -> None:
+    command = Command(tmp_path)
+    command.start()
+    try:
+        reported: list[str] = []
+        for after in (2, 5, 8):
+            command.wait_for_reports(after)
+            time.sleep(random.uniform(0, 2 * PAUSE_S))
+            reported += [str(one.name) for one in command.folder.checkpoints()]
+            kill(command)
+        assert command.end() == 0, (tmp_path / "log.txt").read_text()[-3000:]
+    finally:
+        if command.process and command.process.poll() is None:
+            command.process.kill()
+            command.process.wait()
+    newest = command.folder.newest()
+    assert newest is not None
+    assert newest.manifest.is_function_end
+    found = list(read_segments(command.folder.store, newest.manifest.journal))
+    assert [entry.step for entry in found] == list(range(1, EPOCHS + 1))
+    assert [entry.metrics["epoch"] for entry in found] == list(range(EPOCHS))
+    kept = {str(one.name) for one in command.folder.checkpoints()}
+    assert set(reported) <= kept
+    assert not [one for one in verify_run(command.folder) if one.faults]
+    client = MlflowClient(command.tracking_uri)
+    (experiment,) = client.search_experiments(filter_string="name = 'evertrain'")
+    (run,) = client.search_runs([experiment.experiment_id], "tags.`evertrain.stage` = 'train'")
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [point.step for point in history] == [entry.step for entry in found]
+    assert [point.value for point in history] == [entry.metrics["loss"] for entry in found]

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import math
+import pickle
+from enum import Enum
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from train_core.engine.ray_train.plain import numbers_and_texts, plain
+
+PLAIN = (bool, int, float, str, list, dict, type(None))
+
+
+class Split(str, Enum):  # noqa: UP042 (people write it so)
+    TRAIN = "train"
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (1, 1.0),
+        (True, 1.0),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3.0),
+        (np.array(2.5), 2.5),
+        (np.array([2.5]), 2.5),
+        (torch.tensor(1.5), 1.5),
+        (torch.tensor([[4]]), 4.0),
+        (torch.tensor(2.0, dtype=torch.bfloat16), 2.0),
+        (torch.nn.Parameter(torch.tensor(3.0)), 3.0),
+        (float("-inf"), -math.inf),
+        (10**400, math.inf),
+        (-(10**400), -math.inf),
+    ],
+)
+def test_what_holds_one_number_counts_as_that_number(value: object, number: float) -> None:
+    assert numbers_and_texts({"metric": value}) == ({"metric": number}, {})
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("epoch 3", "epoch 3"),
+        (Split.TRAIN, "train"),
+        ([1, 2], "[1, 2]"),
+        (np.array([1, 2]), "[1, 2]"),
+        (torch.ones(2), "[1.0, 1.0]"),
+        (1 + 2j, "(1+2j)"),
+    ],
+)
+def test_everything_else_counts_as_text(value: object, text: str) -> None:
+    assert numbers_and_texts({"metric": value}) == ({}, {"metric": text})
+
+
+def test_nan_stays_nan_and_nothing_is_left_out() -> None:
+    numbers, texts = numbers_and_texts({"nan": float("nan"), "nothing": None})
+    assert math.isnan(numbers["nan"])
+    assert len(numbers) == 1
+    assert texts == {}
+
+
+def test_metrics_in_a_dict_are_named_after_it_as_ray_names_them() -> None:
+    found, _ = numbers_and_texts({"eval": {"loss": 1, "by": {"cat": 2}}, 3: 4})
+    assert found == {"eval/loss": 1.0, "eval/by/cat": 2.0, "3": 4.0}
+
+
+METRICS = st.dictionaries(
+    st.text() | st.integers(),
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text()
+        | st.complex_numbers()
+        | st.floats(width=32).map(np.float32)
+        | st.floats(width=32).map(torch.tensor)
+        | st.lists(st.floats(width=32)).map(torch.tensor),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    ),
+)
+
+
+@given(METRICS)
+def test_whatever_is_reported_becomes_plain(metrics: dict[object, object]) -> None:
+    numbers, texts = numbers_and_texts(metrics)
+    assert all(type(value) is float for value in numbers.values())
+    assert all(type(value) is str for value in texts.values())
+    assert numbers.keys().isdisjoint(texts)
+    handed_on = pickle.loads(pickle.dumps(plain(metrics)))
+
+    def check(value: object) -> None:
+        assert type(value) in PLAIN
+        for one in (
+            value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        ):
+            check(one)
+
+    check(handed_on)

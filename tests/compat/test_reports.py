@@ -1,0 +1,158 @@
+"""What a training function reports becomes checkpoints, metrics and an end of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from flows.databases import create_tracking_database
+from train_core import TrainConfig, fit, verify_run
+from train_core.errors import UserCodeError
+from train_core.results import TrainResult
+from train_core.storage.records.journal import Entry, read_segments
+from train_core.storage.run_folder import Checkpoint, RunFolder
+
+pytestmark = pytest.mark.timeout(240)
+FUNCTIONS = "tests.compat.functions"
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """Ray starts workers while a test runs; what is left is looked at when the driver ended."""
+
+
+def run_function(
+    storage: str, name: str, *, tracking_uri: str = "", **parameters: Any
+) -> tuple[RunFolder, TrainResult]:
+    config = TrainConfig(**{"train_fn": f"{FUNCTIONS}:{name}", **parameters})
+    result = fit(config, storage=storage, run="run", tracking_uri=tracking_uri)
+    folder = RunFolder(storage, "run")
+    assert not [one for one in verify_run(folder) if one.faults]
+    return folder, result
+
+
+def entries(folder: RunFolder) -> list[Entry]:
+    newest = folder.newest()
+    assert newest is not None
+    return list(read_segments(folder.store, newest.manifest.journal))
+
+
+def contents(folder: RunFolder, checkpoint: Checkpoint) -> dict[str, bytes]:
+    """The files that were reported, by their paths."""
+    return {
+        entry.name.removeprefix("files/"): folder.store.read(f"{checkpoint.key}/{entry.name}")
+        for entry in checkpoint.manifest.files
+    }
+
+
+@pytest.mark.promise("own-training-function")
+def test_a_function_saves_fails_and_resumes(tmp_path: Path) -> None:
+    folder, result = run_function(
+        str(tmp_path),
+        "save_and_resume",
+        train_loop_config={"num_epochs": 5, "fails_at": 1},
+        max_failures=1,
+        num_workers=2,
+        monitor="loss",
+        monitor_order="min",
+    )
+    assert result.stopped_by == "function_end"
+    assert [entry.step for entry in entries(folder)] == [1, 2, 3, 4, 5]
+    assert [entry.metrics["epoch"] for entry in entries(folder)] == [0, 1, 2, 3, 4]
+    assert [one.step for one in result.checkpoints] == [3, 4, 5]
+    assert {one.attempt for one in folder.checkpoints()} == {2}
+
+
+def test_an_error_of_the_function_is_shown_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(UserCodeError, match="RuntimeError: Intentional error") as raised:
+        run_function(
+            str(tmp_path), "save_and_resume", train_loop_config={"num_epochs": 5, "fails_at": 0}
+        )
+    assert "functions.py" in raised.value.traceback
+    assert [one.step for one in RunFolder(str(tmp_path), "run").checkpoints()] == [1]
+
+
+@pytest.mark.slow
+def test_a_trainer_is_run_as_its_factory_configures_it(tmp_path: Path) -> None:
+    folder, result = run_function(
+        str(tmp_path), "unused", train_fn="", trainer=f"{FUNCTIONS}:factory"
+    )
+    assert [entry.metrics["epoch"] for entry in entries(folder)] == [0, 1, 2, 3, 4, 5]
+    record = folder.record().config
+    assert (record.num_workers, record.max_failures) == (2, 1)
+    assert (result.monitor, result.monitor_order) == ("loss", "min")
+    # The loss falls with each epoch.
+    assert [one.step for one in result.checkpoints] == [5, 6]
+    assert {entry.by_rank.keys() == {"1"} for entry in entries(folder)} == {True}
+
+
+@pytest.mark.slow
+def test_each_ranks_shard_is_in_the_checkpoint(storage_url: str) -> None:
+    folder, result = run_function(storage_url, "shard_of_each_rank", num_workers=2)
+    found = [contents(folder, folder.find(one.name)) for one in result.checkpoints]
+    assert found == [
+        {
+            "model-rank=0.pt": f"0 of {number}".encode(),
+            "model-rank=1.pt": f"1 of {number}".encode(),
+            "common.json": b'{"by": 0}',
+            "deep/er/0.bin": b"",
+            "deep/er/1.bin": bytes(100),
+        }
+        for number in range(2)
+    ]
+
+
+@pytest.mark.slow
+def test_metrics_of_any_kind_are_journalled_and_mirrored_once(tmp_path: Path) -> None:
+    tracking_uri = f"sqlite:///{tmp_path}/mlflow.db"
+    create_tracking_database(tracking_uri)
+    folder, _ = run_function(f"{tmp_path}/runs", "metrics_only", tracking_uri=tracking_uri)
+    first, *_ = found = entries(folder)
+    assert len(found) == 3
+    assert first.metrics == {
+        "loss": 1.5,
+        "numpy": 0.0,
+        "array": 0.0,
+        "nan": None,
+        "infinite": None,
+        "eval/loss": 2.0,
+        "eval/deep/er": 1.0,
+        "flag": 1.0,
+    }
+    assert first.texts == {"text": "epoch 0"}
+    client = MlflowClient(tracking_uri)
+    (experiment,) = client.search_experiments(filter_string="name = 'evertrain'")
+    (run,) = client.search_runs([experiment.experiment_id], "tags.`evertrain.stage` = 'train'")
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [(point.step, point.value) for point in history] == [(1, 1.5), (2, 1.25), (3, 1.0)]
+    assert run.info.status == "FINISHED"
+
+
+@pytest.mark.slow
+def test_reports_in_the_background_are_committed_in_order(tmp_path: Path) -> None:
+    folder, _ = run_function(str(tmp_path), "asynchronous", num_workers=2, keep_last=4)
+    reported = [one for one in folder.checkpoints() if one.manifest.reported]
+    assert [contents(folder, one) for one in reported] == [
+        {"number.txt": str(number).encode()} for number in range(4)
+    ]
+    names = [one.manifest.reported.name for one in reported if one.manifest.reported]
+    assert names == [f"own-name-{number}" for number in range(4)]
+
+
+@pytest.mark.slow
+def test_what_lies_in_rays_storage_becomes_a_checkpoint(storage_url: str) -> None:
+    folder, _ = run_function(storage_url, "in_place", num_workers=2)
+    reported = [one for one in folder.checkpoints() if one.manifest.reported]
+    assert [contents(folder, one) for one in reported] == [
+        {"weights.bin": b"in place"},
+        {"weights.bin": b"uploaded"},
+    ]
+
+
+@pytest.mark.slow
+def test_a_thread_reports_and_all_ranks_find_what_was_reported(tmp_path: Path) -> None:
+    folder, _ = run_function(str(tmp_path), "from_a_thread", num_workers=2)
+    assert entries(folder)[1].metrics == {"found": 1, "same": 1, "is_read": 1}

@@ -1,0 +1,127 @@
+"""A training function that was written for Ray Train, in place of a workload."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
+
+from train_core.config.checkpoints import CheckpointOptions
+from train_core.config.options import MAY_CHANGE, Options
+from train_core.config.resources import WorkerOptions
+from train_core.config.training import (
+    NAME_OF_OBJECT,
+    LengthOptions,
+    MonitorOptions,
+    StepOptions,
+    WorkloadOptions,
+    check_name,
+)
+
+_USED = {"workload", "grace_s", "monitor", "monitor_order"} | (
+    set(WorkerOptions.model_fields)
+    - {"min_workers", "num_shards", "deterministic", "threads_per_worker"}
+)
+"""Parameters of the groups below that a training function is run by."""
+_GROUPS = (
+    WorkloadOptions,
+    LengthOptions,
+    StepOptions,
+    MonitorOptions,
+    CheckpointOptions,
+    WorkerOptions,
+)
+
+
+FunctionName = Annotated[
+    str,
+    StringConstraints(pattern=rf"^$|{NAME_OF_OBJECT}"),
+    BeforeValidator(lambda name: name and check_name(name)),
+]
+"""A function as package.module:function, or nothing."""
+
+
+class FunctionOptions(Options):
+    """The training function, and what it is called with."""
+
+    train_fn: FunctionName = Field(
+        default="",
+        description="A training function written for Ray Train, as package.module:function; it "
+        "takes the place of the workload.",
+    )
+    trainer: FunctionName = Field(
+        default="",
+        description="A function without arguments that returns a TorchTrainer or "
+        "DataParallelTrainer, as package.module:function; it takes the place of the workload.",
+    )
+    train_loop_config: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The argument of train_fn, a JSON object.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    max_failures: int = Field(
+        default=0,
+        ge=-1,
+        description="How many errors that a training function raises are followed by another "
+        "attempt; -1: all; 0 for a trainer: as its FailureConfig says. An attempt that a dead "
+        "process ended is followed by another one in any case.",
+        json_schema_extra=MAY_CHANGE,
+    )
+
+    @field_validator("train_loop_config", mode="before")
+    @classmethod
+    def _parse_train_loop_config(cls, value: object) -> object:
+        return json.loads(value) if isinstance(value, str) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_the_workload(cls, given: Any) -> Any:
+        """A function is listed under its own name, and ranked by a metric that it reports."""
+        if not isinstance(given, dict):
+            return given
+        function = given.get("train_fn") or given.get("trainer")
+        if not function:
+            return given
+        return {"monitor": ""} | given | {"workload": function}
+
+    @model_validator(mode="after")
+    def _check_function(self) -> Self:
+        if self.train_fn and self.trainer:
+            raise ValueError(
+                f"train_fn {self.train_fn!r} and trainer {self.trainer!r} were given: give one, "
+                "as a trainer has its own training function"
+            )
+        if self.train_loop_config and not self.train_fn:
+            raise ValueError(
+                "train_loop_config needs train_fn, whose argument it is: a trainer has its own"
+            )
+        if not self.is_function:
+            if self.max_failures:
+                raise ValueError(
+                    f"max_failures is {self.max_failures} and needs train_fn or trainer: a "
+                    "workload that raises an error would raise it again"
+                )
+            return self
+        if unused := sorted(self._unused()):
+            raise ValueError(
+                f"{', '.join(unused)} would change nothing: a training function decides that "
+                "itself. Leave it out, and give the function what it needs in train_loop_config"
+            )
+        return self
+
+    @property
+    def is_function(self) -> bool:
+        """Whether a training function is run, and no workload."""
+        return bool(self.train_fn or self.trainer)
+
+    def _unused(self) -> set[str]:
+        """The parameters with other values than their defaults that a function is not run by."""
+        return {
+            name
+            for group in _GROUPS
+            for name, field in group.model_fields.items()
+            if name not in _USED
+            and hasattr(self, name)
+            and getattr(self, name) != field.get_default(call_default_factory=True)
+        }

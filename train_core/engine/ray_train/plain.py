@@ -1,0 +1,64 @@
+"""Metrics as a training function reports them, made plain: numbers, texts, and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Numbers = dict[str, float]
+Texts = dict[str, str]
+
+
+def numbers_and_texts(metrics: Mapping[Any, Any]) -> tuple[Numbers, Texts]:
+    """The metrics by name; those of a nested dict are called `outer/inner`, as Ray calls them.
+
+    A scalar of numpy or torch counts as the number that it holds; what is neither a number nor a
+    text counts as the text that Python shows of it.
+    """
+    numbers, texts = {}, {}
+    for name, value in _flat(metrics):
+        if isinstance(value, (bool, int, float)):
+            numbers[name] = _as_float(value)
+        elif value is not None:
+            texts[name] = value if isinstance(value, str) else repr(value)
+    return numbers, texts
+
+
+def plain(value: Any) -> Any:
+    """The value as plain Python objects, which another process can read without its libraries."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(one) for one in value]
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if callable(unwrap := getattr(value, "tolist", None)):
+        # Tensors and arrays have it, and so have numpy's scalars. A tensor of one number gives it.
+        return plain(unwrap())
+    # Of subclasses, as enums may be.
+    if isinstance(value, str):
+        return str.__str__(value)
+    for kind in (int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    return str(value)
+
+
+def _flat(metrics: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in metrics.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{name}/")
+        else:
+            found = plain(value)
+            # A tensor of shape (1,) is the one number that it holds.
+            while isinstance(found, list) and len(found) == 1:
+                (found,) = found
+            yield name, found
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")

@@ -1,0 +1,229 @@
+"""The seam: what a training function asks of Ray Train, seen and carried out in its worker.
+
+This is the one file with private names of Ray. `set_train_fn_utils` takes the object that every
+public function of `ray.train` calls, whenever the function has imported it.
+tests/compat/test_private_names.py fails if Ray changes one of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs
+from ray.train import Checkpoint
+from ray.train.v2._internal.execution.callback import ControllerCallback
+from ray.train.v2._internal.execution.context import get_train_context
+from ray.train.v2._internal.execution.train_fn_utils import (
+    DistributedTrainFnUtils,
+    set_train_fn_utils,
+)
+from ray.train.v2.api.report_config import CheckpointConsistencyMode, CheckpointUploadMode
+from ray.train.v2.api.reported_checkpoint import ReportedCheckpoint, ReportedCheckpointStatus
+
+from train_core.engine.distributed.rendezvous import Membership
+from train_core.engine.ray_train.channel import ReportChannel
+from train_core.engine.ray_train.plain import plain
+from train_core.engine.ray_train.reporter import Reporter
+from train_core.engine.ray_train.task import FunctionTask, Report, Settled, TrainingEnds
+from train_core.engine.ray_train.verified_folder import forget_earlier_attempts, verified_folder
+from train_core.storage.records.names import REPORTED_FOLDER, CheckpointName
+from train_core.storage.run_folder import RunFolder
+
+ABORT = "abort"
+"""The key in the driver's store that ends the attempt at once."""
+
+
+def with_seam(function: Callable[..., Any], task: FunctionTask) -> Callable[..., Any]:
+    """The training function, which reports into the run folder."""
+
+    # Ray counts the parameters of what it is given, through this.
+    @functools.wraps(function)
+    def run(*config: Any) -> Any:
+        utils = WorkerCalls(task)
+        set_train_fn_utils(utils)
+        try:
+            result = function(*config)
+            utils.end()
+            return result
+        finally:
+            utils.close()
+
+    return run
+
+
+class WorkerCalls(DistributedTrainFnUtils):
+    """The calls of a training function on one worker: Ray's, but for reports and checkpoints."""
+
+    def __init__(self, task: FunctionTask) -> None:
+        context = get_train_context()
+        self._folder = RunFolder(task.storage, task.run)
+        self._attempt = task.attempt
+        self._storage = context.storage_context
+        self._reporter = Reporter(task, context.get_world_rank(), context.get_world_size())
+        self._counting = threading.Lock()
+        newest = CheckpointName.parse(task.newest or "")
+        self._number = newest.step if newest else 0
+        self._latest = task.start
+        self._stop: str | None = None
+        forget_earlier_attempts(self._folder, task.attempt)
+
+    def report(
+        self,
+        metrics: dict[str, Any],
+        checkpoint: Checkpoint | None = None,
+        checkpoint_dir_name: str | None = None,
+        checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
+        delete_local_checkpoint_after_upload: bool | None = None,
+        checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
+        validation: Any = False,
+    ) -> None:
+        """Store what is reported, and tell Ray of it as `ray.train.report` does.
+
+        Raises TrainingEnds once the training was requested to end.
+        """
+        self._raise_if_stopped()
+        deletes = delete_local_checkpoint_after_upload
+        if deletes is None:
+            deletes = checkpoint_upload_mode.default_delete_local_checkpoint_after_upload()
+        with self._counting:
+            self._number += 1
+            settled = self._reporter.report(
+                self._new_report(
+                    metrics, checkpoint, checkpoint_dir_name, checkpoint_upload_fn, deletes=deletes
+                )
+            )
+        settled.add_done_callback(self._note)
+        has_checkpoint = checkpoint is not None
+        if checkpoint_upload_mode == CheckpointUploadMode.ASYNC:
+            # Ray's own barrier is taken here, by the caller; its thread waits for the commit.
+            super().report(
+                plain(metrics),
+                checkpoint if has_checkpoint else None,
+                checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+                delete_local_checkpoint_after_upload=False,
+                checkpoint_upload_fn=lambda *_: _given(self._committed(settled)),
+                validation=validation,
+            )
+            return
+        committed = self._committed(settled)
+        super().report(
+            plain(metrics),
+            committed if has_checkpoint else None,
+            checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,
+            validation=validation,
+        )
+        self._raise_if_stopped()
+
+    def get_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint that is committed, verified on this node.
+
+        Raises CheckpointError if it is damaged.
+        """
+        if self._latest is None:
+            return None
+        found = self._folder.find(self._latest)
+        return Checkpoint.from_directory(verified_folder(self._folder, found, self._attempt))
+
+    def get_all_reported_checkpoints(
+        self,
+        consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
+        timeout_s: float | None = None,
+    ) -> list[ReportedCheckpoint]:
+        """The checkpoints of all attempts that are kept, oldest first."""
+        self._reporter.wait_for_all(timeout_s)
+        return [
+            ReportedCheckpoint(
+                self._as_ray_has_it(str(one.name)),
+                dict(one.manifest.metrics),
+                ReportedCheckpointStatus.COMMITTED,
+            )
+            for one in self._folder.checkpoints()
+            if one.manifest.reported
+        ]
+
+    def end(self) -> None:
+        """Commit the function's end, after all of its reports. Raises what a report raised."""
+        self._reporter.wait_for_all()
+        self._raise_if_stopped()
+        self._reporter.end(self._number + 1)
+
+    def close(self) -> None:
+        """End the threads of the reports."""
+        self._reporter.close()
+
+    def _new_report(
+        self,
+        metrics: dict[str, Any],
+        checkpoint: Checkpoint | None,
+        name: str | None,
+        upload: Callable[[Checkpoint, str], Checkpoint] | None,
+        *,
+        deletes: bool,
+    ) -> Report:
+        if checkpoint is None:
+            return Report(self._number, metrics, name=name or "")
+        place = name or f"checkpoint_{self._number:06d}"
+
+        @contextmanager
+        def open_folder() -> Iterator[Path]:
+            found = upload(checkpoint, place) if upload else checkpoint
+            if not isinstance(found, Checkpoint):
+                raise TypeError(
+                    f"checkpoint_upload_fn returned {found!r}, and not a ray.train.Checkpoint"
+                )
+            with found.as_directory() as folder:
+                yield Path(folder)
+
+        def on_stored() -> None:
+            if deletes and isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem):
+                shutil.rmtree(checkpoint.path, ignore_errors=True)
+
+        return Report(self._number, metrics, open_folder, name or "", on_stored)
+
+    def _note(self, settled: Future[Settled]) -> None:
+        if settled.cancelled() or settled.exception():
+            return
+        self._latest = settled.result().checkpoint or self._latest
+        self._stop = settled.result().stop or self._stop
+
+    def _committed(self, settled: Future[Settled]) -> Checkpoint | None:
+        name = settled.result().checkpoint
+        return self._as_ray_has_it(name) if name else None
+
+    def _as_ray_has_it(self, name: str) -> Checkpoint:
+        place = f"{self._storage.experiment_fs_path}/checkpoints/{name}/{REPORTED_FOLDER}"
+        return Checkpoint(place, filesystem=self._storage.storage_filesystem)
+
+    def _raise_if_stopped(self) -> None:
+        if self._stop is not None:
+            raise TrainingEnds(self._stop)
+
+
+def _given(checkpoint: Checkpoint | None) -> Checkpoint:
+    assert checkpoint is not None, "this rank has reported a folder"
+    return checkpoint
+
+
+class EndWithDriver(ControllerCallback):
+    """Ends Ray's controller, and its workers with it, when the driver says so or is gone."""
+
+    def __init__(self, task: FunctionTask) -> None:
+        self._own = Membership(task.host, task.port, task.group, rank=0, world_size=1)
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Wait for the driver in the background."""
+        threading.Thread(target=self._wait, name="end-with-driver", daemon=True).start()
+
+    def _wait(self) -> None:
+        try:
+            ReportChannel(self._own).wait_for(ABORT)
+        finally:
+            os._exit(1)

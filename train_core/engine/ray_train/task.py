@@ -1,0 +1,65 @@
+"""What the workers of one attempt are told, and what they give back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from train_core.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class FunctionTask:
+    """One attempt at a run, as its workers need it. It travels to them by pickle, within Ray."""
+
+    storage: str
+    run: str
+    attempt: int
+    config: TrainConfig
+    host: str
+    """Where the driver's store is."""
+    port: int
+    newest: str | None
+    """The newest commit; reports are counted from its step."""
+    start: str | None
+    """The newest reported folder, which `get_checkpoint` gives first."""
+
+    @property
+    def group(self) -> str:
+        """The prefix of the attempt's keys in the driver's store."""
+        return f"{self.run}/{self.attempt}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """One call of `ray.train.report` on one rank."""
+
+    number: int
+    """All ranks count alike, over all attempts."""
+    metrics: Mapping[str, Any]
+    open_folder: Callable[[], AbstractContextManager[Path]] | None = None
+    """Gives the reported folder, as long as it is read; None: this rank reported none."""
+    name: str = ""
+    """`checkpoint_dir_name`, if the function gave one."""
+    on_stored: Callable[[], None] = field(default=lambda: None)
+    """Called once the folder is committed."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """How a report ended on all ranks."""
+
+    checkpoint: str | None
+    """The checkpoint that it became; None if no rank reported a folder."""
+    stop: str | None
+    """Why the training is to end now; None: it goes on."""
+
+
+class TrainingEnds(BaseException):
+    """Ends a training function after a report, as it was requested to end.
+
+    A BaseException, as a function may catch Exception and go on.
+    """

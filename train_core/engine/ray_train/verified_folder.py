@@ -1,0 +1,83 @@
+"""A reported folder on this node: verified, and downloaded once for all processes that want it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from train_core.errors import CheckpointError, StorageError
+from train_core.storage.objects.digests import digest_of
+from train_core.storage.records.names import REPORTED_FOLDER
+from train_core.storage.records.verified_files import fault_of, read_file
+from train_core.storage.run_folder import Checkpoint, RunFolder
+
+_DONE = "verified"
+
+
+def verified_folder(folder: RunFolder, checkpoint: Checkpoint, attempt: int) -> Path:
+    """The folder that was reported, on a disk of this node; nobody may change what is in it.
+
+    Of all processes of an attempt on this node one verifies it, and downloads it where the storage
+    is not this node's disk; the others wait. Raises CheckpointError if a file is missing or
+    altered.
+    """
+    place = _place(folder, attempt) / checkpoint.digest
+    with _locked(place.with_suffix(".lock")):
+        store, key = folder.store, f"{checkpoint.key}/{REPORTED_FOLDER}"
+        found = Path(store.path(key)) if store.is_local else place / REPORTED_FOLDER
+        if not (place / _DONE).exists():
+            if store.is_local:
+                _verify(folder, checkpoint)
+            else:
+                _download(folder, checkpoint, place)
+            # A folder without a file is one that no storage has.
+            found.mkdir(parents=True, exist_ok=True)
+            place.mkdir(parents=True, exist_ok=True)
+            (place / _DONE).touch()
+    return found
+
+
+def forget_earlier_attempts(folder: RunFolder, attempt: int) -> None:
+    """Delete what earlier attempts at the run have left on this node."""
+    place = _place(folder, attempt)
+    for other in place.parent.glob("*"):
+        if other.name != place.name and other.name.isdigit() and int(other.name) < attempt:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _place(folder: RunFolder, attempt: int) -> Path:
+    """Where this user keeps what belongs to the attempt, on this node."""
+    of_user = Path(tempfile.gettempdir(), f"evertrain-{os.getuid()}")
+    of_user.mkdir(mode=0o700, exist_ok=True)
+    if of_user.is_symlink() or of_user.stat().st_uid != os.getuid():
+        raise StorageError(f"{of_user} belongs to another user: delete it, or set TMPDIR")
+    return of_user / digest_of(folder.url.encode())[:16] / str(attempt)
+
+
+def _verify(folder: RunFolder, checkpoint: Checkpoint) -> None:
+    for entry in checkpoint.manifest.files:
+        if fault := fault_of(folder.store, f"{checkpoint.key}/{entry.name}", entry):
+            raise CheckpointError(f"checkpoint {checkpoint.name} is damaged: {fault}")
+
+
+def _download(folder: RunFolder, checkpoint: Checkpoint, place: Path) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    for entry in checkpoint.manifest.files:
+        data = read_file(folder.store, f"{checkpoint.key}/{entry.name}", entry)
+        path = place / entry.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        # Given back with the file, also by a process that is killed.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
