@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 class Run:
     """A run of a storage, opened by `open_run`; in the spirit of Ray Train's `Result`.
 
-    It has its folder (`folder`) and is none: the folder is what evertrain's own code reads, this is
-    what people look at. The functions of `train_core` that take a run take either. Nothing is
-    kept: each access reads the run folder, so a run that trains shows more each time.
+    A Run has the run folder as its attribute `folder`, and is no subclass of it: evertrain's own
+    code reads the folder, people look at the Run. All functions of `train_core` that take a run
+    take either. A Run keeps nothing in memory: each access reads the run folder, so a run that
+    trains shows more each time.
 
     >>> from train_core import open_run
     >>> run = open_run("s3://bucket/runs/digits")  # doctest: +SKIP
