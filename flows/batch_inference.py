@@ -100,7 +100,7 @@ def find_run(storage: str, name: str, workload: str) -> RunFolder:
     Raises ConfigError if there is none.
     """
     if name != LATEST:
-        return open_run(storage, name)
+        return open_run(storage, name).folder
     newest = newest_finished(storage, workload)
     run_logger().info("the newest finished run in %s is %s", storage, newest.name)
     return newest.folder

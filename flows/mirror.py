@@ -27,7 +27,7 @@ def mirror(run: str, storage: str = "", tracking_uri: str = "") -> Tracking:
         tracking_uri: MLflow's address; empty: the run's own, MLFLOW_TRACKING_URI, or
             .evertrain/mlflow.db.
     """
-    folder = open_run(absolute(storage) if storage else default_storage(), run)
+    folder = open_run(absolute(storage) if storage else default_storage(), run).folder
     tracking_uri = tracking_uri_of(folder, tracking_uri or None)
     create_tracking_database(tracking_uri)
     return mirror_task(folder.storage, run, tracking_uri)

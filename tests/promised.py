@@ -205,6 +205,18 @@ PROMISES: dict[str, dict[str, str]] = {
         "previous run, with the differences, and the data of each split.",
         "json-results": "A flow's result is stored as JSON, and tasks store none.",
     },
+    "docs/results-from-python.md": {
+        "results-page": "The lines of this page run, from the first to the last.",
+        "results-metrics": "The metrics are a row a step and a column a metric, to the bit, with "
+        "NaN for what was not measured; a damaged part of the journal is left out with a warning.",
+        "results-best": "The best checkpoint is the one with the best monitored metric, or with "
+        "the best value of another metric, by the order that is given; the error of an unknown "
+        "metric or step says which there are.",
+        "results-files": "The files of a checkpoint are verified before they are read; no "
+        "retention rule deletes them meanwhile; what is missing or altered is named.",
+        "results-copies": "A copy is whole or not there, and is verified when it is opened again.",
+        "results-ray": "A checkpoint becomes a `ray.train.Checkpoint` and back.",
+    },
     "docs/run-folder.md": {
         "earlier-versions": "A newer version of evertrain reads, continues and serves what an "
         "earlier version has stored.",

@@ -9,8 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from train_core.client.checkpoint import Checkpoint
     from train_core.client.checkpoints import verify_run
     from train_core.client.isolated import compare_runs, export_weights, mirror_run
+    from train_core.client.run import Run
     from train_core.client.run_summaries import list_runs, run_status
     from train_core.client.runs import delete_run, fork_run, open_run, prune_run, stop_run
     from train_core.config import TrainConfig
@@ -32,10 +34,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "ArrayDataset": "train_core.datasets.arrays",
     "Batch": "train_core.workload",
+    "Checkpoint": "train_core.client.checkpoint",
     "Columns": "train_core.datasets.protocols",
     "DataError": "train_core.errors",
     "DataFile": "train_core.datasets.files",
     "Dataset": "train_core.datasets.protocols",
+    "Run": "train_core.client.run",
     "SPLITS": "train_core.datasets.protocols",
     "SampleRandom": "train_core.policy.randomness",
     "Settings": "train_core.workload",
@@ -63,10 +67,12 @@ __all__ = [
     "SPLITS",
     "ArrayDataset",
     "Batch",
+    "Checkpoint",
     "Columns",
     "DataError",
     "DataFile",
     "Dataset",
+    "Run",
     "SampleRandom",
     "Settings",
     "ShardStream",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from train_core.client.driver import Driver
+from train_core.client.run import Run, folder_of
 from train_core.client.runs import epochs_after
 from train_core.config import TrainConfig
 from train_core.requests import DriverRequest
@@ -40,7 +41,7 @@ def fit(
 
 
 def extend_run(
-    folder: RunFolder,
+    run: Run | RunFolder,
     epochs: str,
     *,
     tracking_uri: str = "",
@@ -52,8 +53,9 @@ def extend_run(
     was last asked for. Raises ConfigError if the run has as many epochs already, and as `fit` does.
 
     >>> from train_core import extend_run, open_run
-    >>> extend_run(open_run("runs", "digits"), "+5")  # doctest: +SKIP
+    >>> extend_run(open_run("runs/digits"), "+5")  # doctest: +SKIP
     """
+    folder = folder_of(run)
     config = folder.newest_request().config
     longer = config.model_copy(update={"epochs": epochs_after(folder, epochs)})
     return fit(

@@ -32,7 +32,7 @@ WRITTEN = Path(__file__).parent / "before_rooms"
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     shutil.copytree(WRITTEN / "run", tmp_path / "before")
-    return open_run(str(tmp_path), "before")
+    return open_run(str(tmp_path), "before").folder
 
 
 @pytest.mark.promise("earlier-versions")

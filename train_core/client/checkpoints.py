@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from train_core.client.run import Run, folder_of
 from train_core.errors import CheckpointError, ConfigError
 from train_core.results import Result
 from train_core.storage.addresses import absolute, run_at
@@ -81,11 +82,12 @@ def checkpoint_facts(folder: RunFolder, checkpoint: Checkpoint) -> dict[str, Any
 
 
 def verify_run(
-    folder: RunFolder, checkpoint: CheckpointName | None = None
+    run: Run | RunFolder, checkpoint: CheckpointName | str | None = None
 ) -> Iterator[CheckpointVerdict]:
     """Read every file of a run's checkpoints, or of one, and compare it with what was committed."""
+    folder = folder_of(run)
     for one in folder.checkpoints():
-        if checkpoint not in (None, one.name):
+        if checkpoint is not None and str(checkpoint) != str(one.name):
             continue
         found = faults(folder, one)
         if found and not folder.exists_checkpoint(one.name):

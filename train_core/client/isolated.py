@@ -10,6 +10,8 @@ import subprocess
 import sys
 from typing import Any
 
+from train_core.client.checkpoint import Checkpoint
+from train_core.client.run import Run, folder_of
 from train_core.described_errors import FAILED, rebuild
 from train_core.differences import Comparison, RunsComparison
 from train_core.entry_points import (
@@ -27,7 +29,8 @@ from train_core.errors import ConfigError, StageError
 from train_core.results import ExportResult, PredictionsResult, Tracking
 from train_core.storage.addresses import absolute, file_at
 from train_core.storage.records.names import MODEL_FILE
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Checkpoint as CommittedCheckpoint
+from train_core.storage.run_folder import RunFolder
 
 
 def isolated_call(function: str, **arguments: Any) -> Any:
@@ -73,13 +76,13 @@ def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
     return list(isolated_call(UNREGISTERED_CHECKPOINTS, **asked))
 
 
-def mirror_run(folder: RunFolder, tracking_uri: str) -> Tracking:
+def mirror_run(run: Run | RunFolder, tracking_uri: str) -> Tracking:
     """Send MLflow what it lacks of a run that nobody drives; where it shows it.
 
     Raises RunBusyError if the run is being driven, TrackingError if MLflow has not all of it in the
     end, and StorageError.
     """
-    shown = isolated_call(MIRROR_RUN, run_url=folder.url, tracking_uri=tracking_uri)
+    shown = isolated_call(MIRROR_RUN, run_url=folder_of(run).url, tracking_uri=tracking_uri)
     return Tracking.model_validate(shown)
 
 
@@ -95,7 +98,9 @@ def mirror_predictions(
 
 
 def compare_checkpoints(
-    folder_a: RunFolder, folder_b: RunFolder, *pairs: tuple[Checkpoint, Checkpoint]
+    folder_a: RunFolder,
+    folder_b: RunFolder,
+    *pairs: tuple[CommittedCheckpoint, CommittedCheckpoint],
 ) -> list[Comparison]:
     """All that differs between checkpoints of two runs, for each pair of them.
 
@@ -107,13 +112,18 @@ def compare_checkpoints(
     return [Comparison.model_validate(one) for one in found]
 
 
-def compare_runs(a: RunFolder, b: RunFolder) -> RunsComparison:
+def compare_runs(a: Run | RunFolder, b: Run | RunFolder) -> RunsComparison:
     """The first that differs between two runs. Raises CheckpointError if one cannot be read."""
-    return RunsComparison.model_validate(isolated_call(COMPARE_RUNS, url_a=a.url, url_b=b.url))
+    urls = {"url_a": folder_of(a).url, "url_b": folder_of(b).url}
+    return RunsComparison.model_validate(isolated_call(COMPARE_RUNS, **urls))
 
 
 def export_weights(
-    folder: RunFolder, checkpoint: Checkpoint, target: str, *, overwrite: bool = False
+    run: Run | RunFolder,
+    checkpoint: Checkpoint | CommittedCheckpoint,
+    target: str,
+    *,
+    overwrite: bool = False,
 ) -> ExportResult:
     """Write a checkpoint's verified weights as one safetensors file.
 
@@ -127,5 +137,9 @@ def export_weights(
     store, key = file_at(address)
     if not overwrite and store.exists(key):
         raise ConfigError(f"{store.uri(key)} exists: name another file, or overwrite it (--force)")
-    asked = {"run_url": folder.url, "checkpoint": str(checkpoint.name), "address": address}
+    asked = {
+        "run_url": folder_of(run).url,
+        "checkpoint": str(checkpoint.name),
+        "address": address,
+    }
     return ExportResult.model_validate(isolated_call(EXPORT_WEIGHTS, **asked))

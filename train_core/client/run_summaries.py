@@ -1,7 +1,7 @@
 """The runs of a storage, and the state of each.
 
 >>> from train_core import open_run, run_status
->>> run_status(open_run("s3://bucket/runs", "digits")).state  # doctest: +SKIP
+>>> run_status(open_run("s3://bucket/runs/digits")).state  # doctest: +SKIP
 
 Both functions raise StorageError where the storage does not answer.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from train_core.client.live import Live, last_reading
+from train_core.client.run import Run, folder_of
 from train_core.config import TrainConfig
 from train_core.policy.metric_names import VALIDATION, short_name
 from train_core.policy.selection import Candidate, ranked
@@ -60,8 +61,9 @@ def list_runs(storage: str) -> list[RunSummary]:
     return sorted(read_runs(storage, _summary, _with_fault), key=lambda one: one.created)
 
 
-def run_status(folder: RunFolder) -> RunStatus:
+def run_status(run: Run | RunFolder) -> RunStatus:
     """The state of a run. A reading of an earlier attempt is left out."""
+    folder = folder_of(run)
     found = RunStatus(
         **_summary(folder).model_dump(),
         url=folder.url,

@@ -1,13 +1,14 @@
-"""What can be done to a run: stop, extend, fork, delete and prune it, as functions.
+"""What can be done to a run: open, stop, extend, fork, delete and prune it, as functions.
 
 >>> from train_core import open_run, stop_run
->>> stop_run(open_run("s3://bucket/runs", "digits"))  # doctest: +SKIP
+>>> stop_run(open_run("s3://bucket/runs/digits"))  # doctest: +SKIP
 
 All of them raise StorageError where the storage does not answer.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -15,8 +16,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from train_core.client.isolated import delete_tracking, unregistered_checkpoints
+from train_core.client.run import Run, folder_of
 from train_core.errors import ConfigError, RunBusyError, StorageError
 from train_core.policy.retention import RetentionRules
+from train_core.storage.addresses import absolute
 from train_core.storage.cleanup.orphans import abort_uploads
 from train_core.storage.cleanup.prune import Finding, Pruning
 from train_core.storage.coordination import lease, pins
@@ -27,23 +30,31 @@ from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, fork_checkpoint
 
 
-def open_run(storage: str, run: str) -> RunFolder:
-    """The run of that name in a storage, a path or any fsspec URL.
+def open_run(address: str | os.PathLike[str], run: str | None = None) -> Run:
+    """The run at an address, a path or any fsspec URL; with `run`, of that name in the storage.
+
+    >>> open_run("s3://bucket/runs/digits")  # doctest: +SKIP
+    >>> open_run("s3://bucket/runs", "digits")  # doctest: +SKIP
 
     Raises ConfigError if there is none.
     """
-    folder = RunFolder(storage, run)
+    address = os.fspath(address)
+    folder = RunFolder.at(absolute(address)) if run is None else RunFolder(address, run)
     if not folder.exists():
-        raise ConfigError(f"there is no run {run!r} in {storage}: see `evertrain runs list`")
-    return folder
+        raise ConfigError(
+            f"there is no run {folder.name!r} in {folder.storage}: give <storage>/<run>; "
+            "`evertrain runs list --storage STORAGE` shows the runs of a storage"
+        )
+    return Run(folder)
 
 
-def stop_run(folder: RunFolder, *, reason: str = "stop_run") -> Holder:
+def stop_run(run: Run | RunFolder, *, reason: str = "stop_run") -> Holder:
     """Request that the run saves and ends; return the process that drives it.
 
     The driver looks for the request about once a second. Raises ConfigError if no process drives
     it.
     """
+    folder = folder_of(run)
     holder = lease.holder_of(folder.store)
     if holder is None:
         raise ConfigError(f"no process drives run {folder.name!r}: see `evertrain runs status`")
@@ -67,20 +78,17 @@ def epochs_after(folder: RunFolder, epochs: str) -> int:
     return wanted
 
 
-def fork_run(folder: RunFolder, at: int, to: str = "") -> RunFolder:
+def fork_run(run: Run | RunFolder, at: int, to: str = "") -> Run:
     """A new run that begins with the checkpoint of step `at`; it goes on exactly as that one did.
 
     Its name is `to`, or RUN-at-STEP. Raises ConfigError if there is no such checkpoint, or a run of
     that name already.
     """
-    found = {one.step: one for one in folder.checkpoints()}
-    if at not in found:
-        steps = ", ".join(map(str, found)) or "none"
-        raise ConfigError(f"run {folder.name!r} has no checkpoint of step {at}; it has {steps}")
-    origin = found[at]
+    folder = folder_of(run)
+    origin = Run(folder).at(at).committed
     try:
         with pins.pinned(folder.store, [origin.name], "fork"):
-            return fork_checkpoint(folder, origin, to or f"{folder.name}-at-{at}")
+            return Run(fork_checkpoint(folder, origin, to or f"{folder.name}-at-{at}"))
     except FileExistsError as error:
         raise ConfigError(f"{error}: choose another name with --to") from error
 
@@ -96,12 +104,13 @@ def refuse_driven(folder: RunFolder) -> None:
         raise RunBusyError(folder.name, str(holder))
 
 
-def delete_run(folder: RunFolder, tracking_uri: str = "") -> None:
+def delete_run(run: Run | RunFolder, tracking_uri: str = "") -> None:
     """Delete a run's folder and, with a `tracking_uri`, the run in MLflow.
 
     MLflow's side is deleted first, so that a failure can be tried again. Raises RunBusyError if a
     process drives the run, and StageError if MLflow does not answer or refuses.
     """
+    folder = folder_of(run)
     refuse_driven(folder)
     # The lease of a driver that died on another machine is taken over after its heartbeat stopped.
     held = lease.acquire(folder.store, folder.name)
@@ -119,7 +128,7 @@ def delete_run(folder: RunFolder, tracking_uri: str = "") -> None:
 
 
 def prune_run(
-    folder: RunFolder,
+    run: Run | RunFolder,
     *,
     rules: RetentionRules | None = None,
     dry_run: bool = False,
@@ -134,6 +143,7 @@ def prune_run(
     there are let go if no registered version points to it; if MLflow does not answer, TrackingError
     is raised and nothing is deleted. Raises RunBusyError if a process drives the run.
     """
+    folder = folder_of(run)
     ignored = _ignored_pins(folder, elsewhere=ignore_pins_elsewhere, models_in=release_models_in)
     asked = rules or folder.newest_request().config.retention
     pruning = Pruning(folder, asked, datetime.now(UTC), ignored)

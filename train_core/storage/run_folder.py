@@ -74,6 +74,15 @@ class Checkpoint:
         """Its folder's key in the run folder."""
         return f"{CHECKPOINTS}/{self.name}"
 
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """The newest value of each; validation metrics only if they are of its very step."""
+        return {
+            name: value
+            for name, value in self.manifest.metrics.items()
+            if self.manifest.validated or not is_of(VALIDATION, name)
+        }
+
 
 class RunFolder:
     """One run's folder below a storage URL, to be read; `RunWriter` changes it."""
@@ -191,18 +200,13 @@ class RunFolder:
         return self.checkpoint(parsed)
 
     def summary(self, checkpoint: Checkpoint) -> CheckpointSummary:
-        """The checkpoint in short; validation metrics only if they are of its very step."""
-        manifest = checkpoint.manifest
+        """The checkpoint in short."""
         return CheckpointSummary(
             name=str(checkpoint.name),
             uri=self.store.uri(checkpoint.key),
             step=checkpoint.step,
-            epoch=manifest.epoch,
-            metrics={
-                name: value
-                for name, value in manifest.metrics.items()
-                if manifest.validated or not is_of(VALIDATION, name)
-            },
+            epoch=checkpoint.manifest.epoch,
+            metrics=checkpoint.metrics,
         )
 
     def results(self, above: str, model: type[M]) -> Iterator[tuple[str, M]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import JOURNAL
 from train_core.storage.records.verified_files import fault_of
@@ -16,14 +17,15 @@ def faults(folder: RunFolder, checkpoint: Checkpoint) -> list[str]:
     Empty if every byte is what was committed.
     """
     journal = checkpoint.manifest.journal
-    return file_faults(folder, checkpoint) + _faults(folder, JOURNAL, journal)
+    return file_faults(folder, checkpoint) + faults_of_files(folder.store, JOURNAL, journal)
 
 
 def file_faults(folder: RunFolder, checkpoint: Checkpoint) -> list[str]:
     """What is wrong with the checkpoint's files alone: a training that resumes needs no more."""
-    return _faults(folder, checkpoint.key, checkpoint.manifest.files)
+    return faults_of_files(folder.store, checkpoint.key, checkpoint.manifest.files)
 
 
-def _faults(folder: RunFolder, above: str, files: Iterable[FileEntry]) -> list[str]:
-    found = (fault_of(folder.store, f"{above}/{file.name}", file) for file in files)
+def faults_of_files(store: Store, above: str, files: Iterable[FileEntry]) -> list[str]:
+    """What is wrong with the files in the folder at the key `above`."""
+    found = (fault_of(store, f"{above}/{file.name}", file) for file in files)
     return [fault for fault in found if fault]

@@ -27,7 +27,7 @@ class MirrorCommand(InStorage):
 
     def cli_cmd(self) -> None:
         """Mirror the run, and print where MLflow shows it."""
-        folder = open_run(absolute(self.storage), self.run)
+        folder = open_run(absolute(self.storage), self.run).folder
         tracking_uri = tracking_uri_of(folder, self.tracking_uri)
         create_tracking_database(tracking_uri)
         tracking = mirror_run(folder, tracking_uri)

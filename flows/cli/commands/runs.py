@@ -40,7 +40,7 @@ class StatusCommand(InStorage):
 
     def cli_cmd(self) -> None:
         """Print the run's state."""
-        folder = open_run(absolute(self.storage), self.run)
+        folder = open_run(absolute(self.storage), self.run).folder
         print_mapping(status_shown(folder, as_json=self.as_json), as_json=self.as_json)
 
 
@@ -57,7 +57,7 @@ class DeleteCommand(InStorage):
 
     def cli_cmd(self) -> None:
         """Delete the run, MLflow's side first, so that a failure can be tried again."""
-        folder = open_run(absolute(self.storage), self.run)
+        folder = open_run(absolute(self.storage), self.run).folder
         refuse_driven(folder)
         if not self.yes and not _agrees(f"Delete {folder.url}?"):
             raise ConfigError("nothing was deleted; with --yes the command does not ask")
@@ -75,7 +75,7 @@ class ResumeCommand(InStorage):
         """Run the pipeline to its end."""
         from flows.cli.run_pipeline import run_pipeline
 
-        folder = open_run(absolute(self.storage), self.run)
+        folder = open_run(absolute(self.storage), self.run).folder
         run_pipeline(RetrainParameters.of_run(folder), verbose=self.verbose)
 
 
@@ -86,7 +86,7 @@ class StopCommand(InStorage):
 
     def cli_cmd(self) -> None:
         """Store the request; the driver polls for it about once a second."""
-        folder = open_run(absolute(self.storage), self.run)
+        folder = open_run(absolute(self.storage), self.run).folder
         holder = stop_run(folder, reason="evertrain runs stop")
         say(f"{holder} is asked to save and to stop run {self.run}")
 
@@ -105,7 +105,7 @@ class ExtendCommand(InStorage):
         """Run the pipeline to the new end."""
         from flows.cli.run_pipeline import run_pipeline
 
-        folder = open_run(absolute(self.storage), self.run)
+        folder = open_run(absolute(self.storage), self.run).folder
         epochs = epochs_after(folder, self.epochs)
         run_pipeline(RetrainParameters.of_run(folder, epochs=epochs), verbose=self.verbose)
 
@@ -119,7 +119,7 @@ class ForkCommand(InStorage):
 
     def cli_cmd(self) -> None:
         """Copy the checkpoint and its journal."""
-        folder = open_run(absolute(self.storage), self.run)
+        folder = open_run(absolute(self.storage), self.run).folder
         fork = fork_run(folder, self.at, self.to)
         say(f"{fork.url} begins after step {self.at}; `evertrain runs resume {fork.name}` goes on")
 

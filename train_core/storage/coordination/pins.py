@@ -1,4 +1,4 @@
-"""Pins: an evaluation or an inference keeps its checkpoint from being deleted meanwhile.
+"""Pins: an evaluation, an inference or a program keeps its checkpoint from being deleted meanwhile.
 
 Commands that read a checkpoint (`diff`, `export`, `verify`) pin nothing, as they may run where they
 may not write; if it is deleted meanwhile, they say so.

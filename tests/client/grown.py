@@ -1,0 +1,72 @@
+"""A run folder as a training leaves it, without the training: journal, files, commits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.storage.samples import record
+from train_core.storage.records.journal import Entry
+from train_core.storage.records.manifest import CheckpointManifest, FileEntry
+from train_core.storage.records.names import CheckpointName
+from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import RunWriter, create_run
+
+ACCURACY = "validation/accuracy"
+
+
+def create(storage: str, run: str = "digits", **config: Any) -> RunFolder:
+    """A run that has nothing yet; it monitors the accuracy unless `config` says otherwise."""
+    folder = RunFolder(storage, run)
+    create_run(folder, record(run, **config))
+    return folder
+
+
+def grow(folder: RunFolder, step: int, accuracy: float | None, **change: Any) -> Checkpoint:
+    """Two steps more until `step`, a validation, and a checkpoint; `change` is of its manifest."""
+    before = folder.newest()
+    entries = [
+        *(_trained(one) for one in (step - 1, step)),
+        Entry(step=step, time=step + 0.5, metrics={ACCURACY: accuracy}),
+    ]
+    return commit(folder, step, entries, before, {ACCURACY: accuracy}, **change)
+
+
+def commit(
+    folder: RunFolder,
+    step: int,
+    entries: list[Entry],
+    before: Checkpoint | None,
+    metrics: Mapping[str, float | None],
+    **change: Any,
+) -> Checkpoint:
+    """A checkpoint whose journal has the entries after those of the one before."""
+    writer = RunWriter(folder, change.get("attempt", 1))
+    files = contents(step)
+    fields = {
+        "created_at": "2026-01-01T00:00:00Z",
+        "attempt": writer.attempt,
+        "files": tuple(FileEntry.of(name, data) for name, data in files.items()),
+        "step": step,
+        "epoch": step // 2,
+        "samples_seen": step * 64,
+        "metrics": {"train/loss": 1 / step, **metrics},
+        "validated": True,
+        "stopped_by": "",
+        "journal": writer.append_to_journal(before.manifest.journal if before else (), entries),
+    }
+    manifest = CheckpointManifest.model_validate(fields | change)
+    key = f"checkpoints/{CheckpointName(step, writer.attempt)}"
+    for entry in manifest.files:
+        folder.store.write(f"{key}/{entry.name}", files[entry.name.rpartition("/")[2]])
+    return writer.commit(manifest)
+
+
+def contents(step: int) -> dict[str, bytes]:
+    """The files of a checkpoint of that step."""
+    return {"model.safetensors": b"weights of %d" % step, "state.json": b"{}"}
+
+
+def _trained(step: int) -> Entry:
+    rates = {"train/samples_per_s": 100.0 * step}
+    return Entry(step=step, time=step, metrics={"train/loss": 1 / step}, rates=rates)

@@ -1,0 +1,160 @@
+"""A run to look at, as from a notebook: its metrics as a DataFrame, and its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, get_args
+
+from train_core.client.checkpoint import Checkpoint
+from train_core.errors import CheckpointError, ConfigError
+from train_core.policy.selection import Candidate, Order, ranked
+from train_core.storage.records.journal import Entry, read_good_segments, read_segments
+from train_core.storage.run_folder import Checkpoint as CommittedCheckpoint
+from train_core.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class Run:
+    """A run of a storage, opened by `open_run`; in the spirit of Ray Train's `Result`.
+
+    A Run has the run folder as its attribute `folder`, and is no subclass of it: evertrain's own
+    code reads the folder, people look at the Run. All functions of `train_core` that take a run
+    take either. A Run keeps nothing in memory: each access reads the run folder, so a run that
+    trains shows more each time.
+
+    >>> from train_core import open_run
+    >>> run = open_run("s3://bucket/runs/digits")  # doctest: +SKIP
+    >>> run.metrics["train/loss"].plot()  # doctest: +SKIP
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    @property
+    def name(self) -> str:
+        """Its name in its storage."""
+        return self.folder.name
+
+    @property
+    def url(self) -> str:
+        """Its folder's path or URL, which `open_run` opens."""
+        return self.folder.url
+
+    @property
+    def metrics(self) -> DataFrame:
+        """Every committed metric of every step: a row a step, a column a metric, as float64.
+
+        What was not measured at a step, or was not finite, is NaN. A damaged part of the journal is
+        left out, with a warning.
+        """
+        return _table(_journal(self.folder), lambda entry: entry.metrics)
+
+    @property
+    def rates(self) -> DataFrame:
+        """What depends on the machine, as samples per second; as `metrics`."""
+        return _table(_journal(self.folder), lambda entry: entry.rates)
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The good checkpoints, oldest first."""
+        found = (one for one in self.folder.checkpoints() if not _is_end_of_function(one))
+        return [Checkpoint.in_run(self.folder, one) for one in found]
+
+    def latest(self) -> Checkpoint:
+        """The newest checkpoint. Raises ConfigError if there is none."""
+        return self._some_checkpoints()[-1]
+
+    def best(self, metric: str | None = None, order: Order | None = None) -> Checkpoint:
+        """The checkpoint with the best value of the metric; of equal ones the latest.
+
+        The run's monitored metric and its order are the defaults; any other metric needs an
+        `order`, "max" or "min". Only checkpoints that have the metric count. Raises ConfigError if
+        none has.
+        """
+        metric, order = self._ranking(metric, order)
+        found = {one.name: one for one in self._some_checkpoints()}
+        measured = [
+            Candidate(one.name, one.step, one.metrics)
+            for one in found.values()
+            if one.metrics.get(metric) is not None
+        ]
+        if not measured:
+            names = sorted({name for one in found.values() for name in one.metrics})
+            raise ConfigError(
+                f"no checkpoint of run {self.name!r} has a value of metric {metric!r}; their "
+                f"metrics are {', '.join(names) or 'none'}"
+            )
+        return found[ranked(measured, metric, order)[0].name]
+
+    def at(self, step: int) -> Checkpoint:
+        """The checkpoint of that step; of several attempts' the newest. Raises ConfigError."""
+        found = {one.step: one for one in self.checkpoints}
+        if step not in found:
+            steps = ", ".join(map(str, found)) or "none"
+            raise ConfigError(f"run {self.name!r} has no checkpoint of step {step}; it has {steps}")
+        return found[step]
+
+    def _some_checkpoints(self) -> list[Checkpoint]:
+        found = self.checkpoints
+        if not found:
+            raise ConfigError(f"run {self.name!r} has no checkpoint yet: see {self.url}")
+        return found
+
+    def _ranking(self, metric: str | None, order: Order | None) -> tuple[str, Order]:
+        if order is not None and order not in get_args(Order):
+            raise ConfigError(f"order={order!r}: give 'max' or 'min'")
+        config = self.folder.newest_request().config
+        if metric in (None, config.monitor):
+            return config.monitor, order or config.monitor_order
+        if order is None:
+            raise ConfigError(
+                f"metric {metric!r} is not the one that run {self.name!r} monitors "
+                f"({config.monitor!r}): give order='max' or order='min' with it"
+            )
+        return str(metric), order
+
+
+def folder_of(run: Run | RunFolder) -> RunFolder:
+    """The folder of a run, which may be that itself."""
+    return run.folder if isinstance(run, Run) else run
+
+
+def _is_end_of_function(checkpoint: CommittedCheckpoint) -> bool:
+    """Whether it is the commit of a training function's end, which has no files."""
+    # AT THE MERGE: `checkpoint.manifest.is_function_end`, in place of this function.
+    return checkpoint.manifest.stopped_by == "function_end"
+
+
+def _journal(folder: RunFolder) -> list[Entry]:
+    """The committed entries, oldest first; of a damaged journal those that are left."""
+    newest = folder.newest()
+    while newest:
+        try:
+            return list(read_segments(folder.store, newest.manifest.journal))
+        except CheckpointError:
+            # A commit may have merged the segments since, and retention deleted them.
+            newer = folder.newest()
+            if newer is None or newer.name == newest.name:
+                return list(read_good_segments(folder.store, newest.manifest.journal))
+            newest = newer
+    return []
+
+
+def _table(
+    entries: Iterable[Entry], values_of: Callable[[Entry], Mapping[str, float | None]]
+) -> DataFrame:
+    """A row a step: the training's entry and the validation's of one step are one row."""
+    # Imported late: it takes a second, and few programs look at metrics.
+    import pandas as pd
+
+    rows: dict[int, dict[str, float | None]] = {}
+    for entry in entries:
+        if values := values_of(entry):
+            rows.setdefault(entry.step, {}).update(values)
+    index = pd.Index(rows, name="step", dtype="int64")
+    return pd.DataFrame(list(rows.values()), index=index, dtype="float64")
