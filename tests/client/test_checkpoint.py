@@ -17,16 +17,11 @@ from train_core.errors import CheckpointError, ConfigError
 from train_core.storage.cleanup.superseded import delete_superseded
 from train_core.storage.coordination import pins
 from train_core.storage.objects.store import Store
-from train_core.storage.records.manifest import CheckpointManifest, FileEntry
+from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_writer import RunWriter, quarantine
 
 KEPT = TrainConfig(keep_last=1, keep_best=1)
-# AT THE MERGE: delete this mark.
-ONCE_THERE_ARE_REPORTS = pytest.mark.skipif(
-    "reported" not in CheckpointManifest.model_fields,
-    reason="no training function can report a folder yet",
-)
 
 
 @pytest.fixture
@@ -236,7 +231,6 @@ def reported(storage_url: str) -> Checkpoint:
     return Checkpoint.in_run(folder, grow(folder, 2, 0.5, **change))
 
 
-@ONCE_THERE_ARE_REPORTS
 def test_of_a_reported_folder_the_reader_gets_what_was_reported(
     reported: Checkpoint, tmp_path: Path
 ) -> None:
@@ -250,7 +244,6 @@ def test_of_a_reported_folder_the_reader_gets_what_was_reported(
         pass
 
 
-@ONCE_THERE_ARE_REPORTS
 def test_a_reported_folder_without_files_is_an_empty_folder(storage_url: str) -> None:
     folder = create(storage_url)
     empty = {"files": (), "reported": {"name": "", "world_size": 1}}

@@ -17,7 +17,12 @@ from train_core.storage.coordination import pins
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import CheckpointManifest, read_manifest
-from train_core.storage.records.names import CHECKPOINTS, MANIFEST_JSON, CheckpointName
+from train_core.storage.records.names import (
+    CHECKPOINTS,
+    MANIFEST_JSON,
+    REPORTED_FOLDER,
+    CheckpointName,
+)
 from train_core.storage.records.verified_files import read_file
 from train_core.storage.run_folder import Checkpoint as CommittedCheckpoint
 from train_core.storage.run_folder import RunFolder
@@ -26,7 +31,6 @@ from train_core.storage.verification import faults_of_files
 if TYPE_CHECKING:
     from ray.train import Checkpoint as RayCheckpoint
 
-REPORTED_FOLDER = "files"
 _log = logging.getLogger(__name__)
 
 
@@ -164,9 +168,7 @@ class Checkpoint:
 
     @property
     def _is_reported(self) -> bool:
-        # AT THE MERGE: `self.committed.manifest.reported is not None`, and REPORTED_FOLDER from
-        # storage.records.names.
-        return getattr(self.committed.manifest, "reported", None) is not None
+        return self.committed.manifest.reported is not None
 
     def _pin(self, stack: ExitStack) -> None:
         """Keep retention from deleting it until the stack ends."""

@@ -9,7 +9,6 @@ from train_core.client.checkpoint import Checkpoint
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.selection import Candidate, Order, ranked
 from train_core.storage.records.journal import Entry, read_good_segments, read_segments
-from train_core.storage.run_folder import Checkpoint as CommittedCheckpoint
 from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Run:
     @property
     def checkpoints(self) -> list[Checkpoint]:
         """The good checkpoints, oldest first."""
-        found = (one for one in self.folder.checkpoints() if not _is_end_of_function(one))
+        found = (one for one in self.folder.checkpoints() if not one.manifest.is_function_end)
         return [Checkpoint.in_run(self.folder, one) for one in found]
 
     def latest(self) -> Checkpoint:
@@ -109,6 +108,10 @@ class Run:
         if order is not None and order not in get_args(Order):
             raise ConfigError(f"order={order!r}: give 'max' or 'min'")
         config = self.folder.newest_request().config
+        if not (metric or config.monitor):
+            raise ConfigError(
+                f"run {self.name!r} monitors no metric: give one, with order='max' or order='min'"
+            )
         if metric in (None, config.monitor):
             return config.monitor, order or config.monitor_order
         if order is None:
@@ -122,12 +125,6 @@ class Run:
 def folder_of(run: Run | RunFolder) -> RunFolder:
     """The folder of a run, which may be that itself."""
     return run.folder if isinstance(run, Run) else run
-
-
-def _is_end_of_function(checkpoint: CommittedCheckpoint) -> bool:
-    """Whether it is the commit of a training function's end, which has no files."""
-    # AT THE MERGE: `checkpoint.manifest.is_function_end`, in place of this function.
-    return checkpoint.manifest.stopped_by == "function_end"
 
 
 def _journal(folder: RunFolder) -> list[Entry]:

@@ -74,7 +74,11 @@ def drained_under_workers() -> set[str]:
     """The ids of nodes that are being drained and have workers of this process's training."""
     from ray._private import state
 
-    used = {node for group in _placement_groups().values() for node in group["bundles_to_node_id"].values()}
+    used = {
+        node
+        for group in _placement_groups().values()
+        for node in group["bundles_to_node_id"].values()
+    }
     return used & set(state.state.get_draining_nodes())
 
 
