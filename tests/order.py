@@ -60,7 +60,11 @@ MEASURES_TIME = (
         "storage/coordination/test_lease",
         "tasks/test_server_connection",
     ),
-    *("engine/driver/job/test_entry", "engine/training/test_hang", "storage/objects/test_retries"),
+    *(
+        "engine/driver/job/test_entry",
+        "engine/training/test_hang",
+        "storage/objects/test_retry_policy",
+    ),
     "storage/objects/test_standstill",
 )
 """They say how long something takes. They come last, when those that were begun first have ended;

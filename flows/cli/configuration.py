@@ -12,7 +12,7 @@ from flows.defaults import default_storage
 from flows.parameters import recorded_parameters
 from train_core.errors import ConfigError
 from train_core.storage.addresses import absolute
-from train_core.storage.objects.retries import SHORT
+from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.run_folder import RunFolder
 
 

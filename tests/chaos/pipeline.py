@@ -20,7 +20,7 @@ from tests.chaos.stages import SHOWN, is_held
 from tests.engine.digests import digest_of_training
 from tests.flows.mlflow_side import shown_at
 from train_core.storage.cleanup.orphans import find_orphans
-from train_core.storage.coordination import mailbox
+from train_core.storage.coordination import job_mailbox
 from train_core.storage.coordination.lease import newest_attempt
 from train_core.storage.coordination.pins import MLFLOW_MODEL, valid_pins
 from train_core.storage.objects.local_disk import TEMPORARY
@@ -204,12 +204,12 @@ def unfinished(folder: RunFolder, *, job_ends_within_s: float = 0) -> list[str]:
     A job on a cluster ends a moment after who called it.
     """
     deadline = time.monotonic() + job_ends_within_s
-    while mailbox.jobs_with_calls(folder.store) and time.monotonic() < deadline:
+    while job_mailbox.jobs_with_calls(folder.store) and time.monotonic() < deadline:
         time.sleep(0.1)
     keys = [orphan.key for orphan in find_orphans(folder, newest_attempt(folder.store) + 1)]
     # The model's is meant to stay.
     keys += [str(pin) for pin in valid_pins(folder.store) if MLFLOW_MODEL not in pin.key]
-    keys += [f"calls/{job}" for job in mailbox.jobs_with_calls(folder.store)]
+    keys += [f"calls/{job}" for job in job_mailbox.jobs_with_calls(folder.store)]
     if folder.store.is_local:
         keys += [str(path) for path in Path(folder.url).rglob(f"{TEMPORARY}*")]
     return keys

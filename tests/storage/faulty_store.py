@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 from train_core.errors import StorageError
-from train_core.storage.objects.retries import RetryPolicy
+from train_core.storage.objects.retry_policy import RetryPolicy
 from train_core.storage.objects.store import Store
 from train_core.storage.objects.uploads import Upload
 

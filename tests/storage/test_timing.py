@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from train_core.storage.coordination.timing import TIMING
-from train_core.storage.objects.retries import DEFAULT, SHORT
+from train_core.storage.objects.retry_policy import DEFAULT, SHORT
 
 DOCS = Path(__file__).parents[2] / "docs"
 VALUES = {"RetryPolicy": DEFAULT, "SHORT": SHORT, "Timing": TIMING}

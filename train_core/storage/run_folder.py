@@ -25,7 +25,7 @@ from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.metric_names import VALIDATION, is_of
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination.fence_list import read_fence_list
-from train_core.storage.objects.retries import RetryPolicy
+from train_core.storage.objects.retry_policy import RetryPolicy
 from train_core.storage.objects.store import Store
 from train_core.storage.records.amendments import Amendment, newest_amendment
 from train_core.storage.records.data_files import FileList, read_file_list

@@ -22,7 +22,7 @@ from train_core.storage.coordination import deletion_notices, lease
 from train_core.storage.coordination.fence_list import write_fence_list
 from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.digests import digest_of
-from train_core.storage.objects.retries import SHORT
+from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.records import journal
 from train_core.storage.records.amendments import Amendment, amend, newest_amendment
 from train_core.storage.records.data_files import FileList, key_of

@@ -18,8 +18,8 @@ from tests.engine.tracking.run_builder import RunBuilder, entry
 from tests.engine.without_ray import stages_without_ray
 from train_core.config import TrainConfig
 from train_core.engine.driver.held_run import HeldRun
-from train_core.engine.tracking.delivery import Timing
-from train_core.engine.tracking.metrics import Position
+from train_core.engine.tracking.delivery_thread import Timing
+from train_core.engine.tracking.journal_to_mlflow import Position
 from train_core.engine.tracking.mirror import Mirror
 from train_core.engine.tracking.runs import MlflowRuns
 from train_core.policy.end_status import EndStatus

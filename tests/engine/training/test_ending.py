@@ -21,7 +21,7 @@ from train_core.config import available_cpus
 from train_core.errors import StoppedError
 from train_core.requests import DriverRequest
 from train_core.storage.coordination.lease import newest_attempt
-from train_core.storage.objects.retries import SHORT
+from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

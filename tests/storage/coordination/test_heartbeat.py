@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from train_core.errors import StorageError
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.heartbeat import HeartbeatObserver, HeartbeatSender
-from train_core.storage.coordination.mailbox import Mailbox
+from train_core.storage.coordination.job_mailbox import Mailbox
 from train_core.storage.objects.store import Store
 
 UNREACHABLE = "unreachable"

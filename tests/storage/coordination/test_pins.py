@@ -16,11 +16,11 @@ from train_core.storage.cleanup.dead_scorers import clearing_dead_scorers
 from train_core.storage.cleanup.orphans import find_orphans
 from train_core.storage.cleanup.retention import delete_unless_pinned
 from train_core.storage.cleanup.superseded import delete_superseded
-from train_core.storage.coordination import mailbox, pins
+from train_core.storage.coordination import job_mailbox, pins
 from train_core.storage.coordination.holder import Holder
-from train_core.storage.coordination.mailbox import THE_JOB, Mailbox
+from train_core.storage.coordination.job_mailbox import THE_JOB, Mailbox
 from train_core.storage.coordination.timing import Timing
-from train_core.storage.objects.retries import SHORT, RetryPolicy
+from train_core.storage.objects.retry_policy import SHORT, RetryPolicy
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CALLS, PINS, PREDICTIONS, CheckpointName, JobName
 from train_core.storage.run_folder import RunFolder
@@ -301,7 +301,7 @@ def test_what_a_job_left_that_died_with_its_caller_is_cleared_away(
     folder.store.write(f"{CALLS}/{JOB}/{THE_JOB}-beat.json", half.encode())
     with clearing_dead_scorers(folder, timing=AT_ONCE):
         assert folder.store.exists(key)
-    assert mailbox.jobs_with_calls(folder.store) == []
+    assert job_mailbox.jobs_with_calls(folder.store) == []
     assert find_orphans(folder, 99) == []
     assert folder.store.names(PREDICTIONS) == []
     assert not folder.store.exists(key)
@@ -329,7 +329,7 @@ def test_what_was_asked_of_a_job_that_drives_the_run_goes_with_its_lease(folder:
     Mailbox(folder.store, driving).send_heartbeat()
     with clearing_dead_scorers(folder, timing=AT_ONCE):
         pass
-    assert mailbox.jobs_with_calls(folder.store) == [driving]
+    assert job_mailbox.jobs_with_calls(folder.store) == [driving]
 
 
 class MovesAtLast(Store):
@@ -355,7 +355,7 @@ def test_a_heartbeat_that_moves_again_after_an_outage_is_that_of_no_dead_job(
     with clearing_dead_scorers(folder, timing=AT_ONCE):
         pass
     assert MovesAtLast.reads >= 3
-    assert mailbox.jobs_with_calls(folder.store) == [JOB]
+    assert job_mailbox.jobs_with_calls(folder.store) == [JOB]
     assert folder.store.exists(key)
 
 

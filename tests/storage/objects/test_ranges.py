@@ -15,7 +15,7 @@ import pytest
 from tests.web import served
 from train_core.errors import StorageError
 from train_core.storage.objects.ranges import RangeReader
-from train_core.storage.objects.retries import RetryPolicy
+from train_core.storage.objects.retry_policy import RetryPolicy
 from train_core.storage.objects.store import Store
 
 

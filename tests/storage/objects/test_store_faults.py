@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from tests.storage.fault_proxy import Fault, FaultProxy, Kind
 from train_core.errors import StorageError
-from train_core.storage.objects.retries import RetryPolicy
+from train_core.storage.objects.retry_policy import RetryPolicy
 from train_core.storage.objects.store import Store
 
 pytestmark = pytest.mark.s3

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from train_core.engine.driver.server import CLOSE
-from train_core.storage.coordination.mailbox import Answer, Call
+from train_core.storage.coordination.job_mailbox import Answer, Call
 
 
 class PipeTransport:

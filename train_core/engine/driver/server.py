@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from train_core.described_errors import describe
 from train_core.errors import ConfigError, StageError
 from train_core.requests import Request, request_of
-from train_core.storage.coordination.mailbox import Answer, Call
+from train_core.storage.coordination.job_mailbox import Answer, Call
 
 PREPARE, CLOSE = "prepare", "close"
 STAGES = ("train", "evaluate", "infer", "publish")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train_core.engine.tracking.delivery import TIMING, Timing
+from train_core.engine.tracking.delivery_thread import TIMING, Timing
 from train_core.engine.tracking.mirror import Mirror
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from mlflow.entities import Dataset, DatasetInput, InputTag, Param
 from mlflow.utils import mlflow_tags
 
-from train_core.engine.tracking.metrics import plain_key
+from train_core.engine.tracking.journal_to_mlflow import plain_key
 from train_core.storage.records.run_record import RunRecord
 
 _MAX_PARAM_LENGTH = 6000

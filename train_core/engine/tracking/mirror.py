@@ -13,7 +13,7 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from train_core.engine.tracking.delivery import TIMING, Delivery, Timing
+from train_core.engine.tracking.delivery_thread import TIMING, Delivery, Timing
 from train_core.engine.tracking.sender import RunSender, Task
 from train_core.policy.end_status import EndStatus
 from train_core.results import (

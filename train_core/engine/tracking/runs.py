@@ -15,7 +15,7 @@ from mlflow.utils import mlflow_tags
 
 from train_core.engine.tracking.client_settings import ONE_QUESTION
 from train_core.engine.tracking.description import dataset_input, dataset_inputs, parameters
-from train_core.engine.tracking.metrics import MAX_METRICS, Position, batches, metrics_of
+from train_core.engine.tracking.journal_to_mlflow import MAX_METRICS, Position, batches, metrics_of
 from train_core.engine.tracking.server import client_of, existing_client, experiment_id
 from train_core.policy.end_status import EndStatus
 from train_core.storage.objects.digests import digest_of

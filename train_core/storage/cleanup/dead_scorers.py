@@ -11,9 +11,9 @@ from train_core.errors import EvertrainError
 from train_core.storage.cleanup.orphans import delete_unfinished_results
 from train_core.storage.coordination import pins
 from train_core.storage.coordination.heartbeat import HeartbeatObserver
-from train_core.storage.coordination.mailbox import Mailbox, heartbeats_of_scorers
+from train_core.storage.coordination.job_mailbox import Mailbox, heartbeats_of_scorers
 from train_core.storage.coordination.timing import TIMING, Timing
-from train_core.storage.objects.retries import SHORT
+from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 

@@ -24,7 +24,7 @@ from train_core.storage.coordination.heartbeat import (
 )
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.timing import TIMING, Timing
-from train_core.storage.objects.retries import SHORT
+from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import read_document
 from train_core.storage.records.names import LEASES, LeaseName

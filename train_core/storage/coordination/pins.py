@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pydantic import BaseModel, ConfigDict, Field
 
 from train_core.errors import CheckpointError, ConfigError, StorageError
-from train_core.storage.coordination import lease, mailbox
+from train_core.storage.coordination import job_mailbox, lease
 from train_core.storage.coordination.fence_list import read_fence_list
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
@@ -248,7 +248,7 @@ def _is_valid(store: Store, found: FoundPin, newest_attempt: int) -> bool:
         found.is_deletion and pin.attempt >= read_fence_list(store)[0]
     ):
         return False
-    if pin.job and not mailbox.are_left(store, pin.job):
+    if pin.job and not job_mailbox.are_left(store, pin.job):
         return False
     # What runs elsewhere cannot be looked at: its pin holds until somebody says otherwise.
     return pin.holder.is_alive if pin.holder.is_local else True

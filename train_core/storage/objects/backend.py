@@ -17,7 +17,7 @@ from typing import Any
 import fsspec
 
 from train_core.storage.objects.digests import digest_of, new_digest
-from train_core.storage.objects.retries import RetryPolicy, UnfinishedError
+from train_core.storage.objects.retry_policy import RetryPolicy, UnfinishedError
 from train_core.storage.objects.transfer import load_in_parts
 from train_core.storage.objects.uploads import Upload
 
@@ -76,10 +76,7 @@ class Backend:
         self.ask(left_s, "pipe_file", path, data)
 
     def create(self, left_s: float, path: str, data: bytes) -> None:
-        """Write a small object that must not exist yet; durable and whole, or not there.
-
-        On S3 this is `If-None-Match: *`, sent by s3fs.
-        """
+        """Write a small object that must not exist yet; durable and whole, or not there."""
         self.ask(left_s, "pipe_file", path, data, mode="create")
 
     def put(self, left_s: float, path: str, data: memoryview) -> str:

@@ -34,8 +34,14 @@ class DiskBackend(Backend):
             local_disk.replace(path, temporary, durable=durable)
 
     def create(self, left_s: float, path: str, data: bytes) -> None:
-        """Write a file that must not exist yet; durable and whole, or not there."""
-        local_disk.create(path, data)
+        """Write a file that must not exist yet; durable and whole, or not there.
+
+        Every commit and lease stands on it: `link` fails where there is a file.
+        """
+        with local_disk.temporary_beside(path) as temporary:
+            local_disk.write_new(temporary, data, durable=True)
+            os.link(temporary, path)
+        local_disk.sync(os.path.dirname(path))
 
     def put(self, left_s: float, path: str, data: memoryview) -> str:
         """Store the bytes as a new file, durable when this returns; their digest.

@@ -130,14 +130,6 @@ def map_file(path: str, size_bytes: int) -> tuple[memoryview, str]:
     return memoryview(mapped), digest.hexdigest()
 
 
-def create(path: str, data: bytes) -> None:
-    """Write a file that must not exist yet; durable and whole, or not there."""
-    with temporary_beside(path) as temporary:
-        write_new(temporary, data, durable=True)
-        os.link(temporary, path)
-    sync(os.path.dirname(path))
-
-
 def replace(path: str, temporary: str, *, durable: bool) -> None:
     """Give the complete file its name; readers see the old one or the new one."""
     os.replace(temporary, path)

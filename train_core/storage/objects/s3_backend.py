@@ -1,7 +1,4 @@
-"""S3 and its like: small objects by s3fs, large ones by obstore.
-
-`create`, which every commit stands on, is inherited from `Backend`.
-"""
+"""S3 and its like: small objects by s3fs, large ones by obstore."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from fsspec.asyn import sync
 from train_core.storage.objects import uploads
 from train_core.storage.objects.backend import Backend
 from train_core.storage.objects.digests import new_digest
-from train_core.storage.objects.retries import s3_config
+from train_core.storage.objects.retry_policy import s3_config
 from train_core.storage.objects.s3_client import bucket_of, builtin_errors
 from train_core.storage.objects.transfer import (
     NUM_CONNECTIONS,
@@ -51,6 +48,13 @@ class S3Backend(Backend):
                 return obstore.get_range(bucket, name, **where)
 
         return load_in_parts(fetch, size_bytes, left_s)
+
+    def create(self, left_s: float, path: str, data: bytes) -> None:
+        """Write a small object that must not exist yet; every commit and lease stands on it.
+
+        s3fs sends `If-None-Match: *`, so the server refuses it where there is an object.
+        """
+        self.ask(left_s, "pipe_file", path, data, mode="create")
 
     def put(self, left_s: float, path: str, data: memoryview) -> str:
         """Store the bytes, from where they lie; their digest.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsspec.asyn import sync
 
-from train_core.storage.objects.retries import STATUSES_THAT_PASS, RetryPolicy
+from train_core.storage.objects.retry_policy import STATUSES_THAT_PASS, RetryPolicy
 from train_core.storage.objects.transfer import PART_BYTES
 
 if TYPE_CHECKING:

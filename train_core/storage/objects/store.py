@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from train_core.errors import StorageError
-from train_core.storage.objects.retries import may_pass
+from train_core.storage.objects.retry_policy import may_pass
 from train_core.storage.objects.store_reader import StoreReader
 from train_core.storage.objects.uploads import Upload
 

@@ -3,7 +3,7 @@
 Small objects are read whole, by fsspec. `load` is for a checkpoint's large files: on S3 obstore
 fetches them in parallel parts, on a disk they are mapped (`local_disk.map_file`). Nothing goes
 through `open()`, whose single stream is an order of magnitude slower on an object store. Errors
-that pass by themselves are tried again (`retries.py`).
+that pass by themselves are tried again (`retry_policy.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from train_core.errors import ConfigError
 from train_core.storage.objects import disk_backend, s3_backend
 from train_core.storage.objects.backend import Backend
 from train_core.storage.objects.local_disk import TEMPORARY
-from train_core.storage.objects.retries import (
+from train_core.storage.objects.retry_policy import (
     DEFAULT,
     RetryPolicy,
     UnfinishedError,

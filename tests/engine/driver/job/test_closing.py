@@ -18,7 +18,7 @@ from train_core.engine.driver.server import as_answer
 from train_core.engine.driver.timing import TIMING
 from train_core.errors import JobEndedError, StageError
 from train_core.requests import DriverRequest, Prepared, Request
-from train_core.storage.coordination.mailbox import THE_JOB, Mailbox
+from train_core.storage.coordination.job_mailbox import THE_JOB, Mailbox
 from train_core.storage.run_folder import RunFolder
 
 PREPARED = as_answer(

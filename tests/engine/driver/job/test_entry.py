@@ -32,7 +32,7 @@ from train_core.errors import (
 )
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Prepared, Request
-from train_core.storage.coordination.mailbox import THE_JOB, Answer, Mailbox
+from train_core.storage.coordination.job_mailbox import THE_JOB, Answer, Mailbox
 from train_core.storage.coordination.timing import Timing as MailboxTiming
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder

@@ -36,7 +36,7 @@ from train_core.errors import ConfigError, JobEndedError, ResourceError, RunBusy
 from train_core.requests import DriverRequest, ScoringRequest
 from train_core.results import PredictionsResult
 from train_core.storage.cleanup.orphans import find_orphans
-from train_core.storage.coordination import lease, mailbox, pins
+from train_core.storage.coordination import job_mailbox, lease, pins
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(600)
@@ -91,7 +91,7 @@ class Amendment:
             yield driver
 
     def job(self) -> str:
-        (job,) = mailbox.jobs_with_calls(self.folder.store)
+        (job,) = job_mailbox.jobs_with_calls(self.folder.store)
         return job
 
 
@@ -197,7 +197,7 @@ def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
     # One attempt did it all, and nothing of the calls stays.
     assert lease.newest_attempt(asked.folder.store) == 1
     assert digest_of_training(asked.folder) == undisturbed
-    wait_for(lambda: not mailbox.jobs_with_calls(asked.folder.store))
+    wait_for(lambda: not job_mailbox.jobs_with_calls(asked.folder.store))
 
 
 @pytest.mark.slow
@@ -255,7 +255,7 @@ def test_of_two_callers_the_last_one_ends_the_job(asked: Amendment, undisturbed:
         assert second.train().step == 10
     assert lease.newest_attempt(asked.folder.store) == 1
     assert digest_of_training(asked.folder) == undisturbed
-    wait_for(lambda: not mailbox.jobs_with_calls(asked.folder.store))
+    wait_for(lambda: not job_mailbox.jobs_with_calls(asked.folder.store))
 
 
 @pytest.mark.slow
@@ -375,17 +375,17 @@ def _kill_a_batch_inference_and_score_again(ray_address: str, tmp_path: Path) ->
         driver.prepared()
         dying = driver._call("infer", checkpoint=last.model_dump(mode="json"), source="test")
         wait_for(lambda: (notes / "held").exists() or (dying.done() and dying.result()))
-        (job,) = mailbox.jobs_with_calls(store)
+        (job,) = job_mailbox.jobs_with_calls(store)
         process_of(job).kill()
         driver.detach()
-    assert mailbox.jobs_with_calls(store) == [job]
+    assert job_mailbox.jobs_with_calls(store) == [job]
     (pin,) = pins.pins_of(store, last.name)
     assert pin.pin is not None
     assert pin.pin.job == job
     (notes / "go-on").touch()
     with Driver(scores, print) as driver:
         assert driver.infer(last, "test").num_rows > 0
-    wait_for(lambda: not mailbox.jobs_with_calls(store))
+    wait_for(lambda: not job_mailbox.jobs_with_calls(store))
     assert pins.pins_of(store, last.name) == []
     assert find_orphans(RunFolder(trains.storage, "run"), 99) == []
 

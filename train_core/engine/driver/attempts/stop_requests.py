@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from train_core.errors import EvertrainError
 from train_core.policy.restarts import Asked
 from train_core.storage.coordination.stop_request import StopRequest, stop_request
-from train_core.storage.objects.retries import SHORT
+from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.objects.store import Store
 
 _CLOSE_S = 1.0

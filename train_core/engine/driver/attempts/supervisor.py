@@ -31,7 +31,7 @@ from train_core.storage.coordination import lease
 from train_core.storage.coordination.lease import Lease
 from train_core.storage.coordination.stop_request import stop_request
 from train_core.storage.finished_runs import is_training_finished
-from train_core.storage.objects.retries import SHORT
+from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter, next_attempt
 

@@ -15,7 +15,7 @@ from train_core.engine.driver.timing import Timing
 from train_core.errors import JobEndedError, StorageError
 from train_core.requests import Request
 from train_core.storage.coordination.heartbeat import HeartbeatObserver
-from train_core.storage.coordination.mailbox import THE_JOB, Answer, Mailbox
+from train_core.storage.coordination.job_mailbox import THE_JOB, Answer, Mailbox
 
 _log = logging.getLogger("train_core.driver")
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from train_core.engine.driver.timing import Timing
 from train_core.errors import StorageError
 from train_core.storage.coordination.heartbeat import HeartbeatObserver
-from train_core.storage.coordination.mailbox import Mailbox
+from train_core.storage.coordination.job_mailbox import Mailbox
 
 _log = logging.getLogger("train_core.driver")
 

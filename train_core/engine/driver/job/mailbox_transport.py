@@ -22,7 +22,7 @@ from train_core.engine.driver.timing import TIMING, Timing
 from train_core.errors import ConfigError, StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import Request, request_of
-from train_core.storage.coordination.mailbox import Answer, Call, Mailbox, caller_of
+from train_core.storage.coordination.job_mailbox import Answer, Call, Mailbox, caller_of
 
 _NO_CALLER = ""
 _log = logging.getLogger("train_core.driver")

@@ -10,7 +10,7 @@ import time
 
 from train_core.described_errors import rebuild
 from train_core.errors import StorageError
-from train_core.storage.coordination.mailbox import Answer, Call, Mailbox
+from train_core.storage.coordination.job_mailbox import Answer, Call, Mailbox
 
 _log = logging.getLogger("train_core.driver")
 

@@ -26,7 +26,7 @@ from train_core.errors import (
     StageError,
 )
 from train_core.requests import DriverRequest, Request, ScoringRequest
-from train_core.storage.coordination.mailbox import Mailbox, jobs_with_calls
+from train_core.storage.coordination.job_mailbox import Mailbox, jobs_with_calls
 from train_core.storage.records.names import JobName
 from train_core.storage.run_folder import RunFolder
 

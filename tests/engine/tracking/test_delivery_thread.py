@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from train_core.engine.tracking.delivery import Delivery, Outage, Timing
+from train_core.engine.tracking.delivery_thread import Delivery, Outage, Timing
 
 QUICK = Timing(poll_s=0.01, max_backoff_s=0.02, down_after_s=0.1)
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from train_core.errors import StorageError
-from train_core.storage.objects.retries import (
+from train_core.storage.objects.retry_policy import (
     DEFAULT,
     SHORT,
     RetryPolicy,

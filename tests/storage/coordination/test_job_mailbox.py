@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train_core.errors import CheckpointError
-from train_core.storage.coordination.mailbox import (
+from train_core.storage.coordination.job_mailbox import (
     Answer,
     Call,
     Mailbox,

@@ -1,0 +1,103 @@
+"""The public names of `train_core`: what a workload's author, a script or a notebook imports.
+
+They are imported from `train_core` itself. Each name is loaded when it is used, so that
+`from train_core import TrainConfig` loads neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from train_core.client.checkpoint import Checkpoint
+    from train_core.client.checkpoints import verify_run
+    from train_core.client.isolated import compare_runs, export_weights, mirror_run
+    from train_core.client.run import Run
+    from train_core.client.run_summaries import list_runs, run_status
+    from train_core.client.runs import delete_run, fork_run, open_run, prune_run, stop_run
+    from train_core.config import TrainConfig
+    from train_core.datasets.arrays import ArrayDataset
+    from train_core.datasets.files import DataFile
+    from train_core.datasets.protocols import (
+        SPLITS,
+        Columns,
+        Dataset,
+        ShardStream,
+        Split,
+        Stream,
+    )
+    from train_core.errors import DataError
+    from train_core.fitting import extend_run, fit
+    from train_core.policy.randomness import SampleRandom
+    from train_core.workload import Batch, Settings, Workload
+
+_HOMES = {
+    "ArrayDataset": "train_core.datasets.arrays",
+    "Batch": "train_core.workload",
+    "Checkpoint": "train_core.client.checkpoint",
+    "Columns": "train_core.datasets.protocols",
+    "DataError": "train_core.errors",
+    "DataFile": "train_core.datasets.files",
+    "Dataset": "train_core.datasets.protocols",
+    "Run": "train_core.client.run",
+    "SPLITS": "train_core.datasets.protocols",
+    "SampleRandom": "train_core.policy.randomness",
+    "Settings": "train_core.workload",
+    "ShardStream": "train_core.datasets.protocols",
+    "Split": "train_core.datasets.protocols",
+    "Stream": "train_core.datasets.protocols",
+    "TrainConfig": "train_core.config",
+    "Workload": "train_core.workload",
+    "extend_run": "train_core.fitting",
+    "fit": "train_core.fitting",
+    "delete_run": "train_core.client.runs",
+    "fork_run": "train_core.client.runs",
+    "list_runs": "train_core.client.run_summaries",
+    "open_run": "train_core.client.runs",
+    "prune_run": "train_core.client.runs",
+    "run_status": "train_core.client.run_summaries",
+    "stop_run": "train_core.client.runs",
+    "verify_run": "train_core.client.checkpoints",
+    "compare_runs": "train_core.client.isolated",
+    "export_weights": "train_core.client.isolated",
+    "mirror_run": "train_core.client.isolated",
+}
+
+__all__ = [
+    "SPLITS",
+    "ArrayDataset",
+    "Batch",
+    "Checkpoint",
+    "Columns",
+    "DataError",
+    "DataFile",
+    "Dataset",
+    "Run",
+    "SampleRandom",
+    "Settings",
+    "ShardStream",
+    "Split",
+    "Stream",
+    "TrainConfig",
+    "Workload",
+    "compare_runs",
+    "delete_run",
+    "export_weights",
+    "extend_run",
+    "fit",
+    "fork_run",
+    "list_runs",
+    "mirror_run",
+    "open_run",
+    "prune_run",
+    "run_status",
+    "stop_run",
+    "verify_run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'train_core' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
