@@ -16,6 +16,9 @@ from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 pytestmark = pytest.mark.timeout(240)
+FILES = {
+    *("run.json", "live.json", ".validate_storage_marker", "checkpoint_manager_snapshot.json"),
+}
 FUNCTIONS = "tests.compat.functions"
 
 
@@ -150,6 +153,8 @@ def test_what_lies_in_rays_storage_becomes_a_checkpoint(storage_url: str) -> Non
         {"weights.bin": b"in place"},
         {"weights.bin": b"uploaded"},
     ]
+    # They were moved.
+    assert set(folder.store.names()) <= {"checkpoints", "journal", "lease", "pins", *FILES}
 
 
 @pytest.mark.slow

@@ -43,6 +43,7 @@ from train_core.storage.records.names import (
     CheckpointName,
     LeaseName,
     check_new_run_name,
+    is_of_function,
 )
 from train_core.storage.records.quarantine import mark_quarantined
 from train_core.storage.records.run_record import RunRecord
@@ -164,6 +165,13 @@ class RunWriter(ResultWriter):
         A newer one follows soon, so the storage is waited for briefly. Raises StorageError.
         """
         self.folder.store.with_retries(SHORT).write(LIVE_JSON, data)
+
+    def delete_moved(self, key: str) -> None:
+        """Delete a folder that a training function wrote here: a checkpoint has its files."""
+        if not is_of_function(key):
+            raise ValueError(f"{key!r} is no folder of a training function")
+        self.check_lease()
+        self.folder.store.delete(key)
 
     def delete_ray_snapshot(self) -> None:
         """Delete the list of checkpoints that Ray Train made in an earlier attempt.

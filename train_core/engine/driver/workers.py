@@ -23,8 +23,13 @@ if TYPE_CHECKING:
 
 PRELOAD = tuple(name.partition(":")[0] for name in (TRAIN, MEASURE_SHARD))
 """What the workers import as they start: torch, and what trains and evaluates."""
-RAY_TRAIN_SETTINGS = RaySettings()
-"""What Ray Train wants of Ray: what Ray does by itself."""
+RAY_TRAIN_SETTINGS = RaySettings(
+    environment={
+        # Every report waits for a poll, and the death of a worker is found by one; 2 s by itself.
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
+    }
+)
+"""What Ray Train wants of Ray; all else is as Ray does it by itself."""
 _log = logging.getLogger("train_core.driver")
 
 

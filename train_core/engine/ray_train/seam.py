@@ -34,8 +34,9 @@ from train_core.engine.ray_train.plain import plain
 from train_core.engine.ray_train.reporter import Reporter
 from train_core.engine.ray_train.task import FunctionTask, Report, Settled, TrainingEnds
 from train_core.engine.ray_train.verified_folder import forget_earlier_attempts, verified_folder
-from train_core.storage.records.names import REPORTED_FOLDER, CheckpointName
+from train_core.storage.records.names import REPORTED_FOLDER, CheckpointName, is_of_function
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter
 
 ABORT = "abort"
 """The key in the driver's store that ends the attempt at once."""
@@ -65,6 +66,7 @@ class WorkerCalls(DistributedTrainFnUtils):
     def __init__(self, task: FunctionTask) -> None:
         context = get_train_context()
         self._folder = RunFolder(task.storage, task.run)
+        self._writer = RunWriter(self._folder, task.attempt)
         self._attempt = task.attempt
         self._storage = context.storage_context
         self._reporter = Reporter(task, context.get_world_rank(), context.get_world_size())
@@ -171,6 +173,7 @@ class WorkerCalls(DistributedTrainFnUtils):
         if checkpoint is None:
             return Report(self._number, metrics, name=name or "")
         place = name or f"checkpoint_{self._number:06d}"
+        opened: list[Checkpoint] = []
 
         @contextmanager
         def open_folder() -> Iterator[Path]:
@@ -179,14 +182,25 @@ class WorkerCalls(DistributedTrainFnUtils):
                 raise TypeError(
                     f"checkpoint_upload_fn returned {found!r}, and not a ray.train.Checkpoint"
                 )
+            opened.append(found)
             with found.as_directory() as folder:
                 yield Path(folder)
 
         def on_stored() -> None:
             if deletes and isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem):
                 shutil.rmtree(checkpoint.path, ignore_errors=True)
+            for found in opened:
+                self._delete_moved(found)
 
         return Report(self._number, metrics, open_folder, name or "", on_stored)
+
+    def _delete_moved(self, reported: Checkpoint) -> None:
+        """Delete a folder that the function wrote into the run folder: a checkpoint has it now."""
+        if reported.filesystem != self._storage.storage_filesystem:
+            return
+        key = os.path.relpath(reported.path, self._storage.experiment_fs_path)
+        if is_of_function(key):
+            self._writer.delete_moved(key)
 
     def _note(self, settled: Future[Settled]) -> None:
         if settled.cancelled() or settled.exception():

@@ -97,6 +97,13 @@ def check_reported_name(name: str) -> str:
     return name
 
 
+def is_of_function(key: str) -> bool:
+    """Whether the key can only be that of a folder that a training function wrote itself."""
+    first = key.split("/", maxsplit=1)[0]
+    ours = {CHECKPOINTS, JOURNAL, LEASES, PINS, EVALUATIONS, PREDICTIONS, ASKED, CALLS, DATA}
+    return first not in ours | {"", ".", ".."}
+
+
 def workload_slug(workload: str) -> str:
     """The class of `package.module:Name` as small letters, digits and dashes."""
     found = re.sub(r"[^a-z0-9]+", "-", workload.rpartition(":")[2].lower()).strip("-")

@@ -1,0 +1,63 @@
+"""A training function that is requested to end does so after a report, and goes on later."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.compat.command import EPOCHS, Command
+from train_core import open_run, stop_run
+from train_core.storage.records.journal import read_segments
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """The command is a process of its own."""
+
+
+def by_command(command: Command) -> None:
+    stop_run(open_run(command.folder.storage, "run"))
+
+
+def by_signal(command: Command) -> None:
+    assert command.process is not None
+    command.process.send_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("stop", [by_command, by_signal])
+def test_it_ends_after_a_report_and_goes_on_from_it(
+    tmp_path: Path, stop: Callable[[Command], None]
+) -> None:
+    command = Command(tmp_path)
+    command.start()
+    command.wait_for_reports(3)
+    stop(command)
+    assert command.end() != 0, command.log()
+    newest = command.folder.newest()
+    assert newest is not None
+    assert newest.manifest.stopped_by == "request"
+    assert newest.step < EPOCHS
+    command.start()
+    assert command.end() == 0, command.log()[-3000:]
+    end = command.folder.newest()
+    assert end is not None
+    steps = [entry.step for entry in read_segments(command.folder.store, end.manifest.journal)]
+    assert steps == list(range(1, EPOCHS + 1))
+    assert f"{newest.name}" in {str(one.name) for one in command.folder.checkpoints()}
+
+
+def test_one_that_does_not_report_is_ended_after_its_grace(tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    command.start(pause_s=600)
+    command.wait_for_reports(1)
+    by_command(command)
+    assert command.end() != 0
+    assert "did not report within grace_s" in command.log()
+    newest = command.folder.newest()
+    assert newest is not None
+    assert newest.step == 1
