@@ -17,7 +17,7 @@ from train_core.engine.distributed.rendezvous import LOOPBACK, RendezvousStore
 from train_core.engine.distributed.stop_source import post_stop
 from train_core.engine.ray_train.reporter import Reporter
 from train_core.engine.ray_train.task import FunctionTask, Report, Settled
-from train_core.engine.ray_train.verified_folder import verified_folder
+from train_core.engine.ray_train.verified_folder import cache_of, verified_folder
 from train_core.errors import CheckpointError, FencedError, WorkloadError
 from train_core.storage.coordination.stop_request import StopRequest
 from train_core.storage.records.journal import Entry, read_segments
@@ -41,6 +41,7 @@ class Ranks:
             port=port,
             newest=str(newest.name) if newest else None,
             start=str(start.name) if start else None,
+            origin=None,
         )
         self.number = newest.step if newest else 0
         self.reporters = [Reporter(self.task, rank, world_size) for rank in range(world_size)]
@@ -260,12 +261,12 @@ def test_a_folder_is_verified_before_it_is_handed_out(
     (tmp_path / "a" / "deep" / "er.bin").write_text("whole")
     ranks.report([tmp_path / "a"])
     (committed,) = folder.checkpoints()
-    found = verified_folder(folder, committed, attempt=1)
+    found = verified_folder(folder, committed, cache_of(folder, 1))
     assert (found / "deep" / "er.bin").read_text() == "whole"
     key = f"{committed.key}/files/deep/er.bin"
     folder.store.write(key, b"wh0le")
     with pytest.raises(CheckpointError, match=r"er\.bin"):
-        verified_folder(folder, committed, attempt=2)
+        verified_folder(folder, committed, cache_of(folder, 2))
 
 
 def test_an_empty_folder_is_a_folder(
@@ -276,4 +277,4 @@ def test_an_empty_folder_is_a_folder(
     ranks.report([tmp_path / "empty"])
     (committed,) = folder.checkpoints()
     assert not committed.manifest.is_function_end
-    assert os.listdir(verified_folder(folder, committed, attempt=1)) == []
+    assert os.listdir(verified_folder(folder, committed, cache_of(folder, 1))) == []

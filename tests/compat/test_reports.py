@@ -161,3 +161,36 @@ def test_what_lies_in_rays_storage_becomes_a_checkpoint(storage_url: str) -> Non
 def test_a_thread_reports_and_all_ranks_find_what_was_reported(tmp_path: Path) -> None:
     folder, _ = run_function(str(tmp_path), "from_a_thread", num_workers=2)
     assert entries(folder)[1].metrics == {"found": 1, "same": 1, "is_read": 1}
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_a_folder_of_another_one(storage_url: str) -> None:
+    first, _ = run_function(storage_url, "save_and_resume", train_loop_config={"num_epochs": 2})
+    config = TrainConfig(
+        train_fn=f"{FUNCTIONS}:save_and_resume",
+        train_loop_config={"num_epochs": 5},
+        init_from="run/step-00000001-a0001",
+    )
+    fit(config, storage=storage_url, run="second")
+    second = RunFolder(storage_url, "second")
+    assert [entry.metrics["epoch"] for entry in entries(second)] == [1, 2, 3, 4]
+    assert [entry.step for entry in entries(second)] == [1, 2, 3, 4]
+    origin = second.record().origin
+    assert origin is not None
+    assert origin.digest == first.checkpoints()[0].digest
+
+
+@pytest.mark.slow
+def test_a_damaged_folder_is_quarantined_and_the_one_before_is_resumed(tmp_path: Path) -> None:
+    config = {"num_epochs": 4, "fails_at": 2}
+    with pytest.raises(UserCodeError):
+        run_function(str(tmp_path), "save_and_resume", train_loop_config=config)
+    folder = RunFolder(str(tmp_path), "run")
+    newest = folder.newest()
+    assert newest is not None
+    folder.store.write(f"{newest.key}/files/model.pt", b"damaged")
+    config = {"num_epochs": 4}
+    again = TrainConfig(train_fn=f"{FUNCTIONS}:save_and_resume", train_loop_config=config)
+    fit(again, storage=str(tmp_path), run="run")
+    assert folder.quarantined().keys() == {str(newest.name)}
+    assert [entry.metrics["epoch"] for entry in entries(folder)] == [0, 1, 2, 3]

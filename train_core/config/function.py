@@ -12,6 +12,7 @@ from train_core.config.options import MAY_CHANGE, Options
 from train_core.config.resources import WorkerOptions
 from train_core.config.training import (
     NAME_OF_OBJECT,
+    InitOptions,
     LengthOptions,
     MonitorOptions,
     StepOptions,
@@ -19,12 +20,13 @@ from train_core.config.training import (
     check_name,
 )
 
-_USED = {"workload", "grace_s", "monitor", "monitor_order"} | (
+_USED = {"workload", "init_from", "grace_s", "monitor", "monitor_order"} | (
     set(WorkerOptions.model_fields)
     - {"min_workers", "num_shards", "deterministic", "threads_per_worker"}
 )
 """Parameters of the groups below that a training function is run by."""
 _GROUPS = (
+    InitOptions,
     WorkloadOptions,
     LengthOptions,
     StepOptions,

@@ -30,10 +30,11 @@ from ray.train.v2.api.reported_checkpoint import ReportedCheckpoint, ReportedChe
 
 from train_core.engine.distributed.rendezvous import Membership
 from train_core.engine.ray_train.channel import ReportChannel
+from train_core.engine.ray_train.origin import reported_at
 from train_core.engine.ray_train.plain import plain
 from train_core.engine.ray_train.reporter import Reporter
 from train_core.engine.ray_train.task import FunctionTask, Report, Settled, TrainingEnds
-from train_core.engine.ray_train.verified_folder import forget_earlier_attempts, verified_folder
+from train_core.engine.ray_train.verified_folder import cache_of, verified_folder
 from train_core.storage.records.names import REPORTED_FOLDER, CheckpointName, is_of_function
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
@@ -67,7 +68,8 @@ class WorkerCalls(DistributedTrainFnUtils):
         context = get_train_context()
         self._folder = RunFolder(task.storage, task.run)
         self._writer = RunWriter(self._folder, task.attempt)
-        self._attempt = task.attempt
+        self._origin = task.origin
+        self._cache = cache_of(self._folder, task.attempt)
         self._storage = context.storage_context
         self._reporter = Reporter(task, context.get_world_rank(), context.get_world_size())
         self._counting = threading.Lock()
@@ -75,7 +77,6 @@ class WorkerCalls(DistributedTrainFnUtils):
         self._number = newest.step if newest else 0
         self._latest = task.start
         self._stop: str | None = None
-        forget_earlier_attempts(self._folder, task.attempt)
 
     def report(
         self,
@@ -129,10 +130,13 @@ class WorkerCalls(DistributedTrainFnUtils):
 
         Raises CheckpointError if it is damaged.
         """
-        if self._latest is None:
+        if self._latest is not None:
+            folder, found = self._folder, self._folder.find(self._latest)
+        elif self._origin is not None:
+            folder, found = reported_at(self._origin)
+        else:
             return None
-        found = self._folder.find(self._latest)
-        return Checkpoint.from_directory(verified_folder(self._folder, found, self._attempt))
+        return Checkpoint.from_directory(verified_folder(folder, found, self._cache))
 
     def get_all_reported_checkpoints(
         self,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from train_core.config import TrainConfig
+from train_core.storage.records.run_record import Origin
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class FunctionTask:
     """The newest commit; reports are counted from its step."""
     start: str | None
     """The newest reported folder, which `get_checkpoint` gives first."""
+    origin: Origin | None
+    """The folder of another run that it gives while this one has none; with its login."""
 
     @property
     def group(self) -> str:

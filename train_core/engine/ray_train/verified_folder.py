@@ -19,14 +19,14 @@ from train_core.storage.run_folder import Checkpoint, RunFolder
 _DONE = "verified"
 
 
-def verified_folder(folder: RunFolder, checkpoint: Checkpoint, attempt: int) -> Path:
+def verified_folder(folder: RunFolder, checkpoint: Checkpoint, cache: Path) -> Path:
     """The folder that was reported, on a disk of this node; nobody may change what is in it.
 
-    Of all processes of an attempt on this node one verifies it, and downloads it where the storage
-    is not this node's disk; the others wait. Raises CheckpointError if a file is missing or
-    altered.
+    Of all processes of an attempt on this node, which have one cache, one verifies it, and
+    downloads it where the storage is not this node's disk; the others wait. Raises CheckpointError
+    if a file is missing or altered.
     """
-    place = _place(folder, attempt) / checkpoint.digest
+    place = cache / checkpoint.digest
     with _locked(place.with_suffix(".lock")):
         store, key = folder.store, f"{checkpoint.key}/{REPORTED_FOLDER}"
         found = Path(store.path(key)) if store.is_local else place / REPORTED_FOLDER
@@ -42,21 +42,20 @@ def verified_folder(folder: RunFolder, checkpoint: Checkpoint, attempt: int) -> 
     return found
 
 
-def forget_earlier_attempts(folder: RunFolder, attempt: int) -> None:
-    """Delete what earlier attempts at the run have left on this node."""
-    place = _place(folder, attempt)
-    for other in place.parent.glob("*"):
-        if other.name != place.name and other.name.isdigit() and int(other.name) < attempt:
-            shutil.rmtree(other, ignore_errors=True)
+def cache_of(folder: RunFolder, attempt: int) -> Path:
+    """Where an attempt at the run keeps what it has verified and downloaded on this node.
 
-
-def _place(folder: RunFolder, attempt: int) -> Path:
-    """Where this user keeps what belongs to the attempt, on this node."""
+    What earlier attempts have left there is deleted.
+    """
     of_user = Path(tempfile.gettempdir(), f"evertrain-{os.getuid()}")
     of_user.mkdir(mode=0o700, exist_ok=True)
     if of_user.is_symlink() or of_user.stat().st_uid != os.getuid():
         raise StorageError(f"{of_user} belongs to another user: delete it, or set TMPDIR")
-    return of_user / digest_of(folder.url.encode())[:16] / str(attempt)
+    of_run = of_user / digest_of(folder.url.encode())[:16]
+    for other in of_run.glob("*"):
+        if other.name.isdigit() and int(other.name) < attempt:
+            shutil.rmtree(other, ignore_errors=True)
+    return of_run / str(attempt)
 
 
 def _verify(folder: RunFolder, checkpoint: Checkpoint) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 
+from train_core.engine.data.recorded import with_login
 from train_core.engine.distributed.rendezvous import RendezvousStore
 from train_core.engine.distributed.stop_source import post_stop
 from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome
@@ -73,6 +74,7 @@ def _task(attempt: Attempt, store: RendezvousStore) -> FunctionTask:
     folder = attempt.folder
     newest, start = folder.newest(), folder.newest_reported()
     host, port = store.address
+    origin = None if start else folder.record().origin
     return FunctionTask(
         storage=folder.storage,
         run=folder.name,
@@ -82,4 +84,5 @@ def _task(attempt: Attempt, store: RendezvousStore) -> FunctionTask:
         port=port,
         newest=str(newest.name) if newest else None,
         start=str(start.name) if start else None,
+        origin=with_login(origin, attempt.config, folder.storage) if origin else None,
     )

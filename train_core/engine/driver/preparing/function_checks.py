@@ -6,6 +6,7 @@ from train_core.config import LOCAL
 from train_core.engine.cluster.resources import check_resources
 from train_core.engine.data.recorded import check_continuation
 from train_core.engine.driver.preparing.preflight import Checked
+from train_core.engine.ray_train.origin import find_reported
 from train_core.errors import ConfigError
 from train_core.requests import DriverRequest, Prepared
 from train_core.storage.objects.store import Store
@@ -33,9 +34,13 @@ def check_function(folder: RunFolder, request: DriverRequest) -> Checked:
         check_new_run_name(folder.name)
     if config.ray_address == LOCAL:
         check_resources(config)
+    origin = None
+    if config.init_from:
+        begun = folder.record().origin if resumed else None
+        origin = begun or find_reported(config.init_from, request.storage)
     if not resumed:
         Store(request.storage).probe()
     prepared = Prepared(
         run=folder.name, url=folder.url, resumed=resumed, num_samples={}, total_steps=0
     )
-    return Checked(prepared, {}, None, None)
+    return Checked(prepared, {}, origin, None)
