@@ -21,7 +21,8 @@ def print_summary(report: Report, report_uri: str, console: Console) -> None:
 
 def _checkpoints(report: Report) -> Table:
     chosen_from = compared(report)
-    names = sorted({name for one in chosen_from for name in one.metrics})
+    # A training function may report the epoch as a metric, too.
+    names = sorted({name for one in chosen_from for name in one.metrics} - {"step", "epoch"})
     measured = "on validation" if report.evaluations else "as reported"
     table = Table(title=f"Checkpoints of {report.run}, {measured}", title_justify="left")
     table.add_column("checkpoint", no_wrap=True)

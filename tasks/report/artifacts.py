@@ -110,7 +110,11 @@ def checkpoint_rows(report: Report) -> list[dict[str, Any]]:
             "checkpoint": one.name,
             "step": one.step,
             "epoch": one.epoch,
-            **{name: number(value) for name, value in full(one.metrics).items()},
+            **{
+                name: number(value)
+                for name, value in full(one.metrics).items()
+                if name not in ("step", "epoch")
+            },
             "best": "yes" if one.name == report.best.name else "",
         }
         for one in compared(report)

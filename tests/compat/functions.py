@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.fs
+import ray.data
 import ray.train
 import ray.train.collective
 import ray.train.torch
@@ -171,3 +172,24 @@ def factory() -> TorchTrainer:
             ),
         ),
     )
+
+
+def reads_a_dataset(config: dict[str, Any]) -> None:
+    """Reads its shard of a dataset of Ray Data."""
+    shard = train.get_dataset_shard("train")
+    seen = sum(len(batch["id"]) for batch in shard.iter_batches(batch_size=10))
+    report({"seen": seen})
+
+
+def with_a_dataset(cpus: float = 0.5) -> TorchTrainer:
+    """A trainer whose workers share a dataset."""
+    return TorchTrainer(
+        reads_a_dataset,
+        datasets={"train": ray.data.range(100)},
+        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": cpus}),
+    )
+
+
+def with_a_dataset_and_no_room() -> TorchTrainer:
+    """The same, with workers that take all CPUs of a machine with two."""
+    return with_a_dataset(cpus=os.cpu_count() or 1)

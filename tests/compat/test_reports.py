@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 
 from flows.databases import create_tracking_database
 from train_core import TrainConfig, fit, verify_run
-from train_core.errors import UserCodeError
+from train_core.errors import ResourceError, UserCodeError
 from train_core.results import TrainResult
 from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import Checkpoint, RunFolder
@@ -194,3 +194,19 @@ def test_a_damaged_folder_is_quarantined_and_the_one_before_is_resumed(tmp_path:
     fit(again, storage=str(tmp_path), run="run")
     assert folder.quarantined().keys() == {str(newest.name)}
     assert [entry.metrics["epoch"] for entry in entries(folder)] == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_the_ranks_share_a_dataset_of_ray_data(tmp_path: Path) -> None:
+    folder, _ = run_function(str(tmp_path), "", train_fn="", trainer=f"{FUNCTIONS}:with_a_dataset")
+    (entry,) = entries(folder)
+    assert entry.metrics["seen"] == entry.by_rank["1"]["seen"] == 50
+
+
+@pytest.mark.slow
+def test_a_dataset_that_no_cpu_is_left_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="and Ray Data, which reads its datasets, needs one"):
+        run_function(
+            str(tmp_path), "", train_fn="", trainer=f"{FUNCTIONS}:with_a_dataset_and_no_room"
+        )
+    assert not RunFolder(str(tmp_path), "run").exists()

@@ -85,7 +85,8 @@ def print_records(found: RecordsComparison) -> None:
 def print_comparison(found: Comparison) -> None:
     """Print how two checkpoints differ, as tables."""
     if found.is_same:
-        say(f"identical: {found.num_tensors} tensors and the rest of the state, to the bit")
+        tensors = f"{found.num_tensors} tensors and the rest of the state" * bool(found.num_tensors)
+        say(f"identical: {tensors or 'all files and metrics'}, to the bit")
         return
     for title, rows in (
         ("tensors", tensor_rows(found.tensors)),

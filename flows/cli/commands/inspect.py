@@ -94,13 +94,14 @@ def verdict_row(verdict: CheckpointVerdict) -> Row:
 
 def checkpoint_row(listed: ListedCheckpoint) -> Row:
     """A checkpoint in a list."""
-    return {
+    facts: Row = {
         "checkpoint": listed.checkpoint,
         "step": listed.step,
         "epoch": listed.epoch,
         "MB": round(listed.size_bytes / 1e6, 3),
-        **listed.metrics,
     }
+    # A training function may report a metric of any name.
+    return facts | listed.metrics | facts
 
 
 def show_checkpoint(folder: RunFolder, checkpoint: Checkpoint, *, as_json: bool) -> None:
@@ -113,5 +114,5 @@ def show_checkpoint(folder: RunFolder, checkpoint: Checkpoint, *, as_json: bool)
     manifest["journal"] = f"{len(manifest['journal'])} segments"
     del manifest["metrics"]
     metrics = folder.summary(checkpoint).metrics
-    print_mapping(manifest | metrics, as_json=False)
+    print_mapping(manifest | metrics | manifest, as_json=False)
     print_rows(files, as_json=False, empty="no files")

@@ -137,7 +137,11 @@ def load_weights(store: Store, checkpoint: Checkpoint) -> dict[str, Tensor]:
     """A checkpoint's parameters and buffers, verified. Raises CheckpointError."""
     entries = [e for e in checkpoint.manifest.files if part_of(e.name) == MODEL]
     if not entries:
-        raise CheckpointError(f"{store.uri(checkpoint.key)} has no weights")
+        why = " that evertrain can read: a training function reported it"
+        is_reported = checkpoint.manifest.reported is not None
+        raise CheckpointError(
+            f"{store.uri(checkpoint.key)} has no weights{why if is_reported else ''}"
+        )
     found = _assemble(store, checkpoint, entries).tensors()
     return {path.removeprefix(f"{MODEL}/"): tensor for path, tensor in found.items()}
 

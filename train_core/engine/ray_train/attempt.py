@@ -8,12 +8,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import ray
 from ray.exceptions import RayError
 from ray.train import TrainingFailedError, WorkerGroupError
-from ray.train.v2._internal.exceptions import RayTrainError
 
 from train_core.config import LOCAL, TrainConfig
 from train_core.engine.cluster.resources import remove_placement_groups
 from train_core.engine.distributed.rendezvous import LOOPBACK
-from train_core.engine.ray_train.seam import ABORT
+from train_core.engine.ray_train.seam import ABORT, RayTrainError
 from train_core.engine.ray_train.task import FunctionTask, TrainingEnds
 from train_core.engine.ray_train.trainer import make_ready, new_trainer
 from train_core.engine.training.rank import follows_from_another_end

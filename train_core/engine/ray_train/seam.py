@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow.fs
 from ray.train import Checkpoint
+from ray.train.v2._internal.exceptions import RayTrainError
 from ray.train.v2._internal.execution.callback import ControllerCallback
 from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2._internal.execution.train_fn_utils import (
@@ -39,8 +40,15 @@ from train_core.storage.records.names import REPORTED_FOLDER, CheckpointName, is
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
 
+__all__ = ["ABORT", "EndWithDriver", "RayTrainError", "WorkerCalls", "resources_of", "with_seam"]
+
 ABORT = "abort"
 """The key in the driver's store that ends the attempt at once."""
+
+
+def resources_of(scaling: Any) -> dict[str, float]:
+    """What each worker of a ScalingConfig reserves, with Ray's own defaults."""
+    return dict(scaling._resources_per_worker_not_none)  # noqa: SLF001 (nothing public has them)
 
 
 def with_seam(function: Callable[..., Any], task: FunctionTask) -> Callable[..., Any]:

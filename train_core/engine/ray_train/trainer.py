@@ -12,10 +12,10 @@ from ray.train.v2.api.config import FailureConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.torch.torch_trainer import TorchTrainer
 
-from train_core.config import TrainConfig
-from train_core.engine.ray_train.seam import EndWithDriver, with_seam
+from train_core.config import LOCAL, TrainConfig, available_cpus
+from train_core.engine.ray_train.seam import EndWithDriver, resources_of, with_seam
 from train_core.engine.ray_train.task import FunctionTask
-from train_core.errors import WorkloadError
+from train_core.errors import ResourceError, WorkloadError
 from train_core.loading import load_function
 from train_core.storage.run_folder import RunFolder
 
@@ -60,7 +60,9 @@ def asked_of(config: TrainConfig) -> TrainConfig:
             f"the trainer of {config.trainer} has num_workers={scaling.num_workers!r}: evertrain "
             "runs it with a fixed number of at least 1"
         )
-    each = scaling._resources_per_worker_not_none  # noqa: SLF001 (with Ray's own defaults)
+    each = resources_of(scaling)
+    if trainer.datasets and config.ray_address == LOCAL:
+        _check_room_for_data(scaling.num_workers * each.get("CPU", 0), config)
     checkpoints = run.checkpoint_config or CheckpointConfig()
     kept, metric = checkpoints.num_to_keep, checkpoints.checkpoint_score_attribute or config.monitor
     rules: dict[str, Any] = {"keep_every_steps": 1}
@@ -78,6 +80,16 @@ def asked_of(config: TrainConfig) -> TrainConfig:
             **rules,
         }
     )
+
+
+def _check_room_for_data(cpus: float, config: TrainConfig) -> None:
+    """Raise ResourceError if the workers take all CPUs: Ray Data would wait for one for ever."""
+    if cpus >= available_cpus():
+        raise ResourceError(
+            f"the workers of {config.trainer} take {cpus:g} CPUs of this machine's "
+            f"{available_cpus()}, and Ray Data, which reads its datasets, needs one: ask for fewer "
+            "workers, or for less than a CPU each (resources_per_worker)"
+        )
 
 
 def _check_parameters(config: TrainConfig) -> None:

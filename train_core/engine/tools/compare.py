@@ -25,6 +25,7 @@ from train_core.errors import CheckpointError
 from train_core.policy.metric_names import VALIDATION, is_of
 from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.verification import faults_of_files
 
 # Seconds belong to the machine and the hour.
 _IGNORED = {"progress/elapsed_s"}
@@ -61,7 +62,18 @@ def compare_checkpoints(
     folder_a: RunFolder, a: Checkpoint, folder_b: RunFolder, b: Checkpoint
 ) -> Comparison:
     """All that differs between two checkpoints. Raises CheckpointError if one is not good."""
-    return compare_states(load_state(folder_a.store, a), load_state(folder_b.store, b))
+    return compare_states(_state_of(folder_a, a), _state_of(folder_b, b))
+
+
+def _state_of(folder: RunFolder, checkpoint: Checkpoint) -> dict[str, Any]:
+    """The state that a checkpoint holds; of a training function's, the digests of its files."""
+    manifest = checkpoint.manifest
+    if not (manifest.reported or manifest.is_function_end):
+        return load_state(folder.store, checkpoint)
+    if faults := faults_of_files(folder.store, checkpoint.key, manifest.files):
+        raise CheckpointError(f"checkpoint {checkpoint.name} is damaged: {'; '.join(faults)}")
+    digests = {entry.name: entry.digest for entry in manifest.files}
+    return {**digests, "progress": {"metrics": dict(manifest.metrics)}}
 
 
 def compare_runs(a: RunFolder, b: RunFolder) -> RunsComparison:

@@ -1,0 +1,89 @@
+"""Names of Ray that no document promises: one file uses them, and this fails when they change."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+
+import ray
+from ray.train.v2._internal import constants
+from ray.train.v2._internal.exceptions import RayTrainError
+from ray.train.v2._internal.execution import context, storage, train_fn_utils
+from ray.train.v2._internal.execution.callback import ControllerCallback
+from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.train.v2.api.exceptions import TrainingFailedError
+
+from train_core.engine.driver.workers import RAY_TRAIN_SETTINGS
+from train_core.storage.records.names import RAY_SNAPSHOT_JSON
+
+TESTED = ("2.60.",)
+PRODUCT = Path(__file__).parents[2] / "train_core"
+
+
+def parameters(function: object) -> list[str]:
+    return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
+
+
+def fields(kind: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
+
+
+def test_this_ray_is_one_that_was_tried() -> None:
+    assert ray.__version__.startswith(TESTED), "run tests/compat, and docs/compatibility.md says so"
+
+
+def test_what_a_training_function_calls_can_be_replaced() -> None:
+    assert parameters(train_fn_utils.set_train_fn_utils) == ["train_fn_utils"]
+    calls = train_fn_utils.DistributedTrainFnUtils
+    assert parameters(calls.report) == [
+        "self",
+        "metrics",
+        "checkpoint",
+        "checkpoint_dir_name",
+        "checkpoint_upload_mode",
+        "delete_local_checkpoint_after_upload",
+        "checkpoint_upload_fn",
+        "validation",
+    ]
+    assert parameters(calls.get_checkpoint) == ["self"]
+    found = parameters(calls.get_all_reported_checkpoints)
+    assert found == ["self", "consistency_mode", "timeout_s"]
+
+
+def test_a_worker_knows_its_rank_and_rays_storage() -> None:
+    assert "storage_context" in fields(context.TrainContext)
+    for name in ("get_world_rank", "get_world_size"):
+        assert parameters(getattr(context.TrainContext, name)) == ["self"]
+    assert isinstance(storage.StorageContext.experiment_fs_path, property)
+    assert "storage_filesystem" in inspect.getsource(storage.StorageContext.__init__)
+
+
+def test_a_trainer_takes_its_configuration_until_it_is_fitted() -> None:
+    source = inspect.getsource(DataParallelTrainer)
+    for name in ("run_config", "train_run_context", "train_loop_per_worker", "scaling_config"):
+        assert f"self.{name} = " in source
+    wanted = {"name", "storage_path", "storage_filesystem", "failure_config", "callbacks"}
+    assert wanted | {"checkpoint_config"} <= fields(RunConfig)
+    assert {"max_failures", "controller_failure_limit", "max_preemption_failures"} <= fields(
+        FailureConfig
+    )
+    resources = ScalingConfig(num_workers=1)._resources_per_worker_not_none
+    assert resources == {"CPU": 1}
+
+
+def test_the_controller_calls_back_and_its_files_have_their_names() -> None:
+    assert parameters(ControllerCallback.after_controller_start) == ["self", "train_run_context"]
+    assert storage.CHECKPOINT_MANAGER_SNAPSHOT_FILENAME == RAY_SNAPSHOT_JSON
+    assert constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR in RAY_TRAIN_SETTINGS.environment
+    assert issubclass(TrainingFailedError, RayTrainError)
+
+
+def test_one_file_uses_private_names_of_ray_train() -> None:
+    users = {
+        path.relative_to(PRODUCT).as_posix()
+        for path in PRODUCT.rglob("*.py")
+        if "ray.train" in (text := path.read_text()) and "._internal" in text
+    }
+    assert users == {"engine/ray_train/seam.py"}
