@@ -117,13 +117,19 @@ class FunctionOptions(Options):
         """Whether a training function is run, and no workload."""
         return bool(self.train_fn or self.trainer)
 
+    @property
+    def without_effect(self) -> set[str]:
+        """The names of the parameters that change nothing for what is trained."""
+        if not self.is_function:
+            return set(FunctionOptions.model_fields)
+        return {name for group in _GROUPS for name in group.model_fields if name not in _USED}
+
     def _unused(self) -> set[str]:
-        """The parameters with other values than their defaults that a function is not run by."""
+        """Those of them that have other values than their defaults."""
+        fields = {name: field for group in _GROUPS for name, field in group.model_fields.items()}
         return {
             name
-            for group in _GROUPS
-            for name, field in group.model_fields.items()
-            if name not in _USED
-            and hasattr(self, name)
-            and getattr(self, name) != field.get_default(call_default_factory=True)
+            for name in self.without_effect
+            if hasattr(self, name)
+            and getattr(self, name) != fields[name].get_default(call_default_factory=True)
         }

@@ -124,7 +124,8 @@ class TrainConfig(
 
     def without_logins(self) -> Self:
         """The same configuration without the users and passwords in its URLs."""
-        shown = {name: hide_logins(getattr(self, name)) for name in ("settings", "init_from")}
+        with_urls = ("settings", "init_from", "train_loop_config")
+        shown = {name: hide_logins(getattr(self, name)) for name in with_urls}
         return self.model_copy(update=shown)
 
     def deciding(self) -> dict[str, object]:

@@ -54,8 +54,14 @@ def dataset_inputs(record: RunRecord) -> Sequence[DatasetInput]:
 
 def _flat_parameters(record: RunRecord) -> Iterator[tuple[str, str]]:
     # `runtime_env` may hold environment variables, and those may be secrets.
-    asked = record.config.model_dump(mode="json", exclude={"settings", "runtime_env"})
-    nested = {"settings": record.config.settings, "pipeline": record.pipeline}
+    config = record.config
+    left_out = {"settings", "train_loop_config", "runtime_env"} | config.without_effect
+    asked = config.model_dump(mode="json", exclude=left_out)
+    nested = {
+        "settings": config.settings,
+        "train_loop_config": config.train_loop_config,
+        "pipeline": record.pipeline,
+    }
     for prefix, values in nested.items():
         asked |= {f"{prefix}.{key}": value for key, value in values.items()}
     for key, value in asked.items():

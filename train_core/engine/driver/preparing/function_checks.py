@@ -7,7 +7,8 @@ from train_core.engine.cluster.resources import check_resources
 from train_core.engine.data.recorded import check_continuation
 from train_core.engine.driver.preparing.preflight import Checked
 from train_core.engine.ray_train.origin import find_reported
-from train_core.errors import ConfigError
+from train_core.errors import ConfigError, HiddenLoginError
+from train_core.policy.logins import has_hidden_login
 from train_core.requests import DriverRequest, Prepared
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import check_new_run_name
@@ -27,6 +28,9 @@ def check_function(folder: RunFolder, request: DriverRequest) -> Checked:
                 f"{name} needs a workload: evertrain does not know the steps and the data of the "
                 f"training function {config.workload}"
             )
+    for name, value in config.train_loop_config.items():
+        if has_hidden_login(value):
+            raise HiddenLoginError(f"train_loop_config.{name} ({value})")
     if resumed:
         check_flow_run(folder, request.flow_run)
         check_continuation(folder, config)
