@@ -23,6 +23,18 @@ def set_up_logging(stream: TextIO) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
+def set_up_own_logging(stream: TextIO) -> None:
+    """Show the warnings of evertrain, in a process whose logging is another library's to set up."""
+    logger = logging.getLogger("train_core")
+    if not logger.handlers:
+        handler = logging.StreamHandler(stream)
+        handler.setFormatter(_Line())
+        handler.setLevel(logging.WARNING)
+        logger.addHandler(handler)
+        # The other library's handlers would show them once more.
+        logger.propagate = False
+
+
 WARNING = "warning: "
 """What the lines of the log begin with that somebody should look at."""
 

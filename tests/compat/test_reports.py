@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from mlflow import MlflowClient
 from flows.databases import create_tracking_database
 from train_core import TrainConfig, fit, verify_run
 from train_core.errors import ResourceError, UserCodeError
+from train_core.log_lines import warning_in
 from train_core.results import TrainResult
 from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import Checkpoint, RunFolder
@@ -28,10 +31,15 @@ def no_leaks() -> None:
 
 
 def run_function(
-    storage: str, name: str, *, tracking_uri: str = "", **parameters: Any
+    storage: str,
+    name: str,
+    *,
+    tracking_uri: str = "",
+    on_log: Callable[[str], None] = print,
+    **parameters: Any,
 ) -> tuple[RunFolder, TrainResult]:
     config = TrainConfig(**{"train_fn": f"{FUNCTIONS}:{name}", **parameters})
-    result = fit(config, storage=storage, run="run", tracking_uri=tracking_uri)
+    result = fit(config, storage=storage, run="run", tracking_uri=tracking_uri, on_log=on_log)
     folder = RunFolder(storage, "run")
     assert not [one for one in verify_run(folder) if one.faults]
     return folder, result
@@ -94,7 +102,10 @@ def test_a_trainer_is_run_as_its_factory_configures_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_each_ranks_shard_is_in_the_checkpoint(storage_url: str) -> None:
-    folder, result = run_function(storage_url, "shard_of_each_rank", num_workers=2)
+    lines: list[str] = []
+    folder, result = run_function(
+        storage_url, "shard_of_each_rank", num_workers=2, on_log=lines.append
+    )
     found = [contents(folder, folder.find(one.name)) for one in result.checkpoints]
     assert found == [
         {
@@ -106,6 +117,9 @@ def test_each_ranks_shard_is_in_the_checkpoint(storage_url: str) -> None:
         }
         for number in range(2)
     ]
+    shown = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+    (collision,) = [warning for line in shown if (warning := warning_in(line))]
+    assert "files of one name (common.json)" in collision
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ class Reporter:
         if rank == 0:
             self._committer = self._thread.submit(Committer, task)
         self._last: Future[Settled] | None = None
+        self._has_warned = False
 
     def report(self, report: Report) -> Future[Settled]:
         """Settle a report, after all that were made before it."""
@@ -112,8 +113,7 @@ class Reporter:
             files = [message["files"] for message in messages]
             if any(one is not None for one in files):
                 plan["assigned"], collisions = assign_files(files)
-                if collisions:
-                    _warn_of(collisions)
+                self._warn_of(collisions)
             plan["name"] = next((one["name"] for one in messages if one["name"]), "")
         return plan
 
@@ -165,6 +165,16 @@ class Reporter:
             channel.announce("function-end/committed", end)
         _checked(channel.wait_for("function-end/committed"))
 
+    def _warn_of(self, collisions: Collection[str]) -> None:
+        """Warn once: each report is likely to have the same names."""
+        if collisions and not self._has_warned:
+            self._has_warned = True
+            named = ", ".join(sorted(collisions)[:_MOST_NAMED])
+            _log.warning(
+                "several ranks reported files of one name (%s): those of the first rank are stored",
+                named,
+            )
+
     @property
     def _commits(self) -> Committer:
         assert self._committer is not None, "rank 0 has one"
@@ -200,10 +210,3 @@ def _checked(message: dict[str, Any]) -> dict[str, Any]:
     if error := message.get("error"):
         raise rebuild(error)
     return message
-
-
-def _warn_of(collisions: Collection[str]) -> None:
-    named = ", ".join(sorted(collisions)[:_MOST_NAMED])
-    _log.warning(
-        "several ranks reported files of one name (%s): those of the first rank are stored", named
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -36,6 +37,7 @@ from train_core.engine.ray_train.plain import plain
 from train_core.engine.ray_train.reporter import Reporter
 from train_core.engine.ray_train.task import FunctionTask, Report, Settled, TrainingEnds
 from train_core.engine.ray_train.verified_folder import cache_of, verified_folder
+from train_core.log_lines import set_up_own_logging
 from train_core.storage.records.names import REPORTED_FOLDER, CheckpointName, is_of_function
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
@@ -56,13 +58,14 @@ def with_seam(function: Callable[..., Any], task: FunctionTask) -> Callable[...,
 
     # Ray counts the parameters of what it is given, through this.
     @functools.wraps(function)
-    def run(*config: Any) -> Any:
+    def run(*config: Any) -> None:
+        set_up_own_logging(sys.stderr)
         utils = WorkerCalls(task)
         set_train_fn_utils(utils)
         try:
-            result = function(*config)
+            # Ray would send back what it returns, and nobody takes it.
+            function(*config)
             utils.end()
-            return result
         finally:
             utils.close()
 
