@@ -193,3 +193,37 @@ def with_a_dataset(cpus: float = 0.5) -> TorchTrainer:
 def with_a_dataset_and_no_room() -> TorchTrainer:
     """The same, with workers that take all CPUs of a machine with two."""
     return with_a_dataset(cpus=os.cpu_count() or 1)
+
+
+def validate(checkpoint: Checkpoint, *, bonus: float = 0.0) -> dict[str, Any]:
+    """Measures a checkpoint in the background: the later ones are worse."""
+    with checkpoint.as_directory() as folder:
+        number = int(Path(folder, "number.txt").read_text())
+    time.sleep(0.2)
+    return {"accuracy": np.float32(1 - number / 10 + bonus), "by": "validate"}
+
+
+def asks_for_validation(config: dict[str, Any]) -> None:
+    """Reports folders that a validation function measures."""
+    for number in range(4):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "number.txt").write_text(str(number))
+            is_rank0 = train.get_context().get_world_rank() == 0
+            checkpoint = Checkpoint.from_directory(folder) if is_rank0 else None
+            train.report({"number": number}, checkpoint=checkpoint, validation=True)
+    found = train.get_all_reported_checkpoints()
+    assert all("accuracy" in one.metrics for one in found), found
+
+
+def with_a_validation() -> TorchTrainer:
+    """A trainer that keeps the two best by what its validation function measures."""
+    return TorchTrainer(
+        asks_for_validation,
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(
+            checkpoint_config=CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="accuracy")
+        ),
+        validation_config=train.ValidationConfig(
+            fn=validate, task_config=train.ValidationTaskConfig(fn_kwargs={"bonus": 0.01})
+        ),
+    )

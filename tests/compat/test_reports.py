@@ -11,7 +11,7 @@ import pytest
 from mlflow import MlflowClient
 
 from flows.databases import create_tracking_database
-from train_core import TrainConfig, fit, verify_run
+from train_core import TrainConfig, fit, open_run, verify_run
 from train_core.errors import ResourceError, UserCodeError
 from train_core.log_lines import warning_in
 from train_core.results import TrainResult
@@ -224,3 +224,28 @@ def test_a_dataset_that_no_cpu_is_left_for_is_refused(tmp_path: Path) -> None:
             str(tmp_path), "", train_fn="", trainer=f"{FUNCTIONS}:with_a_dataset_and_no_room"
         )
     assert not RunFolder(str(tmp_path), "run").exists()
+
+
+@pytest.mark.slow
+def test_a_validation_function_ranks_checkpoints_and_keeps_what_it_has_not_measured(
+    tmp_path: Path,
+) -> None:
+    tracking_uri = f"sqlite:///{tmp_path}/mlflow.db"
+    create_tracking_database(tracking_uri)
+    folder, result = run_function(
+        f"{tmp_path}/runs",
+        "",
+        train_fn="",
+        trainer=f"{FUNCTIONS}:with_a_validation",
+        tracking_uri=tracking_uri,
+    )
+    # The best two by the validation, and the newest.
+    measured = {one.step: one.metrics["accuracy"] for one in result.checkpoints}
+    assert measured == pytest.approx({1: 1.01, 2: 0.91, 4: 0.71})
+    best = open_run(folder.url).best()
+    assert (best.step, best.metrics["accuracy"]) == (1, pytest.approx(1.01))
+    client = MlflowClient(tracking_uri)
+    (experiment,) = client.search_experiments(filter_string="name = 'evertrain'")
+    (run,) = client.search_runs([experiment.experiment_id], "tags.`evertrain.stage` = 'evaluate'")
+    history = client.get_metric_history(run.info.run_id, "validation/accuracy")
+    assert [point.step for point in history] == [1, 2, 3, 4]

@@ -108,7 +108,7 @@ def _state(folder: RunFolder, report: dict[str, Any] | None, newest: Checkpoint 
 
 def _best_value(checkpoints: list[Checkpoint], config: TrainConfig) -> float | None:
     """The best checkpoint's value of the monitored metric."""
-    candidates = [Candidate(str(c.name), c.step, c.manifest.metrics) for c in checkpoints]
+    candidates = [Candidate(str(c.name), c.step, c.metrics) for c in checkpoints]
     order = ranked(candidates, config.monitor, config.monitor_order)
     return order[0].metrics.get(config.monitor) if order else None
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from train_core.errors import CheckpointError, ConfigError
@@ -30,9 +30,16 @@ from train_core.storage.objects.store import Store
 from train_core.storage.records.amendments import Amendment, newest_amendment
 from train_core.storage.records.data_files import FileList, read_file_list
 from train_core.storage.records.documents import read_document, read_object
-from train_core.storage.records.manifest import CheckpointManifest, M, is_committed, read_manifest
+from train_core.storage.records.manifest import (
+    CheckpointManifest,
+    EvaluationManifest,
+    M,
+    is_committed,
+    read_manifest,
+)
 from train_core.storage.records.names import (
     CHECKPOINTS,
+    EVALUATIONS,
     LIVE_JSON,
     MANIFEST_JSON,
     QUARANTINED_JSON,
@@ -53,6 +60,8 @@ class Checkpoint:
 
     manifest: CheckpointManifest
     digest: str
+    validation: dict[str, float | None] | None = None
+    """What a validation function has measured; None: nothing yet, or there is none."""
 
     @property
     def step(self) -> int:
@@ -77,11 +86,18 @@ class Checkpoint:
     @property
     def metrics(self) -> dict[str, float | None]:
         """The newest value of each; validation metrics only if they are of its very step."""
-        return {
+        committed = {
             name: value
             for name, value in self.manifest.metrics.items()
             if self.manifest.validated or not is_of(VALIDATION, name)
         }
+        return committed | (self.validation or {})
+
+    @property
+    def awaits_validation(self) -> bool:
+        """Whether a validation function is to measure it, and has not yet."""
+        reported = self.manifest.reported
+        return bool(reported and reported.awaits_validation) and self.validation is None
 
 
 class RunFolder:
@@ -190,7 +206,16 @@ class RunFolder:
                 f"renamed. If there is no {found.name}, give it that name again and delete its "
                 f"{QUARANTINED_JSON}; else delete the folder"
             )
+        if found.awaits_validation:
+            return replace(found, validation=self._validation_of(found))
         return found
+
+    def _validation_of(self, checkpoint: Checkpoint) -> dict[str, float | None] | None:
+        results = self.results(f"{EVALUATIONS}/{checkpoint.name}", EvaluationManifest)
+        for _, manifest in results:
+            if (manifest.split, manifest.checkpoint_digest) == (VALIDATION, checkpoint.digest):
+                return manifest.metrics
+        return None
 
     def find(self, name: str) -> Checkpoint:
         """The checkpoint called `name`. Raises FileNotFoundError if it was deleted."""

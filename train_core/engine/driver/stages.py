@@ -23,6 +23,7 @@ from train_core.results import CheckpointSummary, TrainResult
 from train_core.storage.cleanup.retention import finalists_of
 from train_core.storage.cleanup.superseded import delete_superseded
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.validations import committed_validations
 
 
 def stages_of(request: Request, workers: Workers, job: str = "", timing: Timing = TIMING) -> Stages:
@@ -73,6 +74,8 @@ class RunStages:
         newest = held.supervisor.train(self.config, self._launcher())
         # A process that died after its last commit has not done it.
         delete_superseded(held.writer, self.config)
+        if self.mirror and self.config.is_function:
+            self.mirror.log_evaluations(committed_validations(self.folder))
         seconds = time.monotonic() - begin
         return self._train_result(newest, held.attempt, seconds).model_dump()
 

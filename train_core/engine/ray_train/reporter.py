@@ -114,7 +114,11 @@ class Reporter:
             if any(one is not None for one in files):
                 plan["assigned"], collisions = assign_files(files)
                 self._warn_of(collisions)
-            plan["name"] = next((one["name"] for one in messages if one["name"]), "")
+            plan["reported"] = {
+                "name": next((one["name"] for one in messages if one["name"]), ""),
+                "world_size": len(messages),
+                "awaits_validation": any(one["awaits_validation"] for one in messages),
+            }
         return plan
 
     def _store(
@@ -141,7 +145,7 @@ class Reporter:
                 for file in _checked(message)["files"]
             ]
             stops = plan["stop"] is not None
-            reported = ReportedFolder(name=plan["name"], world_size=len(messages))
+            reported = ReportedFolder.model_validate(plan["reported"])
             committed = self._commits.commit(number, reported, files, stops=stops)
             end["checkpoint"] = str(committed.name)
         return end
@@ -193,7 +197,12 @@ class _Mine:
         if report.open_folder is not None:
             self.folder = stack.enter_context(report.open_folder())
             files = files_in(self.folder)
-        self.message |= {"metrics": plain(report.metrics), "name": report.name, "files": files}
+        self.message |= {
+            "metrics": plain(report.metrics),
+            "name": report.name,
+            "awaits_validation": report.awaits_validation,
+            "files": files,
+        }
 
 
 @contextmanager

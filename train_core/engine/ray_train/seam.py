@@ -8,10 +8,12 @@ tests/compat/test_private_names.py fails if Ray changes one of them.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -36,14 +38,25 @@ from train_core.engine.ray_train.origin import reported_at
 from train_core.engine.ray_train.plain import plain
 from train_core.engine.ray_train.reporter import Reporter
 from train_core.engine.ray_train.task import FunctionTask, Report, Settled, TrainingEnds
+from train_core.engine.ray_train.validations import record_validation
 from train_core.engine.ray_train.verified_folder import cache_of, verified_folder
 from train_core.log_lines import set_up_own_logging
 from train_core.storage.records.names import REPORTED_FOLDER, CheckpointName, is_of_function
+from train_core.storage.run_folder import Checkpoint as Committed
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
 
-__all__ = ["ABORT", "EndWithDriver", "RayTrainError", "WorkerCalls", "resources_of", "with_seam"]
+__all__ = [
+    "ABORT",
+    "EndWithDriver",
+    "RayTrainError",
+    "WorkerCalls",
+    "resources_of",
+    "with_recorded_validation",
+    "with_seam",
+]
 
+_VALIDATION_POLL_S = 0.5
 ABORT = "abort"
 """The key in the driver's store that ends the attempt at once."""
 
@@ -51,6 +64,22 @@ ABORT = "abort"
 def resources_of(scaling: Any) -> dict[str, float]:
     """What each worker of a ScalingConfig reserves, with Ray's own defaults."""
     return dict(scaling._resources_per_worker_not_none)  # noqa: SLF001 (nothing public has them)
+
+
+def with_recorded_validation(
+    validate: Callable[..., Any], task: FunctionTask
+) -> Callable[..., Any]:
+    """The validation function, whose metrics become an evaluation in the run folder."""
+
+    @functools.wraps(validate)
+    def run(checkpoint: Checkpoint, **arguments: Any) -> Any:
+        metrics = validate(checkpoint, **arguments)
+        # The folder of its files is in that of the checkpoint.
+        name = Path(checkpoint.path).parent.name
+        record_validation(RunFolder(task.storage, task.run), name, metrics)
+        return plain(metrics)
+
+    return run
 
 
 def with_seam(function: Callable[..., Any], task: FunctionTask) -> Callable[..., Any]:
@@ -111,7 +140,12 @@ class WorkerCalls(DistributedTrainFnUtils):
             self._number += 1
             settled = self._reporter.report(
                 self._new_report(
-                    metrics, checkpoint, checkpoint_dir_name, checkpoint_upload_fn, deletes=deletes
+                    metrics,
+                    checkpoint,
+                    checkpoint_dir_name,
+                    checkpoint_upload_fn,
+                    deletes=deletes,
+                    validates=bool(validation),
                 )
             )
         settled.add_done_callback(self._note)
@@ -155,16 +189,27 @@ class WorkerCalls(DistributedTrainFnUtils):
         timeout_s: float | None = None,
     ) -> list[ReportedCheckpoint]:
         """The checkpoints of all attempts that are kept, oldest first."""
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         self._reporter.wait_for_all(timeout_s)
+        while True:
+            found = [one for one in self._folder.checkpoints() if one.manifest.reported]
+            awaited = [one for one in found if self._is_awaited(one)]
+            waits = consistency_mode == CheckpointConsistencyMode.VALIDATED and awaited
+            if not waits or time.monotonic() > deadline:
+                break
+            time.sleep(_VALIDATION_POLL_S)
         return [
             ReportedCheckpoint(
                 self._as_ray_has_it(str(one.name)),
-                dict(one.manifest.metrics),
-                ReportedCheckpointStatus.COMMITTED,
+                dict(one.metrics),
+                _status_of(one),
             )
-            for one in self._folder.checkpoints()
-            if one.manifest.reported
+            for one in found
         ]
+
+    def _is_awaited(self, checkpoint: Committed) -> bool:
+        # What an earlier attempt has requested, nobody carries out any more.
+        return checkpoint.awaits_validation and checkpoint.attempt == self._writer.attempt
 
     def end(self) -> None:
         """Commit the function's end, after all of its reports. Raises what a report raised."""
@@ -184,6 +229,7 @@ class WorkerCalls(DistributedTrainFnUtils):
         upload: Callable[[Checkpoint, str], Checkpoint] | None,
         *,
         deletes: bool,
+        validates: bool,
     ) -> Report:
         if checkpoint is None:
             return Report(self._number, metrics, name=name or "")
@@ -207,7 +253,7 @@ class WorkerCalls(DistributedTrainFnUtils):
             for found in opened:
                 self._delete_moved(found)
 
-        return Report(self._number, metrics, open_folder, name or "", on_stored)
+        return Report(self._number, metrics, open_folder, name or "", validates, on_stored)
 
     def _delete_moved(self, reported: Checkpoint) -> None:
         """Delete a folder that the function wrote into the run folder: a checkpoint has it now."""
@@ -234,6 +280,14 @@ class WorkerCalls(DistributedTrainFnUtils):
     def _raise_if_stopped(self) -> None:
         if self._stop is not None:
             raise TrainingEnds(self._stop)
+
+
+def _status_of(checkpoint: Committed) -> ReportedCheckpointStatus:
+    if checkpoint.validation is not None:
+        return ReportedCheckpointStatus.VALIDATED
+    if checkpoint.awaits_validation:
+        return ReportedCheckpointStatus.PENDING_VALIDATION
+    return ReportedCheckpointStatus.COMMITTED
 
 
 def _given(checkpoint: Checkpoint | None) -> Checkpoint:

@@ -47,6 +47,8 @@ class Report:
     """Gives the reported folder, as long as it is read; None: this rank reported none."""
     name: str = ""
     """`checkpoint_dir_name`, if the function gave one."""
+    awaits_validation: bool = False
+    """Whether a validation function shall measure the folder."""
     on_stored: Callable[[], None] = field(default=lambda: None)
     """Called once the folder is committed."""
 

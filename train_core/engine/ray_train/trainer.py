@@ -10,10 +10,16 @@ import pyarrow.fs
 from ray.train import CheckpointConfig
 from ray.train.v2.api.config import FailureConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.train.v2.api.validation_config import ValidationConfig
 from ray.train.v2.torch.torch_trainer import TorchTrainer
 
 from train_core.config import LOCAL, TrainConfig, available_cpus
-from train_core.engine.ray_train.seam import EndWithDriver, resources_of, with_seam
+from train_core.engine.ray_train.seam import (
+    EndWithDriver,
+    resources_of,
+    with_recorded_validation,
+    with_seam,
+)
 from train_core.engine.ray_train.task import FunctionTask
 from train_core.errors import ResourceError, WorkloadError
 from train_core.loading import load_function
@@ -130,5 +136,11 @@ def make_ready(trainer: DataParallelTrainer, task: FunctionTask) -> DataParallel
         callbacks=[*(run.callbacks or []), EndWithDriver(task)],
     )
     trainer.train_run_context = replace(trainer.train_run_context, run_config=ready)
+    if (validation := trainer.validation_config) is not None:
+        trainer.validation_config = ValidationConfig(
+            with_recorded_validation(validation.fn, task),
+            validation.task_config,
+            validation.ray_remote_kwargs,
+        )
     trainer.train_loop_per_worker = with_seam(trainer.train_loop_per_worker, task)
     return trainer

@@ -11,6 +11,7 @@ from train_core.storage.coordination import lease
 from train_core.storage.finished_runs import is_run_finished
 from train_core.storage.predictions import committed_predictions
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.validations import committed_validations
 
 
 def catch_up_at(run_url: str, tracking_uri: str) -> Tracking:
@@ -36,6 +37,8 @@ def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> T
         mirror = Mirror(folder, tracking_uri, experiment, is_live=False, timing=timing)
         mirror.check()
         mirror.start()
+        if folder.record().config.is_function:
+            mirror.log_evaluations(committed_validations(folder))
         if report:
             mirror.log_evaluations(report.evaluations)
             mirror.log_outcome(report.best, report.test_metrics)

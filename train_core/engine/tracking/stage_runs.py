@@ -55,7 +55,8 @@ def show_training(runs: MlflowRuns) -> bool:
 
 def show_evaluations(runs: MlflowRuns, results: Sequence[EvaluationResult]) -> None:
     """Show the metrics of each checkpoint at its step, and its confusion matrix if it has one."""
-    class_names = workload_class(runs.record.config.workload).class_names
+    config = runs.record.config
+    class_names = () if config.is_function else workload_class(config.workload).class_names
     for result in results:
         store, step = Store(result.uri), result.checkpoint.step
         manifest, _ = read_manifest(store, EvaluationManifest)

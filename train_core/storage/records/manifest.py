@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -75,6 +76,11 @@ class ReportedFolder(BaseModel):
 
     name: str = Field(description="checkpoint_dir_name, if the function gave one.")
     world_size: int = Field(ge=1, description="The ranks that reported together.")
+    awaits_validation: bool = Field(
+        default=False,
+        exclude_if=operator.not_,
+        description="Whether a validation function was to measure it. Its result is an evaluation.",
+    )
 
 
 class CheckpointManifest(Manifest):
