@@ -106,14 +106,15 @@ def stages(parameters: RetrainParameters, start: Start, session: Session) -> Rep
 def _compute(parameters: RetrainParameters, start: Start, session: Session) -> Any:
     request = session.request
     trained = start(train, request)()
-    if parameters.is_function:
+    # A factory's trainer may name another one than the parameters.
+    metric, order = trained.monitor, trained.monitor_order
+    if not parameters.has_workload:
         # No stage knows what is in a folder that a function reported.
-        metric, order = trained.monitor, trained.monitor_order
         selection = start(select, trained.checkpoints, metric, order)()
         return start(publish, request, trained, [], selection, None)()
     evaluations = start(evaluate, request, trained.finalists, "validation")()
     measured = with_metrics(evaluations)
-    selection = start(select, measured, parameters.monitor, parameters.monitor_order)()
+    selection = start(select, measured, metric, order)()
     predicting = start(infer, request, selection.best, parameters.infer_input)
     tested = start(evaluate, request, [selection.best], "test")()
     predictions = predicting()

@@ -26,6 +26,9 @@ PROMISES: dict[str, dict[str, str]] = {
         "own-training-function": "A training function that was written for Ray Train runs "
         "unmodified; what it reports becomes the run's checkpoints and metrics, and it resumes "
         "from the newest checkpoint after an error or a kill.",
+        "own-predictor": "With a predictor, what a training function reports is evaluated on a "
+        "workload's splits, and the best checkpoint scores new data; a file that holds a pickle "
+        "is read only where the run trusts it.",
         "gpus": "A new run trains on GPUs where every worker can have one, else on CPUs.",
         "secrets": "Logins in URLs, passwords in addresses and the variables of a `runtime_env` "
         "are never recorded, and no message shows a password: secrets come from the environment.",

@@ -13,11 +13,11 @@ import pytest
 
 from tests.engine.alone import create
 from train_core import TrainConfig
+from train_core.engine.checkpoint.verified_folder import cache_of, verified_folder
 from train_core.engine.distributed.rendezvous import LOOPBACK, RendezvousStore
 from train_core.engine.distributed.stop_source import post_stop
 from train_core.engine.ray_train.reporter import Reporter
 from train_core.engine.ray_train.task import FunctionTask, Report, Settled
-from train_core.engine.ray_train.verified_folder import cache_of, verified_folder
 from train_core.errors import CheckpointError, FencedError, WorkloadError
 from train_core.storage.coordination.stop_request import StopRequest
 from train_core.storage.records.journal import Entry, read_segments

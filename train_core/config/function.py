@@ -25,6 +25,8 @@ _USED = {"workload", "init_from", "grace_s", "monitor", "monitor_order"} | (
     - {"min_workers", "num_shards", "deterministic", "threads_per_worker"}
 )
 """Parameters of the groups below that a training function is run by."""
+_USED_TO_SCORE = {"settings", "eval_batch_size", "hang_timeout_s", "threads_per_worker"}
+"""Those that its predictor is run by, too."""
 _GROUPS = (
     InitOptions,
     WorkloadOptions,
@@ -71,6 +73,19 @@ class FunctionOptions(Options):
         json_schema_extra=MAY_CHANGE,
     )
 
+    predictor: FunctionName = Field(
+        default="",
+        description="A function that makes a callable of a reported folder, as "
+        "package.module:function: with it, checkpoints are evaluated on the workload's splits, and "
+        "the best one scores infer_input. Empty: the reported metrics decide.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    trust_pickle: bool = Field(
+        default=False,
+        description="Let the predictor read files that hold pickles, which can run any code.",
+        json_schema_extra=MAY_CHANGE,
+    )
+
     @field_validator("train_loop_config", mode="before")
     @classmethod
     def _parse_train_loop_config(cls, value: object) -> object:
@@ -85,7 +100,14 @@ class FunctionOptions(Options):
         function = given.get("train_fn") or given.get("trainer")
         if not function:
             return given
-        return {"monitor": ""} | given | {"workload": function}
+        if not given.get("predictor"):
+            return {"monitor": ""} | given | {"workload": function}
+        if not given.get("workload"):
+            raise ValueError(
+                f"predictor {given['predictor']!r} needs workload, which has the data, the metrics "
+                "and the form of predictions"
+            )
+        return {"monitor": ""} | given
 
     @model_validator(mode="after")
     def _check_function(self) -> Self:
@@ -98,7 +120,14 @@ class FunctionOptions(Options):
             raise ValueError(
                 "train_loop_config needs train_fn, whose argument it is: a trainer has its own"
             )
+        if self.trust_pickle and not self.predictor:
+            raise ValueError("trust_pickle needs predictor: nothing else reads a pickle")
         if not self.is_function:
+            if self.predictor:
+                raise ValueError(
+                    f"predictor {self.predictor!r} needs train_fn or trainer: a workload has a "
+                    "model of its own"
+                )
             if self.max_failures:
                 raise ValueError(
                     f"max_failures is {self.max_failures} and needs train_fn or trainer: a "
@@ -118,11 +147,17 @@ class FunctionOptions(Options):
         return bool(self.train_fn or self.trainer)
 
     @property
+    def has_workload(self) -> bool:
+        """Whether `workload` names one: the data of an evaluation and a batch inference."""
+        return not self.is_function or bool(self.predictor)
+
+    @property
     def without_effect(self) -> set[str]:
         """The names of the parameters that change nothing for what is trained."""
         if not self.is_function:
             return set(FunctionOptions.model_fields)
-        return {name for group in _GROUPS for name in group.model_fields if name not in _USED}
+        used = _USED | (_USED_TO_SCORE if self.predictor else set())
+        return {name for group in _GROUPS for name in group.model_fields if name not in used}
 
     def _unused(self) -> set[str]:
         """Those of them that have other values than their defaults."""

@@ -32,7 +32,7 @@ def load_recorded(folder: RunFolder, config: TrainConfig) -> Workload[Any]:
 
 def with_defaults(config: TrainConfig) -> TrainConfig:
     """The configuration with all of its workload's settings. Raises WorkloadError."""
-    if config.is_function:
+    if not config.has_workload:
         return config
     settings = parse_settings(config.workload, config.settings).model_dump(mode="json")
     return config.model_copy(update={"settings": settings})

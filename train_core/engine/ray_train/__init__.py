@@ -7,5 +7,4 @@ committer           rank 0's side: one checkpoint of the run folder for each rep
 channel             the ranks' messages, by the driver's store
 folder              the files of a reported folder: which rank stores which
 plain               metrics as plain numbers and texts
-verified_folder     a checkpoint's folder on this node, verified before it is handed out
 """

@@ -32,6 +32,7 @@ from ray.train.v2._internal.execution.train_fn_utils import (
 from ray.train.v2.api.report_config import CheckpointConsistencyMode, CheckpointUploadMode
 from ray.train.v2.api.reported_checkpoint import ReportedCheckpoint, ReportedCheckpointStatus
 
+from train_core.engine.checkpoint.verified_folder import cache_of, verified_folder
 from train_core.engine.distributed.rendezvous import Membership
 from train_core.engine.ray_train.channel import ReportChannel
 from train_core.engine.ray_train.origin import reported_at
@@ -39,7 +40,6 @@ from train_core.engine.ray_train.plain import plain
 from train_core.engine.ray_train.reporter import Reporter
 from train_core.engine.ray_train.task import FunctionTask, Report, Settled, TrainingEnds
 from train_core.engine.ray_train.validations import record_validation
-from train_core.engine.ray_train.verified_folder import cache_of, verified_folder
 from train_core.log_lines import set_up_own_logging
 from train_core.storage.records.names import REPORTED_FOLDER, CheckpointName, is_of_function
 from train_core.storage.run_folder import Checkpoint as Committed

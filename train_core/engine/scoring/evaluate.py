@@ -22,6 +22,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, Split
 from train_core.engine.checkpoint.reader import load_weights
+from train_core.engine.checkpoint.verified_folder import cache_of, verified_folder
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.data.batches import model_to_device
 from train_core.engine.data.recorded import load_recorded
@@ -38,8 +39,11 @@ from train_core.engine.metrics.measure import (
 )
 from train_core.entry_points import MEASURE_SHARD
 from train_core.errors import CheckpointError, users_code
+from train_core.loading import load_function
 from train_core.log_lines import set_up_logging
+from train_core.predictors import as_module, trusting_pickle
 from train_core.results import CheckpointSummary, EvaluationResult
+from train_core.storage.coordination.lease import newest_attempt
 from train_core.storage.records.journal import finite
 from train_core.storage.records.manifest import EvaluationManifest
 from train_core.storage.records.names import CONFUSION_MATRIX_JSON, EVALUATIONS
@@ -172,10 +176,9 @@ def load_model(
     device = Group.current(uses_gpu=config.uses_gpu).device
     if config.uses_gpu:
         use_deterministic_algorithms(wanted=config.deterministic)
-    model = workload.model()
     found = folder.find(checkpoint)
     try:
-        model.load_state_dict(load_weights(folder.store, found))
+        model = _model_of(folder, found, config, workload)
     except CheckpointError as error:
         quarantine(folder, found.name, str(error))
         raise CheckpointError(
@@ -184,6 +187,23 @@ def load_model(
         ) from error
     model = model_to_device(model, device, channels_last=config.channels_last)
     return workload, model.eval(), device
+
+
+def _model_of(
+    folder: RunFolder, checkpoint: Checkpoint, config: TrainConfig, workload: Workload[Any]
+) -> nn.Module:
+    """The workload's model with the checkpoint's weights; of a function what its predictor makes.
+
+    Raises CheckpointError if the checkpoint is damaged.
+    """
+    if config.is_function:
+        cache = cache_of(folder, newest_attempt(folder.store))
+        place = verified_folder(folder, checkpoint, cache)
+        with trusting_pickle(is_trusted=config.trust_pickle):
+            return as_module(load_function(config.predictor)(place))
+    model = workload.model()
+    model.load_state_dict(load_weights(folder.store, checkpoint))
+    return model
 
 
 @lru_cache(maxsize=2)

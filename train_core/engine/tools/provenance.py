@@ -26,8 +26,9 @@ def code_of(config: TrainConfig) -> dict[str, str]:
     this file. What cannot be known is left out.
     """
     found = {"evertrain": _version()}
-    load = load_function if config.is_function else workload_class
-    file = getattr(sys.modules.get(load(config.workload).__module__), "__file__", None)
+    function = config.train_fn or config.trainer
+    code = load_function(function) if function else workload_class(config.workload)
+    file = getattr(sys.modules.get(code.__module__), "__file__", None)
     source = Path(file) if file else None
     if source is not None and source.is_file():
         found["workload"] = digest_of(source.read_bytes())

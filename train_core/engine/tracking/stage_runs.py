@@ -56,7 +56,7 @@ def show_training(runs: MlflowRuns) -> bool:
 def show_evaluations(runs: MlflowRuns, results: Sequence[EvaluationResult]) -> None:
     """Show the metrics of each checkpoint at its step, and its confusion matrix if it has one."""
     config = runs.record.config
-    class_names = () if config.is_function else workload_class(config.workload).class_names
+    class_names = workload_class(config.workload).class_names if config.has_workload else ()
     for result in results:
         store, step = Store(result.uri), result.checkpoint.step
         manifest, _ = read_manifest(store, EvaluationManifest)
@@ -118,10 +118,10 @@ def headline(
 ) -> dict[str, float | None]:
     """The best checkpoint's validation metrics, the monitored one, and the test metrics.
 
-    Of a training function, they are all that it reported with the checkpoint.
+    Of a training function, they are all that it reported with the checkpoint, too.
     """
     if runs.record.config.is_function:
-        return best.metrics
+        return best.metrics | full_names(TEST, test_metrics)
     monitor = runs.record.config.monitor
     chosen = {
         key: value

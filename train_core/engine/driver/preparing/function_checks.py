@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from train_core.config import LOCAL
+from train_core.datasets.protocols import Dataset, Split, Stream
 from train_core.engine.cluster.resources import check_resources
-from train_core.engine.data.recorded import check_continuation
+from train_core.engine.data.inputs import open_input
+from train_core.engine.data.recorded import (
+    check_continuation,
+    check_settings,
+    load_recorded,
+    newest_files,
+)
 from train_core.engine.driver.preparing.preflight import Checked
+from train_core.engine.metrics.measure import check_split
 from train_core.engine.ray_train.origin import find_reported
 from train_core.errors import ConfigError, HiddenLoginError
+from train_core.loading import load_function
 from train_core.policy.logins import has_hidden_login
 from train_core.requests import DriverRequest, Prepared
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import check_new_run_name
 from train_core.storage.run_checks import check_flow_run
 from train_core.storage.run_folder import RunFolder
+from train_core.workload import indexed, pinned_files
+
+_SCORED: tuple[Split, ...] = ("validation", "test")
 
 
 def check_function(folder: RunFolder, request: DriverRequest) -> Checked:
@@ -42,9 +54,25 @@ def check_function(folder: RunFolder, request: DriverRequest) -> Checked:
     if config.init_from:
         begun = folder.record().origin if resumed else None
         origin = begun or find_reported(config.init_from, request.storage)
+    datasets: dict[str, Dataset | Stream] = {}
+    files = None
+    if config.predictor:
+        load_function(config.predictor)
+        check_settings(config)
+        workload = load_recorded(folder, config)
+        names_files = not resumed and workload.sources()
+        earlier = newest_files(request.storage, config.workload) if names_files else None
+        files = pinned_files(workload, earlier)
+        datasets = {split: indexed(workload, split) for split in _SCORED}
+        if source := request.pipeline.infer_input:
+            open_input(source, workload)
     if not resumed:
         Store(request.storage).probe()
     prepared = Prepared(
-        run=folder.name, url=folder.url, resumed=resumed, num_samples={}, total_steps=0
+        run=folder.name,
+        url=folder.url,
+        resumed=resumed,
+        num_samples={split: check_split(dataset, split) for split, dataset in datasets.items()},
+        total_steps=0,
     )
-    return Checked(prepared, {}, origin, None)
+    return Checked(prepared, datasets, origin, files)

@@ -119,6 +119,11 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
 
 def check_scoring(folder: RunFolder, request: ScoringRequest) -> Prepared:
     """Check the input of a batch inference of a run that exists. Raises ConfigError."""
+    if not request.config.has_workload:
+        raise ConfigError(
+            f"run {folder.name!r} is of the training function {request.config.workload}, and no "
+            "predictor says how its folders are used: continue the run with predictor and workload"
+        )
     workload = load_recorded(folder, request.config)
     source = open_input(request.infer_input, workload)
     return Prepared(
