@@ -8,7 +8,7 @@ FAST := tests/policy tests/storage tests/datasets tests/engine/metrics \
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo ui test test-fast test-all exact chaos soak night mutants check format bench-pipeline \
-	bench-checkpoint bench-recovery clean
+	bench-checkpoint bench-recovery bench-functions clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -72,6 +72,9 @@ bench-checkpoint: $(STAMP) ## Measure what checkpoints cost beside their peers a
 
 bench-recovery: $(STAMP) ## Measure how soon a training goes on when a worker was killed
 	$(BIN)/python -m benchmarks.recovery
+
+bench-functions: $(STAMP) ## Measure what a training function of Ray Train's costs beside stock Ray Train
+	$(BIN)/python -m benchmarks.functions
 
 clean: ## Delete caches; runs and .venv stay
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache *.egg-info
