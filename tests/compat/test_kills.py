@@ -18,15 +18,20 @@ from train_core.storage.records.journal import read_segments
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+NUM_WORKERS = 2
+
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> None:
     """Processes are killed: what they leave is looked at below."""
 
 
+def workers_of(command: Command) -> list[psutil.Process]:
+    return [one for one in command.descendants() if "RayTrainWorker" in name_of(one)]
+
+
 def kill_worker(command: Command) -> None:
-    workers = [one for one in command.descendants() if "RayTrainWorker" in name_of(one)]
-    random.choice(workers).send_signal(signal.SIGKILL)
+    random.choice(workers_of(command)).send_signal(signal.SIGKILL)
 
 
 def kill_controller(command: Command) -> None:
@@ -60,6 +65,8 @@ def test_every_report_is_there_once(tmp_path: Path, kill: Callable[[Command], No
         reported: list[str] = []
         for after in (2, 5, 8):
             command.wait_for_reports(after)
+            # Those of the attempt before have ended.
+            assert len(workers_of(command)) <= NUM_WORKERS
             time.sleep(random.uniform(0, 2 * PAUSE_S))
             reported += [str(one.name) for one in command.folder.checkpoints()]
             kill(command)
