@@ -62,50 +62,40 @@ def settings_schema(name: str) -> dict[str, Any]:
 
 def workload_class(name: str) -> type[Workload[Any]]:
     """The class that `package.module:Name` names. Raises WorkloadError."""
-    module_name, _, class_name = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise WorkloadError(
-            f"workload {name!r} cannot be imported: {type(error).__name__}: {error}. "
-            "Name it as package.module:Name, and see that the module is on PYTHONPATH or in the "
-            "current directory."
-        ) from error
-    kind = getattr(module, class_name, None)
-    if not (isinstance(kind, type) and issubclass(kind, Workload)):
-        there = sorted(
-            key
-            for key, value in vars(module).items()
-            if isinstance(value, type) and issubclass(value, Workload) and value is not Workload
-        )
-        raise WorkloadError(
-            f"workload {name!r}: {module_name} has no Workload named {class_name!r}"
-            + (f", it has {', '.join(there)}" if there else "")
-        )
-    return kind
+
+    def is_workload(value: object) -> bool:
+        return isinstance(value, type) and issubclass(value, Workload) and value is not Workload
+
+    found: type[Workload[Any]] = _object(name, "Workload", is_workload)
+    return found
 
 
 def load_function(name: str) -> Callable[..., Any]:
     """The function that `package.module:function` names. Raises WorkloadError."""
-    module_name, _, function_name = name.partition(":")
+    found: Callable[..., Any] = _object(name, "function", callable)
+    return found
+
+
+def _object(name: str, kind: str, is_one: Callable[[object], bool]) -> Any:
+    """What `package.module:Name` names, if it is of the kind. Raises WorkloadError."""
+    module_name, _, object_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise WorkloadError(
-            f"{name!r} cannot be imported: {type(error).__name__}: {error}. Name it as "
-            "package.module:function, and see that the module is on PYTHONPATH or in the current "
-            "directory."
+            f"{kind.lower()} {name!r} cannot be imported: {type(error).__name__}: {error}. "
+            "Name it as package.module:Name, and see that the module is on PYTHONPATH or in the "
+            "current directory."
         ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
+    found = getattr(module, object_name, None)
+    if not is_one(found):
         there = sorted(
             key
             for key, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", None) == module_name
+            if is_one(value) and getattr(value, "__module__", None) == module_name
         )
         raise WorkloadError(
-            f"{name!r}: {module_name} has no function named {function_name!r}"
+            f"{kind.lower()} {name!r}: {module_name} has no {kind} named {object_name!r}"
             + (f", it has {', '.join(there)}" if there else "")
         )
-    found: Callable[..., Any] = function
     return found

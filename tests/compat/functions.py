@@ -227,3 +227,19 @@ def with_a_validation() -> TorchTrainer:
             fn=validate, task_config=train.ValidationTaskConfig(fn_kwargs={"bonus": 0.01})
         ),
     )
+
+
+def reports_what_it_was_given(config: dict[str, Any]) -> None:
+    """Reports a folder of its own again and again, and then the checkpoint that it was given."""
+    storage = train.get_context().get_storage()
+    own = Path(storage.build_checkpoint_path_from_name("work"))
+    own.mkdir(exist_ok=True)
+    for number in range(2):
+        (own / "number.txt").write_text(str(number))
+        train.report({"number": number}, checkpoint=Checkpoint.from_directory(own))
+    train.report(
+        {"number": 2},
+        checkpoint=train.get_checkpoint(),
+        delete_local_checkpoint_after_upload=True,
+    )
+    train.report({"kept": (own / "number.txt").read_text()})

@@ -50,6 +50,18 @@ def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
             files_in(tmp_path / name)
 
 
+def test_linked_folders_are_followed_but_not_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "weights.bin").touch()
+    reported = tmp_path / "reported"
+    reported.mkdir()
+    (reported / "linked").symlink_to(tmp_path / "elsewhere")
+    assert files_in(reported) == ["linked/weights.bin"]
+    (reported / "back").symlink_to(reported)
+    with pytest.raises(WorkloadError, match="back leads back into it"):
+        files_in(reported)
+
+
 def test_a_mapped_file_has_its_bytes(tmp_path: Path) -> None:
     for number, data in enumerate((b"", b"1", bytes(range(256)) * 999)):
         path = tmp_path / str(number)

@@ -49,6 +49,8 @@ def test_what_holds_one_number_counts_as_that_number(value: object, number: floa
         ([1, 2], "[1, 2]"),
         (np.array([1, 2]), "[1, 2]"),
         (torch.ones(2), "[1.0, 1.0]"),
+        (np.zeros(11), "[0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0.]"),
+        ("a" * 2000, "a" * 1000),
         (1 + 2j, "(1+2j)"),
     ],
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +17,18 @@ import pytest
 from tests.engine.alone import create
 from train_core import TrainConfig
 from train_core.engine.checkpoint.verified_folder import cache_of, verified_folder
-from train_core.engine.distributed.rendezvous import LOOPBACK, RendezvousStore
+from train_core.engine.distributed.rendezvous import LOOPBACK, Membership, RendezvousStore
 from train_core.engine.distributed.stop_source import post_stop
+from train_core.engine.ray_train import reporter as reporter_module
+from train_core.engine.ray_train.channel import DriverLostError, ReportChannel
 from train_core.engine.ray_train.reporter import Reporter
 from train_core.engine.ray_train.task import FunctionTask, Report, Settled
-from train_core.errors import CheckpointError, FencedError, WorkloadError
+from train_core.errors import CheckpointError, FencedError, UserCodeError, WorkloadError
+from train_core.storage.cleanup.superseded import delete_superseded
 from train_core.storage.coordination.stop_request import StopRequest
 from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.run_writer import begin_attempt, next_attempt
+from train_core.storage.run_writer import RunWriter, begin_attempt, next_attempt
 
 
 class Ranks:
@@ -33,8 +39,7 @@ class Ranks:
         newest, start = folder.newest(), folder.newest_reported()
         host, port = self.store.address
         self.task = FunctionTask(
-            storage=folder.storage,
-            run=folder.name,
+            url=folder.url,
             attempt=attempt,
             config=TrainConfig(train_fn="some.module:function", **change),
             host=host,
@@ -247,9 +252,10 @@ def test_retention_deletes_what_no_rule_keeps(
         metrics = {} if loss is None else {"loss": loss}
         ranks.report([write(tmp_path / str(number), a=str(number))], metrics)
     ranks.wait()
-    assert [one.step for one in folder.checkpoints()] == [2, 3, 5]
+    # Another rank may still be handed the one before the newest.
+    assert [one.step for one in folder.checkpoints()] == [2, 3, 4, 5]
     ranks.end()
-    ranks.wait()
+    delete_superseded(RunWriter(folder, 1), ranks.task.config)
     assert [one.step for one in folder.checkpoints()] == [2, 3, 5, 6]
 
 
@@ -278,3 +284,42 @@ def test_an_empty_folder_is_a_folder(
     (committed,) = folder.checkpoints()
     assert not committed.manifest.is_function_end
     assert os.listdir(verified_folder(folder, committed, cache_of(folder, 1))) == []
+
+
+def test_a_rank_that_is_closed_before_it_could_begin_raises_nothing(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_connect = threading.Event()
+
+    class LateChannel(ReportChannel):
+        def __init__(self, own: Membership) -> None:
+            may_connect.wait(30)
+            super().__init__(own)
+
+    monkeypatch.setattr(reporter_module, "ReportChannel", LateChannel)
+    ranks = Ranks(folder, 1, attempt=1)
+    ranks.close()
+    may_connect.set()
+    # The store has to live until it has connected.
+    ranks.reporters[0]._channel.result(30)
+
+
+def test_ranks_that_do_not_report_as_often_are_told_apart() -> None:
+    store = RendezvousStore(LOOPBACK)
+    ranks = [
+        ReportChannel(store.membership("group", rank, 2, 0), timedelta(seconds=0.2))
+        for rank in range(2)
+    ]
+    ranks[0].send("report-3", {})
+    ranks[1].send("function-end", {})
+    with pytest.raises(UserCodeError, match="rank 1 is at function-end while others are at report"):
+        ranks[0].collect("report-3", unless="function-end")
+
+
+def test_a_store_that_is_gone_is_noticed() -> None:
+    store = RendezvousStore(LOOPBACK)
+    channel = ReportChannel(store.membership("group", 0, 1, 0))
+    del store
+    gc.collect()
+    with pytest.raises(DriverLostError):
+        channel.wait_for("report-1/plan")

@@ -249,3 +249,16 @@ def test_a_validation_function_ranks_checkpoints_and_keeps_what_it_has_not_measu
     (run,) = client.search_runs([experiment.experiment_id], "tags.`evertrain.stage` = 'evaluate'")
     history = client.get_metric_history(run.info.run_id, "validation/accuracy")
     assert [point.step for point in history] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_no_report_deletes_what_the_run_or_the_function_still_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The workers have another working directory.
+    monkeypatch.chdir(tmp_path)
+    folder, _ = run_function("runs", "reports_what_it_was_given")
+    reported = [one for one in folder.checkpoints() if one.manifest.reported]
+    numbers = [contents(folder, one)["number.txt"] for one in reported]
+    assert numbers == [b"0", b"1", b"1"]
+    assert entries(folder)[-1].texts == {"kept": "1"}

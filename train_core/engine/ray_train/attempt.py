@@ -6,21 +6,25 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 from ray.train import TrainingFailedError, WorkerGroupError
 
 from train_core.config import LOCAL, TrainConfig
 from train_core.engine.cluster.resources import remove_placement_groups
 from train_core.engine.distributed.rendezvous import LOOPBACK
+from train_core.engine.ray_train.channel import DriverLostError
 from train_core.engine.ray_train.seam import ABORT, RayTrainError
-from train_core.engine.ray_train.task import FunctionTask, TrainingEnds
+from train_core.engine.ray_train.task import DamagedFolderError, FunctionTask, TrainingEnds
 from train_core.engine.ray_train.trainer import make_ready, new_trainer
 from train_core.engine.training.rank import follows_from_another_end
-from train_core.errors import EvertrainError, StageError, UserCodeError
-from train_core.storage.run_folder import RunFolder
+from train_core.errors import FencedError, StorageError, UserCodeError
 from train_core.storage.run_writer import RunWriter
 
 __all__ = ["ABORT", "cause_of", "driver_host", "start_fit"]
+
+
+_OF_REPORTS = (TrainingEnds, FencedError, StorageError, DamagedFolderError, DriverLostError)
+"""What a report, or `get_checkpoint`, raises of its own."""
 
 
 def driver_host(config: TrainConfig) -> str:
@@ -43,7 +47,7 @@ def start_fit(task: FunctionTask) -> Future[None]:
 
 
 def _fit(task: FunctionTask) -> None:
-    RunWriter(RunFolder(task.storage, task.run), task.attempt).delete_ray_snapshot()
+    RunWriter(task.folder, task.attempt).delete_ray_snapshot()
     try:
         make_ready(new_trainer(task.config), task).fit()
     except (TrainingFailedError, RayTrainError) as error:
@@ -56,22 +60,21 @@ def _fit(task: FunctionTask) -> None:
 
 
 def cause_of(error: Exception) -> BaseException:
-    """What ended an attempt: an error of evertrain's, TrainingEnds, or ConnectionError.
+    """What ended an attempt, as the launcher tells apart.
 
-    An error of the training function is a UserCodeError.
+    TrainingEnds after a request; FencedError, StorageError and DamagedFolderError of a report;
+    ConnectionError where a process died; UserCodeError for whatever else the function raised.
     """
     if not isinstance(error, WorkerGroupError):
         return ConnectionError(f"Ray Train failed: {_in_one_line(error)}")
     failures: Mapping[int, BaseException] = error.worker_failures
     rank = min(failures, key=lambda one: (_distance_from_cause(failures[one]), one))
     cause = failures[rank]
-    if isinstance(cause, (TrainingEnds, ConnectionError)):
-        return cause
-    if isinstance(cause, EvertrainError) and not isinstance(cause, StageError):
+    if isinstance(cause, _OF_REPORTS):
         return cause
     if _is_death(cause):
         return ConnectionError(f"rank {rank} died: {_in_one_line(cause)}")
-    if follows_from_another_end(cause):
+    if _follows(cause):
         return ConnectionError(f"rank {rank}: {_in_one_line(cause)}")
     summary = f"rank {rank}: {type(cause).__name__}: {cause}"
     return UserCodeError("train", summary, str(error))
@@ -81,16 +84,19 @@ def _distance_from_cause(error: BaseException) -> int:
     """How far an error is from being the one that the others followed from."""
     if _is_death(error):
         return 0
-    if isinstance(error, EvertrainError) and not isinstance(error, StageError):
+    if isinstance(error, _OF_REPORTS):
         return 1
-    if follows_from_another_end(error) or isinstance(error, TrainingEnds):
-        return 3
-    return 2
+    return 3 if _follows(error) else 2
+
+
+def _follows(error: BaseException) -> bool:
+    # A builtin ConnectionError is the function's own: what breaks in torch has other types.
+    return follows_from_another_end(error) and not isinstance(error, ConnectionError)
 
 
 def _is_death(error: BaseException) -> bool:
-    # What a function raised is of another type; these are about a process, a node or Ray.
-    return isinstance(error, (RayTrainError, RayError))
+    # What a task of the function raised is a RayTaskError: these are about a process or a node.
+    return isinstance(error, (RayTrainError, RayActorError))
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -6,35 +6,47 @@ Nothing here needs a process group: the function may have any backend, or none.
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # the stub lacks it
+from torch.distributed import DistStoreError, PrefixStore  # type: ignore[attr-defined]  # the stub lacks it
 
 from train_core.engine.distributed.rendezvous import Membership, connect
+from train_core.errors import UserCodeError
 
-# Another rank may train for days before it reports; a store that is gone is noticed at once.
-_FOR_EVER = timedelta(days=3650)
+LONG = timedelta(seconds=60)
+"""A wait after which a rank that calls something else is looked for."""
+_log = logging.getLogger(__name__)
 
 
 class ReportChannel:
-    """One rank's connection, used by one thread. Its methods raise ConnectionError if it breaks."""
+    """One rank's connection, used by one thread. Its methods raise DriverLostError if it breaks."""
 
-    def __init__(self, own: Membership) -> None:
+    def __init__(self, own: Membership, long: timedelta = LONG) -> None:
+        self._long = long
         self._rank, self._world_size = own.rank, own.world_size
         try:
             self._store: PrefixStore = connect(own)
         except RuntimeError as error:
-            raise ConnectionError(f"the driver's store cannot be reached: {error}") from error
+            raise _broken(error) from error
 
     def send(self, topic: str, message: object) -> None:
         """Send this rank's message about a topic to rank 0."""
         self._set(f"{topic}/{self._rank}", message)
 
-    def collect(self, topic: str) -> list[Any]:
-        """Wait for the messages of all ranks about a topic; they are in the order of ranks."""
+    def collect(self, topic: str, *, unless: str = "") -> list[Any]:
+        """Wait for the messages of all ranks about a topic; they are in the order of ranks.
+
+        Raises UserCodeError if a rank sends one about the topic `unless` instead: it does not call
+        what the others call.
+        """
         keys = [f"{topic}/{rank}" for rank in range(self._world_size)]
-        messages = [self._wait(key) for key in keys]
+        messages = [
+            self._wait(key, lambda rank=rank: self._refuse(topic, unless, rank))  # type: ignore[misc]  # it binds the rank
+            for rank, key in enumerate(keys)
+        ]
         for key in keys:
             # A training of weeks would fill the driver's memory.
             self._store.delete_key(key)
@@ -57,7 +69,10 @@ class ReportChannel:
 
     def forget(self, topic: str) -> None:
         """Delete an announcement that all ranks have read."""
-        self._store.delete_key(topic)
+        try:
+            self._store.delete_key(topic)
+        except RuntimeError as error:
+            raise _broken(error) from error
 
     def _set(self, key: str, message: object) -> None:
         try:
@@ -65,13 +80,37 @@ class ReportChannel:
         except RuntimeError as error:
             raise _broken(error) from error
 
-    def _wait(self, key: str) -> Any:
+    def _refuse(self, topic: str, unless: str, rank: int) -> None:
+        if unless and self._store.check([f"{unless}/{rank}"]):
+            raise UserCodeError(
+                "train",
+                f"rank {rank} is at {unless} while others are at {topic}: all ranks have to call "
+                "ray.train.report as often",
+            )
+        _log.info("rank %d has not come to %s yet", rank, topic)
+
+    def _wait(self, key: str, on_long: Callable[[], None] = lambda: None) -> Any:
+        # Another rank may train for days before it reports.
+        while not self._is_there_soon(key):
+            on_long()
         try:
-            self._store.wait([key], _FOR_EVER)
             return json.loads(self._store.get(key))
         except RuntimeError as error:
             raise _broken(error) from error
 
+    def _is_there_soon(self, key: str) -> bool:
+        try:
+            self._store.wait([key], self._long)
+        except DistStoreError:
+            return False
+        except RuntimeError as error:
+            raise _broken(error) from error
+        return True
 
-def _broken(error: RuntimeError) -> ConnectionError:
-    return ConnectionError(f"the driver's store does not answer: {error}")
+
+class DriverLostError(ConnectionError):
+    """The driver's store does not answer: its process, or the way to it, is gone."""
+
+
+def _broken(error: RuntimeError) -> DriverLostError:
+    return DriverLostError(f"the driver's store does not answer: {error}")

@@ -14,7 +14,7 @@ from train_core.policy.stop_reasons import StopReason
 from train_core.storage.cleanup.superseded import delete_superseded
 from train_core.storage.records.journal import finite
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry, ReportedFolder
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Checkpoint
 from train_core.storage.run_writer import RunWriter
 
 _CLOSE_S = 1.0
@@ -24,10 +24,12 @@ class Committer:
     """Commits for one attempt. Used by one thread."""
 
     def __init__(self, task: FunctionTask) -> None:
-        folder = RunFolder(task.storage, task.run)
+        folder = task.folder
         self.writer = RunWriter(folder, task.attempt)
         self._config = task.config
         self._newest = folder.find(task.newest) if task.newest else None
+        self._before: Checkpoint | None = None
+        """The commit before the newest."""
         self._journal = JournalBuffer(self.writer, is_enabled=True)
         self._journal.start()
         self._metrics: dict[str, float | None] = {}
@@ -74,7 +76,8 @@ class Committer:
         """Apply the retention rules, if there is a new commit. Raises FencedError."""
         if self._has_new_commit:
             self._has_new_commit = False
-            delete_superseded(self.writer, self._config)
+            # A rank that has not read of the newest commit yet may be handed the one before.
+            delete_superseded(self.writer, self._config, kept=self._before)
 
     def _commit(
         self,
@@ -102,7 +105,8 @@ class Committer:
             journal=self.writer.append_to_journal(before.journal if before else (), entries),
             reported=reported,
         )
-        self._newest = self.writer.commit(manifest)
+        committed = self.writer.commit(manifest)
+        self._before, self._newest = self._newest, committed
         self._has_new_commit = True
         self._journal.forget(entries)
         return self._newest

@@ -19,7 +19,10 @@ def files_in(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise WorkloadError(f"{folder} was reported as a checkpoint, and is no folder")
     found = []
-    for above, _, names in os.walk(folder):
+    for above, inner, names in os.walk(folder, onerror=_raise, followlinks=True):
+        for name in inner:
+            if Path(above).resolve().is_relative_to(Path(above, name).resolve()):
+                raise WorkloadError(f"{folder} cannot be a checkpoint: {name} leads back into it")
         for name in names:
             path = Path(above, name).relative_to(folder).as_posix()
             try:
@@ -27,6 +30,10 @@ def files_in(folder: Path) -> list[str]:
             except ValueError as error:
                 raise WorkloadError(f"{folder} cannot be a checkpoint: {error}") from error
     return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def assign_files(files: Sequence[Sequence[str] | None]) -> tuple[list[list[str]], set[str]]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+_FEW = 10
 Numbers = dict[str, float]
 Texts = dict[str, str]
+LONGEST_TEXT = 1000
+"""In characters. What is longer is cut: the journal is for figures."""
 
 
 def numbers_and_texts(metrics: Mapping[Any, Any]) -> tuple[Numbers, Texts]:
@@ -20,7 +24,7 @@ def numbers_and_texts(metrics: Mapping[Any, Any]) -> tuple[Numbers, Texts]:
         if isinstance(value, (bool, int, float)):
             numbers[name] = _as_float(value)
         elif value is not None:
-            texts[name] = value if isinstance(value, str) else repr(value)
+            texts[name] = (value if isinstance(value, str) else repr(value))[:LONGEST_TEXT]
     return numbers, texts
 
 
@@ -49,12 +53,20 @@ def _flat(metrics: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from _flat(value, f"{name}/")
+        elif _is_large(value):
+            # numpy and torch shorten it.
+            yield name, str(value)
         else:
             found = plain(value)
             # A tensor of shape (1,) is the one number that it holds.
             while isinstance(found, list) and len(found) == 1:
                 (found,) = found
             yield name, found
+
+
+def _is_large(value: Any) -> bool:
+    """Whether it is an array or a tensor of more than a few numbers."""
+    return math.prod(getattr(value, "shape", ())) > _FEW
 
 
 def _as_float(value: float) -> float:

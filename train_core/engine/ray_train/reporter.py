@@ -1,14 +1,14 @@
 """A rank's reports, in their order: each one is settled with the other ranks.
 
-A report has three messages. Each rank sends rank 0 its metrics and the names of its files; rank 0
-announces which rank stores which files; each rank sends what it has stored, and rank 0 commits and
+A report has four messages. Each rank sends rank 0 its metrics and the names of its files; rank 0
+announces which rank stores which files; each rank sends what it has stored; rank 0 commits, and
 announces the end. All of it happens in one thread, so reports end in the order of their calls.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,19 +24,27 @@ from train_core.engine.ray_train.plain import plain
 from train_core.engine.ray_train.task import FunctionTask, Report, Settled
 from train_core.storage.records.manifest import FileEntry, ReportedFolder
 from train_core.storage.records.names import CHECKPOINTS, REPORTED_FOLDER, CheckpointName
-from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
 
 _MOST_NAMED = 3
+_END = "function-end"
 _log = logging.getLogger(__name__)
 
 
 class Reporter:
     """The reports of one rank. `report` and `end` may be called from any thread."""
 
-    def __init__(self, task: FunctionTask, rank: int, world_size: int) -> None:
+    def __init__(
+        self,
+        task: FunctionTask,
+        rank: int,
+        world_size: int,
+        on_settled: Callable[[Settled], None] = lambda _: None,
+    ) -> None:
+        self._on_settled = on_settled
+        """Called for each report, in their order, before anybody who waits for it goes on."""
         own = Membership(task.host, task.port, task.group, rank, world_size)
-        self._writer = RunWriter(RunFolder(task.storage, task.run), task.attempt)
+        self._writer = RunWriter(task.folder, task.attempt)
         self._rank = rank
         self._thread = ThreadPoolExecutor(1, "reports")
         self._channel: Future[ReportChannel] = self._thread.submit(ReportChannel, own)
@@ -75,10 +83,16 @@ class Reporter:
     def close(self) -> None:
         """End the threads; a report that has not begun is left."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._committer and self._committer.done() and not self._committer.exception():
-            self._committer.result().close()
+        made = self._committer
+        if made and made.done() and not made.cancelled() and not made.exception():
+            made.result().close()
 
     def _settle(self, report: Report) -> Settled:
+        settled = self._exchange(report)
+        self._on_settled(settled)
+        return settled
+
+    def _exchange(self, report: Report) -> Settled:
         channel, topic = self._channel.result(), f"report-{report.number}"
         with ExitStack() as stack:
             mine = _Mine()
@@ -103,10 +117,10 @@ class Reporter:
 
     def _plan(self, number: int, channel: ReportChannel) -> dict[str, Any]:
         """Note the metrics of all ranks, and decide which of them stores which files."""
-        messages = channel.collect(f"report-{number}")
         request = channel.read(STOP)
         plan: dict[str, Any] = {"assigned": None, "stop": request["reason"] if request else None}
         with described(plan):
+            messages = channel.collect(f"report-{number}", unless=_END)
             for message in messages:
                 _checked(message)
             self._commits.add(number, [message["metrics"] for message in messages])
@@ -160,14 +174,14 @@ class Reporter:
 
     def _end(self, number: int) -> None:
         channel = self._channel.result()
-        channel.send("function-end", {})
+        channel.send(_END, {})
         if self._committer:
-            channel.collect("function-end")
             end: dict[str, Any] = {}
             with described(end):
+                channel.collect(_END, unless=f"report-{number}")
                 self._commits.end(number)
-            channel.announce("function-end/committed", end)
-        _checked(channel.wait_for("function-end/committed"))
+            channel.announce(f"{_END}/committed", end)
+        _checked(channel.wait_for(f"{_END}/committed"))
 
     def _warn_of(self, collisions: Collection[str]) -> None:
         """Warn once: each report is likely to have the same names."""

@@ -8,12 +8,10 @@ tests/compat/test_private_names.py fails if Ray changes one of them.
 from __future__ import annotations
 
 import functools
-import math
 import os
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -38,12 +36,18 @@ from train_core.engine.ray_train.channel import ReportChannel
 from train_core.engine.ray_train.origin import reported_at
 from train_core.engine.ray_train.plain import plain
 from train_core.engine.ray_train.reporter import Reporter
-from train_core.engine.ray_train.task import FunctionTask, Report, Settled, TrainingEnds
+from train_core.engine.ray_train.task import (
+    DamagedFolderError,
+    FunctionTask,
+    Report,
+    Settled,
+    TrainingEnds,
+)
 from train_core.engine.ray_train.validations import record_validation
+from train_core.errors import CheckpointError
 from train_core.log_lines import set_up_own_logging
 from train_core.storage.records.names import REPORTED_FOLDER, CheckpointName, is_of_function
 from train_core.storage.run_folder import Checkpoint as Committed
-from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
 
 __all__ = [
@@ -56,7 +60,6 @@ __all__ = [
     "with_seam",
 ]
 
-_VALIDATION_POLL_S = 0.5
 ABORT = "abort"
 """The key in the driver's store that ends the attempt at once."""
 
@@ -73,10 +76,15 @@ def with_recorded_validation(
 
     @functools.wraps(validate)
     def run(checkpoint: Checkpoint, **arguments: Any) -> Any:
-        metrics = validate(checkpoint, **arguments)
         # The folder of its files is in that of the checkpoint.
         name = Path(checkpoint.path).parent.name
-        record_validation(RunFolder(task.storage, task.run), name, metrics)
+        try:
+            metrics = validate(checkpoint, **arguments)
+        except BaseException:
+            # Nobody shall wait for it.
+            record_validation(task.folder, name, {})
+            raise
+        record_validation(task.folder, name, metrics)
         return plain(metrics)
 
     return run
@@ -106,12 +114,13 @@ class WorkerCalls(DistributedTrainFnUtils):
 
     def __init__(self, task: FunctionTask) -> None:
         context = get_train_context()
-        self._folder = RunFolder(task.storage, task.run)
+        self._folder = task.folder
         self._writer = RunWriter(self._folder, task.attempt)
         self._origin = task.origin
         self._cache = cache_of(self._folder, task.attempt)
         self._storage = context.storage_context
-        self._reporter = Reporter(task, context.get_world_rank(), context.get_world_size())
+        rank, world_size = context.get_world_rank(), context.get_world_size()
+        self._reporter = Reporter(task, rank, world_size, self._note)
         self._counting = threading.Lock()
         newest = CheckpointName.parse(task.newest or "")
         self._number = newest.step if newest else 0
@@ -145,10 +154,10 @@ class WorkerCalls(DistributedTrainFnUtils):
                     checkpoint_dir_name,
                     checkpoint_upload_fn,
                     deletes=deletes,
+                    moves=checkpoint_upload_mode == CheckpointUploadMode.NO_UPLOAD,
                     validates=bool(validation),
                 )
             )
-        settled.add_done_callback(self._note)
         has_checkpoint = checkpoint is not None
         if checkpoint_upload_mode == CheckpointUploadMode.ASYNC:
             # Ray's own barrier is taken here, by the caller; its thread waits for the commit.
@@ -173,7 +182,7 @@ class WorkerCalls(DistributedTrainFnUtils):
     def get_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint that is committed, verified on this node.
 
-        Raises CheckpointError if it is damaged.
+        Raises DamagedFolderError if it is damaged.
         """
         if self._latest is not None:
             folder, found = self._folder, self._folder.find(self._latest)
@@ -181,7 +190,11 @@ class WorkerCalls(DistributedTrainFnUtils):
             folder, found = reported_at(self._origin)
         else:
             return None
-        return Checkpoint.from_directory(verified_folder(folder, found, self._cache))
+        try:
+            return Checkpoint.from_directory(verified_folder(folder, found, self._cache))
+        except CheckpointError as error:
+            own = str(found.name) if folder is self._folder else ""
+            raise DamagedFolderError(own, str(error)) from error
 
     def get_all_reported_checkpoints(
         self,
@@ -189,15 +202,10 @@ class WorkerCalls(DistributedTrainFnUtils):
         timeout_s: float | None = None,
     ) -> list[ReportedCheckpoint]:
         """The checkpoints of all attempts that are kept, oldest first."""
-        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         self._reporter.wait_for_all(timeout_s)
-        while True:
-            found = [one for one in self._folder.checkpoints() if one.manifest.reported]
-            awaited = [one for one in found if self._is_awaited(one)]
-            waits = consistency_mode == CheckpointConsistencyMode.VALIDATED and awaited
-            if not waits or time.monotonic() > deadline:
-                break
-            time.sleep(_VALIDATION_POLL_S)
+        # Ray waits for the validations of this attempt, and knows which have failed.
+        super().get_all_reported_checkpoints(consistency_mode, timeout_s)
+        found = [one for one in self._folder.checkpoints() if one.manifest.reported]
         return [
             ReportedCheckpoint(
                 self._as_ray_has_it(str(one.name)),
@@ -207,15 +215,13 @@ class WorkerCalls(DistributedTrainFnUtils):
             for one in found
         ]
 
-    def _is_awaited(self, checkpoint: Committed) -> bool:
-        # What an earlier attempt has requested, nobody carries out any more.
-        return checkpoint.awaits_validation and checkpoint.attempt == self._writer.attempt
-
     def end(self) -> None:
         """Commit the function's end, after all of its reports. Raises what a report raised."""
         self._reporter.wait_for_all()
         self._raise_if_stopped()
         self._reporter.end(self._number + 1)
+        # The function has ended on all ranks: nobody reads it any more.
+        shutil.rmtree(self._cache, ignore_errors=True)
 
     def close(self) -> None:
         """End the threads of the reports."""
@@ -229,6 +235,7 @@ class WorkerCalls(DistributedTrainFnUtils):
         upload: Callable[[Checkpoint, str], Checkpoint] | None,
         *,
         deletes: bool,
+        moves: bool,
         validates: bool,
     ) -> Report:
         if checkpoint is None:
@@ -249,11 +256,20 @@ class WorkerCalls(DistributedTrainFnUtils):
 
         def on_stored() -> None:
             if deletes and isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem):
-                shutil.rmtree(checkpoint.path, ignore_errors=True)
-            for found in opened:
-                self._delete_moved(found)
+                self._delete_local(Path(checkpoint.path))
+            if moves or upload:
+                for found in opened:
+                    self._delete_moved(found)
 
         return Report(self._number, metrics, open_folder, name or "", validates, on_stored)
+
+    def _delete_local(self, reported: Path) -> None:
+        """Delete a folder of the function's own; never the run, the cache or a part of them."""
+        place = reported.resolve()
+        for kept in (Path(self._folder.url).resolve(), self._cache.resolve()):
+            if place.is_relative_to(kept) or kept.is_relative_to(place):
+                return
+        shutil.rmtree(place, ignore_errors=True)
 
     def _delete_moved(self, reported: Checkpoint) -> None:
         """Delete a folder that the function wrote into the run folder: a checkpoint has it now."""
@@ -263,11 +279,9 @@ class WorkerCalls(DistributedTrainFnUtils):
         if is_of_function(key):
             self._writer.delete_moved(key)
 
-    def _note(self, settled: Future[Settled]) -> None:
-        if settled.cancelled() or settled.exception():
-            return
-        self._latest = settled.result().checkpoint or self._latest
-        self._stop = settled.result().stop or self._stop
+    def _note(self, settled: Settled) -> None:
+        self._latest = settled.checkpoint or self._latest
+        self._stop = settled.stop or self._stop
 
     def _committed(self, settled: Future[Settled]) -> Checkpoint | None:
         name = settled.result().checkpoint
@@ -283,8 +297,10 @@ class WorkerCalls(DistributedTrainFnUtils):
 
 
 def _status_of(checkpoint: Committed) -> ReportedCheckpointStatus:
-    if checkpoint.validation is not None:
+    if checkpoint.validation:
         return ReportedCheckpointStatus.VALIDATED
+    if checkpoint.validation is not None:
+        return ReportedCheckpointStatus.VALIDATION_FAILED
     if checkpoint.awaits_validation:
         return ReportedCheckpointStatus.PENDING_VALIDATION
     return ReportedCheckpointStatus.COMMITTED

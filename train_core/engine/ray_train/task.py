@@ -10,14 +10,15 @@ from typing import Any
 
 from train_core.config import TrainConfig
 from train_core.storage.records.run_record import Origin
+from train_core.storage.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
 class FunctionTask:
     """One attempt at a run, as its workers need it. It travels to them by pickle, within Ray."""
 
-    storage: str
-    run: str
+    url: str
+    """The address of the run folder: Ray Train gives its workers another working directory."""
     attempt: int
     config: TrainConfig
     host: str
@@ -33,7 +34,12 @@ class FunctionTask:
     @property
     def group(self) -> str:
         """The prefix of the attempt's keys in the driver's store."""
-        return f"{self.run}/{self.attempt}"
+        return f"{self.folder.name}/{self.attempt}"
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder."""
+        return RunFolder.at(self.url)
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,14 @@ class Settled:
     """The checkpoint that it became; None if no rank reported a folder."""
     stop: str | None
     """Why the training is to end now; None: it goes on."""
+
+
+class DamagedFolderError(Exception):
+    """A reported folder of this run that was to be resumed from is damaged: its name, and how."""
+
+    def __init__(self, checkpoint: str, fault: str) -> None:
+        super().__init__(checkpoint, fault)
+        self.checkpoint, self.fault = checkpoint, fault
 
 
 class TrainingEnds(BaseException):

@@ -23,7 +23,6 @@ from train_core.engine.ray_train.seam import (
 from train_core.engine.ray_train.task import FunctionTask
 from train_core.errors import ResourceError, WorkloadError
 from train_core.loading import load_function
-from train_core.storage.run_folder import RunFolder
 
 
 def new_trainer(config: TrainConfig) -> DataParallelTrainer:
@@ -65,6 +64,11 @@ def asked_of(config: TrainConfig) -> TrainConfig:
         raise WorkloadError(
             f"the trainer of {config.trainer} has num_workers={scaling.num_workers!r}: evertrain "
             "runs it with a fixed number of at least 1"
+        )
+    if config.num_workers not in (1, scaling.num_workers):
+        raise WorkloadError(
+            f"num_workers is {config.num_workers}, and the trainer of {config.trainer} has "
+            f"{scaling.num_workers} in its ScalingConfig: say it there"
         )
     each = resources_of(scaling)
     if trainer.datasets and config.ray_address == LOCAL:
@@ -115,7 +119,7 @@ def _check_parameters(config: TrainConfig) -> None:
 
 def make_ready(trainer: DataParallelTrainer, task: FunctionTask) -> DataParallelTrainer:
     """The trainer, which reports into the run folder and makes one attempt."""
-    folder = RunFolder(task.storage, task.run)
+    folder = task.folder
     store = folder.store
     filesystem = None
     if not store.is_local:

@@ -86,8 +86,9 @@ def metrics_of(
 
 
 def plain_key(key: str) -> str:
-    """The name, with `_` for each character that MLflow does not accept."""
-    return _NOT_IN_KEYS.sub("_", key)[:_MAX_KEY_LENGTH]
+    """The name as MLflow accepts it: `_` for other characters, and a path without empty parts."""
+    parts = _NOT_IN_KEYS.sub("_", key)[:_MAX_KEY_LENGTH].split("/")
+    return "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
 
 
 def _of_entry(entry: Entry) -> list[Metric]:

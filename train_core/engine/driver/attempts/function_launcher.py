@@ -14,9 +14,10 @@ from train_core.engine.distributed.stop_source import post_stop
 from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.ray_train.attempt import ABORT, driver_host, start_fit
-from train_core.engine.ray_train.task import FunctionTask, TrainingEnds
-from train_core.errors import CheckpointError, EvertrainError, StorageError, UserCodeError
+from train_core.engine.ray_train.task import DamagedFolderError, FunctionTask, TrainingEnds
+from train_core.errors import EvertrainError, StorageError, UserCodeError
 from train_core.policy.restarts import Asked
+from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_writer import quarantine
 
 _log = logging.getLogger("train_core.driver")
@@ -41,10 +42,9 @@ class FunctionLauncher:
             return AttemptOutcome()
         except UserCodeError as error:
             return AttemptOutcome(error, is_raised=True)
-        except CheckpointError as error:
-            if task.start is not None:
-                newest = attempt.folder.find(task.start)
-                quarantine(attempt.folder, newest.name, str(error))
+        except DamagedFolderError as error:
+            if name := CheckpointName.parse(error.checkpoint):
+                quarantine(attempt.folder, name, error.fault)
             return AttemptOutcome(error, is_lost=True)
         except TrainingEnds as error:
             return AttemptOutcome(ConnectionError(f"it was asked to end: {error}"), is_lost=True)
@@ -76,8 +76,7 @@ def _task(attempt: Attempt, store: RendezvousStore) -> FunctionTask:
     host, port = store.address
     origin = None if start else folder.record().origin
     return FunctionTask(
-        storage=folder.storage,
-        run=folder.name,
+        url=folder.url,
         attempt=attempt.number,
         config=attempt.config,
         host=host,

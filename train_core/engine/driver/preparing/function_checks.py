@@ -7,12 +7,11 @@ from train_core.datasets.protocols import Dataset, Split, Stream
 from train_core.engine.cluster.resources import check_resources
 from train_core.engine.data.inputs import open_input
 from train_core.engine.data.recorded import (
-    check_continuation,
     check_settings,
     load_recorded,
     newest_files,
 )
-from train_core.engine.driver.preparing.preflight import Checked
+from train_core.engine.driver.preparing.preflight import Checked, check_request_continues
 from train_core.engine.metrics.measure import check_split
 from train_core.engine.ray_train.origin import find_reported
 from train_core.errors import ConfigError, HiddenLoginError
@@ -21,7 +20,6 @@ from train_core.policy.logins import has_hidden_login
 from train_core.requests import DriverRequest, Prepared
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import check_new_run_name
-from train_core.storage.run_checks import check_flow_run
 from train_core.storage.run_folder import RunFolder
 from train_core.workload import indexed, pinned_files
 
@@ -44,8 +42,7 @@ def check_function(folder: RunFolder, request: DriverRequest) -> Checked:
         if has_hidden_login(value):
             raise HiddenLoginError(f"train_loop_config.{name} ({value})")
     if resumed:
-        check_flow_run(folder, request.flow_run)
-        check_continuation(folder, config)
+        check_request_continues(folder, request)
     else:
         check_new_run_name(folder.name)
     if config.ray_address == LOCAL:

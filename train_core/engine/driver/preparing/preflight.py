@@ -83,7 +83,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     config = request.config
     resumed = folder.exists()
     if resumed:
-        _check_continuation(folder, request)
+        check_request_continues(folder, request)
     else:
         check_new_run_name(folder.name)
     check_settings(config)
@@ -135,7 +135,12 @@ def check_scoring(folder: RunFolder, request: ScoringRequest) -> Prepared:
     )
 
 
-def _check_continuation(folder: RunFolder, request: DriverRequest) -> None:
+def check_request_continues(folder: RunFolder, request: DriverRequest) -> None:
+    """Check that the request is of the run that exists, and compare the surroundings.
+
+    Raises RunConflictError for what may not change, and ConfigError in other surroundings if
+    `strict` is set.
+    """
     config, record = request.config, folder.record()
     check_flow_run(folder, request.flow_run)
     check_continuation(folder, config)

@@ -1,0 +1,59 @@
+"""What ended an attempt, told from the errors of its workers."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.train import ControllerError, WorkerGroupError
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+
+from train_core.engine.ray_train.attempt import cause_of
+from train_core.engine.ray_train.channel import DriverLostError
+from train_core.engine.ray_train.task import DamagedFolderError, TrainingEnds
+from train_core.errors import CheckpointError, FencedError, StorageError, UserCodeError
+
+DEATH = WorkerHealthCheckFailedError("the worker failed", ActorDiedError())
+GLOO = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed")
+OF_A_TASK = RayTaskError("task", "traceback", ValueError("in a task"))
+
+
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ({0: ValueError("a bug")}, UserCodeError),
+        ({0: OF_A_TASK}, UserCodeError),
+        # A bug of the function, and no damage to this run.
+        ({0: CheckpointError("of another run")}, UserCodeError),
+        ({0: ConnectionResetError("of a database")}, UserCodeError),
+        ({0: DamagedFolderError("step-00000001-a0001", "is cut")}, DamagedFolderError),
+        ({0: FencedError(1, 2)}, FencedError),
+        ({0: StorageError("away")}, StorageError),
+        ({0: DriverLostError("gone")}, DriverLostError),
+        ({0: GLOO}, ConnectionError),
+        ({0: dist.DistNetworkError("reset")}, ConnectionError),
+        ({1: DEATH}, ConnectionError),
+        # What the others followed from counts.
+        ({0: GLOO, 1: ValueError("a bug")}, UserCodeError),
+        ({0: ValueError("peer closed"), 1: DEATH}, ConnectionError),
+        ({0: TrainingEnds("late"), 1: RuntimeError("peer closed")}, TrainingEnds),
+        ({0: ValueError("a bug"), 1: StorageError("away")}, StorageError),
+    ],
+)
+def test_the_cause_of_an_attempts_end(
+    failures: dict[int, Exception], expected: type[BaseException]
+) -> None:
+    cause = cause_of(WorkerGroupError("failed", failures))
+    assert isinstance(cause, expected)
+
+
+def test_the_rank_and_the_place_of_a_bug_are_shown() -> None:
+    cause = cause_of(WorkerGroupError("Traceback of rank 3", {3: KeyError("loss")}))
+    assert isinstance(cause, UserCodeError)
+    assert "rank 3: KeyError: 'loss'" in str(cause)
+    assert "Traceback of rank 3" in cause.traceback
+
+
+@pytest.mark.parametrize("error", [ControllerError(ValueError("no room")), ActorDiedError()])
+def test_what_is_rays_may_pass(error: Exception) -> None:
+    assert isinstance(cause_of(error), ConnectionError)
