@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import time
@@ -26,7 +27,10 @@ class Command:
         self.tracking_uri = f"sqlite:///{place}/mlflow.db"
         create_tracking_database(self.tracking_uri)
         self.process: subprocess.Popen[bytes] | None = None
-        self.seen: list[psutil.Process] = []
+        seed = random.randrange(2**32)
+        # pytest shows it if the test fails.
+        print(f"seed {seed}")  # noqa: T201
+        self.rng = random.Random(seed)
 
     def start(self, **changes: object) -> None:
         """Start it, with other values of the function's own configuration."""
@@ -47,9 +51,7 @@ class Command:
 
     def descendants(self) -> list[psutil.Process]:
         assert self.process is not None
-        found = psutil.Process(self.process.pid).children(recursive=True)
-        self.seen += found
-        return found
+        return psutil.Process(self.process.pid).children(recursive=True)
 
     def wait_for_reports(self, number: int) -> None:
         """Until so many reports were committed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import time
 from collections.abc import Callable
@@ -31,7 +30,7 @@ def workers_of(command: Command) -> list[psutil.Process]:
 
 
 def kill_worker(command: Command) -> None:
-    random.choice(workers_of(command)).send_signal(signal.SIGKILL)
+    command.rng.choice(workers_of(command)).send_signal(signal.SIGKILL)
 
 
 def kill_controller(command: Command) -> None:
@@ -63,11 +62,11 @@ def test_every_report_is_there_once(tmp_path: Path, kill: Callable[[Command], No
     command.start()
     try:
         reported: list[str] = []
-        for after in (2, 5, 8):
+        for after in (1, 3, 5, 7, 9):
             command.wait_for_reports(after)
             # Those of the attempt before have ended.
             assert len(workers_of(command)) <= NUM_WORKERS
-            time.sleep(random.uniform(0, 2 * PAUSE_S))
+            time.sleep(command.rng.uniform(0, 2 * PAUSE_S))
             reported += [str(one.name) for one in command.folder.checkpoints()]
             kill(command)
         assert command.end() == 0, (tmp_path / "log.txt").read_text()[-3000:]

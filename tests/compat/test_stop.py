@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.command import EPOCHS, Command
+from tests.compat.command import Command
 from train_core import open_run, stop_run
 from train_core.storage.records.journal import read_segments
 
@@ -34,20 +34,21 @@ def test_it_ends_after_a_report_and_goes_on_from_it(
     tmp_path: Path, stop: Callable[[Command], None]
 ) -> None:
     command = Command(tmp_path)
-    command.start()
+    # It would take minutes.
+    command.start(num_epochs=1000)
     command.wait_for_reports(3)
     stop(command)
     assert command.end() != 0, command.log()
     newest = command.folder.newest()
     assert newest is not None
     assert newest.manifest.stopped_by == "request"
-    assert newest.step < EPOCHS
-    command.start()
+    epochs = newest.step + 3
+    command.start(num_epochs=epochs)
     assert command.end() == 0, command.log()[-3000:]
     end = command.folder.newest()
     assert end is not None
     steps = [entry.step for entry in read_segments(command.folder.store, end.manifest.journal)]
-    assert steps == list(range(1, EPOCHS + 1))
+    assert steps == list(range(1, epochs + 1))
     assert f"{newest.name}" in {str(one.name) for one in command.folder.checkpoints()}
 
 
