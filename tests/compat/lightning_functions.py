@@ -26,12 +26,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class MyLightningModule(pl.LightningModule):
-    """A line between two classes; it may pause in each epoch, and fail in one of them."""
+    """Tells two classes apart; may pause in each epoch, and fail in one if it is not resumed."""
 
     def __init__(self, pause_s: float = 0, fails_at: int | None = None) -> None:
         super().__init__()
         self.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        self.pause_s, self.fails_at = pause_s, fails_at
+        # Ray's `get_checkpoint` gives later what this attempt reported itself.
+        self.pause_s, self.fails_at = pause_s, None if train.get_checkpoint() else fails_at
         self.accuracies: list[torch.Tensor] = []
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
@@ -51,7 +52,7 @@ class MyLightningModule(pl.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         time.sleep(self.pause_s)
-        if self.current_epoch == self.fails_at and train.get_checkpoint() is None:
+        if self.current_epoch == self.fails_at:
             raise RuntimeError("Intentional error to showcase restoration!")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

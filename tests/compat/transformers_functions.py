@@ -60,16 +60,18 @@ def tiny_bert() -> BertForSequenceClassification:
 
 
 class PauseAndFail(TrainerCallback):
-    """Pauses in each epoch, and fails in one of them before there was a checkpoint."""
+    """Pauses in each epoch, and fails in one of them if it is not resumed."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.config = config
+        self.pause_s = config.get("pause_s", 0)
+        # Ray's `get_checkpoint` gives later what this attempt reported itself.
+        self.fails_at = None if train.get_checkpoint() else config.get("fails_at")
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        time.sleep(self.config.get("pause_s", 0))
-        if round(state.epoch or 0) == self.config.get("fails_at") and not train.get_checkpoint():
+        time.sleep(self.pause_s)
+        if round(state.epoch or 0) == self.fails_at:
             raise RuntimeError("Intentional error to showcase restoration!")
 
 
