@@ -17,6 +17,14 @@ from train_core.errors import WorkloadError
 from train_core.policy.logins import hide_logins
 from train_core.workload import Settings, Workload
 
+_EXTRAS = {
+    "accelerate": "accelerate",
+    "lightning": "lightning",
+    "pytorch_lightning": "lightning",
+    "transformers": "transformers",
+}
+"""The optional extras, by the modules that they bring."""
+
 
 def load_workload(
     name: str, settings: Mapping[str, Any], recorded: RecordedData | None = None
@@ -85,7 +93,7 @@ def _object(name: str, kind: str, is_one: Callable[[object], bool]) -> Any:
         raise WorkloadError(
             f"{kind.lower()} {name!r} cannot be imported: {type(error).__name__}: {error}. "
             "Name it as package.module:Name, and see that the module is on PYTHONPATH or in the "
-            "current directory."
+            f"current directory.{_how_to_install(error)}"
         ) from error
     found = getattr(module, object_name, None)
     if not is_one(found):
@@ -99,3 +107,11 @@ def _object(name: str, kind: str, is_one: Callable[[object], bool]) -> Any:
             + (f", it has {', '.join(there)}" if there else "")
         )
     return found
+
+
+def _how_to_install(error: Exception) -> str:
+    """The extra of evertrain that brings the missing module, in a sentence."""
+    missing = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if extra := _EXTRAS.get(missing):
+        return f" It needs {missing}: pip install 'evertrain[{extra}]'."
+    return ""
