@@ -33,6 +33,9 @@ PROMISES: dict[str, dict[str, str]] = {
         "secrets": "Logins in URLs, passwords in addresses and the variables of a `runtime_env` "
         "are never recorded, and no message shows a password: secrets come from the environment.",
     },
+    "docs/bring-your-own.md": {
+        "functions-page-code": "The Python on that page is that of files, which are run.",
+    },
     "docs/checkpoints.md": {
         "all-state": "A checkpoint holds everything that the next step depends on.",
         "commit-last": "A checkpoint counts only when every byte of it is stored: its manifest is "

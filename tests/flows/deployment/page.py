@@ -36,8 +36,14 @@ PATIENCE_S = 400
 PLACEHOLDER = re.compile(r"\b(ID|NAME|RUN)\b")
 
 
+def without_other_code(page: str) -> str:
+    """The page without its Python, and without what a terminal shows."""
+    return re.sub(r"(?m)^```(?:python|text)\n(?:.*\n)*?^```$", "", page)
+
+
 def blocks_of(page: str) -> list[str]:
     """The indented blocks of commands, and the fenced ones of YAML, in their order."""
+    page = re.sub(r"\\\n *", "", without_other_code(page))
     return re.findall(r"(?m)(?:^    \S.*\n)+|^```yaml\n(?:.*\n)*?^```$", page)
 
 
@@ -58,7 +64,7 @@ def is_yaml(step: str) -> bool:
 
 def mentioned(page: str) -> set[str]:
     """The programs' commands that stand in the text, between backticks."""
-    text = re.sub(r"(?m)^    \S.*$|^```yaml\n(?:.*\n)*?^```$", "", page)
+    text = re.sub(r"(?m)^    \S.*$|^```yaml\n(?:.*\n)*?^```$", "", without_other_code(page))
     inline = re.findall(r"`((?:prefect|evertrain)\s[^`]+)`", text)
     return {" ".join(one.split()) for one in inline}
 

@@ -1,4 +1,4 @@
-"""The pages on Prefect are true word for word: a reader carries out each of their commands."""
+"""The pages with commands are true word for word: a reader carries out each of their commands."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from flows.cli.app import Evertrain
 from tests.flows.conftest import ROOT
 from tests.flows.deployment.page import PLACEHOLDER, Reader, is_yaml, mentioned, steps_of
 
-PAGES = ("docs/prefect.md", "deployments/README.md")
+ON_PREFECT = ("docs/prefect.md", "deployments/README.md")
+PAGES = (*ON_PREFECT, "docs/bring-your-own.md")
+"""The commands of the last are carried out by tests/compat/test_page.py."""
 STEPS = {page: steps_of((ROOT / page).read_text()) for page in PAGES}
-A_SHELLS = ("cd ", "cp ", "mkdir ", "export ")
+A_SHELLS = ("cd ", "cp ", "mkdir ", "export ", "python ")
 
 
 @pytest.mark.promise("page-commands")
@@ -52,7 +54,7 @@ def test_every_command_that_the_text_mentions_is_one_that_is_run(page: str) -> N
 @pytest.mark.promise("page-commands")
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ON_PREFECT)
 def test_a_reader_can_carry_out_the_page_word_for_word(page: str, tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     try:

@@ -1,0 +1,172 @@
+"""The page on training functions is true: its commands are carried out, its code is in files."""
+
+from __future__ import annotations
+
+import ast
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.flows.conftest import ROOT
+from tests.flows.deployment.deployed import filtered
+from tests.flows.deployment.page import Reader, is_yaml, steps_of
+from train_core.storage.records.journal import Entry, read_segments
+from train_core.storage.run_folder import RunFolder
+
+PAGE = (ROOT / "docs/bring-your-own.md").read_text()
+EXAMPLES = ROOT / "docs/examples"
+STEPS = steps_of(PAGE)
+REFUSED = "--epochs 20"
+KILLED = "--run killed"
+KILLED_AFTER = 5
+FROM_PYTHON = "import torch\n"
+IN_THE_TEXT = ("trainer = TorchTrainer(train_func", "def trainer():\n")
+"""How the pieces of code begin that only show what to change in a script."""
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """A command is killed: what it leaves is looked at below."""
+
+
+def fenced(kind: str) -> list[str]:
+    return re.findall(rf"(?ms)^```{kind}\n(.*?)^```$", PAGE)
+
+
+def squeezed(code: str) -> str:
+    """The code without what a formatter may change: blanks, and commas that end a line."""
+    return re.sub(r"\s|,(?=\s*[)\]}])", "", code)
+
+
+@pytest.mark.promise("functions-page-code")
+def test_every_piece_of_python_on_the_page_is_in_a_file_or_is_run() -> None:
+    sources = [squeezed(file.read_text()) for file in EXAMPLES.glob("tumours_*.py")]
+    shown = fenced("python")
+    in_files = [one for one in shown if any(squeezed(one) in source for source in sources)]
+    assert len(in_files) == 3
+    others = [one for one in shown if one not in in_files]
+    assert [one for one in others if not one.startswith((FROM_PYTHON, *IN_THE_TEXT))] == []
+    assert len(others) == 3
+    for one in others:
+        ast.parse(one)
+
+
+def test_the_script_says_nothing_of_evertrain() -> None:
+    tree = ast.parse((EXAMPLES / "tumours_on_ray.py").read_text())
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else names_of(node))
+    }
+    assert not imported & {"train_core", "flows", "tasks"}
+
+
+def names_of(node: ast.Import) -> list[str]:
+    return [one.name for one in node.names]
+
+
+class FunctionReader(Reader):
+    """The reader of this page, who also kills a command, and keeps what the terminal showed."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.shown = ""
+
+    def follow(self, step: str) -> None:
+        if REFUSED in step and not is_yaml(step):
+            self.see_refused(step)
+        elif KILLED in step:
+            self.kill(step)
+        else:
+            super().follow(step)
+
+    def run(self, command: str) -> str:
+        said = super().run(command)
+        self.shown += said
+        return said
+
+    def see_refused(self, command: str) -> None:
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2, done.stdout + done.stderr
+        self.shown += done.stderr
+
+    def kill(self, command: str) -> None:
+        """Start it, and kill its process in the middle."""
+        log = self.home / "killed.log"
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {command}"],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        folder = self.opened("killed")
+        deadline = time.monotonic() + 200
+        while not (folder.exists() and (found := folder.newest()) and found.step >= KILLED_AFTER):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        _, alive = psutil.wait_procs(below, 60)
+        assert not alive
+
+    def opened(self, run: str) -> RunFolder:
+        return RunFolder(str(self.folder / ".evertrain/runs"), run)
+
+    def _see_all_completed(self) -> None:
+        """The flow runs of the deployment have; one of the command line was killed."""
+        runs = [one for one in filtered(self.api, "flow_runs") if one["deployment_id"]]
+        assert {one["state_type"] for one in runs} == {"COMPLETED"}
+
+
+@pytest.mark.promise("page-commands")
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_a_reader_can_carry_out_the_page_word_for_word(tmp_path: Path) -> None:
+    reader = FunctionReader(tmp_path)
+    try:
+        for step in STEPS:
+            reader.follow(step)
+        (code,) = [one for one in fenced("python") if one.startswith(FROM_PYTHON)]
+        (reader.folder / "from_python.py").write_text(code)
+        reader.run("python from_python.py")
+    finally:
+        reader.close()
+    shown = {alike(line) for line in reader.shown.splitlines()}
+    expected = [alike(line) for block in fenced("text") for line in block.splitlines()]
+    assert [line for line in expected if line not in shown] == []
+    undisturbed = entries(reader.opened("first"))
+    assert len(undisturbed) == 20
+    assert entries(reader.opened("killed"))[:20] == undisturbed
+
+
+def alike(line: str) -> str:
+    """A line of the terminal without its numbers, its lines of boxes, and where the reader is."""
+    line = re.sub(r"\S*/\.evertrain", "…/.evertrain", line)
+    line = re.sub(r"-[0-9a-f]{8}\b", "-X", line)
+    line = re.sub(r"\d+(\.\d+)?", "N", line)
+    return " ".join(re.sub(r"[┏┡└├━─┳╇┴┓┩┘]", "", line).split())
+
+
+def entries(folder: RunFolder) -> list[tuple[int, dict[str, float | None]]]:
+    """The steps and metrics of the journal."""
+    newest = folder.newest()
+    assert newest is not None
+    found: list[Entry] = list(read_segments(folder.store, newest.manifest.journal))
+    return [(entry.step, entry.metrics) for entry in found]
