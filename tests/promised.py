@@ -18,7 +18,7 @@ PROMISES: dict[str, dict[str, str]] = {
         "cheap-checkpoints": "A checkpoint costs the training loop one copy in memory; hashing "
         "and storing go on in the background, shared by the workers.",
         "plain-files": "Results are files that other programs open: safetensors, JSON and Parquet.",
-        "no-pickle": "Nothing that is stored is ever read by pickle.",
+        "no-pickle": "Nothing that evertrain stores is ever read by pickle.",
         "one-line-refusal": "A request that cannot be met is refused in one line that says what is "
         "wrong and with which value, and leaves no run behind.",
         "whole-pipeline": "One command trains, evaluates, selects the best checkpoint, infers and "

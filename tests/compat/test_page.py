@@ -14,7 +14,7 @@ import pytest
 
 from tests.flows.conftest import ROOT
 from tests.flows.deployment.deployed import filtered
-from tests.flows.deployment.page import Reader, is_yaml, steps_of
+from tests.flows.deployment.page import ENDED, Reader, is_yaml, steps_of
 from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import RunFolder
 
@@ -132,7 +132,8 @@ class FunctionReader(Reader):
     def _see_all_completed(self) -> None:
         """The flow runs of the deployment have; one of the command line was killed."""
         runs = [one for one in filtered(self.api, "flow_runs") if one["deployment_id"]]
-        assert {one["state_type"] for one in runs} == {"COMPLETED"}
+        # Those of the nights to come are scheduled.
+        assert {one["state_type"] for one in runs} & ENDED == {"COMPLETED"}
 
 
 @pytest.mark.promise("page-commands")
