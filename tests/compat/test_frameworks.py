@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,27 @@ def test_a_trainer_of_rays_pages_runs_as_it_is(tmp_path: Path, trainer: str) -> 
     folder = run(tmp_path, trainer=f"{COMPAT}.{trainer}")
     assert steps(folder) == list(range(1, len(steps(folder)) + 1))
     assert folder.newest_reported() is not None
+
+
+@pytest.mark.skipif("EVERTRAIN_DATA" not in os.environ, reason="EVERTRAIN_DATA is not set")
+@pytest.mark.parametrize(
+    ("function", "config"),
+    [
+        ("train_loop_ray_train", {}),
+        ("train_loop_ray_train", {"every_rank": True}),
+        ("train_loop_with_checkpoint_loading", {}),
+    ],
+)
+def test_rays_tutorial_on_mnist_runs_as_it_is(
+    tmp_path: Path, function: str, config: dict[str, Any]
+) -> None:
+    name = f"{COMPAT}.mnist_resnet18:{function}"
+    folder = run(tmp_path, train_fn=name, num_workers=2, train_loop_config=config)
+    assert "model.pt" in names_in_newest(folder)
+
+
+def test_an_example_of_rays_package_runs_as_it_is(tmp_path: Path) -> None:
+    name = "ray.train.examples.pytorch.torch_linear_example:train_func"
+    config = {"lr": 1e-2, "hidden_size": 1, "batch_size": 4, "epochs": 3}
+    folder = run(tmp_path, train_fn=name, num_workers=2, train_loop_config=config)
+    assert steps(folder) == [1, 2, 3]
