@@ -1,7 +1,7 @@
 """Predictors: what makes a callable of a folder that a training function reported.
 
-A predictor is a function of the folder, named by the parameter `predictor`. The ones here cover
-what most functions report:
+A predictor is a function of the folder, named by the parameter `predictor`; the folder may be gone
+when it has returned. The ones here cover what most functions report:
 
 >>> from train_core import predictors
 >>> def predictor(folder):

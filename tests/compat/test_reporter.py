@@ -59,7 +59,7 @@ class Ranks:
 
         def of(rank: int, folder: Path | None) -> Report:
             found = {"rank": rank, **(metrics or {})}
-            return Report(self.number, found, opened(folder) if folder else None, **more)
+            return Report(self.number, found, Given(folder) if folder else None, **more)
 
         futures = [
             reporter.report(of(rank, folder))
@@ -83,12 +83,18 @@ class Ranks:
             reporter.close()
 
 
-def opened(folder: Path) -> Callable[[], Any]:
-    @contextmanager
-    def open_folder() -> Iterator[Path]:
-        yield folder
+class Given:
+    """A folder that stays where it is."""
 
-    return open_folder
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def opened(self) -> Iterator[Path]:
+        yield self.folder
+
+    def clean_up(self) -> None:
+        """It stays."""
 
 
 def write(folder: Path, **files: str) -> Path:

@@ -35,6 +35,11 @@ IN_ORDER, LOST, RAISED, FAILED = Ended
         (LOST, MOVE, {}, Next.RESTART),
         (LOST, END, {}, Next.STOPPED),
         (LOST, END, {"has_progress": True}, Next.STOPPED),
+        # It has saved its last checkpoint, and died while it tidied up.
+        (LOST, NOTHING, {"has_finished": True}, Next.DONE),
+        (LOST, END, {"has_finished": True}, Next.DONE),
+        (RAISED, NOTHING, {"has_finished": True}, Next.DONE),
+        (FAILED, NOTHING, {"has_finished": True}, Next.FAIL),
         (FAILED, NOTHING, {}, Next.FAIL),
         (FAILED, MOVE, {}, Next.FAIL),
         (FAILED, END, {"has_progress": True}, Next.FAIL),

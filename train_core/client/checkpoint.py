@@ -23,10 +23,9 @@ from train_core.storage.records.names import (
     REPORTED_FOLDER,
     CheckpointName,
 )
-from train_core.storage.records.verified_files import read_file
 from train_core.storage.run_folder import Checkpoint as CommittedCheckpoint
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.verification import faults_of_files
+from train_core.storage.verification import check_files, copy_files
 
 if TYPE_CHECKING:
     from ray.train import Checkpoint as RayCheckpoint
@@ -135,7 +134,7 @@ class Checkpoint:
             self._pin(stack)
             found = Path(self._store.path(self._files_key))
             if self._store.is_local and found.is_dir():
-                self._verify()
+                check_files(self._store, self._key, self.committed.manifest.files)
             else:
                 place = tempfile.TemporaryDirectory(prefix="evertrain-")
                 found = Path(stack.enter_context(place), self.name)
@@ -187,21 +186,11 @@ class Checkpoint:
                 "%s is read without a pin, so its run may delete it meanwhile: %s", self.uri, error
             )
 
-    def _verify(self) -> None:
-        """Read every file. Raises CheckpointError if one is missing or altered."""
-        if found := faults_of_files(self._store, self._key, self.committed.manifest.files):
-            raise CheckpointError(
-                f"{self.uri} is not what was committed: {'; '.join(found)}. Take another checkpoint"
-            )
-
     def _copy_to(self, target: Path) -> None:
         """Write the verified files. Raises CheckpointError if one is missing or altered."""
-        target.mkdir()
-        inside = f"{REPORTED_FOLDER}/" if self._is_reported else ""
-        for entry in self.committed.manifest.files:
-            path = target / entry.name.removeprefix(inside)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(read_file(self._store, f"{self._key}/{entry.name}", entry))
+        files = self.committed.manifest.files
+        without = f"{REPORTED_FOLDER}/" if self._is_reported else ""
+        copy_files(self._store, self._key, files, target, without=without)
         if not self._is_reported:
             (target / MANIFEST_JSON).write_bytes(self._manifest())
 

@@ -133,12 +133,6 @@ class FunctionOptions(Options):
                     f"max_failures is {self.max_failures} and needs train_fn or trainer: a "
                     "workload that raises an error would raise it again"
                 )
-            return self
-        if unused := sorted(self._unused()):
-            raise ValueError(
-                f"{', '.join(unused)} would change nothing: a training function decides that "
-                "itself. Leave it out, and give the function what it needs in train_loop_config"
-            )
         return self
 
     @property
@@ -158,13 +152,3 @@ class FunctionOptions(Options):
             return set(FunctionOptions.model_fields)
         used = _USED | (_USED_TO_SCORE if self.predictor else set())
         return {name for group in _GROUPS for name in group.model_fields if name not in used}
-
-    def _unused(self) -> set[str]:
-        """Those of them that have other values than their defaults."""
-        fields = {name: field for group in _GROUPS for name, field in group.model_fields.items()}
-        return {
-            name
-            for name in self.without_effect
-            if hasattr(self, name)
-            and getattr(self, name) != fields[name].get_default(call_default_factory=True)
-        }

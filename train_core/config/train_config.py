@@ -45,7 +45,7 @@ class TrainConfig(
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.is_function:
-            return self
+            return self._check_unused()
         shards = max(self.num_shards, self.num_workers)
         if self.batch_size < self.accumulation_steps * shards:
             raise ValueError(
@@ -54,6 +54,21 @@ class TrainConfig(
             )
         if self.strategy == "fsdp":
             self._check_fsdp()
+        return self
+
+    def _check_unused(self) -> Self:
+        """Refuse what a training function decides itself."""
+        fields = TrainConfig.model_fields
+        unused = [
+            name
+            for name in sorted(self.without_effect)
+            if getattr(self, name) != fields[name].get_default(call_default_factory=True)
+        ]
+        if unused:
+            raise ValueError(
+                f"{', '.join(unused)} would change nothing: a training function decides that "
+                "itself. Leave it out, and give the function what it needs in train_loop_config"
+            )
         return self
 
     def _check_fsdp(self) -> None:

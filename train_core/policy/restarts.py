@@ -74,6 +74,8 @@ class AttemptEnd:
     """The last step is committed."""
     has_progress: bool = False
     """There is a newer checkpoint than when the attempt began."""
+    has_finished: bool = False
+    """The newest checkpoint is the training's last: what died then was only tidying up."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ def _after_attempt(end: AttemptEnd, restarts: int, rules: RestartRules, failures
     match end.ended:
         case Ended.FAILED:
             return Decision(Next.FAIL, restarts)
+        case Ended.LOST | Ended.RAISED if end.has_finished:
+            return Decision(Next.DONE, restarts)
         case Ended.RAISED if 0 <= rules.max_failures <= failures:
             return Decision(Next.FAIL, restarts)
         case Ended.RAISED:

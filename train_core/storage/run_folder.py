@@ -184,7 +184,7 @@ class RunFolder:
 
     def newest_reported(self) -> Checkpoint | None:
         """The newest folder that a training function reported; None if there is none."""
-        found = (c for c in reversed(self.checkpoints()) if not c.manifest.is_function_end)
+        found = (one for one in reversed(self.checkpoints()) if one.manifest.reported)
         return next(found, None)
 
     def exists_checkpoint(self, name: CheckpointName) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
+from train_core.errors import CheckpointError
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import JOURNAL
-from train_core.storage.records.verified_files import fault_of
+from train_core.storage.records.verified_files import fault_of, read_file
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 
@@ -29,3 +31,29 @@ def faults_of_files(store: Store, above: str, files: Iterable[FileEntry]) -> lis
     """What is wrong with the files in the folder at the key `above`."""
     found = (fault_of(store, f"{above}/{file.name}", file) for file in files)
     return [fault for fault in found if fault]
+
+
+def check_files(store: Store, above: str, files: Iterable[FileEntry]) -> None:
+    """Read all files in the folder at the key `above`.
+
+    Raises CheckpointError, which names those that are missing or altered.
+    """
+    if found := faults_of_files(store, above, files):
+        raise CheckpointError(
+            f"{store.uri(above)} is not what was committed: {'; '.join(found)}. Take another "
+            "checkpoint"
+        )
+
+
+def copy_files(
+    store: Store, above: str, files: Iterable[FileEntry], target: Path, *, without: str = ""
+) -> None:
+    """Write the files, verified, into a local folder, under their names without that beginning.
+
+    Raises CheckpointError if one is missing or altered.
+    """
+    target.mkdir(parents=True)
+    for file in files:
+        path = target / file.name.removeprefix(without)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(read_file(store, f"{above}/{file.name}", file))

@@ -42,13 +42,21 @@ class JournalBuffer:
         step: int,
         metrics: Mapping[str, float],
         rates: Mapping[str, float] | None = None,
-        **reported: Any,
+        *,
+        texts: Mapping[str, str] | None = None,
+        by_rank: Mapping[str, dict[str, float | None]] | None = None,
     ) -> None:
-        """Record what was measured at `step`; `reported` is what only a training function gives."""
+        """Record what was measured at `step`; only training functions give texts and `by_rank`."""
         if self._is_enabled:
             rates, self._counters = {**self._counters, **(rates or {})}, {}
-            now, finite_metrics = time.time(), finite(metrics)
-            entry = Entry(step=step, time=now, metrics=finite_metrics, rates=rates, **reported)
+            entry = Entry(
+                step=step,
+                time=time.time(),
+                metrics=finite(metrics),
+                rates=rates,
+                texts=dict(texts or {}),
+                by_rank=dict(by_rank or {}),
+            )
             self.pending.append(entry)
 
     def count(self, name: str, amount: float) -> None:

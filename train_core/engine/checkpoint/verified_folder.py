@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from train_core.errors import CheckpointError, StorageError
+from train_core.errors import StorageError
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.names import REPORTED_FOLDER
-from train_core.storage.records.verified_files import fault_of, read_file
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.verification import check_files, copy_files
 
 _DONE = "verified"
 
@@ -31,10 +31,12 @@ def verified_folder(folder: RunFolder, checkpoint: Checkpoint, cache: Path) -> P
         store, key = folder.store, f"{checkpoint.key}/{REPORTED_FOLDER}"
         found = Path(store.path(key)) if store.is_local else place / REPORTED_FOLDER
         if not (place / _DONE).exists():
+            files = checkpoint.manifest.files
             if store.is_local:
-                _verify(folder, checkpoint)
+                check_files(store, checkpoint.key, files)
             else:
-                _download(folder, checkpoint, place)
+                shutil.rmtree(place, ignore_errors=True)
+                copy_files(store, checkpoint.key, files, place)
             # A folder without a file is one that no storage has.
             found.mkdir(parents=True, exist_ok=True)
             place.mkdir(parents=True, exist_ok=True)
@@ -56,21 +58,6 @@ def cache_of(folder: RunFolder, attempt: int) -> Path:
         if other.name.isdigit() and int(other.name) < attempt:
             shutil.rmtree(other, ignore_errors=True)
     return of_run / str(attempt)
-
-
-def _verify(folder: RunFolder, checkpoint: Checkpoint) -> None:
-    for entry in checkpoint.manifest.files:
-        if fault := fault_of(folder.store, f"{checkpoint.key}/{entry.name}", entry):
-            raise CheckpointError(f"checkpoint {checkpoint.name} is damaged: {fault}")
-
-
-def _download(folder: RunFolder, checkpoint: Checkpoint, place: Path) -> None:
-    shutil.rmtree(place, ignore_errors=True)
-    for entry in checkpoint.manifest.files:
-        data = read_file(folder.store, f"{checkpoint.key}/{entry.name}", entry)
-        path = place / entry.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
 
 
 @contextmanager

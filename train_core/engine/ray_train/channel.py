@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -21,20 +22,25 @@ LONG = timedelta(seconds=60)
 _log = logging.getLogger(__name__)
 
 
+class DriverLostError(ConnectionError):
+    """The driver's store does not answer: its process, or the way to it, is gone."""
+
+
 class ReportChannel:
-    """One rank's connection, used by one thread. Its methods raise DriverLostError if it breaks."""
+    """One rank's connection, used by one thread. Its methods raise DriverLostError if it breaks.
+
+    After a wait of `long`, a rank that sends something else is looked for.
+    """
 
     def __init__(self, own: Membership, long: timedelta = LONG) -> None:
         self._long = long
         self._rank, self._world_size = own.rank, own.world_size
-        try:
+        with _driver_may_be_lost():
             self._store: PrefixStore = connect(own)
-        except RuntimeError as error:
-            raise _broken(error) from error
 
     def send(self, topic: str, message: object) -> None:
         """Send this rank's message about a topic to rank 0."""
-        self._set(f"{topic}/{self._rank}", message)
+        self.announce(f"{topic}/{self._rank}", message)
 
     def collect(self, topic: str, *, unless: str = "") -> list[Any]:
         """Wait for the messages of all ranks about a topic; they are in the order of ranks.
@@ -42,46 +48,41 @@ class ReportChannel:
         Raises UserCodeError if a rank sends one about the topic `unless` instead: it does not call
         what the others call.
         """
-        keys = [f"{topic}/{rank}" for rank in range(self._world_size)]
-        messages = [
-            self._wait(key, lambda rank=rank: self._refuse(topic, unless, rank))  # type: ignore[misc]  # it binds the rank
-            for rank, key in enumerate(keys)
-        ]
-        for key in keys:
+        messages = []
+        for rank in range(self._world_size):
+            key = f"{topic}/{rank}"
+            while not self._comes_soon(key):
+                self._refuse_other_call(topic, unless, rank)
+            messages.append(self.wait_for(key))
             # A training of weeks would fill the driver's memory.
-            self._store.delete_key(key)
+            self.forget(key)
         return messages
 
     def announce(self, topic: str, message: object) -> None:
         """Give all ranks the same message about a topic."""
-        self._set(topic, message)
+        data = json.dumps(message)
+        with _driver_may_be_lost():
+            self._store.set(topic, data)
 
     def wait_for(self, topic: str) -> Any:
         """Wait for the message that `announce` gives about a topic."""
-        return self._wait(topic)
+        # Another rank may train for days before it reports.
+        while not self._comes_soon(topic):
+            pass
+        with _driver_may_be_lost():
+            return json.loads(self._store.get(topic))
 
     def read(self, topic: str) -> Any:
         """The announcement about a topic, or None if there is none yet."""
-        try:
-            return self._wait(topic) if self._store.check([topic]) else None
-        except RuntimeError as error:
-            raise _broken(error) from error
+        return self.wait_for(topic) if self._is_there(topic) else None
 
     def forget(self, topic: str) -> None:
         """Delete an announcement that all ranks have read."""
-        try:
+        with _driver_may_be_lost():
             self._store.delete_key(topic)
-        except RuntimeError as error:
-            raise _broken(error) from error
 
-    def _set(self, key: str, message: object) -> None:
-        try:
-            self._store.set(key, json.dumps(message))
-        except RuntimeError as error:
-            raise _broken(error) from error
-
-    def _refuse(self, topic: str, unless: str, rank: int) -> None:
-        if unless and self._store.check([f"{unless}/{rank}"]):
+    def _refuse_other_call(self, topic: str, unless: str, rank: int) -> None:
+        if unless and self._is_there(f"{unless}/{rank}"):
             raise UserCodeError(
                 "train",
                 f"rank {rank} is at {unless} while others are at {topic}: all ranks have to call "
@@ -89,28 +90,24 @@ class ReportChannel:
             )
         _log.info("rank %d has not come to %s yet", rank, topic)
 
-    def _wait(self, key: str, on_long: Callable[[], None] = lambda: None) -> Any:
-        # Another rank may train for days before it reports.
-        while not self._is_there_soon(key):
-            on_long()
-        try:
-            return json.loads(self._store.get(key))
-        except RuntimeError as error:
-            raise _broken(error) from error
+    def _is_there(self, key: str) -> bool:
+        with _driver_may_be_lost():
+            return bool(self._store.check([key]))
 
-    def _is_there_soon(self, key: str) -> bool:
-        try:
-            self._store.wait([key], self._long)
-        except DistStoreError:
-            return False
-        except RuntimeError as error:
-            raise _broken(error) from error
+    def _comes_soon(self, key: str) -> bool:
+        """Whether the message comes within `long`."""
+        with _driver_may_be_lost():
+            try:
+                self._store.wait([key], self._long)
+            except DistStoreError:
+                return False
         return True
 
 
-class DriverLostError(ConnectionError):
-    """The driver's store does not answer: its process, or the way to it, is gone."""
-
-
-def _broken(error: RuntimeError) -> DriverLostError:
-    return DriverLostError(f"the driver's store does not answer: {error}")
+@contextmanager
+def _driver_may_be_lost() -> Iterator[None]:
+    """Give the error of a store that is gone its name."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise DriverLostError(f"the driver's store does not answer: {error}") from error

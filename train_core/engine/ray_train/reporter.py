@@ -112,7 +112,8 @@ class Reporter:
             if self._committer:
                 channel.announce(f"{topic}/end", self._commit(report.number, plan, channel))
             end = _checked(channel.wait_for(f"{topic}/end"))
-        report.on_stored()
+        if report.source:
+            report.source.clean_up()
         return Settled(end["checkpoint"], plan["stop"])
 
     def _plan(self, number: int, channel: ReportChannel) -> dict[str, Any]:
@@ -208,8 +209,8 @@ class _Mine:
 
     def open(self, report: Report, stack: ExitStack) -> None:
         files = None
-        if report.open_folder is not None:
-            self.folder = stack.enter_context(report.open_folder())
+        if report.source is not None:
+            self.folder = stack.enter_context(report.source.opened())
             files = files_in(self.folder)
         self.message |= {
             "metrics": plain(report.metrics),

@@ -1,7 +1,7 @@
 """The seam: what a training function asks of Ray Train, seen and carried out in its worker.
 
-This is the one file with private names of Ray. `set_train_fn_utils` takes the object that every
-public function of `ray.train` calls, whenever the function has imported it.
+This is the one file with private names of Ray Train. `set_train_fn_utils` takes the object that
+every public function of `ray.train` calls, whenever the function has imported it.
 tests/compat/test_private_names.py fails if Ray changes one of them.
 """
 
@@ -12,13 +12,11 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow.fs
 from ray.train import Checkpoint
 from ray.train.v2._internal.exceptions import RayTrainError
 from ray.train.v2._internal.execution.callback import ControllerCallback
@@ -36,6 +34,7 @@ from train_core.engine.ray_train.channel import ReportChannel
 from train_core.engine.ray_train.origin import reported_at
 from train_core.engine.ray_train.plain import plain
 from train_core.engine.ray_train.reporter import Reporter
+from train_core.engine.ray_train.source import FolderSource, RunPlaces
 from train_core.engine.ray_train.task import (
     DamagedFolderError,
     FunctionTask,
@@ -46,7 +45,7 @@ from train_core.engine.ray_train.task import (
 from train_core.engine.ray_train.validations import record_validation
 from train_core.errors import CheckpointError
 from train_core.log_lines import set_up_own_logging
-from train_core.storage.records.names import REPORTED_FOLDER, CheckpointName, is_of_function
+from train_core.storage.records.names import CHECKPOINTS, REPORTED_FOLDER, CheckpointName
 from train_core.storage.run_folder import Checkpoint as Committed
 from train_core.storage.run_writer import RunWriter
 
@@ -115,10 +114,14 @@ class WorkerCalls(DistributedTrainFnUtils):
     def __init__(self, task: FunctionTask) -> None:
         context = get_train_context()
         self._folder = task.folder
-        self._writer = RunWriter(self._folder, task.attempt)
         self._origin = task.origin
-        self._cache = cache_of(self._folder, task.attempt)
-        self._storage = context.storage_context
+        storage = context.storage_context
+        self._places = RunPlaces(
+            RunWriter(self._folder, task.attempt),
+            storage.storage_filesystem,
+            storage.experiment_fs_path,
+            cache_of(self._folder, task.attempt),
+        )
         rank, world_size = context.get_world_rank(), context.get_world_size()
         self._reporter = Reporter(task, rank, world_size, self._note)
         self._counting = threading.Lock()
@@ -147,33 +150,35 @@ class WorkerCalls(DistributedTrainFnUtils):
             deletes = checkpoint_upload_mode.default_delete_local_checkpoint_after_upload()
         with self._counting:
             self._number += 1
-            settled = self._reporter.report(
-                self._new_report(
-                    metrics,
+            number, name = self._number, checkpoint_dir_name or ""
+            source = None
+            if checkpoint is not None:
+                source = FolderSource(
                     checkpoint,
-                    checkpoint_dir_name,
-                    checkpoint_upload_fn,
-                    deletes=deletes,
-                    moves=checkpoint_upload_mode == CheckpointUploadMode.NO_UPLOAD,
-                    validates=bool(validation),
+                    self._places,
+                    upload=checkpoint_upload_fn,
+                    name=name or f"checkpoint_{number:06d}",
+                    is_moved=checkpoint_upload_mode == CheckpointUploadMode.NO_UPLOAD,
+                    is_deleted=deletes,
                 )
+            settled = self._reporter.report(
+                Report(number, metrics, source, name, awaits_validation=bool(validation))
             )
-        has_checkpoint = checkpoint is not None
         if checkpoint_upload_mode == CheckpointUploadMode.ASYNC:
             # Ray's own barrier is taken here, by the caller; its thread waits for the commit.
             super().report(
                 plain(metrics),
-                checkpoint if has_checkpoint else None,
+                checkpoint,
                 checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
                 delete_local_checkpoint_after_upload=False,
-                checkpoint_upload_fn=lambda *_: _given(self._committed(settled)),
+                checkpoint_upload_fn=lambda *_: self._committed(settled),
                 validation=validation,
             )
             return
-        committed = self._committed(settled)
+        settled.result()
         super().report(
             plain(metrics),
-            committed if has_checkpoint else None,
+            self._committed(settled) if checkpoint else None,
             checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,
             validation=validation,
         )
@@ -191,7 +196,7 @@ class WorkerCalls(DistributedTrainFnUtils):
         else:
             return None
         try:
-            return Checkpoint.from_directory(verified_folder(folder, found, self._cache))
+            return Checkpoint.from_directory(verified_folder(folder, found, self._places.cache))
         except CheckpointError as error:
             own = str(found.name) if folder is self._folder else ""
             raise DamagedFolderError(own, str(error)) from error
@@ -221,75 +226,25 @@ class WorkerCalls(DistributedTrainFnUtils):
         self._raise_if_stopped()
         self._reporter.end(self._number + 1)
         # The function has ended on all ranks: nobody reads it any more.
-        shutil.rmtree(self._cache, ignore_errors=True)
+        shutil.rmtree(self._places.cache, ignore_errors=True)
 
     def close(self) -> None:
         """End the threads of the reports."""
         self._reporter.close()
 
-    def _new_report(
-        self,
-        metrics: dict[str, Any],
-        checkpoint: Checkpoint | None,
-        name: str | None,
-        upload: Callable[[Checkpoint, str], Checkpoint] | None,
-        *,
-        deletes: bool,
-        moves: bool,
-        validates: bool,
-    ) -> Report:
-        if checkpoint is None:
-            return Report(self._number, metrics, name=name or "")
-        place = name or f"checkpoint_{self._number:06d}"
-        opened: list[Checkpoint] = []
-
-        @contextmanager
-        def open_folder() -> Iterator[Path]:
-            found = upload(checkpoint, place) if upload else checkpoint
-            if not isinstance(found, Checkpoint):
-                raise TypeError(
-                    f"checkpoint_upload_fn returned {found!r}, and not a ray.train.Checkpoint"
-                )
-            opened.append(found)
-            with found.as_directory() as folder:
-                yield Path(folder)
-
-        def on_stored() -> None:
-            if deletes and isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem):
-                self._delete_local(Path(checkpoint.path))
-            if moves or upload:
-                for found in opened:
-                    self._delete_moved(found)
-
-        return Report(self._number, metrics, open_folder, name or "", validates, on_stored)
-
-    def _delete_local(self, reported: Path) -> None:
-        """Delete a folder of the function's own; never the run, the cache or a part of them."""
-        place = reported.resolve()
-        for kept in (Path(self._folder.url).resolve(), self._cache.resolve()):
-            if place.is_relative_to(kept) or kept.is_relative_to(place):
-                return
-        shutil.rmtree(place, ignore_errors=True)
-
-    def _delete_moved(self, reported: Checkpoint) -> None:
-        """Delete a folder that the function wrote into the run folder: a checkpoint has it now."""
-        if reported.filesystem != self._storage.storage_filesystem:
-            return
-        key = os.path.relpath(reported.path, self._storage.experiment_fs_path)
-        if is_of_function(key):
-            self._writer.delete_moved(key)
-
     def _note(self, settled: Settled) -> None:
         self._latest = settled.checkpoint or self._latest
         self._stop = settled.stop or self._stop
 
-    def _committed(self, settled: Future[Settled]) -> Checkpoint | None:
+    def _committed(self, settled: Future[Settled]) -> Checkpoint:
+        """The checkpoint of a report with a folder, once it is committed."""
         name = settled.result().checkpoint
-        return self._as_ray_has_it(name) if name else None
+        assert name is not None, "this rank has reported a folder"
+        return self._as_ray_has_it(name)
 
     def _as_ray_has_it(self, name: str) -> Checkpoint:
-        place = f"{self._storage.experiment_fs_path}/checkpoints/{name}/{REPORTED_FOLDER}"
-        return Checkpoint(place, filesystem=self._storage.storage_filesystem)
+        place = f"{self._places.path}/{CHECKPOINTS}/{name}/{REPORTED_FOLDER}"
+        return Checkpoint(place, filesystem=self._places.filesystem)
 
     def _raise_if_stopped(self) -> None:
         if self._stop is not None:
@@ -304,11 +259,6 @@ def _status_of(checkpoint: Committed) -> ReportedCheckpointStatus:
     if checkpoint.awaits_validation:
         return ReportedCheckpointStatus.PENDING_VALIDATION
     return ReportedCheckpointStatus.COMMITTED
-
-
-def _given(checkpoint: Checkpoint | None) -> Checkpoint:
-    assert checkpoint is not None, "this rank has reported a folder"
-    return checkpoint
 
 
 class EndWithDriver(ControllerCallback):

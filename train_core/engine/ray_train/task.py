@@ -1,12 +1,12 @@
-"""What the workers of one attempt are told, and what they give back."""
+"""What a launcher sends to the workers of an attempt, and the reports that they make."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from train_core.config import TrainConfig
 from train_core.storage.records.run_record import Origin
@@ -42,6 +42,16 @@ class FunctionTask:
         return RunFolder.at(self.url)
 
 
+class Source(Protocol):
+    """A folder that a rank reports."""
+
+    def opened(self) -> AbstractContextManager[Path]:
+        """The folder on a disk of this node, as long as the block runs."""
+
+    def clean_up(self) -> None:
+        """Called once the folder is committed."""
+
+
 @dataclass(frozen=True)
 class Report:
     """One call of `ray.train.report` on one rank."""
@@ -49,14 +59,12 @@ class Report:
     number: int
     """All ranks count alike, over all attempts."""
     metrics: Mapping[str, Any]
-    open_folder: Callable[[], AbstractContextManager[Path]] | None = None
-    """Gives the reported folder, as long as it is read; None: this rank reported none."""
+    source: Source | None = None
+    """The reported folder; None: this rank reported none."""
     name: str = ""
     """`checkpoint_dir_name`, if the function gave one."""
     awaits_validation: bool = False
     """Whether a validation function shall measure the folder."""
-    on_stored: Callable[[], None] = field(default=lambda: None)
-    """Called once the folder is committed."""
 
 
 @dataclass(frozen=True)

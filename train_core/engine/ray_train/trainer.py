@@ -50,7 +50,7 @@ def new_trainer(config: TrainConfig) -> DataParallelTrainer:
     )
 
 
-def asked_of(config: TrainConfig) -> TrainConfig:
+def with_trainers_settings(config: TrainConfig) -> TrainConfig:
     """The configuration with what the factory's trainer asks for, in Ray's meaning.
 
     Raises WorkloadError if there is no such function, or if it cannot be run.

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import uuid
 from datetime import UTC, datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, Split
 from train_core.engine.checkpoint.reader import load_weights
-from train_core.engine.checkpoint.verified_folder import cache_of, verified_folder
+from train_core.engine.checkpoint.verified_folder import verified_folder
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.data.batches import model_to_device
 from train_core.engine.data.recorded import load_recorded
@@ -43,7 +45,6 @@ from train_core.loading import load_function
 from train_core.log_lines import set_up_logging
 from train_core.predictors import as_module, trusting_pickle
 from train_core.results import CheckpointSummary, EvaluationResult
-from train_core.storage.coordination.lease import newest_attempt
 from train_core.storage.records.journal import finite
 from train_core.storage.records.manifest import EvaluationManifest
 from train_core.storage.records.names import CONFUSION_MATRIX_JSON, EVALUATIONS
@@ -197,10 +198,12 @@ def _model_of(
     Raises CheckpointError if the checkpoint is damaged.
     """
     if config.is_function:
-        cache = cache_of(folder, newest_attempt(folder.store))
-        place = verified_folder(folder, checkpoint, cache)
-        with trusting_pickle(is_trusted=config.trust_pickle):
-            return as_module(load_function(config.predictor)(place))
+        predictor = load_function(config.predictor)
+        with (
+            tempfile.TemporaryDirectory(prefix="evertrain-") as cache,
+            trusting_pickle(is_trusted=config.trust_pickle),
+        ):
+            return as_module(predictor(verified_folder(folder, checkpoint, Path(cache))))
     model = workload.model()
     model.load_state_dict(load_weights(folder.store, checkpoint))
     return model

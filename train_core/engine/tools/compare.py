@@ -25,7 +25,7 @@ from train_core.errors import CheckpointError
 from train_core.policy.metric_names import VALIDATION, is_of
 from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.verification import faults_of_files
+from train_core.storage.verification import check_files
 
 # Seconds belong to the machine and the hour.
 _IGNORED = {"progress/elapsed_s"}
@@ -70,8 +70,7 @@ def _state_of(folder: RunFolder, checkpoint: Checkpoint) -> dict[str, Any]:
     manifest = checkpoint.manifest
     if not (manifest.reported or manifest.is_function_end):
         return load_state(folder.store, checkpoint)
-    if faults := faults_of_files(folder.store, checkpoint.key, manifest.files):
-        raise CheckpointError(f"checkpoint {checkpoint.name} is damaged: {'; '.join(faults)}")
+    check_files(folder.store, checkpoint.key, manifest.files)
     digests = {entry.name: entry.digest for entry in manifest.files}
     return {**digests, "progress": {"metrics": dict(manifest.metrics)}}
 

@@ -122,14 +122,12 @@ class Supervisor:
                 has_saved=outcome.given_up_at is None,
                 has_stopped=_was_stopped(newest, number),
                 has_progress=newest != before,
+                has_finished=is_training_finished(newest, config),
             )
             decision = after_attempt(end, restarts, rules, failures)
-            # A process may die after the last commit, while it only tidies up.
-            is_done = decision.next is Next.RESTART and is_training_finished(newest, config)
-            if not is_done:
-                self._carry_out(decision, outcome, newest)
+            self._carry_out(decision, outcome, newest)
             restarts, failures = decision.restarts, decision.failures
-            is_done = is_done or decision.next is Next.DONE
+            is_done = decision.next is Next.DONE
         assert newest is not None, "a training ends with a checkpoint"
         return newest
 

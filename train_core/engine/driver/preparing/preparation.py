@@ -59,7 +59,7 @@ def prepare_run(
         if mirror is not None:
             begun.callback(mirror.close, None)
         if config.is_function:
-            config = _with_trainers(config, workers)
+            config = _with_trainers_settings(config, workers)
         checks = check_function if config.is_function else check
         checked = checks(folder, request.model_copy(update={"config": config}))
         prepared = checked.prepared
@@ -85,17 +85,17 @@ def prepare_run(
     return PreparedRun(prepared, config, held, mirror)
 
 
-def _with_trainers(config: TrainConfig, workers: Workers) -> TrainConfig:
+def _with_trainers_settings(config: TrainConfig, workers: Workers) -> TrainConfig:
     """The configuration with what the factory's trainer asks for, if there is one.
 
     A factory may read a dataset by Ray, so Ray has to be up.
     """
-    from train_core.engine.ray_train.trainer import asked_of
+    from train_core.engine.ray_train.trainer import with_trainers_settings
 
     if config.trainer:
         workers.join(config)
         workers.wait_for_ray()
-    return asked_of(config)
+    return with_trainers_settings(config)
 
 
 def _connected_mirror(request: DriverRequest, folder: RunFolder) -> Mirror | None:
