@@ -100,13 +100,13 @@ MUTANTS = (
     ),
     Mutant(
         "retention's references: the report's best",
-        "train_core/storage/cleanup/retention.py",
+        "train_core/storage/cleanup/verdicts.py",
         "    if best := reported_best(folder):\n",
         '    if best := reported_best(folder) and "nobody":\n',
     ),
     Mutant(
         "retention's references: a pin that came meanwhile",
-        "train_core/storage/cleanup/retention.py",
+        "train_core/storage/cleanup/delete_checkpoint.py",
         "        if others:\n            return False\n",
         "",
     ),

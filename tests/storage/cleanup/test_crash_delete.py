@@ -17,7 +17,7 @@ from tests.storage.killed import ACTIONS, begin, prune
 from tests.storage.samples import WEIGHTS, manifest, save
 from tests.storage.samples import commit as commit_small
 from train_core.errors import StorageError
-from train_core.storage.cleanup.retention import delete_unless_pinned
+from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import FileEntry

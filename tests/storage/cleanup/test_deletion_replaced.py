@@ -12,7 +12,7 @@ import pytest
 from tests.storage.coordination.test_pins import any_folder, folder, held_up, kept, three
 from tests.storage.samples import commit
 from train_core.errors import FencedError
-from train_core.storage.cleanup.retention import delete_unless_pinned
+from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
 from train_core.storage.coordination import lease, pins
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName

@@ -13,8 +13,8 @@ from tests.storage.samples import commit, manifest, save
 from train_core.config import TrainConfig
 from train_core.errors import StorageError
 from train_core.storage.cleanup.dead_scorers import clearing_dead_scorers
+from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
 from train_core.storage.cleanup.orphans import find_orphans
-from train_core.storage.cleanup.retention import delete_unless_pinned
 from train_core.storage.cleanup.superseded import delete_superseded
 from train_core.storage.coordination import job_mailbox, pins
 from train_core.storage.coordination.holder import Holder

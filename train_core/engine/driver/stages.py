@@ -20,8 +20,8 @@ from train_core.errors import StageError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Request, ScoringRequest
 from train_core.results import CheckpointSummary, TrainResult
-from train_core.storage.cleanup.retention import finalists_of
 from train_core.storage.cleanup.superseded import delete_superseded
+from train_core.storage.cleanup.verdicts import finalists_of
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.validations import committed_validations
 

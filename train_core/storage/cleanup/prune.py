@@ -8,8 +8,9 @@ from datetime import datetime
 from typing import Literal
 
 from train_core.policy.retention import RetentionRules
+from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
 from train_core.storage.cleanup.orphans import delete_orphans, find_orphans
-from train_core.storage.cleanup.retention import delete_unless_pinned, verdicts
+from train_core.storage.cleanup.verdicts import verdicts
 from train_core.storage.coordination import pins
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 
 from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, EvertrainError, FencedError
+from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
 from train_core.storage.cleanup.orphans import collect_orphans
-from train_core.storage.cleanup.retention import delete_unless_pinned, verdicts
+from train_core.storage.cleanup.verdicts import verdicts
 from train_core.storage.records.names import JOURNAL
 from train_core.storage.run_folder import Checkpoint
 from train_core.storage.run_writer import RunWriter

@@ -1,8 +1,4 @@
-"""Retention in a run folder: what rules and references keep, and how the rest is deleted.
-
-Here are the pins and their order. The deletes, the manifest's first, are
-`RunWriter.delete_checkpoint`.
-"""
+"""Retention in a run folder: what rules, the report and pins keep. `delete_checkpoint` deletes."""
 
 from __future__ import annotations
 
@@ -17,11 +13,10 @@ from train_core.policy.retention import (
     retention_verdicts,
 )
 from train_core.policy.selection import Candidate
-from train_core.storage.coordination import deletion_notices, pins
-from train_core.storage.records.names import PINS, REPORT_JSON, CheckpointName
+from train_core.storage.coordination import pins
+from train_core.storage.records.names import REPORT_JSON
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_reports import reported_best
-from train_core.storage.run_writer import RunWriter
 
 
 def verdicts(
@@ -56,25 +51,6 @@ def finalists_of(checkpoints: Collection[Checkpoint], rules: RetentionRules) -> 
     """The finalists of those that were kept, oldest first."""
     named = {str(one.name): one for one in checkpoints}
     return [named[one.name] for one in finalists(map(_candidate, checkpoints), rules)]
-
-
-def delete_unless_pinned(
-    writer: RunWriter, name: str, *, ignored_pins: Collection[str] = ()
-) -> bool:
-    """Delete a checkpoint, its manifest first; whether nobody pinned it.
-
-    Raises FencedError if a newer attempt has the run.
-    """
-    parsed = CheckpointName.parse(name)
-    if parsed is None:
-        raise ValueError(f"{name!r} is not the name of a checkpoint")
-    store = writer.folder.store
-    with deletion_notices.deleting(store, parsed, writer.attempt, ignored=ignored_pins) as others:
-        if others:
-            return False
-        writer.delete_checkpoint(parsed)
-        store.delete(f"{PINS}/{name}")
-    return True
 
 
 def _candidate(checkpoint: Checkpoint) -> Candidate:
