@@ -115,6 +115,11 @@ def cores_for(group: str, locks: Path) -> Iterator[None]:
         yield
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--part 2/5`: every fifth file of those that have such tests, from the second on."""
+    parser.addoption("--part", default="1/1", help="run every n-th file, from the k-th on: k/n")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Make the locks, which the processes of pytest-xdist find by the environment."""
     if not hasattr(config, "workerinput"):
@@ -141,8 +146,14 @@ class SlowestFirst(LoadScopeScheduling):
         return group_of(nodeid)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The same in all processes: they have to agree."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The same in all processes: they have to agree. What `-m` leaves out is left out already."""
+    part, parts = map(int, config.getoption("--part").split("/"))
+    files = sorted({item.path for item in items})[part - 1 :: parts]
+    others = [item for item in items if item.path not in files]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item.path in files]
     items.sort(key=lambda item: place_of(item.nodeid))
 
 
