@@ -19,7 +19,7 @@ from train_core.storage.objects.uploads import Upload
 _T = TypeVar("_T")
 KINDS = ("write", "create", "put", "upload", "copy", "link_or_copy", "delete")
 """What changes something."""
-LOOKS = ("read", "load", "size_bytes", "exists", "names", "uploads")
+LOOKS = ("read", "load", "download", "digest", "size_bytes", "exists", "names", "uploads")
 """What only looks."""
 LOOK = "look"
 RECORD_BYTES = 16
@@ -129,6 +129,14 @@ class FaultyStore(Store):
     def load(self, key: str, size_bytes: int) -> tuple[memoryview, str]:
         act = super().load
         return self._counted("load", key, lambda: act(key, size_bytes))
+
+    def download(self, key: str, local: str | Path) -> str:
+        act = super().download
+        return self._counted("download", key, lambda: act(key, local))
+
+    def digest(self, key: str, size_bytes: int) -> str:
+        act = super().digest
+        return self._counted("digest", key, lambda: act(key, size_bytes))
 
     def size_bytes(self, key: str) -> int:
         act = super().size_bytes

@@ -64,12 +64,16 @@ def test_the_operation_that_was_named_fails_and_no_other(
 
 
 @pytest.mark.parametrize("op", range(1, len(LOOKS) + 1))
-def test_looks_are_counted_and_fail_by_themselves(store: FaultyStore, op: int) -> None:
+def test_looks_are_counted_and_fail_by_themselves(
+    store: FaultyStore, tmp_path: Path, op: int
+) -> None:
     store.write("object", b"bytes")
     store.fail_at(op, kind=LOOK)
     looks: dict[str, Callable[[], object]] = {
         "read": lambda: store.read("object"),
         "load": lambda: store.load("object", 5),
+        "download": lambda: store.download("object", tmp_path / "copy"),
+        "digest": lambda: store.digest("object", 5),
         "size_bytes": lambda: store.size_bytes("object"),
         "exists": lambda: store.exists("object"),
         "names": store.names,

@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from train_core.errors import ConfigError
 from train_core.storage.objects.store import Store
@@ -192,7 +193,8 @@ def test_a_large_file_comes_back_the_same(store: Store, tmp_path: Path) -> None:
     data = os.urandom(120 * 2**20)  # several parts on S3
     (tmp_path / "sent").write_bytes(data)
     store.upload(tmp_path / "sent", "folder/large")
-    store.download("folder/large", tmp_path / "received")
+    digest = store.download("folder/large", tmp_path / "received")
+    assert digest == store.digest("folder/large", len(data)) == blake3(data).hexdigest()
     assert store.size_bytes("folder/large") == len(data)
     assert (tmp_path / "received").read_bytes() == data
 

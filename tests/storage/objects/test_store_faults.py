@@ -320,7 +320,7 @@ def test_a_large_download_survives_a_fault_in_its_middle(
     data = os.urandom(LARGE)
     near.write("large", data)
     proxy.schedule.add(Fault(kind, method="GET", target="large", skip=2))
-    far.download("large", tmp_path / "received")
+    assert far.download("large", tmp_path / "received") == blake3(data).hexdigest()
     assert len(proxy.schedule.hits) == 1
     assert (tmp_path / "received").read_bytes() == data
     proxy.schedule.add(Fault(kind, method="GET", target="large", skip=1))

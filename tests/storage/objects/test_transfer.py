@@ -23,6 +23,7 @@ def test_what_was_put_is_whole_and_hashed_on_its_way_in_and_out(store: Store, si
     assert store.size_bytes("folder/object") == size
     assert blake3(store.read("folder/object")).hexdigest() == digest
     assert store.load("folder/object", size) == (data, digest)
+    assert store.digest("folder/object", size) == digest
 
 
 def test_what_is_put_is_read_from_where_it_lies(store: Store) -> None:
@@ -40,6 +41,7 @@ def test_what_is_larger_or_smaller_than_the_object_is_given_no_digest(
     data = os.urandom(size)
     store.put("object", memoryview(data))
     assert store.load("object", max(size + more, 0))[1] == ""
+    assert store.digest("object", max(size + more, 0)) == ""
 
 
 def test_a_missing_object_is_not_loaded(store: Store) -> None:

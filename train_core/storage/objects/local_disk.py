@@ -9,8 +9,9 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
 from train_core.errors import ConfigError
@@ -116,18 +117,27 @@ def map_file(path: str, size_bytes: int) -> tuple[memoryview, str]:
 
     The digest is empty if the file is not of that size.
     """
-    piece, num_bytes, digest = memoryview(bytearray(_CHUNK_BYTES)), 0, new_digest()
     with open(path, "rb", buffering=0) as file:
         # By reading: what the disk cannot read is an error then, and in a mapping a signal.
-        while num_bytes <= size_bytes and (count := file.readinto(piece)):
-            digest.update(piece[:count])
-            num_bytes += count
-        if num_bytes != size_bytes:
+        digest = read_through(file, size_bytes)
+        if not digest:
             return memoryview(b""), ""
         if not size_bytes:
-            return memoryview(bytearray()), digest.hexdigest()
+            return memoryview(bytearray()), digest
         mapped = mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_COPY)
-    return memoryview(mapped), digest.hexdigest()
+    return memoryview(mapped), digest
+
+
+def read_through(
+    file: FileIO, size_bytes: int, write: Callable[[memoryview], object] = lambda _: None
+) -> str:
+    """Give `write` the file's bytes, piece by piece; their digest, empty if it has another size."""
+    piece, num_bytes, digest = memoryview(bytearray(_CHUNK_BYTES)), 0, new_digest()
+    while num_bytes <= size_bytes and (count := file.readinto(piece)):
+        digest.update(piece[:count])
+        write(piece[:count])
+        num_bytes += count
+    return digest.hexdigest() if num_bytes == size_bytes else ""
 
 
 def replace(path: str, temporary: str, *, durable: bool) -> None:

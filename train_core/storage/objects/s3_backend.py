@@ -19,6 +19,7 @@ from train_core.storage.objects.transfer import (
     PART_BYTES,
     hashed_parts,
     load_in_parts,
+    pass_on_in_parts,
 )
 
 PROTOCOLS = ("s3", "s3a")
@@ -39,15 +40,13 @@ class S3Backend(Backend):
 
     def load(self, left_s: float, path: str, size_bytes: int) -> tuple[memoryview, str]:
         """The object's bytes, and their digest, within the client's own limits of time."""
-        import obstore
+        return load_in_parts(self._fetcher(path), size_bytes, left_s)
 
-        bucket, name = bucket_of(self.fs, path, self.retry_policy)
-
-        def fetch(**where: int) -> Any:
-            with builtin_errors():
-                return obstore.get_range(bucket, name, **where)
-
-        return load_in_parts(fetch, size_bytes, left_s)
+    def pass_on(
+        self, left_s: float, path: str, size_bytes: int, write: Callable[[memoryview], object]
+    ) -> str:
+        """Give `write` the object's bytes, within the client's own limits of time; their digest."""
+        return pass_on_in_parts(self._fetcher(path), size_bytes, left_s, write)
 
     def create(self, left_s: float, path: str, data: bytes) -> None:
         """Write a small object that must not exist yet; every commit and lease stands on it.
@@ -83,6 +82,18 @@ class S3Backend(Backend):
     def abort(self, left_s: float, path: str, upload_id: str) -> None:
         """Delete the parts of an unfinished upload; fine if it is gone."""
         uploads.abort(partial(self.ask, left_s), path, upload_id)
+
+    def _fetcher(self, path: str) -> Callable[..., Any]:
+        """What fetches a range of the object."""
+        import obstore
+
+        bucket, name = bucket_of(self.fs, path, self.retry_policy)
+
+        def fetch(**where: int) -> Any:
+            with builtin_errors():
+                return obstore.get_range(bucket, name, **where)
+
+        return fetch
 
     def _within(self, left_s: float, ask: Callable[[], Awaitable[Any]]) -> Any:
         """What is answered in time; else what is under way is ended, and TimeoutError raised."""

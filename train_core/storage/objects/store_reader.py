@@ -119,8 +119,7 @@ class StoreReader:
 
     def size_bytes(self, key: str) -> int:
         """The object's size."""
-        path = self.path(key)
-        return self._run("stat", key, lambda left_s: int(self._ask(left_s, "info", path)["size"]))
+        return self._size(key)
 
     def load(self, key: str, size_bytes: int) -> tuple[memoryview, str]:
         """The object's bytes, which may be changed, and their digest; from parallel parts.
@@ -141,14 +140,30 @@ class StoreReader:
         """
         return self._backend.link_on_the_way(self.path(key), self._root)
 
-    def download(self, key: str, local: str | Path) -> None:
-        """Copy the object into a local file, in parallel parts where the storage has them."""
-        path, size_bytes = self.path(key), self.size_bytes(key)
+    def download(self, key: str, local: str | Path) -> str:
+        """Copy the object into a local file, from parallel parts and in bounded memory; its digest.
 
-        def once(left_s: float) -> None:
-            self._ask(left_s, "get_file", path, str(local))
+        The digest is empty if the object has changed meanwhile.
+        """
+        path, size_bytes = self.path(key), self._size(key)
 
-        self._run("download", key, once, size_bytes=size_bytes)
+        def once(left_s: float) -> str:
+            with open(local, "wb") as file:
+                return self._backend.pass_on(left_s, path, size_bytes, file.write)
+
+        return self._run("download", key, once, size_bytes=size_bytes)
+
+    def digest(self, key: str, size_bytes: int) -> str:
+        """The digest of the object's bytes, which are read as `download` does.
+
+        It is empty if the object is not of that size.
+        """
+        path = self.path(key)
+
+        def once(left_s: float) -> str:
+            return self._backend.pass_on(left_s, path, size_bytes, lambda _: None)
+
+        return self._run("read", key, once, size_bytes=size_bytes)
 
     def exists(self, key: str) -> bool:
         """Whether the object is there."""
@@ -213,6 +228,10 @@ class StoreReader:
             # As in `names`: what marks the folder is no object in it.
             if name and not posixpath.basename(name).startswith(TEMPORARY)
         }
+
+    def _size(self, key: str) -> int:
+        path = self.path(key)
+        return self._run("stat", key, lambda left_s: int(self._ask(left_s, "info", path)["size"]))
 
     def _at(self, url: str, retry_policy: RetryPolicy) -> Self:
         """A store of the same kind at another address."""

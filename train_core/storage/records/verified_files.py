@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from train_core.errors import CheckpointError, StorageError
 from train_core.storage.objects.digests import new_digest
@@ -44,19 +46,25 @@ def read_file(store: Store, key: str, entry: FileEntry) -> memoryview:
     if entry.size_bytes > psutil.virtual_memory().total:
         raise _too_large(store, key, entry)
     try:
-        data, digest = store.load(key, entry.size_bytes)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{store.uri(key)} is missing") from error
+        with _damage_named(store, key):
+            data, digest = store.load(key, entry.size_bytes)
     except StorageError as error:
         if isinstance(error.__cause__, MemoryError):
             raise _too_large(store, key, entry) from error
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO:
-            raise CheckpointError(f"the disk cannot read {store.uri(key)}: {error}") from error
         raise
-    if digest != entry.digest:
-        fault = _fault_of_size(store, key, entry) or "has a digest that is not the committed one"
-        raise CheckpointError(f"{store.uri(key)} {fault}")
+    _check_digest(store, key, entry, digest)
     return data
+
+
+def copy_file(store: Store, key: str, entry: FileEntry, local: Path) -> None:
+    """Copy the object into a local file, in bounded memory.
+
+    Raises CheckpointError, naming the object, if it is not what was committed.
+    """
+    check_size(store, key, entry)
+    with _damage_named(store, key):
+        digest = store.download(key, local)
+    _check_digest(store, key, entry, digest)
 
 
 def fault_of(store: Store, key: str, entry: FileEntry) -> str:
@@ -70,6 +78,25 @@ def fault_of(store: Store, key: str, entry: FileEntry) -> str:
     except FileNotFoundError:
         return f"{key} is missing"
     return "" if digest.hexdigest() == entry.digest else f"{key}: its digest is another"
+
+
+@contextmanager
+def _damage_named(store: Store, key: str) -> Iterator[None]:
+    """Raise CheckpointError for an object that is gone, and for one that the disk cannot read."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{store.uri(key)} is missing") from error
+    except StorageError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO:
+            raise CheckpointError(f"the disk cannot read {store.uri(key)}: {error}") from error
+        raise
+
+
+def _check_digest(store: Store, key: str, entry: FileEntry, digest: str) -> None:
+    if digest != entry.digest:
+        fault = _fault_of_size(store, key, entry) or "has a digest that is not the committed one"
+        raise CheckpointError(f"{store.uri(key)} {fault}")
 
 
 def _too_large(store: Store, key: str, entry: FileEntry) -> StorageError:
