@@ -11,13 +11,14 @@ import psutil
 import pytest
 
 from benchmarks.functions.__main__ import KEYS, POLL, POLL_S
-from train_core.engine.driver.workers import RAY_TRAIN_SETTINGS
+from train_core.engine.driver.workers import ray_train_settings
+from train_core.engine.ray_train.timing import TIMING
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_fair_contender_polls_as_often_as_evertrain() -> None:
-    assert RAY_TRAIN_SETTINGS.environment == {POLL: str(POLL_S)}
+    assert ray_train_settings(TIMING).environment == {POLL: str(POLL_S)}
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from train_core.errors import JobEndedError
 from train_core.requests import DriverRequest
 from train_core.results import TrainResult
 from train_core.storage.coordination import lease
+from train_core.storage.records.journal import read_segments
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = MARKS
@@ -44,6 +45,12 @@ CONFIG: dict[str, Any] = {
     "hang_timeout_s": 15,
 }
 NUM_STEPS = 100
+FUNCTION: dict[str, Any] = {
+    "train_fn": "tests.compat.functions:save_and_resume",
+    "train_loop_config": {"num_epochs": 30, "pause_s": 1},
+    "gpus_per_worker": 0,
+    "keep_last": 99,
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +63,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 class Training:
     """A training on the cluster, in a thread."""
 
-    def __init__(self, cluster: RayCluster, place: Place, num_workers: Any, scratch: Path) -> None:
-        config = CONFIG | {"num_workers": num_workers, "ray_address": cluster.dashboard}
-        config["settings"] = {"scratch": str(scratch)}
+    def __init__(
+        self,
+        cluster: RayCluster,
+        place: Place,
+        num_workers: Any,
+        scratch: Path,
+        config: dict[str, Any],
+    ) -> None:
+        config = config | {"num_workers": num_workers, "ray_address": cluster.dashboard}
+        if "workload" in config:
+            config["settings"] = {"scratch": str(scratch)}
         self._scratch = scratch
         request = DriverRequest(storage=place.storage, run="run", config=TrainConfig(**config))
         self.folder = RunFolder(place.storage, "run")
@@ -110,24 +125,37 @@ def wait_for(what: Callable[[], object], log: list[str]) -> None:
         time.sleep(0.1)
 
 
+def nodes_with_workers(cluster: RayCluster, title: str = "ray::TrainWorker") -> list[Node]:
+    """The nodes on which ranks run."""
+    found = [
+        node
+        for node in cluster.nodes
+        if any(title in " ".join(p.cmdline()) for p in node.processes())
+    ]
+    assert found, "no rank runs"
+    return found
+
+
 def node_with_workers(cluster: RayCluster) -> Node:
     """A node on which a rank runs."""
-    for node in cluster.nodes:
-        if any("ray::TrainWorker" in " ".join(p.cmdline()) for p in node.processes()):
-            return node
-    raise AssertionError("no rank runs")
+    return nodes_with_workers(cluster)[0]
 
 
 @contextmanager
 def training(
-    cluster: RayCluster, place: Place, num_workers: Any, *, num_nodes: int
+    cluster: RayCluster,
+    place: Place,
+    num_workers: Any,
+    *,
+    num_nodes: int,
+    config: dict[str, Any] = CONFIG,
 ) -> Iterator[Training]:
     """A training on a cluster of so many nodes."""
     cluster.have(num_nodes)
     with (
         TemporaryDirectory() as scratch,
         replaced_on_failure(cluster),
-        Training(cluster, place, num_workers, Path(scratch)) as begun,
+        Training(cluster, place, num_workers, Path(scratch), config) as begun,
     ):
         yield begun
 
@@ -174,6 +202,31 @@ def test_a_node_that_is_drained_is_left_and_one_that_comes_is_used(
         begun.wait_for_line("training on 2 workers", times=2)
         assert begun.result().step == NUM_STEPS
         assert digest_of_training(begun.folder) == undisturbed
+
+
+def test_a_function_leaves_a_node_that_is_drained_after_a_report(
+    cluster: RayCluster, place: Place
+) -> None:
+    with training(cluster, place, 2, num_nodes=3, config=FUNCTION) as begun:
+        begun.wait_for_step(2)
+        drained = nodes_with_workers(cluster, "RayTrainWorker")[0]
+        cluster.drain(drained)
+        begun.wait_for_line("is being drained")
+        wait_for(lambda: lease.newest_attempt(begun.folder.store) == 2, begun.log)
+        last = begun.folder.newest()
+        assert last is not None
+        assert last.manifest.stopped_by == "request"
+        begun.wait_for_step(last.step + 1)
+        assert drained not in nodes_with_workers(cluster, "RayTrainWorker")
+        assert not any("begins again" in line for line in begun.log)
+        epochs = FUNCTION["train_loop_config"]["num_epochs"]
+        assert begun.result().step == epochs + 1
+        newest = begun.folder.newest()
+        assert newest is not None
+        entries = read_segments(begun.folder.store, newest.manifest.journal)
+        assert [entry.metrics["epoch"] for entry in entries] == list(range(epochs))
+        assert lease.newest_attempt(begun.folder.store) == 2
+        drained.kill()
 
 
 def test_a_head_that_loses_its_power_and_is_started_again(

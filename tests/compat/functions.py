@@ -195,11 +195,22 @@ def with_a_dataset_and_no_room() -> TorchTrainer:
     return with_a_dataset(cpus=os.cpu_count() or 1)
 
 
-def validate(checkpoint: Checkpoint, *, bonus: float = 0.0) -> dict[str, Any]:
+def validate(
+    checkpoint: Checkpoint,
+    *,
+    bonus: float = 0.0,
+    seconds: float = 0.2,
+    fails: bool = False,
+    begun: str = "",
+) -> dict[str, Any]:
     """Measures a checkpoint in the background: the later ones are worse."""
     with checkpoint.as_directory() as folder:
         number = int(Path(folder, "number.txt").read_text())
-    time.sleep(0.2)
+    if begun:
+        Path(begun).touch()
+    time.sleep(seconds)
+    if fails:
+        raise RuntimeError("the checkpoint cannot be measured")
     return {"accuracy": np.float32(1 - number / 10 + bonus), "by": "validate"}
 
 
@@ -243,3 +254,33 @@ def reports_what_it_was_given(config: dict[str, Any]) -> None:
         delete_local_checkpoint_after_upload=True,
     )
     train.report({"kept": (own / "number.txt").read_text()})
+
+
+def validate_when_it_may(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Waits until the test lets it go on."""
+    while not Path(os.environ["EVERTRAIN_TEST_SCRATCH"], "go-on").exists():
+        time.sleep(0.05)
+    return {"accuracy": 1.0}
+
+
+def fails_while_it_is_validated() -> None:
+    """Fails in its first attempt; in the second one it finds all of its checkpoints validated."""
+    is_again = train.get_checkpoint() is not None
+    for number in [2] if is_again else [0, 1]:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "number.txt").write_text(str(number))
+            checkpoint = Checkpoint.from_directory(folder)
+            train.report({"number": number}, checkpoint=checkpoint, validation=True)
+    if not is_again:
+        raise RuntimeError("the first attempt fails")
+    found = train.get_all_reported_checkpoints()
+    assert [one.metrics["accuracy"] for one in found] == [1.0] * 3, found
+
+
+def with_a_validation_that_waits() -> TorchTrainer:
+    """A trainer with both."""
+    return TorchTrainer(
+        fails_while_it_is_validated,
+        scaling_config=ScalingConfig(num_workers=1),
+        validation_config=train.ValidationConfig(fn=validate_when_it_may),
+    )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train_core.engine.ray_train.folder import assign_files, files_in, map_file
+from train_core.engine.ray_train.folder import LocalFolder, assign_files, map_file
 from train_core.errors import WorkloadError
 
 NAMES = st.lists(st.sampled_from("abcdef"), unique=True)
@@ -33,21 +33,21 @@ def test_files_are_named_by_their_paths(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     (tmp_path / "empty").mkdir()
     expected = ["deep/.hidden", "deep/er/a b.bin", "manifest.json", "model-rank=0.pt"]
-    assert files_in(tmp_path) == expected
+    assert LocalFolder(tmp_path).names() == expected
 
 
 @pytest.mark.parametrize("name", ["new\nline", "back\\slash"])
 def test_a_name_that_not_every_storage_can_have_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     with pytest.raises(WorkloadError, match="cannot be a checkpoint"):
-        files_in(tmp_path)
+        LocalFolder(tmp_path).names()
 
 
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("file", "missing"):
         with pytest.raises(WorkloadError, match="is no folder"):
-            files_in(tmp_path / name)
+            LocalFolder(tmp_path / name).names()
 
 
 def test_linked_folders_are_followed_but_not_in_a_circle(tmp_path: Path) -> None:
@@ -56,10 +56,10 @@ def test_linked_folders_are_followed_but_not_in_a_circle(tmp_path: Path) -> None
     reported = tmp_path / "reported"
     reported.mkdir()
     (reported / "linked").symlink_to(tmp_path / "elsewhere")
-    assert files_in(reported) == ["linked/weights.bin"]
+    assert LocalFolder(reported).names() == ["linked/weights.bin"]
     (reported / "back").symlink_to(reported)
     with pytest.raises(WorkloadError, match="back leads back into it"):
-        files_in(reported)
+        LocalFolder(reported).names()
 
 
 def test_a_mapped_file_has_its_bytes(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 
 import ray
+from ray.train import ValidationConfig, ValidationTaskConfig
 from ray.train.v2._internal import constants
 from ray.train.v2._internal.exceptions import RayTrainError
 from ray.train.v2._internal.execution import context, storage, train_fn_utils
@@ -15,7 +16,8 @@ from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
-from train_core.engine.driver.workers import RAY_TRAIN_SETTINGS
+from train_core.engine.driver.workers import ray_train_settings
+from train_core.engine.ray_train.timing import Timing
 from train_core.storage.records.names import RAY_SNAPSHOT_JSON
 
 TESTED = ("2.60.",)
@@ -62,7 +64,10 @@ def test_a_worker_knows_its_rank_and_rays_storage() -> None:
 
 def test_a_trainer_takes_its_configuration_until_it_is_fitted() -> None:
     source = inspect.getsource(DataParallelTrainer)
-    for name in ("run_config", "train_run_context", "train_loop_per_worker", "scaling_config"):
+    for name in (
+        *("run_config", "train_run_context", "train_loop_per_worker", "scaling_config"),
+        "validation_config",
+    ):
         assert f"self.{name} = " in source
     wanted = {"name", "storage_path", "storage_filesystem", "failure_config", "callbacks"}
     assert wanted | {"checkpoint_config"} <= fields(RunConfig)
@@ -73,10 +78,19 @@ def test_a_trainer_takes_its_configuration_until_it_is_fitted() -> None:
     assert resources == {"CPU": 1}
 
 
+def test_a_validation_is_configured_as_evertrain_carries_it_out() -> None:
+    assert fields(ValidationTaskConfig) == {"fn_kwargs", "timeout_s"}
+    assert parameters(ValidationConfig) == ["fn", "task_config", "ray_remote_kwargs"]
+    config = ValidationConfig(print)
+    assert config.task_config == ValidationTaskConfig(fn_kwargs={}, timeout_s=None)
+    assert config.ray_remote_kwargs == {}
+
+
 def test_the_controller_calls_back_and_its_files_have_their_names() -> None:
     assert parameters(ControllerCallback.after_controller_start) == ["self", "train_run_context"]
     assert storage.CHECKPOINT_MANAGER_SNAPSHOT_FILENAME == RAY_SNAPSHOT_JSON
-    assert constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR in RAY_TRAIN_SETTINGS.environment
+    environment = ray_train_settings(Timing(controller_poll_s=0.5)).environment
+    assert environment == {constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR: "0.5"}
     assert issubclass(TrainingFailedError, RayTrainError)
 
 

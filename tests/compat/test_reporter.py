@@ -6,141 +6,27 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.engine.alone import create
-from train_core import TrainConfig
+from tests.compat.ranks import Given, Ranks, contents, entries, write
 from train_core.engine.checkpoint.verified_folder import cache_of, verified_folder
 from train_core.engine.distributed.rendezvous import LOOPBACK, Membership, RendezvousStore
 from train_core.engine.distributed.stop_source import post_stop
 from train_core.engine.ray_train import reporter as reporter_module
 from train_core.engine.ray_train.channel import DriverLostError, ReportChannel
-from train_core.engine.ray_train.reporter import Reporter
-from train_core.engine.ray_train.task import FunctionTask, Report, Settled
+from train_core.engine.ray_train.folder import LocalFolder
+from train_core.engine.ray_train.task import Report, Settled
+from train_core.engine.ray_train.validations import record_validation
 from train_core.errors import CheckpointError, FencedError, UserCodeError, WorkloadError
 from train_core.storage.cleanup.superseded import delete_superseded
 from train_core.storage.coordination.stop_request import StopRequest
-from train_core.storage.records.journal import Entry, read_segments
-from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.run_writer import RunWriter, begin_attempt, next_attempt
-
-
-class Ranks:
-    """All ranks of an attempt, in threads of this process."""
-
-    def __init__(self, folder: RunFolder, world_size: int, *, attempt: int, **change: Any) -> None:
-        self.store = RendezvousStore(LOOPBACK)
-        newest, start = folder.newest(), folder.newest_reported()
-        host, port = self.store.address
-        self.task = FunctionTask(
-            url=folder.url,
-            attempt=attempt,
-            config=TrainConfig(train_fn="some.module:function", **change),
-            host=host,
-            port=port,
-            newest=str(newest.name) if newest else None,
-            start=str(start.name) if start else None,
-            origin=None,
-        )
-        self.number = newest.step if newest else 0
-        self.reporters = [Reporter(self.task, rank, world_size) for rank in range(world_size)]
-
-    def report(
-        self, folders: list[Path | None], metrics: dict[str, Any] | None = None, **more: Any
-    ) -> list[Settled]:
-        """One report of all ranks."""
-        self.number += 1
-
-        def of(rank: int, folder: Path | None) -> Report:
-            found = {"rank": rank, **(metrics or {})}
-            return Report(self.number, found, Given(folder) if folder else None, **more)
-
-        futures = [
-            reporter.report(of(rank, folder))
-            for rank, (reporter, folder) in enumerate(zip(self.reporters, folders, strict=True))
-        ]
-        return [future.result(30) for future in futures]
-
-    def end(self) -> None:
-        with ThreadPoolExecutor(len(self.reporters)) as pool:
-            ends = [pool.submit(one.end, self.number + 1) for one in self.reporters]
-            for end in ends:
-                end.result(30)
-
-    def wait(self) -> None:
-        """Until what follows the last report is done as well."""
-        for reporter in self.reporters:
-            reporter.wait_until_idle()
-
-    def close(self) -> None:
-        for reporter in self.reporters:
-            reporter.close()
-
-
-class Given:
-    """A folder that stays where it is."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @contextmanager
-    def opened(self) -> Iterator[Path]:
-        yield self.folder
-
-    def clean_up(self) -> None:
-        """It stays."""
-
-
-def write(folder: Path, **files: str) -> Path:
-    folder.mkdir(parents=True)
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    return folder
-
-
-@pytest.fixture
-def folder(storage_url: str) -> RunFolder:
-    found = RunFolder(storage_url, "run")
-    create(found, TrainConfig(train_fn="some.module:function"))
-    return found
-
-
-@pytest.fixture
-def start(folder: RunFolder) -> Iterator[Callable[..., Ranks]]:
-    """Begins an attempt with as many ranks."""
-    made: list[Ranks] = []
-    held = begin_attempt(folder)
-
-    def begin(world_size: int, **change: Any) -> Ranks:
-        if made:
-            next_attempt(folder, held)
-        made.append(Ranks(folder, world_size, attempt=held.attempt, **change))
-        return made[-1]
-
-    yield begin
-    for ranks in made:
-        ranks.close()
-    held.release()
-
-
-def contents(folder: RunFolder, checkpoint: Checkpoint) -> dict[str, str]:
-    """The texts of the files that were reported, by their names."""
-    return {
-        entry.name: folder.store.read(f"{checkpoint.key}/{entry.name}").decode()
-        for entry in checkpoint.manifest.files
-    }
-
-
-def entries(folder: RunFolder) -> list[Entry]:
-    newest = folder.newest()
-    assert newest is not None
-    return list(read_segments(folder.store, newest.manifest.journal))
+from train_core.storage.records.manifest import RequestedValidation
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter
 
 
 def test_the_folders_of_all_ranks_become_one_checkpoint(
@@ -298,9 +184,9 @@ def test_a_rank_that_is_closed_before_it_could_begin_raises_nothing(
     may_connect = threading.Event()
 
     class LateChannel(ReportChannel):
-        def __init__(self, own: Membership) -> None:
+        def __init__(self, own: Membership, long_wait_s: float) -> None:
             may_connect.wait(30)
-            super().__init__(own)
+            super().__init__(own, long_wait_s)
 
     monkeypatch.setattr(reporter_module, "ReportChannel", LateChannel)
     ranks = Ranks(folder, 1, attempt=1)
@@ -313,8 +199,7 @@ def test_a_rank_that_is_closed_before_it_could_begin_raises_nothing(
 def test_ranks_that_do_not_report_as_often_are_told_apart() -> None:
     store = RendezvousStore(LOOPBACK)
     ranks = [
-        ReportChannel(store.membership("group", rank, 2, 0), timedelta(seconds=0.2))
-        for rank in range(2)
+        ReportChannel(store.membership("group", rank, 2, 0), long_wait_s=0.2) for rank in range(2)
     ]
     ranks[0].send("report-3", {})
     ranks[1].send("function-end", {})
@@ -329,3 +214,58 @@ def test_a_store_that_is_gone_is_noticed() -> None:
     gc.collect()
     with pytest.raises(DriverLostError):
         channel.wait_for("report-1/plan")
+
+
+def test_what_a_function_was_handed_stays_until_a_report_that_it_makes_later_is_committed(
+    folder: RunFolder, start: Callable[..., Ranks], tmp_path: Path
+) -> None:
+    ranks = start(2, keep_last=1, keep_best=1, monitor="loss", monitor_order="min")
+    is_read = threading.Event()
+
+    class Slow(Given):
+        @contextmanager
+        def opened(self) -> Iterator[LocalFolder]:
+            assert is_read.wait(30)
+            yield LocalFolder(self.folder)
+
+    def report(number: int) -> list[Future[Settled]]:
+        source = Slow(write(tmp_path / f"{number}", text=f"{number}"))
+        made = Report(number, {"loss": 1 / number}, source)
+        return [one.report(made, in_background=True) for one in ranks.reporters]
+
+    def steps() -> list[int]:
+        ranks.wait()
+        return [one.step for one in folder.checkpoints()]
+
+    ranks.report([write(tmp_path / "1", text="1"), None], {"loss": 1})
+    for number in (2, 3, 4):
+        report(number)
+    # Rank 1 reads it, while what it has reported before is stored in the background.
+    assert ranks.reporters[1].hold_newest(4) == "step-00000001-a0001"
+    is_read.set()
+    assert steps() == [1, 3, 4]
+    report(5)
+    assert steps() == [4, 5]
+
+
+def test_a_checkpoint_that_awaits_its_validation_stays_also_when_its_attempt_has_died(
+    folder: RunFolder, start: Callable[..., Ranks], tmp_path: Path
+) -> None:
+    rules = {"keep_last": 1, "keep_best": 1, "monitor": "loss", "monitor_order": "max"}
+    first = start(1, **rules)
+    for number in (1, 2, 3):
+        source = write(tmp_path / f"{number}", text=f"{number}")
+        first.report([source], {"loss": number}, validation={"fn_kwargs": {"size": number}})
+    second = start(1, **rules)
+    for number in (4, 5, 6):
+        second.report([write(tmp_path / f"{number}", text=f"{number}")], {"loss": number})
+    second.wait()
+    found = {one.step: one for one in folder.checkpoints()}
+    assert list(found) == [1, 2, 3, 5, 6]
+    reported = found[2].manifest.reported
+    assert reported is not None
+    assert reported.requested_validation == RequestedValidation(fn_kwargs={"size": 2})
+    for step in (1, 2):
+        record_validation(folder, found[step], {"accuracy": 0.5})
+    delete_superseded(RunWriter(folder, 2), second.task.config)
+    assert [one.step for one in folder.checkpoints()] == [3, 6]

@@ -16,7 +16,7 @@ from train_core.policy.restarts import (
 
 RULES = RestartRules()
 NOTHING, MOVE, END = Asked
-IN_ORDER, LOST, RAISED, FAILED = Ended
+IN_ORDER, LOST, AS_ASKED, RAISED, FAILED = Ended
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,10 @@ IN_ORDER, LOST, RAISED, FAILED = Ended
         # It has saved its last checkpoint, and died while it tidied up.
         (LOST, NOTHING, {"has_finished": True}, Next.DONE),
         (LOST, END, {"has_finished": True}, Next.DONE),
+        (AS_ASKED, MOVE, {}, Next.MOVE),
+        (AS_ASKED, END, {}, Next.STOPPED),
+        (AS_ASKED, END, {"has_progress": True}, Next.STOPPED),
+        (AS_ASKED, MOVE, {"has_finished": True}, Next.DONE),
         (RAISED, NOTHING, {"has_finished": True}, Next.DONE),
         (FAILED, NOTHING, {"has_finished": True}, Next.FAIL),
         (FAILED, NOTHING, {}, Next.FAIL),
@@ -96,5 +100,5 @@ def test_a_process_that_died_is_no_error_of_the_function() -> None:
 
 
 def test_a_move_makes_the_count_begin_anew() -> None:
-    end = AttemptEnd(IN_ORDER, MOVE, has_stopped=True)
-    assert after_attempt(end, 3, RULES) == Decision(Next.MOVE, 0, 0.0)
+    for end in (AttemptEnd(IN_ORDER, MOVE, has_stopped=True), AttemptEnd(AS_ASKED, MOVE)):
+        assert after_attempt(end, 3, RULES) == Decision(Next.MOVE, 0, 0.0)

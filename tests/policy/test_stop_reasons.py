@@ -20,7 +20,7 @@ SHORT = Reached(step=19, epoch=2, elapsed_s=59, num_bad_validations=1)
 
 def test_the_values_are_those_of_manifests() -> None:
     limits = ["epochs", "max_steps", "early_stopping", "max_duration"]
-    expected = [*limits, "function_end", "request"]
+    expected = [*limits, "function_end", "request", "failure"]
     assert [reason.value for reason in StopReason] == expected
 
 
@@ -76,9 +76,12 @@ def test_time_is_up_at_its_limit(elapsed_s: float, is_up: bool) -> None:
 
 @pytest.mark.parametrize(
     ("stopped_by", "final"),
-    [("", False), ("request", False), *((one, True) for one in list(StopReason)[:5])],
+    [
+        *((one, False) for one in ("", "request", "failure")),
+        *((one, True) for one in list(StopReason)[:5]),
+    ],
 )
-def test_a_request_ends_no_training_for_good(stopped_by: str, final: bool) -> None:
+def test_a_request_or_a_failure_ends_no_training_for_good(stopped_by: str, final: bool) -> None:
     assert is_final(stopped_by) == final
 
 

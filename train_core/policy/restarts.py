@@ -13,6 +13,8 @@ class Ended(Enum):
     """All ranks came to their end."""
     LOST = "lost"
     """A process or a connection died, so that another attempt may well succeed."""
+    AS_ASKED = "as asked"
+    """Because it was requested to, with or without a new checkpoint."""
     RAISED = "raised"
     """With an error of a training function, which may be allowed to raise some."""
     FAILED = "failed"
@@ -107,8 +109,10 @@ def _after_attempt(end: AttemptEnd, restarts: int, rules: RestartRules, failures
     match end.ended:
         case Ended.FAILED:
             return Decision(Next.FAIL, restarts)
-        case Ended.LOST | Ended.RAISED if end.has_finished:
+        case Ended.LOST | Ended.RAISED | Ended.AS_ASKED if end.has_finished:
             return Decision(Next.DONE, restarts)
+        case Ended.AS_ASKED:
+            return Decision(Next.STOPPED if end.asked is Asked.END else Next.MOVE)
         case Ended.RAISED if 0 <= rules.max_failures <= failures:
             return Decision(Next.FAIL, restarts)
         case Ended.RAISED:

@@ -17,6 +17,8 @@ class StopReason(StrEnum):
     """A training function returned."""
     REQUEST = "request"
     """A request ended it early: the training may go on."""
+    FAILURE = "failure"
+    """A training function failed: the training may go on."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def has_reached(reason: StopReason, reached: Reached, limits: StopLimits) -> boo
             return 0 < limits.max_duration_s <= reached.elapsed_s
         case StopReason.FUNCTION_END:
             return True
-        case StopReason.REQUEST:
+        case StopReason.REQUEST | StopReason.FAILURE:
             return False
 
 
@@ -89,7 +91,7 @@ def reason_to_stop(
 
 def is_final(stopped_by: str) -> bool:
     """Whether a recorded reason is a limit of the training's own; empty: it did not end there."""
-    return stopped_by not in ("", StopReason.REQUEST)
+    return stopped_by not in ("", StopReason.REQUEST, StopReason.FAILURE)
 
 
 def still_holds(stopped_by: str, reached: Reached, limits: StopLimits) -> bool:

@@ -39,7 +39,6 @@ from train_core.storage.records.manifest import (
 )
 from train_core.storage.records.names import (
     CHECKPOINTS,
-    EVALUATIONS,
     LIVE_JSON,
     MANIFEST_JSON,
     QUARANTINED_JSON,
@@ -47,6 +46,7 @@ from train_core.storage.records.names import (
     RUN_JSON,
     CheckpointName,
     check_run_name,
+    validation_key,
 )
 from train_core.storage.records.quarantine import is_quarantined, quarantine_reason
 from train_core.storage.records.run_record import RunRecord
@@ -97,7 +97,7 @@ class Checkpoint:
     def awaits_validation(self) -> bool:
         """Whether a validation function is to measure it, and has not yet."""
         reported = self.manifest.reported
-        return bool(reported and reported.awaits_validation) and self.validation is None
+        return bool(reported and reported.requested_validation) and self.validation is None
 
 
 class RunFolder:
@@ -211,11 +211,14 @@ class RunFolder:
         return found
 
     def _validation_of(self, checkpoint: Checkpoint) -> dict[str, float | None] | None:
-        results = self.results(f"{EVALUATIONS}/{checkpoint.name}", EvaluationManifest)
-        for _, manifest in results:
-            if (manifest.split, manifest.checkpoint_digest) == (VALIDATION, checkpoint.digest):
-                return manifest.metrics
-        return None
+        key = f"{validation_key(checkpoint.name)}/{MANIFEST_JSON}"
+        try:
+            return read_manifest(self.store, EvaluationManifest, key)[0].metrics
+        except FileNotFoundError:
+            return None
+        except CheckpointError as error:
+            _log.warning("a damaged result is left out: %s", error)
+            return {}
 
     def find(self, name: str) -> Checkpoint:
         """The checkpoint called `name`. Raises FileNotFoundError if it was deleted."""

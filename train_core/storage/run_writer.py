@@ -59,9 +59,10 @@ class ResultWriter:
 
     A process without the run's lease writes results with this class alone; there may be several
     at once. No attempt fences it, because it can neither replace nor hide anything: a result's
-    folder has a name of its own, which ends in random letters; its manifest is created once and
-    last, and names its checkpoint by digest. The process pins the checkpoint first. The pin keeps
-    the checkpoint, and keeps others from deleting the result's files before they are committed.
+    folder has a name of its own, which ends in random letters where there may be several; its
+    manifest is created once and last, and names its checkpoint by digest. The process pins the
+    checkpoint first. The pin keeps the checkpoint, and keeps others from deleting the result's
+    files before they are committed.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -116,6 +117,17 @@ class RunWriter(ResultWriter):
             # Files are created exclusively, and there may be a part of it.
             self.folder.store.delete(key)
         return write_file(self.folder.store, key, data)
+
+    def store_copy(self, stored: str, key: str) -> FileEntry:
+        """Copy an object of the run folder on the storage's side, and read it once for its digest.
+
+        The copy becomes a file of a checkpoint that will be committed.
+        """
+        store = self.folder.store
+        store.copy(stored, store, key)
+        size_bytes = store.size_bytes(key)
+        digest = store.digest(key, size_bytes)
+        return FileEntry(name=key.rpartition("/")[2], size_bytes=size_bytes, digest=digest)
 
     def store_again(self, stored: str, key: str, entry: FileEntry) -> None:
         """Give a file that is stored at the key `stored` a second name, or copy it.

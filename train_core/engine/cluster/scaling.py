@@ -120,7 +120,7 @@ class ClusterWatch:
                 _log.debug("the state of the cluster is unknown: %s", error)
                 continue
             if reason:
-                _log.info("%s: a checkpoint is saved, and the next attempt begins", reason)
+                _log.info("%s: the attempt ends at its next save, and another begins", reason)
                 self._ask_to_move(reason)
                 return
 

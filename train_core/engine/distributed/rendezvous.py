@@ -70,6 +70,12 @@ class RendezvousStore:
         with self._one_at_a_time:
             PrefixStore(group, self._store).set(key, value)
 
+    def read(self, group: str, key: str) -> str | None:
+        """The value of a key of the group; None if it has none."""
+        with self._one_at_a_time:
+            store = PrefixStore(group, self._store)
+            return str(store.get(key).decode()) if store.check([key]) else None
+
 
 def connect(own: Membership, timeout: timedelta = CONNECT_TIMEOUT) -> PrefixStore:
     """A connection of its own to the store, for the keys of the group. Raises DistError."""

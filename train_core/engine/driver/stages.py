@@ -71,7 +71,7 @@ class RunStages:
         """
         self._workers.wait_for_ray()
         begin, held = time.monotonic(), self._held("train")
-        newest = held.supervisor.train(self.config, self._launcher())
+        newest = self._trained(held)
         # A process that died after its last commit has not done it.
         delete_superseded(held.writer, self.config)
         if self.mirror and self.config.is_function:
@@ -149,11 +149,23 @@ class RunStages:
         if held:
             held.release(end)
 
+    def _trained(self, held: HeldRun) -> Checkpoint:
+        """The last checkpoint of the training. A training function's are validated, too."""
+        if not self.config.is_function:
+            return held.supervisor.train(self.config, self._launcher())
+        from train_core.engine.ray_train.validations import Validations
+
+        validations = Validations(self.folder, self.config, self._timing.functions)
+        with validations.running():
+            newest = held.supervisor.train(self.config, self._launcher())
+            validations.finish(held.check)
+        return newest
+
     def _launcher(self) -> Launcher:
         if self.config.is_function:
             from train_core.engine.driver.attempts.function_launcher import FunctionLauncher
 
-            return FunctionLauncher(self._timing)
+            return FunctionLauncher(self._timing, self._job)
         from train_core.engine.driver.attempts.pool_launcher import PoolLauncher
 
         return PoolLauncher(self._workers.for_training(self.config))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from train_core.engine.cluster.timing import Timing as ClusterTiming
+from train_core.engine.ray_train.timing import Timing as FunctionTiming
 from train_core.policy.restarts import RestartRules
 from train_core.storage.coordination.timing import Timing as CoordinationTiming
 
@@ -21,6 +22,8 @@ class Timing:
     """Of leases and mailboxes, which all processes of a run share."""
     cluster: ClusterTiming = field(default_factory=ClusterTiming)
     """Of the workers, and of the cluster that they are on."""
+    functions: FunctionTiming = field(default_factory=FunctionTiming)
+    """Of training functions, which Ray Train runs."""
     # A training.
     restarts: RestartRules = field(default_factory=RestartRules)
     stop_poll_s: float = 1.0

@@ -16,6 +16,7 @@ from train_core.engine.cluster.pool_settings import POOL_SETTINGS
 from train_core.engine.cluster.resources import check_resources, fits_here, with_gpus
 from train_core.engine.cluster.runtime import RaySettings
 from train_core.engine.driver.timing import TIMING, Timing
+from train_core.engine.ray_train.timing import Timing as FunctionTiming
 from train_core.entry_points import MEASURE_SHARD, TRAIN
 
 if TYPE_CHECKING:
@@ -23,13 +24,6 @@ if TYPE_CHECKING:
 
 PRELOAD = tuple(name.partition(":")[0] for name in (TRAIN, MEASURE_SHARD))
 """What the workers import as they start: torch, and what trains and evaluates."""
-RAY_TRAIN_SETTINGS = RaySettings(
-    environment={
-        # Every report waits for a poll, and the death of a worker is found by one; 2 s by itself.
-        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
-    }
-)
-"""What Ray Train wants of Ray; all else is as Ray does it by itself."""
 _log = logging.getLogger("train_core.driver")
 
 
@@ -100,8 +94,14 @@ class Workers(ABC):
     def _start_ray(self, config: TrainConfig) -> None:
         from train_core.engine.cluster.runtime import start_ray
 
-        start_ray(config, _settings(config))
+        start_ray(config, self._settings(config))
         self.ray_up_at = time.time()
+
+    def _settings(self, config: TrainConfig) -> RaySettings:
+        """What the launcher of the configuration wants of Ray."""
+        if config.is_function:
+            return ray_train_settings(self._timing.functions)
+        return POOL_SETTINGS
 
 
 class ClusterWorkers(Workers):
@@ -158,7 +158,7 @@ class LocalWorkers(Workers):
         """Start Ray, and then the workers, which import torch in the background."""
         from train_core.engine.cluster.runtime import load_ray
 
-        load_ray(self._config, _settings(self._config))
+        load_ray(self._config, self._settings(self._config))
         with self._starting:
             self._ray = self._start(self._begin)
 
@@ -195,6 +195,7 @@ class LocalWorkers(Workers):
                 self._started(decided)
 
 
-def _settings(config: TrainConfig) -> RaySettings:
-    """What the launcher of the configuration wants of Ray."""
-    return RAY_TRAIN_SETTINGS if config.is_function else POOL_SETTINGS
+def ray_train_settings(timing: FunctionTiming) -> RaySettings:
+    """What Ray Train wants of Ray; all else is as Ray does it by itself."""
+    interval_s = str(timing.controller_poll_s)
+    return RaySettings(environment={"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": interval_s})

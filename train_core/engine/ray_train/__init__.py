@@ -8,4 +8,5 @@ committer           rank 0's side: one checkpoint of the run folder for each rep
 channel             the ranks' messages, by the driver's store
 folder              the files of a reported folder: which rank stores which
 plain               metrics as plain numbers and texts
+timing              the times of all of these
 """

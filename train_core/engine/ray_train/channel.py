@@ -15,10 +15,9 @@ from typing import Any
 from torch.distributed import DistStoreError, PrefixStore  # type: ignore[attr-defined]  # the stub lacks it
 
 from train_core.engine.distributed.rendezvous import Membership, connect
+from train_core.engine.ray_train.timing import TIMING
 from train_core.errors import UserCodeError
 
-LONG = timedelta(seconds=60)
-"""A wait after which a rank that calls something else is looked for."""
 _log = logging.getLogger(__name__)
 
 
@@ -29,11 +28,11 @@ class DriverLostError(ConnectionError):
 class ReportChannel:
     """One rank's connection, used by one thread. Its methods raise DriverLostError if it breaks.
 
-    After a wait of `long`, a rank that sends something else is looked for.
+    After a wait of `long_wait_s`, a rank that sends something else is looked for.
     """
 
-    def __init__(self, own: Membership, long: timedelta = LONG) -> None:
-        self._long = long
+    def __init__(self, own: Membership, long_wait_s: float = TIMING.long_wait_s) -> None:
+        self._long_wait = timedelta(seconds=long_wait_s)
         self._rank, self._world_size = own.rank, own.world_size
         with _driver_may_be_lost():
             self._store: PrefixStore = connect(own)
@@ -95,10 +94,10 @@ class ReportChannel:
             return bool(self._store.check([key]))
 
     def _comes_soon(self, key: str) -> bool:
-        """Whether the message comes within `long`."""
+        """Whether the message comes within `long_wait_s`."""
         with _driver_may_be_lost():
             try:
-                self._store.wait([key], self._long)
+                self._store.wait([key], self._long_wait)
             except DistStoreError:
                 return False
         return True

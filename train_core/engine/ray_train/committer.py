@@ -3,59 +3,69 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any
 
 from train_core.engine.checkpoint.journal_buffer import JournalBuffer
+from train_core.engine.ray_train.channel import ReportChannel
 from train_core.engine.ray_train.plain import numbers_and_texts
 from train_core.engine.ray_train.task import FunctionTask
 from train_core.policy.stop_reasons import StopReason
 from train_core.storage.cleanup.superseded import delete_superseded
-from train_core.storage.records.journal import finite
+from train_core.storage.records.journal import Entry, finite
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry, ReportedFolder
 from train_core.storage.run_folder import Checkpoint
 from train_core.storage.run_writer import RunWriter
-
-_CLOSE_S = 1.0
 
 
 class Committer:
     """Commits for one attempt. Used by one thread."""
 
-    def __init__(self, task: FunctionTask) -> None:
+    def __init__(self, task: FunctionTask, channel: ReportChannel) -> None:
         folder = task.folder
         self.writer = RunWriter(folder, task.attempt)
-        self._config = task.config
-        self._newest = folder.find(task.newest) if task.newest else None
+        self._task, self._channel = task, channel
+        self._newest = folder.find(task.start) if task.start else None
         self._before: Checkpoint | None = None
         """The commit before the newest."""
+        self._held: set[str] = set()
+        """Checkpoints that ranks have been handed."""
         self._journal = JournalBuffer(self.writer, is_enabled=True)
         self._journal.start()
-        self._metrics: dict[str, float | None] = {}
-        """Those of the newest report."""
+        self._covered: list[Entry] = []
+        """The entries of the newest commit, which the driver has not forgotten yet."""
         self._has_new_commit = False
         self._elapsed_s = self._newest.manifest.elapsed_s if self._newest else 0.0
         self._began_at = time.monotonic()
 
-    def add(self, number: int, metrics: Sequence[Mapping[str, Any]]) -> None:
-        """Note the metrics of a report, those of all ranks in their order, for the next commit."""
+    def add(
+        self, number: int, metrics: Sequence[Mapping[str, Any]], held: Collection[str] = ()
+    ) -> None:
+        """Note the metrics of a report, those of all ranks in their order, for the next commit.
+
+        `held` are the checkpoints that a rank has, and that stay for the time being.
+        """
+        self._held = set(held)
         numbers, texts = numbers_and_texts(metrics[0])
-        self._metrics = finite(numbers)
         others = {
             str(rank): finite(found)
             for rank, of_rank in enumerate(metrics[1:], 1)
             if (found := numbers_and_texts(of_rank)[0])
         }
         self._journal.add(number, numbers, texts=texts, by_rank=others)
+        entry = self._journal.pending[-1]
+        # If this process dies, and nobody repeats the report, the driver commits it.
+        self._channel.announce(uncovered_topic(number), entry.model_dump(mode="json"))
         self._journal.show(
             attempt=self.writer.attempt,
             step=number,
             total_steps=0,
-            epoch=self._epoch(),
+            epoch=_epoch_after(self._newest, entry.metrics),
             epochs=0,
-            loss=self._metrics.get("loss"),
-            metrics=self._metrics,
+            loss=entry.metrics.get("loss"),
+            metrics=entry.metrics,
         )
 
     def commit(
@@ -66,58 +76,92 @@ class Committer:
         Raises FencedError and StorageError.
         """
         reason = StopReason.REQUEST if stops else ""
-        return self._commit(number, files, reported, reason, scheduled=True)
+        return self._commit(number, reason, files=tuple(files), reported=reported)
 
     def end(self, number: int) -> Checkpoint:
         """Commit the function's end, with what was reported since the newest commit."""
-        return self._commit(number, (), None, StopReason.FUNCTION_END, scheduled=False)
+        return self._commit(number, StopReason.FUNCTION_END)
 
-    def delete_superseded(self) -> None:
-        """Apply the retention rules, if there is a new commit. Raises FencedError."""
-        if self._has_new_commit:
-            self._has_new_commit = False
-            # A rank that has not read of the newest commit yet may be handed the one before.
-            delete_superseded(self.writer, self._config, kept=self._before)
+    def clean_up(self) -> None:
+        """Delete what the newest commit has made superfluous. Raises FencedError."""
+        if not self._has_new_commit:
+            return
+        self._has_new_commit = False
+        for entry in self._covered:
+            self._channel.forget(uncovered_topic(entry.step))
+        # A rank that has not read of the newest commit yet may be handed the one before.
+        before = {str(self._before.name)} if self._before else set()
+        delete_superseded(self.writer, self._task.config, kept=before | self._held)
 
-    def _commit(
-        self,
-        number: int,
-        files: Sequence[FileEntry],
-        reported: ReportedFolder | None,
-        stopped_by: str,
-        *,
-        scheduled: bool,
-    ) -> Checkpoint:
-        before = self._newest.manifest if self._newest else None
+    def _commit(self, number: int, stopped_by: str, **of_folder: Any) -> Checkpoint:
         entries = list(self._journal.pending)
-        manifest = CheckpointManifest(
-            created_at=datetime.now(UTC).isoformat(),
-            attempt=self.writer.attempt,
-            step=number,
-            epoch=self._epoch(),
-            samples_seen=0,
-            metrics=self._metrics,
-            validated=True,
-            stopped_by=stopped_by,
-            in_turn=scheduled,
-            elapsed_s=self._elapsed_s + time.monotonic() - self._began_at,
-            files=tuple(files),
-            journal=self.writer.append_to_journal(before.journal if before else (), entries),
-            reported=reported,
+        elapsed_s = self._elapsed_s + time.monotonic() - self._began_at
+        committed = commit_reports(
+            self.writer, self._newest, number, entries, stopped_by, elapsed_s, **of_folder
         )
-        committed = self.writer.commit(manifest)
         self._before, self._newest = self._newest, committed
-        self._has_new_commit = True
+        self._has_new_commit, self._covered = True, entries
         self._journal.forget(entries)
-        return self._newest
+        return committed
 
     def close(self) -> None:
         """End the thread that writes live.json."""
-        self._journal.close(_CLOSE_S)
+        self._journal.close(self._task.timing.last_live_s)
 
-    def _epoch(self) -> int:
-        """The epoch that the newest report names, if it names a whole one; else the one before."""
-        epoch = self._metrics.get("epoch")
-        if epoch is None or epoch < 0 or epoch != int(epoch):
-            return self._newest.manifest.epoch if self._newest else 0
-        return int(epoch)
+
+def commit_reports(
+    writer: RunWriter,
+    before: Checkpoint | None,
+    step: int,
+    entries: Sequence[Entry],
+    stopped_by: str,
+    elapsed_s: float,
+    *,
+    files: tuple[FileEntry, ...] = (),
+    reported: ReportedFolder | None = None,
+) -> Checkpoint:
+    """Commit the entries of reports after the commit `before`, with a folder or without one.
+
+    One without a folder is not scheduled. `elapsed_s` are the seconds of training until here.
+    Raises FencedError, StorageError, and FileExistsError if there is such a commit.
+    """
+    known = before.manifest if before else None
+    metrics = entries[-1].metrics if entries else known.metrics if known else {}
+    manifest = CheckpointManifest(
+        created_at=datetime.now(UTC).isoformat(),
+        attempt=writer.attempt,
+        step=step,
+        epoch=_epoch_after(before, metrics),
+        samples_seen=0,
+        metrics=metrics,
+        validated=True,
+        stopped_by=stopped_by,
+        in_turn=reported is not None,
+        elapsed_s=elapsed_s,
+        files=files,
+        journal=writer.append_to_journal(known.journal if known else (), entries),
+        reported=reported,
+    )
+    return writer.commit(manifest)
+
+
+def uncovered_topic(number: int) -> str:
+    """Where the driver's store has a report that no commit covers yet."""
+    return f"uncovered-{number}"
+
+
+def uncovered_entries(read: Callable[[str], str | None], after: int) -> Iterator[Entry]:
+    """The reports after the number `after`, from the driver's store, which outlives rank 0."""
+    for number in count(after + 1):
+        found = read(uncovered_topic(number))
+        if found is None:
+            return
+        yield Entry.model_validate_json(found)
+
+
+def _epoch_after(before: Checkpoint | None, metrics: Mapping[str, float | None]) -> int:
+    """The epoch that the newest report names, if it names a whole one; else the one before."""
+    epoch = metrics.get("epoch")
+    if epoch is None or epoch < 0 or epoch != int(epoch):
+        return before.manifest.epoch if before else 0
+    return int(epoch)

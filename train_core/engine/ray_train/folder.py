@@ -4,32 +4,70 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from train_core.errors import WorkloadError
+from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import check_reported_name
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter
 
 
-def files_in(folder: Path) -> list[str]:
-    """The paths of all files in the folder, as names in a checkpoint, in their order.
+@dataclass(frozen=True)
+class LocalFolder:
+    """A reported folder on a disk of this node."""
 
-    Raises WorkloadError if there is no such folder, or a name that not every storage can have.
-    """
-    if not folder.is_dir():
-        raise WorkloadError(f"{folder} was reported as a checkpoint, and is no folder")
-    found = []
-    for above, inner, names in os.walk(folder, onerror=_raise, followlinks=True):
-        for name in inner:
-            if Path(above).resolve().is_relative_to(Path(above, name).resolve()):
-                raise WorkloadError(f"{folder} cannot be a checkpoint: {name} leads back into it")
-        for name in names:
-            path = Path(above, name).relative_to(folder).as_posix()
-            try:
-                found.append(check_reported_name(path))
-            except ValueError as error:
-                raise WorkloadError(f"{folder} cannot be a checkpoint: {error}") from error
-    return sorted(found)
+    path: Path
+
+    def names(self) -> list[str]:
+        """The paths of all files in the folder, as names in a checkpoint, in their order.
+
+        Raises WorkloadError if there is no such folder, or a name that not every storage can have.
+        """
+        if not self.path.is_dir():
+            raise WorkloadError(f"{self.path} was reported as a checkpoint, and is no folder")
+        found = []
+        for above, inner, names in os.walk(self.path, onerror=_raise, followlinks=True):
+            for name in inner:
+                if Path(above).resolve().is_relative_to(Path(above, name).resolve()):
+                    raise WorkloadError(
+                        f"{self.path} cannot be a checkpoint: {name} leads back into it"
+                    )
+            found += [Path(above, name).relative_to(self.path).as_posix() for name in names]
+        return _checked(found, str(self.path))
+
+    def store(self, writer: RunWriter, name: str, key: str) -> FileEntry:
+        """Store one of its files, hashed on the way."""
+        return writer.store_file(key, map_file(self.path / name))
+
+
+@dataclass(frozen=True)
+class FolderInRun:
+    """A folder that the function wrote into the run folder, on a storage that is no disk."""
+
+    folder: RunFolder
+    key: str
+
+    def names(self) -> list[str]:
+        """The paths of all files in the folder, as `LocalFolder.names`."""
+        uri = self.folder.store.uri(self.key)
+        found = self.folder.store.sizes(self.key)
+        if not found:
+            raise WorkloadError(f"{uri} was reported as a checkpoint, and there is no file in it")
+        return _checked(found, uri)
+
+    def store(self, writer: RunWriter, name: str, key: str) -> FileEntry:
+        """Copy one of its files on the storage's side; it is read once, for its digest."""
+        return writer.store_copy(f"{self.key}/{name}", key)
+
+
+def _checked(names: Iterable[str], place: str) -> list[str]:
+    try:
+        return sorted(map(check_reported_name, names))
+    except ValueError as error:
+        raise WorkloadError(f"{place} cannot be a checkpoint: {error}") from error
 
 
 def _raise(error: OSError) -> None:

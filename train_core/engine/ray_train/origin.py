@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from train_core.errors import CheckpointError, ConfigError
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from train_core.errors import CheckpointError, ConfigError, EvertrainError
 from train_core.policy.logins import hide_logins
 from train_core.storage.addresses import find_checkpoint
+from train_core.storage.coordination import pins
 from train_core.storage.records.run_record import Origin
 from train_core.storage.run_folder import Checkpoint, RunFolder
+
+_log = logging.getLogger("train_core.driver")
 
 
 def find_reported(what: str, storage: str) -> Origin:
@@ -40,3 +47,20 @@ def reported_at(origin: Origin) -> tuple[RunFolder, Checkpoint]:
             f"{origin.digest}: bring it back, or begin a new run"
         )
     return folder, checkpoint
+
+
+@contextmanager
+def pinned_origin(origin: Origin, job: str) -> Iterator[None]:
+    """Keep the other run from deleting the folder while the block runs.
+
+    `job` is the job of a cluster that does it, if one does. Somebody may be allowed to read the
+    other run, and not to write there: then the folder is read without a pin.
+    """
+    with ExitStack() as stack:
+        try:
+            folder, checkpoint = reported_at(origin)
+            pin = pins.pinned(folder.store, [checkpoint.name], "init-from", job=job)
+            stack.enter_context(pin)
+        except (EvertrainError, FileNotFoundError) as error:
+            _log.debug("%s is not pinned: %s", hide_logins(origin.uri), error)
+        yield

@@ -12,9 +12,9 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 from ray.train import Checkpoint
@@ -42,7 +42,6 @@ from train_core.engine.ray_train.task import (
     Settled,
     TrainingEnds,
 )
-from train_core.engine.ray_train.validations import record_validation
 from train_core.errors import CheckpointError
 from train_core.log_lines import set_up_own_logging
 from train_core.storage.records.names import CHECKPOINTS, REPORTED_FOLDER, CheckpointName
@@ -55,7 +54,6 @@ __all__ = [
     "RayTrainError",
     "WorkerCalls",
     "resources_of",
-    "with_recorded_validation",
     "with_seam",
 ]
 
@@ -66,27 +64,6 @@ ABORT = "abort"
 def resources_of(scaling: Any) -> dict[str, float]:
     """What each worker of a ScalingConfig reserves, with Ray's own defaults."""
     return dict(scaling._resources_per_worker_not_none)  # noqa: SLF001 (nothing public has them)
-
-
-def with_recorded_validation(
-    validate: Callable[..., Any], task: FunctionTask
-) -> Callable[..., Any]:
-    """The validation function, whose metrics become an evaluation in the run folder."""
-
-    @functools.wraps(validate)
-    def run(checkpoint: Checkpoint, **arguments: Any) -> Any:
-        # The folder of its files is in that of the checkpoint.
-        name = Path(checkpoint.path).parent.name
-        try:
-            metrics = validate(checkpoint, **arguments)
-        except BaseException:
-            # Nobody shall wait for it.
-            record_validation(task.folder, name, {})
-            raise
-        record_validation(task.folder, name, metrics)
-        return plain(metrics)
-
-    return run
 
 
 def with_seam(function: Callable[..., Any], task: FunctionTask) -> Callable[..., Any]:
@@ -113,8 +90,7 @@ class WorkerCalls(DistributedTrainFnUtils):
 
     def __init__(self, task: FunctionTask) -> None:
         context = get_train_context()
-        self._folder = task.folder
-        self._origin = task.origin
+        self._task, self._folder = task, task.folder
         storage = context.storage_context
         self._places = RunPlaces(
             RunWriter(self._folder, task.attempt),
@@ -123,12 +99,10 @@ class WorkerCalls(DistributedTrainFnUtils):
             cache_of(self._folder, task.attempt),
         )
         rank, world_size = context.get_world_rank(), context.get_world_size()
-        self._reporter = Reporter(task, rank, world_size, self._note)
+        self._reporter = Reporter(task, rank, world_size)
         self._counting = threading.Lock()
-        newest = CheckpointName.parse(task.newest or "")
-        self._number = newest.step if newest else 0
-        self._latest = task.start
-        self._stop: str | None = None
+        start = CheckpointName.parse(task.start or "")
+        self._number = start.step if start else 0
 
     def report(
         self,
@@ -145,6 +119,9 @@ class WorkerCalls(DistributedTrainFnUtils):
         Raises TrainingEnds once the training was requested to end.
         """
         self._raise_if_stopped()
+        if validation and not self._task.has_validation:
+            raise ValueError("a validation was requested, and the trainer has no validation_config")
+        is_async = checkpoint_upload_mode == CheckpointUploadMode.ASYNC
         deletes = delete_local_checkpoint_after_upload
         if deletes is None:
             deletes = checkpoint_upload_mode.default_delete_local_checkpoint_after_upload()
@@ -162,9 +139,10 @@ class WorkerCalls(DistributedTrainFnUtils):
                     is_deleted=deletes,
                 )
             settled = self._reporter.report(
-                Report(number, metrics, source, name, awaits_validation=bool(validation))
+                Report(number, metrics, source, name, _requested(validation)),
+                in_background=is_async,
             )
-        if checkpoint_upload_mode == CheckpointUploadMode.ASYNC:
+        if is_async:
             # Ray's own barrier is taken here, by the caller; its thread waits for the commit.
             super().report(
                 plain(metrics),
@@ -172,7 +150,6 @@ class WorkerCalls(DistributedTrainFnUtils):
                 checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
                 delete_local_checkpoint_after_upload=False,
                 checkpoint_upload_fn=lambda *_: self._committed(settled),
-                validation=validation,
             )
             return
         settled.result()
@@ -180,7 +157,6 @@ class WorkerCalls(DistributedTrainFnUtils):
             plain(metrics),
             self._committed(settled) if checkpoint else None,
             checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,
-            validation=validation,
         )
         self._raise_if_stopped()
 
@@ -189,10 +165,12 @@ class WorkerCalls(DistributedTrainFnUtils):
 
         Raises DamagedFolderError if it is damaged.
         """
-        if self._latest is not None:
-            folder, found = self._folder, self._folder.find(self._latest)
-        elif self._origin is not None:
-            folder, found = reported_at(self._origin)
+        with self._counting:
+            newest = self._reporter.hold_newest(self._number)
+        if newest is not None:
+            folder, found = self._folder, self._folder.find(newest)
+        elif self._task.origin is not None:
+            folder, found = reported_at(self._task.origin)
         else:
             return None
         try:
@@ -207,10 +185,16 @@ class WorkerCalls(DistributedTrainFnUtils):
         timeout_s: float | None = None,
     ) -> list[ReportedCheckpoint]:
         """The checkpoints of all attempts that are kept, oldest first."""
+        begun = time.monotonic()
         self._reporter.wait_for_all(timeout_s)
-        # Ray waits for the validations of this attempt, and knows which have failed.
-        super().get_all_reported_checkpoints(consistency_mode, timeout_s)
-        found = [one for one in self._folder.checkpoints() if one.manifest.reported]
+        while True:
+            found = [one for one in self._folder.checkpoints() if one.manifest.reported]
+            is_late = timeout_s is not None and time.monotonic() - begun >= timeout_s
+            if consistency_mode == CheckpointConsistencyMode.COMMITTED or is_late:
+                break
+            if not any(one.awaits_validation for one in found):
+                break
+            time.sleep(self._task.timing.validation_poll_s)
         return [
             ReportedCheckpoint(
                 self._as_ray_has_it(str(one.name)),
@@ -232,10 +216,6 @@ class WorkerCalls(DistributedTrainFnUtils):
         """End the threads of the reports."""
         self._reporter.close()
 
-    def _note(self, settled: Settled) -> None:
-        self._latest = settled.checkpoint or self._latest
-        self._stop = settled.stop or self._stop
-
     def _committed(self, settled: Future[Settled]) -> Checkpoint:
         """The checkpoint of a report with a folder, once it is committed."""
         name = settled.result().checkpoint
@@ -247,8 +227,8 @@ class WorkerCalls(DistributedTrainFnUtils):
         return Checkpoint(place, filesystem=self._places.filesystem)
 
     def _raise_if_stopped(self) -> None:
-        if self._stop is not None:
-            raise TrainingEnds(self._stop)
+        if self._reporter.stop is not None:
+            raise TrainingEnds(self._reporter.stop)
 
 
 def _status_of(checkpoint: Committed) -> ReportedCheckpointStatus:
@@ -261,10 +241,20 @@ def _status_of(checkpoint: Committed) -> ReportedCheckpointStatus:
     return ReportedCheckpointStatus.COMMITTED
 
 
+def _requested(validation: Any) -> dict[str, Any] | None:
+    """The validation that a report asks for, as its manifest has it."""
+    if not validation:
+        return None
+    if validation is True:
+        return {"fn_kwargs": None, "timeout_s": None}
+    return {"fn_kwargs": plain(validation.fn_kwargs), "timeout_s": validation.timeout_s}
+
+
 class EndWithDriver(ControllerCallback):
     """Ends Ray's controller, and its workers with it, when the driver says so or is gone."""
 
     def __init__(self, task: FunctionTask) -> None:
+        self._long_wait_s = task.timing.long_wait_s
         self._own = Membership(task.host, task.port, task.group, rank=0, world_size=1)
 
     def after_controller_start(self, train_run_context: Any) -> None:
@@ -273,6 +263,6 @@ class EndWithDriver(ControllerCallback):
 
     def _wait(self) -> None:
         try:
-            ReportChannel(self._own).wait_for(ABORT)
+            ReportChannel(self._own, self._long_wait_s).wait_for(ABORT)
         finally:
             os._exit(1)

@@ -12,11 +12,21 @@ from pathlib import Path
 import pyarrow.fs
 from ray.train import Checkpoint
 
+from train_core.engine.ray_train.folder import FolderInRun, LocalFolder
+from train_core.engine.ray_train.task import OpenFolder
+from train_core.storage.objects.store import Store
 from train_core.storage.records.names import is_of_function
 from train_core.storage.run_writer import RunWriter
 
 Upload = Callable[[Checkpoint, str], Checkpoint]
 """A `checkpoint_upload_fn`: the checkpoint and a name, and where it has put it."""
+
+
+def filesystem_of(store: Store) -> pyarrow.fs.FileSystem | None:
+    """The filesystem of a store as Ray takes it; None: the disk."""
+    if store.is_local:
+        return None
+    return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(store.fs))
 
 
 @dataclass(frozen=True)
@@ -59,26 +69,35 @@ class FolderSource:
         self._is_deleted = is_deleted
 
     @contextmanager
-    def opened(self) -> Iterator[Path]:
-        """The folder on a disk of this node, as long as the block runs."""
+    def opened(self) -> Iterator[OpenFolder]:
+        """The folder, as long as the block runs; on a disk of this node, or in the run folder."""
         if self._upload:
             self._stored = self._upload(self._reported, self._name)
         if not isinstance(self._stored, Checkpoint):
             raise TypeError(
                 f"checkpoint_upload_fn returned {self._stored!r}, and not a ray.train.Checkpoint"
             )
-        with self._stored.as_directory() as folder:
-            yield Path(folder)
+        folder = self._places.writer.folder
+        if (key := self._key_in_run()) and not folder.store.is_local:
+            yield FolderInRun(folder, key)
+            return
+        with self._stored.as_directory() as local:
+            yield LocalFolder(Path(local))
 
     def clean_up(self) -> None:
         """Delete what is superfluous now that a checkpoint has the files."""
         is_local = isinstance(self._reported.filesystem, pyarrow.fs.LocalFileSystem)
         if self._is_deleted and is_local:
             self._delete_local(Path(self._reported.path).resolve())
-        if self._is_moved and self._stored.filesystem == self._places.filesystem:
-            key = os.path.relpath(self._stored.path, self._places.path)
-            if is_of_function(key):
-                self._places.writer.delete_moved(key)
+        if (key := self._key_in_run()) and is_of_function(key):
+            self._places.writer.delete_moved(key)
+
+    def _key_in_run(self) -> str | None:
+        """The key in the run folder of what is moved from there; None for what lies elsewhere."""
+        if not self._is_moved or self._stored.filesystem != self._places.filesystem:
+            return None
+        key = os.path.relpath(self._stored.path, self._places.path)
+        return None if key.split("/")[0] in (".", "..") else key
 
     def _delete_local(self, folder: Path) -> None:
         """Delete a folder of the function's own; never the run, the cache or a part of them."""

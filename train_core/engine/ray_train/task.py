@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from train_core.config import TrainConfig
+from train_core.engine.ray_train.timing import TIMING, Timing
+from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.run_record import Origin
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,16 @@ class FunctionTask:
     host: str
     """Where the driver's store is."""
     port: int
-    newest: str | None
-    """The newest commit; reports are counted from its step."""
     start: str | None
-    """The newest reported folder, which `get_checkpoint` gives first."""
+    """The newest reported folder: `get_checkpoint` gives it first, and reports are counted from it.
+
+    What was reported after it is reported again.
+    """
     origin: Origin | None
     """The folder of another run that it gives while this one has none; with its login."""
+    has_validation: bool = False
+    """Whether there is a validation function."""
+    timing: Timing = TIMING
 
     @property
     def group(self) -> str:
@@ -42,11 +48,24 @@ class FunctionTask:
         return RunFolder.at(self.url)
 
 
+class OpenFolder(Protocol):
+    """A reported folder whose files can be read."""
+
+    def names(self) -> Sequence[str]:
+        """The paths of all files in it, as names in a checkpoint, in their order.
+
+        Raises WorkloadError if it is no folder, or has a name that not every storage can have.
+        """
+
+    def store(self, writer: RunWriter, name: str, key: str) -> FileEntry:
+        """Store one of its files at the key in the run folder; the file's size and digest."""
+
+
 class Source(Protocol):
     """A folder that a rank reports."""
 
-    def opened(self) -> AbstractContextManager[Path]:
-        """The folder on a disk of this node, as long as the block runs."""
+    def opened(self) -> AbstractContextManager[OpenFolder]:
+        """The folder, as long as the block runs."""
 
     def clean_up(self) -> None:
         """Called once the folder is committed."""
@@ -63,8 +82,8 @@ class Report:
     """The reported folder; None: this rank reported none."""
     name: str = ""
     """`checkpoint_dir_name`, if the function gave one."""
-    awaits_validation: bool = False
-    """Whether a validation function shall measure the folder."""
+    validation: Mapping[str, Any] | None = None
+    """How a validation function measures the folder, as in its manifest; None: none does."""
 
 
 @dataclass(frozen=True)

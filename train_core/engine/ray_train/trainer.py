@@ -6,20 +6,18 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
-import pyarrow.fs
 from ray.train import CheckpointConfig
 from ray.train.v2.api.config import FailureConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-from ray.train.v2.api.validation_config import ValidationConfig
 from ray.train.v2.torch.torch_trainer import TorchTrainer
 
 from train_core.config import LOCAL, TrainConfig, available_cpus
 from train_core.engine.ray_train.seam import (
     EndWithDriver,
     resources_of,
-    with_recorded_validation,
     with_seam,
 )
+from train_core.engine.ray_train.source import filesystem_of
 from train_core.engine.ray_train.task import FunctionTask
 from train_core.errors import ResourceError, WorkloadError
 from train_core.loading import load_function
@@ -120,18 +118,14 @@ def _check_parameters(config: TrainConfig) -> None:
 def make_ready(trainer: DataParallelTrainer, task: FunctionTask) -> DataParallelTrainer:
     """The trainer, which reports into the run folder and makes one attempt."""
     folder = task.folder
-    store = folder.store
-    filesystem = None
-    if not store.is_local:
-        filesystem = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(store.fs))
-    above, _, name = store.path("").rstrip("/").rpartition("/")
+    above, _, name = folder.store.path("").rstrip("/").rpartition("/")
     # Its class in Ray Train V2 is another one than its annotation says.
     run: Any = trainer.run_config
     trainer.run_config = ready = replace(
         run,
         name=name,
         storage_path=above,
-        storage_filesystem=filesystem,
+        storage_filesystem=filesystem_of(folder.store),
         # The supervisor begins again, and the run's own retention deletes checkpoints.
         failure_config=FailureConfig(
             max_failures=0, controller_failure_limit=0, max_preemption_failures=0
@@ -140,11 +134,8 @@ def make_ready(trainer: DataParallelTrainer, task: FunctionTask) -> DataParallel
         callbacks=[*(run.callbacks or []), EndWithDriver(task)],
     )
     trainer.train_run_context = replace(trainer.train_run_context, run_config=ready)
-    if (validation := trainer.validation_config) is not None:
-        trainer.validation_config = ValidationConfig(
-            with_recorded_validation(validation.fn, task),
-            validation.task_config,
-            validation.ray_remote_kwargs,
-        )
+    task = replace(task, has_validation=trainer.validation_config is not None)
+    # The driver calls the validation function, which outlives the attempt.
+    trainer.validation_config = None
     trainer.train_loop_per_worker = with_seam(trainer.train_loop_per_worker, task)
     return trainer

@@ -19,10 +19,10 @@ from train_core.storage.run_writer import RunWriter
 _log = logging.getLogger(__name__)
 
 
-def delete_superseded(
-    writer: RunWriter, config: TrainConfig, kept: Checkpoint | None = None
-) -> None:
-    """Apply the retention rules, but to `kept`; a failure leaves a checkpoint more, never one less.
+def delete_superseded(writer: RunWriter, config: TrainConfig, kept: Collection[str] = ()) -> None:
+    """Apply the retention rules, but to those `kept`, which are checkpoints' names.
+
+    A failure leaves a checkpoint more, never one less.
 
     Nobody resumes from what is deleted here, as there is a newer commit. The checkpoint that this
     attempt began from has no privilege: an interrupted run keeps the same checkpoints as an
@@ -36,7 +36,7 @@ def delete_superseded(
         gone = {
             verdict.candidate.name
             for verdict in found
-            if not (verdict.is_kept or (kept and verdict.candidate.name == str(kept.name)))
+            if not (verdict.is_kept or verdict.candidate.name in kept)
             and delete_unless_pinned(writer, verdict.candidate.name)
         }
         _delete_merged_segments(writer, checkpoints, gone)

@@ -38,10 +38,8 @@ def verdicts(
     for found in pins.valid_pins(folder.store):
         if found.key not in ignored_pins:
             protected[found.checkpoint].append(str(found))
-    newest_attempt = max((one.attempt for one in checkpoints), default=0)
     for one in checkpoints:
-        # What an earlier attempt has requested, nobody carries out any more.
-        if one.awaits_validation and one.attempt == newest_attempt:
+        if one.awaits_validation:
             protected[str(one.name)].append("it awaits its validation")
     candidates = [_candidate(one) for one in checkpoints]
     return retention_verdicts(candidates, rules, now=now, protected=protected)

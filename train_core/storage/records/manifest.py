@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from train_core.policy.stop_reasons import StopReason, is_final
+from train_core.policy.stop_reasons import is_final
 from train_core.storage.objects.digests import ALGORITHM, digest_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import FORMAT, read_document, with_checksum
@@ -69,6 +69,18 @@ class Manifest(BaseModel):
         return with_checksum(self)
 
 
+class RequestedValidation(BaseModel):
+    """How a validation function is to measure a reported folder. Its result is an evaluation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fn_kwargs: dict[str, Any] | None = Field(
+        default=None,
+        description="The arguments of the report's ValidationTaskConfig; null: it gave none.",
+    )
+    timeout_s: float | None = Field(default=None, description="Its limit of time; null: none.")
+
+
 class ReportedFolder(BaseModel):
     """A folder that a training function reported: its files have their paths in it as names."""
 
@@ -76,10 +88,10 @@ class ReportedFolder(BaseModel):
 
     name: str = Field(description="checkpoint_dir_name, if the function gave one.")
     world_size: int = Field(ge=1, description="The ranks that reported together.")
-    awaits_validation: bool = Field(
-        default=False,
+    requested_validation: RequestedValidation | None = Field(
+        default=None,
         exclude_if=operator.not_,
-        description="Whether a validation function was to measure it. Its result is an evaluation.",
+        description="Set if a validation function is to measure it.",
     )
 
 
@@ -100,7 +112,7 @@ class CheckpointManifest(Manifest):
     validated: bool = Field(description="Whether the validation metrics are of this very step.")
     stopped_by: str = Field(
         description="Why the training ended with this step; empty: it did not; "
-        "request: it was asked to, and may go on."
+        "request: it was asked to, and may go on; failure: a function failed, and may go on."
     )
     scheduled: bool = Field(
         default=True,
@@ -126,8 +138,11 @@ class CheckpointManifest(Manifest):
 
     @property
     def is_function_end(self) -> bool:
-        """Whether it stands for a training function's end, and has no folder."""
-        return self.stopped_by == StopReason.FUNCTION_END
+        """Whether it stands for the end of a training function, and has no folder.
+
+        The function has returned, or it failed or was stopped after this and may go on.
+        """
+        return self.reported is None and not self.files
 
     @property
     def is_last(self) -> bool:

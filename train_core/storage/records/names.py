@@ -119,6 +119,11 @@ def default_run_name(workload: str, scheduled: datetime, unique: str) -> str:
     return f"{workload_slug(workload)}-{time:%Y%m%d-%H%M%S}-{unique[-_UNIQUE_CHARACTERS:]}"
 
 
+def validation_key(checkpoint: CheckpointName) -> str:
+    """Where the evaluation lies that a training function's validation function has made."""
+    return f"{EVALUATIONS}/{checkpoint}/validation-by-function"
+
+
 @dataclass(frozen=True)
 class JobName:
     """A job of a cluster: the run that it drives, the attempt that it begins, where that lies."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -306,3 +307,74 @@ def test_a_training_that_is_done_launches_nothing(
     launcher = Fails()
     assert supervised.train(TrainConfig(**ASKED), launcher).manifest.step == STEPS
     assert launcher.attempts == []
+
+
+class Moves:
+    """A launcher whose first attempts end as they were asked to, without a new checkpoint."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.attempts: list[int] = []
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        self.attempts.append(attempt.number)
+        if len(self.attempts) <= self.times:
+            attempt.requests.ask_to_move("node 1 is being drained")
+            return AttemptOutcome(is_as_asked=True)
+        alone.run(attempt.folder, attempt.number, **attempt.config.model_dump())
+        return AttemptOutcome()
+
+
+def test_an_attempt_that_ends_for_another_one_elsewhere_is_no_death(
+    supervised: Supervisor,
+) -> None:
+    launcher = Moves(5)
+    assert supervised.train(TrainConfig(**ASKED), launcher).manifest.step == STEPS
+    assert launcher.attempts == [1, 2, 3, 4, 5, 6]
+
+
+class Measures:
+    """A launcher whose attempts end with these errors, and measure what is not saved."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.kept: list[tuple[int, int, str]] = []
+        """The attempt that has measured, the one that it is kept for, and why."""
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        if not self.errors:
+            alone.run(attempt.folder, attempt.number, **attempt.config.model_dump())
+            return AttemptOutcome()
+        error = self.errors.pop(0)
+
+        def keep(number: int, why: str) -> None:
+            self.kept.append((attempt.number, number, why))
+
+        is_lost = isinstance(error, ConnectionError)
+        return AttemptOutcome(error, is_lost=is_lost, keep_metrics=keep)
+
+
+DEATH, BUG = ConnectionError("rank 0 died"), UserCodeError("train", "KeyError", "a traceback")
+
+
+@pytest.mark.parametrize(
+    ("errors", "raised", "kept"),
+    [
+        ([DEATH, BUG], UserCodeError, [(2, 2, "failure")]),
+        ([DEATH] * 4, GaveUpError, [(4, 4, "failure")]),
+        ([StoppedError("run", 0)], StoppedError, [(1, 1, "request")]),
+        # Another attempt has measured it again.
+        ([DEATH], None, []),
+    ],
+    ids=["a bug", "deaths", "a stop", "a death"],
+)
+def test_what_no_checkpoint_covers_is_kept_if_no_other_attempt_measures_it(
+    supervised: Supervisor,
+    errors: list[Exception],
+    raised: type[Exception] | None,
+    kept: list[tuple[int, int, str]],
+) -> None:
+    launcher = Measures(*errors)
+    with pytest.raises(raised) if raised else nullcontext():
+        supervised.train(TrainConfig(**ASKED), launcher)
+    assert launcher.kept == kept

@@ -6,55 +6,81 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 
+from train_core.config import LOCAL
+from train_core.engine.cluster.scaling import ClusterWatch
 from train_core.engine.data.recorded import with_login
 from train_core.engine.distributed.rendezvous import RendezvousStore
 from train_core.engine.distributed.stop_source import post_stop
 from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.ray_train.attempt import ABORT, driver_host, start_fit
+from train_core.engine.ray_train.committer import commit_reports, uncovered_entries
+from train_core.engine.ray_train.origin import pinned_origin
 from train_core.engine.ray_train.task import DamagedFolderError, FunctionTask, TrainingEnds
 from train_core.errors import EvertrainError, StorageError, UserCodeError
 from train_core.policy.restarts import Asked
+from train_core.policy.stop_reasons import StopReason
+from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.records.names import CheckpointName
-from train_core.storage.run_writer import quarantine
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter, quarantine
 
 _log = logging.getLogger("train_core.driver")
 
 
 class FunctionLauncher:
-    """Runs each attempt as one `fit` of Ray Train, whose workers report into the run folder."""
+    """Runs each attempt as one `fit` of Ray Train, whose workers report into the run folder.
 
-    def __init__(self, timing: Timing = TIMING) -> None:
-        self._timing = timing
+    `job` is the job of a cluster that does it, if one does.
+    """
+
+    def __init__(self, timing: Timing = TIMING, job: str = "") -> None:
+        self._timing, self._job = timing, job
 
     def run(self, attempt: Attempt) -> AttemptOutcome:
         """Run the function on all workers until it has ended."""
         attempt.check_stop()
         store = RendezvousStore(driver_host(attempt.config))
-        task = _task(attempt, store)
+        task = _task(attempt, store, self._timing)
         attempt.requests.send_by(partial(post_stop, store, task.group))
-        fitted = start_fit(task)
+        keep = partial(_keep_metrics, attempt.folder, task, store, time.monotonic())
+        with ExitStack() as stack:
+            if task.origin:
+                stack.enter_context(pinned_origin(task.origin, self._job))
+            stack.enter_context(self._watching(attempt))
+            fitted = start_fit(task)
+            is_aborted = self._wait(fitted, attempt, partial(store.post, task.group, ABORT, "true"))
         try:
-            self._wait(fitted, attempt, partial(store.post, task.group, ABORT, "true"))
             fitted.result()
             return AttemptOutcome()
         except UserCodeError as error:
-            return AttemptOutcome(error, is_raised=True)
+            return AttemptOutcome(error, is_raised=True, keep_metrics=keep)
         except DamagedFolderError as error:
             if name := CheckpointName.parse(error.checkpoint):
                 quarantine(attempt.folder, name, error.fault)
-            return AttemptOutcome(error, is_lost=True)
-        except TrainingEnds as error:
-            return AttemptOutcome(ConnectionError(f"it was asked to end: {error}"), is_lost=True)
+            return AttemptOutcome(error, is_lost=True, keep_metrics=keep)
+        except TrainingEnds:
+            return AttemptOutcome(is_as_asked=True, keep_metrics=keep)
         except (ConnectionError, StorageError) as error:
-            return AttemptOutcome(error, is_lost=True)
+            return AttemptOutcome(
+                error, is_lost=not is_aborted, is_as_asked=is_aborted, keep_metrics=keep
+            )
         except EvertrainError as error:
-            return AttemptOutcome(error)
+            return AttemptOutcome(error, keep_metrics=keep)
 
-    def _wait(self, fitted: Future[None], attempt: Attempt, abort: Callable[[], None]) -> None:
-        """Wait for the end; a function that does not come to a report in time is ended."""
+    def _watching(self, attempt: Attempt) -> AbstractContextManager[None]:
+        """Watch, for a block, whether a node of the cluster on which a worker runs is drained."""
+        config = attempt.config
+        if config.ray_address == LOCAL:
+            return nullcontext()
+        move, timing = attempt.requests.ask_to_move, self._timing.cluster
+        return ClusterWatch(move, config, config.num_workers, timing).watching()
+
+    def _wait(self, fitted: Future[None], attempt: Attempt, abort: Callable[[], None]) -> bool:
+        """Wait for the end; whether a function that did not come to a report in time was ended."""
         end_at = None
         while not wait([fitted], self._timing.stop_poll_s).done:
             if attempt.requests.asked is Asked.NOTHING:
@@ -68,11 +94,12 @@ class FunctionLauncher:
                 )
                 abort()
                 end_at = float("inf")
+        return end_at == float("inf")
 
 
-def _task(attempt: Attempt, store: RendezvousStore) -> FunctionTask:
+def _task(attempt: Attempt, store: RendezvousStore, timing: Timing) -> FunctionTask:
     folder = attempt.folder
-    newest, start = folder.newest(), folder.newest_reported()
+    start = folder.newest_reported()
     host, port = store.address
     origin = None if start else folder.record().origin
     return FunctionTask(
@@ -81,7 +108,37 @@ def _task(attempt: Attempt, store: RendezvousStore) -> FunctionTask:
         config=attempt.config,
         host=host,
         port=port,
-        newest=str(newest.name) if newest else None,
         start=str(start.name) if start else None,
         origin=with_login(origin, attempt.config, folder.storage) if origin else None,
+        timing=timing.functions,
     )
+
+
+def _keep_metrics(
+    folder: RunFolder,
+    task: FunctionTask,
+    store: RendezvousStore,
+    began_at: float,
+    attempt: int,
+    why: StopReason,
+) -> None:
+    """Commit what the function reported after its newest folder, without a folder.
+
+    The next attempt, if somebody resumes the run, begins with that folder and reports it again. It
+    commits at a later step, or at this one in a later attempt, so this commit is superseded then.
+    """
+    folder = folder.with_retries(SHORT)
+    try:
+        newest = folder.newest_reported()
+        step = newest.step if newest else 0
+        entries = list(uncovered_entries(partial(store.read, task.group), after=step))
+        if not entries:
+            return
+        elapsed_s = time.monotonic() - began_at
+        if task.start:
+            elapsed_s += folder.find(task.start).manifest.elapsed_s
+        writer = RunWriter(folder, attempt)
+        commit_reports(writer, newest, step + 1, entries, why, elapsed_s)
+    except (EvertrainError, OSError) as error:
+        # Nobody waits for it, and why the training ended says more.
+        _log.warning("the metrics of the last reports are not kept: %s", error)

@@ -61,12 +61,21 @@ class AttemptOutcome:
     """A process or a connection died, so that another attempt may well succeed."""
     is_raised: bool = False
     """It is an error of a training function, which may be allowed to raise some."""
+    is_as_asked: bool = False
+    """It ended because it was requested to."""
     given_up_at: int | None = None
     """The step of the newest commit, if the storage did not take the last one in time."""
+    keep_metrics: Callable[[int, StopReason], object] = lambda *_: None
+    """Commits metrics that no checkpoint covers, in the name of the attempt of that number.
+
+    It is called if no other attempt follows, which would measure them again.
+    """
 
     @property
     def ended(self) -> Ended:
         """The same, as the decision on the next action wants it."""
+        if self.is_as_asked:
+            return Ended.AS_ASKED
         if self.error is None:
             return Ended.IN_ORDER
         if self.is_raised:
@@ -112,22 +121,30 @@ class Supervisor:
         newest = self.newest()
         restarts, failures, is_done = 0, 0, is_training_finished(newest, config)
         rules = replace(self._timing.restarts, max_failures=config.max_failures)
-        while not is_done:
-            number = self.begin_attempt()
-            outcome, asked = self._run(number, config, launcher)
-            before, newest = newest, self._newest_after(outcome, asked, newest)
-            end = AttemptEnd(
-                outcome.ended,
-                asked,
-                has_saved=outcome.given_up_at is None,
-                has_stopped=_was_stopped(newest, number),
-                has_progress=newest != before,
-                has_finished=is_training_finished(newest, config),
-            )
-            decision = after_attempt(end, restarts, rules, failures)
-            self._carry_out(decision, outcome, newest)
-            restarts, failures = decision.restarts, decision.failures
-            is_done = decision.next is Next.DONE
+        outcome = AttemptOutcome()
+        try:
+            while not is_done:
+                number = self.begin_attempt()
+                outcome, asked = self._run(number, config, launcher)
+                before, newest = newest, self._newest_after(outcome, asked, newest)
+                end = AttemptEnd(
+                    outcome.ended,
+                    asked,
+                    has_saved=outcome.given_up_at is None,
+                    has_stopped=_was_stopped(newest, number),
+                    has_progress=newest != before,
+                    has_finished=is_training_finished(newest, config),
+                )
+                decision = after_attempt(end, restarts, rules, failures)
+                self._carry_out(decision, outcome, newest)
+                restarts, failures = decision.restarts, decision.failures
+                is_done = decision.next is Next.DONE
+        except Exception as error:
+            is_stopped = isinstance(error, StoppedError)
+            why = StopReason.REQUEST if is_stopped else StopReason.FAILURE
+            # No attempt follows that would measure them again.
+            outcome.keep_metrics(self._lease.attempt, why)
+            raise
         assert newest is not None, "a training ends with a checkpoint"
         return newest
 
