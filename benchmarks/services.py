@@ -59,12 +59,13 @@ def server(command: list[str], url: str, log: Path, **environment: str) -> Itera
 
 
 @contextlib.contextmanager
-def prefect_server(folder: Path, port: int = 0) -> Iterator[str]:
-    """The API address of a Prefect server; port 0 takes a free one."""
+def prefect_server(folder: Path, port: int = 0, **settings: str) -> Iterator[str]:
+    """The API address of a Prefect server with these settings; port 0 takes a free one."""
     port = port or free_port()
     url = f"http://127.0.0.1:{port}/api"
     home = {"PREFECT_HOME": str(folder / "prefect-server"), "PREFECT_SERVER_ANALYTICS_ENABLED": "0"}
     create_prefect_database(home)
+    home |= settings
     command = [str(BIN / "prefect"), "server", "start", "--port", str(port)]
     with server(command, f"{url}/health", folder / "prefect.log", **home):
         yield url

@@ -9,13 +9,14 @@ from __future__ import annotations
 import secrets
 from datetime import UTC, datetime
 from typing import Any, Self
-from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from flows.defaults import default_storage, default_tracking_uri
 from train_core.config import TrainConfig
+from train_core.policy.logins import hide_secrets
 from train_core.requests import DEFAULT_EXPERIMENT, DriverRequest, PipelineRequest
+from train_core.shown_text import without_secrets
 from train_core.storage.addresses import absolute
 from train_core.storage.records.names import default_run_name
 from train_core.storage.run_folder import RunFolder
@@ -78,6 +79,11 @@ class RetrainParameters(TrainConfig):
     def _make_absolute(cls, storage: str) -> str:
         if not storage:
             raise ValueError("give a path or a URL, or leave storage out")
+        if without_secrets(storage) != storage:
+            raise ValueError(
+                "an address with a password would be shown with the parameters: leave it out, and "
+                "give the storage's client its credentials in the environment"
+            )
         return absolute(storage)
 
     @field_validator("runtime_env")
@@ -88,18 +94,26 @@ class RetrainParameters(TrainConfig):
         if isinstance(made.get("working_dir"), str):
             made["working_dir"] = absolute(made["working_dir"])
         if "py_modules" in made:
-            made["py_modules"] = [absolute(str(module)) for module in made["py_modules"]]
+            made["py_modules"] = [absolute(module) for module in made["py_modules"]]
         return made
 
     @field_validator("tracking_uri")
     @classmethod
     def _refuse_login(cls, tracking_uri: str | None) -> str | None:
-        if tracking_uri and urlsplit(tracking_uri).password:
+        if tracking_uri and without_secrets(tracking_uri) != tracking_uri:
             raise ValueError(
                 "an address with a password would be shown with the parameters: leave it out here "
                 "and set MLFLOW_TRACKING_URI"
             )
         return tracking_uri
+
+    @model_serializer(mode="wrap", when_used="json")
+    def _without_secrets(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As JSON they are Prefect's, which shows them; this process goes on with the whole."""
+        shown: dict[str, Any] = hide_secrets(dump(self))
+        if variables := shown["runtime_env"].get("env_vars"):
+            shown["runtime_env"]["env_vars"] = dict.fromkeys(variables, "***")
+        return shown
 
     def tracked_at(self) -> str:
         """MLflow's address, the environment's if the parameter is not set; empty: no MLflow."""

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from prefect import task
+from prefect import runtime, task
 
 from tasks.retries import OPTIONS, cancelled_if_stopped
 from tasks.session import session_of
 from train_core.requests import Request
 from train_core.results import CheckpointSummary, PredictionsResult
+from train_core.shown_text import shown
+
+_MOST_CHARS = 300
 
 
-@task(name="infer", task_run_name="infer {source} with {checkpoint.name}", **OPTIONS)
+def _name() -> str:
+    """What is scored, an address without its login, and with which checkpoint."""
+    asked = runtime.task_run.parameters
+    return f"infer {shown(asked['source'], _MOST_CHARS)} with {asked['checkpoint'].name}"
+
+
+@task(name="infer", task_run_name=_name, **OPTIONS)
 @cancelled_if_stopped
 def infer(request: Request, checkpoint: CheckpointSummary, source: str) -> PredictionsResult:
     """The predictions for `source`, a split's name or the address of data."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from tasks.report.artifacts import new_artifact, show
+from tasks.report.markdown import code
 from tasks.retries import OPTIONS, cancelled_if_stopped
 from tasks.session import session_of
 from tasks.session_log import run_logger
@@ -12,6 +13,7 @@ from train_core.client.isolated import mirror_predictions
 from train_core.errors import EvertrainError
 from train_core.requests import Request
 from train_core.results import PredictionsResult
+from train_core.shown_text import shown
 from train_core.storage.run_folder import RunFolder
 
 _REASON_CHARS = 300
@@ -24,8 +26,8 @@ def report_predictions(request: Request, predictions: PredictionsResult, trackin
     session = session_of(request)
     run_logger().info(
         "%d rows of %s, scored by %s of run %s: %s",
-        *(predictions.num_rows, predictions.source, predictions.checkpoint.name),
-        *(request.run, predictions.uri),
+        *(predictions.num_rows, shown(predictions.source), predictions.checkpoint.name),
+        *(request.run, shown(predictions.uri)),
     )
     page = predictions_markdown(request.run, predictions)
     show(session, new_artifact("markdown", "predictions", page, f"Predictions of {request.run}"))
@@ -45,13 +47,13 @@ def report_predictions(request: Request, predictions: PredictionsResult, trackin
 def predictions_markdown(run: str, predictions: PredictionsResult) -> str:
     """A batch inference as a table in Markdown."""
     facts = {
-        "predictions": f"`{predictions.uri}`",
+        "predictions": code(predictions.uri),
         "rows": f"{predictions.num_rows}",
         "files": f"{len(predictions.files)}",
-        "run": f"`{run}`",
-        "checkpoint": f"`{predictions.checkpoint.name}`",
-        "input": f"`{predictions.source}`",
-        "digest of the input": f"`{predictions.input_digest}`" if predictions.input_digest else "-",
+        "run": code(run),
+        "checkpoint": code(predictions.checkpoint.name),
+        "input": code(predictions.source),
+        "digest of the input": code(predictions.input_digest) if predictions.input_digest else "-",
     }
     rows = "\n".join(f"| {name} | {text} |" for name, text in facts.items())
     return f"# {predictions.num_rows} rows\n\n| | |\n| --- | --- |\n{rows}\n"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from train_core.log_lines import WARNING, warning_in
+from train_core.shown_text import shown
 
 REMEMBERED_LINES = 2000
 
@@ -29,8 +30,9 @@ class SessionLog:
         self._listeners: list[Callable[[str], None]] = []
 
     def add(self, line: str) -> None:
-        """Add a line, without its colours."""
-        line = _COLOURS.sub("", line)
+        """Add a line, or several, without colours, control characters and secrets."""
+        lines = _COLOURS.sub("", line).split("\n")
+        line = "\n".join(shown(one, keeps="\t") for one in lines)
         with self._lock:
             self._lines.append(line)
             for listener in list(self._listeners):

@@ -16,6 +16,7 @@ from tasks.timing import TIMING
 from train_core.client.live import LiveReader
 from train_core.requests import DriverRequest
 from train_core.results import TrainResult
+from train_core.shown_text import shown
 from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class _Progress:
     def tick(self) -> None:
         live = self._reader.read()
         if live:
-            self._log.info("%s", live)
+            self._log.info("%s", shown(str(live)))
             self.show(live.percent)
 
     def show(self, percent: float) -> None:

@@ -73,7 +73,7 @@ and no test of these runs beside one that loads both cores.
 LOADS_BOTH_CORES = (
     *(CLUSTER, DEPLOYMENTS, PIPELINES, "chaos/", "flows/deployment/", "engine/driver/test_driver"),
     *("engine/driver/attempts/test_launchers", "engine/driver/job/test_remote_stages"),
-    *("engine/training/test_exact", "engine/training/test_entries"),
+    *("engine/training/test_exact", "engine/training/test_entries", "flows/test_secrets"),
 )
 """Whole pipelines and trainings, by how their groups begin."""
 

@@ -102,6 +102,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "the finalists.",
         "skip-unchanged": "With `--skip-unchanged` no run begins if nothing that counts has "
         "changed since the last finished one; otherwise the log says what has changed.",
+        "terminal": "Names, metrics and reasons are shown as text, whatever they hold: control "
+        "characters as escapes, markup as it is, bounded in length; `--json` prints all, in ASCII.",
         "environment": "`EVERTRAIN_STORAGE` names the folder of the runs, `MLFLOW_TRACKING_URI` "
         "MLflow, and `PREFECT_API_URL` a Prefect server instead of a temporary one.",
         "resume-as-asked": "A run that exists goes on with the parameters that were given last, "
@@ -128,7 +130,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "`runtime_env`.",
         "cluster-addresses": "A database file on the caller's machine is refused if the runs are "
         "on object storage, and so is a login in MLflow's address.",
-        "loopback": "With a local Ray, evertrain listens on the loopback only.",
+        "loopback": "With a local Ray, evertrain and its Ray listen on the loopback only, and so "
+        "do the servers that a command starts.",
         "elastic": "`--num-workers MIN,MAX` trains with as many workers as there is room for, with "
         "the same bits, and waits where there is less room than for the fewest.",
     },
@@ -209,6 +212,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "another flow run that gets the same name fails with an error.",
         "report-page": "The report's page shows the metrics of both splits beside those of the "
         "previous run, with the differences, and the data of each split.",
+        "report-text": "The artifacts in Prefect show names and reasons as text: no markup, HTML, "
+        "link or image of others.",
         "json-results": "A flow's result is stored as JSON, and tasks store none.",
     },
     "docs/results-from-python.md": {
@@ -301,6 +306,8 @@ HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
         "memory": "A worker that is ended for its memory fails the run with an error that says so, "
         "and is not retried.",
         "scorer-hangs": "A worker that evaluates or infers and hangs is ended, and replaced.",
+        "servers-with-logins": "A pipeline runs with servers of Prefect and MLflow that ask for "
+        "logins.",
         "batch-without-mlflow": "Predictions are made although MLflow is away.",
     },
     "docs/prefect.md": {

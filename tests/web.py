@@ -5,7 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class QuietFiles(SimpleHTTPRequestHandler):
+    """The files of a folder."""
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing: a test looks at what a command says."""
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from train_core.errors import (
     UnsavedError,
     UserCodeError,
     WorkloadError,
+    words_of,
 )
 
 FAILED = 3
@@ -77,7 +78,7 @@ def describe(stage: str, error: BaseException) -> dict[str, Any]:
         ours = next(kind for kind in type(error).__mro__ if kind in _TRAVELLING)
         return {"type": ours.__name__, "facts": reduced[1]}
     trace = "".join(tracebacks.format_exception(error))
-    facts = [stage, f"{type(error).__name__}: {error}", trace]
+    facts = [stage, words_of(error), trace]
     return {"type": StageError.__name__, "facts": facts}
 
 

@@ -10,9 +10,17 @@ import traceback as tracebacks
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from train_core.shown_text import without_secrets
+
 
 class EvertrainError(Exception):
-    """Base of all errors that evertrain raises on purpose."""
+    """Base of all errors that evertrain raises on purpose.
+
+    A message is shown in many places, so it loses the logins of its URLs here, at once.
+    """
+
+    def __init__(self, *facts: object) -> None:
+        super().__init__(*(without_secrets(one) if isinstance(one, str) else one for one in facts))
 
 
 class ConfigError(EvertrainError, ValueError):
@@ -177,8 +185,8 @@ class StageError(EvertrainError, RuntimeError):
 
     def __init__(self, stage: str, summary: str, traceback: str = "") -> None:
         self.stage = stage
-        self.summary = summary
-        self.traceback = traceback
+        self.summary = without_secrets(summary)
+        self.traceback = without_secrets(traceback)
         super().__init__(f"{stage}: {summary}")
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -197,6 +205,13 @@ class UserCodeError(StageError):
     """The workload's own code raised; carries the first failing rank's traceback. Never retried."""
 
 
+def words_of(error: BaseException) -> str:
+    """What an error of another library's, or of a user's module, says."""
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({'' if error.code is None else repr(error.code)})"
+    return f"{type(error).__name__}: {error}"
+
+
 @contextmanager
 def users_code(stage: str, where: str) -> Iterator[None]:
     """Raise an error of the user's code inside the block as UserCodeError, with its traceback."""
@@ -207,5 +222,5 @@ def users_code(stage: str, where: str) -> Iterator[None]:
     # A workload's own sys.exit() would end the worker.
     except (Exception, SystemExit) as error:
         # Ray hands on an exception without its traceback.
-        summary = f"{where}: {type(error).__name__}: {error}"
+        summary = f"{where}: {words_of(error)}"
         raise UserCodeError(stage, summary, tracebacks.format_exc()) from error

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from train_core.datasets.recorded import RecordedData
 from train_core.datasets.sources import PinnedFiles
-from train_core.errors import WorkloadError
-from train_core.policy.logins import hide_logins
+from train_core.errors import WorkloadError, words_of
+from train_core.shown_text import shown_value
 from train_core.workload import Settings, Workload
 
 _EXTRAS = {
@@ -55,7 +55,7 @@ def parse_settings(name: str, settings: Mapping[str, Any]) -> Settings:
     except ValidationError as error:
         details = "; ".join(
             f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}, "
-            f"got {hide_logins(e['input'])!r}"
+            f"got {shown_value(e['input'])}"
             for e in error.errors(include_url=False)
         )
         raise WorkloadError(
@@ -89,9 +89,10 @@ def _object(name: str, kind: str, is_one: Callable[[object], bool]) -> Any:
     module_name, _, object_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    # A script that is no module may end the interpreter.
+    except (Exception, SystemExit) as error:
         raise WorkloadError(
-            f"{kind.lower()} {name!r} cannot be imported: {type(error).__name__}: {error}. "
+            f"{kind.lower()} {name!r} cannot be imported: {words_of(error)}. "
             "Name it as package.module:Name, and see that the module is on PYTHONPATH or in the "
             f"current directory.{_how_to_install(error)}"
         ) from error
@@ -109,7 +110,7 @@ def _object(name: str, kind: str, is_one: Callable[[object], bool]) -> Any:
     return found
 
 
-def _how_to_install(error: Exception) -> str:
+def _how_to_install(error: BaseException) -> str:
     """The extra of evertrain that brings the missing module, in a sentence."""
     missing = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
     if extra := _EXTRAS.get(missing):

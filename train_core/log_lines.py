@@ -6,12 +6,14 @@ import logging
 import re
 from typing import TextIO
 
+from train_core.shown_text import without_secrets
+
 
 class _Line(logging.Formatter):
     """The message; a mark before what evertrain itself warns of, and nobody else."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
+        line = without_secrets(super().format(record))
         is_ours = record.name.partition(".")[0] == "train_core"
         return f"{WARNING}{line}" if is_ours and record.levelno >= logging.WARNING else line
 

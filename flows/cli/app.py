@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import takewhile
 from typing import Any, NoReturn
 
 from pydantic import Field, ValidationError
@@ -32,6 +31,8 @@ from flows.cli.commands.ui import UiCommand
 from flows.cli.commands.verify_resume import VerifyResumeCommand
 from flows.cli.commands.workloads import WorkloadsCommand
 from flows.cli.configuration import configuration_of
+from flows.cli.refusals import of_arguments, of_values, with_plain_json
+from flows.cli.terminal import complain, make_printable
 from train_core.errors import EvertrainError, StoppedError
 
 BAD_INPUT = 2
@@ -87,20 +88,22 @@ class Evertrain(BaseSettings):
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and give its exit code: 0, 2 for an error, 130 if it was stopped."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    make_printable()
     _make_importable(os.getcwd())
     try:
+        arguments = with_plain_json(arguments)
         configuration: dict[str, Any] = configuration_of(arguments)
         with _orderly_termination():
             CliApp.run(Evertrain, arguments or ["--help"], **configuration)
     except ValidationError as error:
-        return _refuse(_one_line(error, arguments))
+        return _refuse(of_values(error, arguments))
     except SettingsError as error:
-        return _refuse(str(error).partition("\n")[0].removeprefix("error parsing CLI: "))
+        return _refuse(of_arguments(error))
     except StoppedError as error:
-        sys.stderr.write(f"evertrain: {error}\n")
+        complain(str(error))
         return INTERRUPTED
     except (EvertrainError, OSError, EOFError) as error:
-        return _refuse(" ".join(str(error).split()) or type(error).__name__)
+        return _refuse(str(error) or type(error).__name__)
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
@@ -134,21 +137,6 @@ def _orderly_termination() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _one_line(error: ValidationError, arguments: list[str]) -> str:
-    messages = []
-    for one in error.errors(include_url=False):
-        # The location begins with the commands' names.
-        commands = zip(one["loc"], arguments, strict=False)
-        count = sum(1 for _ in takewhile(lambda both: both[0] == both[1], commands))
-        name = "".join(str(part) for part in one["loc"][count : count + 1])
-        if one["type"] == "missing":
-            messages.append(f"--{name} is required")
-            continue
-        before, after = (f"{name}: ", f", got {one['input']!r}") if name else ("", "")
-        messages.append(f"{before}{one['msg'].removeprefix('Value error, ')}{after}")
-    return "; ".join(messages)
-
-
 def _refuse(message: str) -> int:
-    sys.stderr.write(f"evertrain: {message}\n")
+    complain(message)
     return BAD_INPUT

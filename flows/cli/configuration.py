@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from flows.cli.configuration_file import read_configuration
 from flows.defaults import default_storage
 from flows.parameters import recorded_parameters
 from train_core.errors import ConfigError
 from train_core.storage.addresses import absolute
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.run_folder import RunFolder
-
-
-def read_configuration(path: str) -> dict[str, Any]:
-    """The parameters in a YAML or JSON file. Raises ConfigError."""
-    try:
-        values = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"configuration {path!r} cannot be read: {reason}. Give a YAML or JSON file"
-        ) from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"configuration {path!r} is not a mapping of parameters to values")
-    return values
 
 
 def configuration_of(arguments: list[str]) -> dict[str, dict[str, Any]]:

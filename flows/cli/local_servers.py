@@ -16,6 +16,8 @@ from flows.timing import TIMING
 from train_core.errors import ConfigError, StageError
 
 Process = subprocess.Popen[bytes]
+LOOPBACK = "127.0.0.1"
+"""The servers show runs to everybody who reaches them: nobody of another machine does."""
 
 
 class LocalServers:
@@ -41,7 +43,7 @@ class LocalServers:
         """Start MLflow's server for a database or a folder."""
         create_tracking_database(tracking_uri)
         quiet = ("--uvicorn-opts", "--log-level warning")
-        address = ("--backend-store-uri", tracking_uri, "--port", str(port))
+        address = ("--backend-store-uri", tracking_uri, "--host", LOOPBACK, "--port", str(port))
         self._processes.append(_start("mlflow", "ui", *address, *quiet))
         self._ports.append(port)
 
@@ -50,7 +52,9 @@ class LocalServers:
         create_prefect_database()
         # Its pages look for their data at the port that the environment names.
         environment = {"PREFECT_SERVER_API_PORT": str(port)}
-        self._processes.append(_start("prefect", "server", "start", **environment))
+        self._processes.append(
+            _start("prefect", "server", "start", "--host", LOOPBACK, **environment)
+        )
         self._ports.append(port)
 
     def wait_until_up(self) -> None:
@@ -68,7 +72,7 @@ class LocalServers:
 def refuse_taken_port(port: int, flag: str) -> None:
     """Raise ConfigError if another process has the port: the pages there would be its own."""
     try:
-        socket.create_server(("127.0.0.1", port)).close()
+        socket.create_server((LOOPBACK, port)).close()
     except OSError as error:
         raise ConfigError(
             f"port {port} is taken, perhaps by another `evertrain ui`: name another with {flag}"
@@ -96,7 +100,7 @@ def _wait_until_up(port: int, processes: Sequence[Process]) -> None:
     while time.monotonic() < deadline:
         _refuse_dead(processes)
         with suppress(OSError):
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            socket.create_connection((LOOPBACK, port), timeout=1).close()
             return
         time.sleep(TIMING.ui_poll_interval_s)
 

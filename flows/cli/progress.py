@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
+from flows.cli.terminal import Bars, Screen
 from flows.timing import TIMING
 from tasks.session import Session
 from tasks.ticker import Ticker
@@ -21,10 +19,10 @@ class TerminalProgress:
     Use it as a context manager around the flow. `plain` forces lines on a terminal too.
     """
 
-    def __init__(self, session: Session, console: Console, *, plain: bool) -> None:
+    def __init__(self, session: Session, screen: Screen, *, plain: bool) -> None:
         self._session = session
         self._reader = LiveReader(RunFolder(session.request.storage, session.request.run))
-        self._view = _Lines(console) if plain or not console.is_terminal else _Bar(console)
+        self._view = _Lines(screen) if plain or not screen.is_terminal else _Bar(screen)
         self._ticker = Ticker(self._tick, TIMING.bar_interval_s)
 
     def __enter__(self) -> Self:
@@ -44,8 +42,8 @@ class TerminalProgress:
 class _Lines:
     """A line for each stage that begins, and one now and then while training."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
         self._num_shown = 0
         self._last_s = 0.0
 
@@ -58,41 +56,32 @@ class _Lines:
     def show(self, stages: list[str], live: Live | None) -> None:
         # A stage may begin and end between two ticks.
         for stage in stages[self._num_shown :]:
-            self._console.print(stage, highlight=False)
+            self._screen.line(stage)
         self._num_shown = len(stages)
         if live and time.monotonic() - self._last_s >= TIMING.line_interval_s:
             self._last_s = time.monotonic()
-            self._console.print(f"  {live}", highlight=False, soft_wrap=True)
+            self._screen.line(f"  {live}")
 
 
 class _Bar:
     """One bar that stays at the bottom of the terminal."""
 
-    def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[live]}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
-        self._task: TaskID = self._progress.add_task("prepare", total=None, live="")
+    def __init__(self, screen: Screen) -> None:
+        self._bars = Bars(screen, counts=False, stays=False)
+        self._bar = self._bars.add("prepare")
         self._stage = "prepare"
 
     def open(self) -> None:
-        self._progress.start()
+        self._bars.__enter__()
 
     def close(self) -> None:
-        self._progress.stop()
+        self._bars.__exit__()
 
     def show(self, stages: list[str], live: Live | None) -> None:
         stage = stages[-1]
         if live:
-            self._progress.update(
-                self._task, description=stage, total=100, completed=live.percent, live=str(live)
-            )
+            self._bars.update(self._bar, stage, total=100, done=live.percent, beside=str(live))
         elif stage != self._stage:
             status = "waiting for the training" if stage == "train" else ""
-            self._progress.update(self._task, description=stage, total=None, live=status)
+            self._bars.update(self._bar, stage, beside=status)
         self._stage = stage

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.cli import prefect_server
+from flows.cli.terminal import Screen, complain, say, say_if_watched
 from flows.databases import create_tracking_database
 from flows.defaults import HOME
 from flows.parameters import RetrainParameters, new_run_name
@@ -29,8 +29,6 @@ from train_core.storage.records.names import REPORT_JSON, check_run_name
 from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from flows.prefect_engine import FlowThread
 
 
@@ -47,15 +45,14 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
         refuse_driven(RunFolder(parameters.storage, parameters.run))
     prefect_server.configure(verbose=verbose)
     create_tracking_database(parameters.tracked_at())
-    if sys.stderr.isatty():
-        # The libraries load for seconds before the flow's first line.
-        sys.stderr.write(f"preparing run {parameters.run}\n")
+    # The libraries load for seconds before the flow's first line.
+    say_if_watched(f"preparing run {parameters.run}")
     log = Path(HOME, "logs", f"{parameters.run}.log").absolute()
     with _naming_log(log), open_session(parameters.request()) as session:
         session.log.listen(LogFile(log))
         # Before Prefect is loaded: an unchanged workload gets no flow run.
         if parameters.skip_unchanged and (run := _prepared(session).unchanged_since):
-            sys.stdout.write(str(UnchangedError(run)) + "\n")
+            say(str(UnchangedError(run)))
             return
         with prefect_server.warming_up() as warming:
             prepared = _prepared(session)
@@ -67,7 +64,7 @@ def _prepared(session: Session) -> Prepared:
     try:
         return session.prepared()
     except KeyboardInterrupt:
-        sys.stderr.write("evertrain: stopping\n")
+        complain("stopping")
         raise
 
 
@@ -75,8 +72,6 @@ def _run_flow(
     parameters: RetrainParameters, session: Session, *, resumed: bool, verbose: bool
 ) -> None:
     # Imported late: Prefect's import takes longer than the driver's start.
-    from rich.console import Console
-
     from flows.cli.progress import TerminalProgress
     from flows.cli.summary import print_summary
     from flows.driving import as_functions
@@ -84,27 +79,27 @@ def _run_flow(
     from flows.retrain import retrain, stages
     from tasks.server.connection import ServerConnection
 
-    console = Console()
+    screen = Screen()
     folder = RunFolder(parameters.storage, parameters.run)
     newest = folder.newest() if resumed else None
     after = f" after step {newest.step}" if newest else ""
     kind = "continuing" if resumed else "new"
-    console.print(f"{kind} run {parameters.run}{after}", highlight=False)
+    screen.line(f"{kind} run {parameters.run}{after}")
     with (
         ServerConnection(session.log.add_warning) as session.server,
-        TerminalProgress(session, console, plain=verbose),
+        TerminalProgress(session, screen, plain=verbose),
     ):
         flow = None
         if session.server.wait_for_answer():
             flow = FlowThread(session, lambda: retrain(parameters, return_state=True))
         if flow is None or not verbose:
             # With --verbose Prefect prints the warnings itself.
-            session.log.listen(partial(_show_warning, console))
+            session.log.listen(partial(_show_warning, screen))
         report = _outcome(session, flow, partial(stages, parameters, as_functions))
     if verbose:
         ended_s = time.time() - session.began_at
-        console.print(f"the flow has ended {ended_s:.1f} s after the start", highlight=False)
-    print_summary(report, folder.store.uri(REPORT_JSON), console)
+        screen.line(f"the flow has ended {ended_s:.1f} s after the start")
+    print_summary(report, folder.store.uri(REPORT_JSON), screen)
 
 
 def _outcome(session: Session, flow: FlowThread | None, stages: Stages) -> Report:
@@ -147,10 +142,9 @@ def _await_report(session: Session, flow: FlowThread | None) -> None:
         prefect_server.prefect_is_lost.set()
 
 
-def _show_warning(console: Console, line: str) -> None:
+def _show_warning(screen: Screen, line: str) -> None:
     if warning := warning_in(line):
-        text = f"warning: {warning}"
-        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        screen.line(f"warning: {warning}", "yellow")
 
 
 class LogFile:

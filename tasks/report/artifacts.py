@@ -17,6 +17,7 @@ from prefect import runtime
 from prefect.client.schemas.actions import ArtifactCreate
 
 from tasks.report.checkpoints import compared
+from tasks.report.markdown import link, plain
 from tasks.report.numbers import number
 from tasks.report.page import report_markdown
 from tasks.server.flow_run import deployment_of_flow_run
@@ -24,6 +25,7 @@ from tasks.session import Session
 from train_core.errors import EvertrainError
 from train_core.policy.metric_names import VALIDATION, full_names
 from train_core.results import Report
+from train_core.shown_text import shown
 from train_core.storage.records.names import workload_slug
 from train_core.storage.run_folder import RunFolder
 
@@ -81,9 +83,9 @@ def show(session: Session, artifact: ArtifactCreate | None) -> None:
 
 def show_job(session: Session, url: str) -> None:
     """Store a link to Ray's page of the job that drives the run."""
-    link = f"[the job and its logs in Ray's dashboard]({url})"
+    page = link("the job and its logs in Ray's dashboard", url)
     about = f"Ray's job of {session.request.run}"
-    show(session, new_artifact("markdown", "ray-job", link, about))
+    show(session, new_artifact("markdown", "ray-job", page, about))
 
 
 def show_report(report: Report, session: Session) -> None:
@@ -103,15 +105,18 @@ def show_report(report: Report, session: Session) -> None:
 
 
 def checkpoint_rows(report: Report) -> list[dict[str, Any]]:
-    """A row for each checkpoint that the best one was chosen from, oldest first."""
+    """A row for each checkpoint that the best one was chosen from, oldest first.
+
+    Prefect shows the texts in its cells as Markdown.
+    """
     full = partial(full_names, VALIDATION) if report.evaluations else dict
     return [
         {
-            "checkpoint": one.name,
+            "checkpoint": plain(one.name),
             "step": one.step,
             "epoch": one.epoch,
             **{
-                name: number(value)
+                shown(name): number(value)
                 for name, value in full(one.metrics).items()
                 if name not in ("step", "epoch")
             },

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tasks.report.markdown import code, link, plain, table
 from tasks.report.numbers import number
 from train_core.errors import StorageError
 from train_core.policy.metric_names import TEST, VALIDATION, short_names
@@ -32,14 +33,18 @@ def report_markdown(report: Report, folder: RunFolder) -> str:
     earlier = previous(folder, record)
     before = earlier[0] if earlier else None
     lines = [
-        f"# {report.run}",
-        f"Best checkpoint: `{report.best.name}` (step {report.best.step})",
+        f"# {plain(report.run)}",
+        f"Best checkpoint: {code(report.best.name)} (step {report.best.step})",
         metrics_table(report, before),
         *([compared_with(*earlier, record.datasets)] if earlier else []),
         table(
             ["split", "samples", "data digest"],
             [
-                [split, str(facts.get("samples", "-")), (facts.get("digest") or "-")[:DIGEST_CHARS]]
+                [
+                    split,
+                    str(facts.get("samples", "-")),
+                    str(facts.get("digest") or "-")[:DIGEST_CHARS],
+                ]
                 for split, facts in record.datasets.items()
             ],
         ),
@@ -51,16 +56,16 @@ def report_markdown(report: Report, folder: RunFolder) -> str:
             ["event", "seconds since the start"],
             [[event, f"{at:.2f}"] for event, at in report.timeline.items()],
         ),
-        f"- report: `{folder.store.uri(REPORT_JSON)}`",
-        f"- run folder: `{folder.url}`",
+        f"- report: {code(folder.store.uri(REPORT_JSON))}",
+        f"- run folder: {code(folder.url)}",
     ]
     if report.predictions:
         found = report.predictions
-        lines.append(f"- predictions: `{found.uri}` ({found.num_rows} rows)")
+        lines.append(f"- predictions: {code(found.uri)} ({found.num_rows} rows)")
     if report.tracking.url.startswith("http"):
-        lines.append(f"- [MLflow run]({report.tracking.url})")
+        lines.append(f"- {link('MLflow run', report.tracking.url)}")
     elif report.tracking.tracking_uri:
-        lines.append(f"- MLflow: run `{report.tracking.run_id}`; `evertrain ui` shows it")
+        lines.append(f"- MLflow: run {code(report.tracking.run_id)}; `evertrain ui` shows it")
     # The UI shows no address of a storage, so the picture travels in the page.
     picture = base64.b64encode(folder.store.read(CURVES_PNG)).decode()
     lines.append(f"![the metrics by step](data:image/png;base64,{picture})")
@@ -101,11 +106,11 @@ def metrics_table(report: Report, before: Report | None) -> str:
 def compared_with(before: Report, then: Datasets, now: Datasets) -> str:
     """The name of the previous run, and which of its splits had other data."""
     others = [
-        f"{split} had {then[split].get('samples', '?')} samples"
+        f"{split} had {plain(str(then[split].get('samples', '?')))} samples"
         for split in SPLITS
         if split in now and split in then and _are_others(then[split], now[split])
     ]
-    sentence = f"Before: run `{before.run}`"
+    sentence = f"Before: run {code(before.run)}"
     if not others:
         return sentence
     data = ", ".join(others)
@@ -124,12 +129,6 @@ def difference(value: float | None, was: float | None) -> str:
         return "-"
     more = value - was
     return f"{'-' if more < 0 else '+'}{number(abs(more))}"
-
-
-def table(heading: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown."""
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _of_best(report: Report) -> dict[str, dict[str, float | None]]:

@@ -100,3 +100,5 @@ def test_the_environments_mlflow_is_used_and_is_no_parameter(
 def test_an_address_with_a_password_is_refused() -> None:
     with pytest.raises(ValidationError, match="set MLFLOW_TRACKING_URI"):
         RetrainParameters(tracking_uri="http://me:secret@host")
+    with pytest.raises(ValidationError, match="credentials in the environment"):
+        RetrainParameters(storage="http://me:secret@host/runs")

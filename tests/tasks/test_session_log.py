@@ -15,6 +15,16 @@ def test_a_late_listener_gets_the_lines_before_it_without_their_colours() -> Non
     assert lines == ["(Worker pid=1) step 1", "warning: the disk is full"]
 
 
+@pytest.mark.promise("terminal", "secrets")
+def test_lines_have_no_control_characters_no_passwords_and_an_end() -> None:
+    log, lines = SessionLog(), list[str]()
+    log.listen(lines.append)
+    log.add("\x1b]0;title\x07 at http://me:pw@host\n\tline 2")
+    log.add("x " * 100_000)
+    assert lines[0] == "\\x1b]0;title\\x07 at http://***@host\n\tline 2"
+    assert len(lines[1]) < 21_000
+
+
 def test_a_listener_that_fails_is_left_out_and_the_others_get_every_line() -> None:
     log, calls, lines = SessionLog(), list[str](), list[str]()
 

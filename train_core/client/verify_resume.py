@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from train_core.client.isolated import compare_runs
-from train_core.config import TrainConfig
+from train_core.config import TrainConfig, loopback_interface
 from train_core.differences import RunsComparison
 from train_core.entry_points import STANDALONE_RANK
 from train_core.errors import ConfigError, StageError
@@ -205,7 +205,11 @@ def _train(phase: Phase, task: StandaloneTask, folder: Path, on_step: OnStep | N
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": str(task.config.threads_per_worker)},
+            env={
+                "GLOO_SOCKET_IFNAME": loopback_interface(),
+                **os.environ,
+                "OMP_NUM_THREADS": str(task.config.threads_per_worker),
+            },
         )
     try:
         while process.poll() is None:

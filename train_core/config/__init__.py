@@ -11,8 +11,15 @@ the flow, the command line and `deployments/prefect.yaml` take their parameters 
 """
 
 from train_core.config.options import MAY_CHANGE
-from train_core.config.resources import LOCAL, available_cpus
+from train_core.config.resources import LOCAL, available_cpus, loopback_interface
 from train_core.config.train_config import TrainConfig
 from train_core.config.training import WorkloadName
 
-__all__ = ["LOCAL", "MAY_CHANGE", "TrainConfig", "WorkloadName", "available_cpus"]
+__all__ = [
+    "LOCAL",
+    "MAY_CHANGE",
+    "TrainConfig",
+    "WorkloadName",
+    "available_cpus",
+    "loopback_interface",
+]

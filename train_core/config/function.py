@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from train_core.config.checkpoints import CheckpointOptions
-from train_core.config.options import MAY_CHANGE, Options
+from train_core.config.options import MAY_CHANGE, Options, object_of
 from train_core.config.resources import WorkerOptions
 from train_core.config.training import (
     NAME_OF_OBJECT,
@@ -89,7 +88,7 @@ class FunctionOptions(Options):
     @field_validator("train_loop_config", mode="before")
     @classmethod
     def _parse_train_loop_config(cls, value: object) -> object:
-        return json.loads(value) if isinstance(value, str) else value
+        return object_of(value)
 
     @model_validator(mode="before")
     @classmethod

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 from pydantic.fields import FieldInfo
 
+from train_core.config.json_text import parse_object
+
 MAY_CHANGE: dict[str, JsonValue] = {"may_change": True}
 """Schema of a field that can be given another value when an unfinished run is continued."""
 
@@ -15,6 +17,11 @@ def may_change(field: FieldInfo) -> bool:
     """Whether the field can be given another value when an unfinished run is continued."""
     extra = field.json_schema_extra
     return isinstance(extra, dict) and bool(extra.get("may_change"))
+
+
+def object_of(value: object) -> object:
+    """The value, parsed if it is a text of JSON, as of a flag. Raises ValueError."""
+    return parse_object(value) if isinstance(value, str) else value
 
 
 class Options(BaseModel):

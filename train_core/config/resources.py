@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import Any, Literal, Self
 
+import psutil
 from pydantic import Field, field_validator, model_validator
 
-from train_core.config.options import MAY_CHANGE, Options
+from train_core.config.options import MAY_CHANGE, Options, object_of
 
 LOCAL = "local"
 """The `ray_address` of a Ray that is started for the run."""
@@ -101,7 +101,20 @@ class WorkerOptions(Options):
     @field_validator("runtime_env", mode="before")
     @classmethod
     def _parse_runtime_env(cls, value: object) -> object:
-        return json.loads(value) if isinstance(value, str) else value
+        return object_of(value)
+
+    @field_validator("runtime_env")
+    @classmethod
+    def _check_runtime_env(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Check the entries that evertrain reads; Ray checks the others."""
+        if not isinstance(value.get("working_dir", ""), str):
+            raise ValueError("working_dir in it is a path or a URL")  # noqa: TRY004 (pydantic's)
+        if not _are_texts(value.get("py_modules", [])):
+            raise ValueError("py_modules in it is a list of paths or URLs")
+        variables = value.get("env_vars", {})
+        if not (isinstance(variables, dict) and _are_texts([*variables, *variables.values()])):
+            raise ValueError("env_vars in it is an object whose values are texts")
+        return value
 
     @model_validator(mode="after")
     def _check_workers(self) -> Self:
@@ -130,6 +143,20 @@ class WorkerOptions(Options):
     def uses_gpu(self) -> bool:
         """Whether workers compute on a GPU."""
         return bool(self.gpus_per_worker)
+
+
+def loopback_interface() -> str:
+    """The name of the network interface by which this machine reaches itself, and nobody else."""
+    names = (
+        str(name)
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(one.address == "127.0.0.1" for one in addresses)
+    )
+    return next(names, "lo")
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def available_cpus() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -14,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from train_core.config.options import MAY_CHANGE, Options
+from train_core.config.options import MAY_CHANGE, Options, object_of
 from train_core.policy.metric_names import VALIDATION_ACCURACY
 
 NAME_OF_OBJECT = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -50,7 +49,7 @@ class WorkloadOptions(Options):
     @field_validator("settings", mode="before")
     @classmethod
     def _parse_settings(cls, value: object) -> object:
-        return json.loads(value) if isinstance(value, str) else value
+        return object_of(value)
 
 
 class LengthOptions(Options):

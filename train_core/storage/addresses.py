@@ -9,15 +9,21 @@ from __future__ import annotations
 import os
 
 from train_core.errors import ConfigError
+from train_core.storage.objects.served import refuse_unserved
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CHECKPOINTS, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_reports import reported_best
 
+_LONGEST_NAME = 100
+
 
 def absolute(address: str) -> str:
-    """A local path made absolute; a URL as it is."""
-    return address if "://" in address else os.path.abspath(os.path.expanduser(address))
+    """A local path made absolute; a URL as it is. Raises ConfigError if no storage is at such."""
+    if "://" not in address:
+        return os.path.abspath(os.path.expanduser(address))
+    refuse_unserved(address)
+    return address
 
 
 def file_at(address: str) -> tuple[Store, str]:
@@ -35,7 +41,7 @@ def run_at(url: str) -> RunFolder | None:
 def find(what: str, storage: str) -> tuple[RunFolder, CheckpointName | None]:
     """The run, and the checkpoint if one is named. Raises ConfigError if there is none."""
     run, _, last = what.rstrip("/").rpartition("/")
-    name = CheckpointName.parse(last)
+    name = _checkpoint_name(last)
     run = run.removesuffix(f"/{CHECKPOINTS}") if name else what.rstrip("/")
     for folder in _folders(run, storage):
         if folder.exists() or (name and folder.exists_checkpoint(name)):
@@ -63,7 +69,7 @@ def find_checkpoint(
     if name is not None:
         return folder, named(folder, name)
     text = reported_best(folder) if prefer_best else None
-    if text and (best := CheckpointName.parse(text)):
+    if text and (best := _checkpoint_name(text)):
         return folder, named(folder, best)
     newest = folder.newest()
     if newest is None:
@@ -81,6 +87,11 @@ def named(folder: RunFolder, name: CheckpointName) -> Checkpoint:
             f"{f' that is good: {reason}' if reason else ''}: see `evertrain ls {folder.url}`"
         )
     return found
+
+
+def _checkpoint_name(text: str) -> CheckpointName | None:
+    """The name of a checkpoint, or None; Python refuses to read numbers of thousands of digits."""
+    return CheckpointName.parse(text) if len(text) <= _LONGEST_NAME else None
 
 
 def _folders(run: str, storage: str) -> list[RunFolder]:

@@ -9,7 +9,8 @@ from pydantic_settings import CliPositionalArg
 
 from flows.cli.arguments import InStorage
 from flows.cli.difference_rows import tensor_rows, value_rows
-from flows.cli.output import DIFFERENT, print_mapping, print_rows, say
+from flows.cli.output import DIFFERENT, print_mapping, print_rows
+from flows.cli.terminal import say
 from train_core.client.diff import Diff, diff
 from train_core.client.run_differences import RecordsComparison
 from train_core.differences import Comparison
@@ -56,13 +57,13 @@ def print_json(found: Diff) -> None:
 
 def print_diff(found: Diff) -> None:
     """Print the differences as tables."""
-    say(f"A: {found.a}\nB: {found.b}")
+    say(f"A: {found.a}", f"B: {found.b}")
     if found.records is not None:
         print_records(found.records)
     print_comparison(found.checkpoints)
     if found.newest is not None:
         differ = "identical, too" if found.newest.is_same else _in_short(found.newest)
-        say(f"\nThe newest checkpoints: {differ}")
+        say("", f"The newest checkpoints: {differ}")
 
 
 def print_records(found: RecordsComparison) -> None:
@@ -74,7 +75,7 @@ def print_records(found: RecordsComparison) -> None:
         ("surroundings (do not count)", found.surroundings),
     ):
         if differences:
-            say(f"\n{len(differences)} differences of {title}")
+            say("", f"{len(differences)} differences of {title}")
             print_rows(value_rows(differences[:_MOST_SHOWN]), as_json=False, empty="")
             if len(differences) > _MOST_SHOWN:
                 say(f"… and {len(differences) - _MOST_SHOWN} more: --json has all")
@@ -95,7 +96,7 @@ def print_comparison(found: Comparison) -> None:
     ):
         of = f" of {found.num_tensors}" if title == "tensors" else ""
         if rows:
-            say(f"\n{len(rows)}{of} {title} differ")
+            say("", f"{len(rows)}{of} {title} differ")
             print_rows(rows, as_json=False, empty="")
 
 

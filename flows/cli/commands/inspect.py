@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 from pydantic_settings import CliPositionalArg
-from rich.console import Console
-from rich.progress import track
 
 from flows.cli.arguments import InStorage
 from flows.cli.output import Row, print_mapping, print_rows
 from flows.cli.run_views import print_runs, status_shown
+from flows.cli.terminal import Screen
 from flows.defaults import default_storage
 from train_core.client.checkpoints import (
     CheckpointVerdict,
@@ -75,10 +74,9 @@ class VerifyCommand(Inspected):
     def cli_cmd(self) -> None:
         """Print the verdicts. Raises CheckpointError if one is bad."""
         folder, name = find(self.what, absolute(self.storage))
-        console = Console(stderr=True, quiet=self.as_json)
+        screen = Screen(to_stderr=True, quiet=self.as_json)
         total = len(folder.checkpoints()) if name is None else 1
-        checked = track(verify_run(folder, name), "verifying", total=total, console=console)
-        verdicts = list(checked)
+        verdicts = list(screen.following(verify_run(folder, name), "verifying", total))
         if name is not None and not verdicts:
             named(folder, name)  # raises what is wrong with it
         rows = [verdict_row(one) for one in verdicts]

@@ -6,8 +6,9 @@ from pydantic import BaseModel, Field
 from pydantic_settings import CliApp, CliPositionalArg, CliSubCommand
 
 from flows.cli.arguments import InStorage
-from flows.cli.output import print_mapping, say
+from flows.cli.output import print_mapping
 from flows.cli.run_views import print_runs, status_shown
+from flows.cli.terminal import agrees, say
 from flows.defaults import tracking_uri_of
 from flows.parameters import RetrainParameters
 from train_core.client.runs import (
@@ -59,7 +60,7 @@ class DeleteCommand(InStorage):
         """Delete the run, MLflow's side first, so that a failure can be tried again."""
         folder = open_run(absolute(self.storage), self.run).folder
         refuse_driven(folder)
-        if not self.yes and not _agrees(f"Delete {folder.url}?"):
+        if not self.yes and not agrees(f"Delete {folder.url}?"):
             raise ConfigError("nothing was deleted; with --yes the command does not ask")
         delete_run(folder, tracking_uri_of(folder, self.tracking_uri))
         say(f"deleted {folder.url}")
@@ -97,7 +98,7 @@ class ExtendCommand(InStorage):
     run: CliPositionalArg[str] = Field(description="The run's name.")
     epochs: str = Field(
         description="Epochs in all, as `20`, or more than it has, as `+5`.",
-        pattern=r"^\+?[1-9]\d*$",
+        pattern=r"^\+?[1-9]\d{0,8}$",
     )
     verbose: bool = Field(default=False, description="Show Prefect's, Ray's and the workers' log.")
 
@@ -138,10 +139,3 @@ class RunsCommand(BaseModel):
     def cli_cmd(self) -> None:
         """Run the command that was named."""
         CliApp.run_subcommand(self)
-
-
-def _agrees(question: str) -> bool:
-    try:
-        return input(f"{question} [y/N] ").lower() in ("y", "yes")
-    except EOFError:
-        return False

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from pydantic import BaseModel, Field
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flows.cli.difference_rows import tensor_rows, value_rows
-from flows.cli.output import DIFFERENT, print_mapping, print_rows, say
+from flows.cli.output import DIFFERENT, print_mapping, print_rows
+from flows.cli.terminal import Bars, Screen, say
 from train_core.client.verify_resume import (
     OnStep,
     Phase,
@@ -104,39 +103,36 @@ def print_verdict(verdict: ResumeVerdict) -> None:
             first = state.tensors[0]
             a, b = json.dumps(first.a), json.dumps(first.b)
             say(f"first tensor  step {step}, {first.name} {json.dumps(first.index)}: A {a}, B {b}")
-        say(f"\nThe state after step {step}: {len(state.tensors)} of {state.num_tensors} tensors")
+        say("", f"The state after step {step}: {len(state.tensors)} of {state.num_tensors} tensors")
         print_rows(tensor_rows(state.tensors), as_json=False, empty="no tensor differs")
         values = [*state.values, *state.metrics]
         if values:
             print_rows(value_rows(values), as_json=False, empty="")
     say(
-        "\nWhat a step changes outside of the model and the optimizer belongs into state_dict and "
-        "load_state_dict (docs/workloads.md)."
+        "",
+        "What a step changes outside of the model and the optimizer belongs into state_dict and "
+        "load_state_dict (docs/workloads.md).",
     )
 
 
 @contextmanager
 def _progress(request: VerifyResumeRequest, *, quiet: bool) -> Iterator[OnStep]:
     """A bar for each of the three trainings on a terminal, a line for each elsewhere."""
-    console = Console(stderr=True, quiet=quiet)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    screen = Screen(to_stderr=True, quiet=quiet)
     titles: dict[Phase, tuple[str, int]] = {
         "undisturbed": (f"undisturbed, {request.workers} workers", request.steps),
         "killed": (f"to be killed, {request.workers} workers", request.killed_after),
         "resumed": (f"resumed, {request.workers_after} workers", request.steps),
     }
-    is_shown = console.is_terminal
-    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not is_shown) as progress:
-        bars = {
-            phase: progress.add_task(title, total=total, start=False)
-            for phase, (title, total) in titles.items()
+    is_shown = screen.is_terminal
+    with Bars(screen, counts=True, stays=True, disable=not is_shown) as bars:
+        numbers = {
+            phase: bars.add(title, total, starts=False) for phase, (title, total) in titles.items()
         }
 
         def on_step(phase: Phase, step: int) -> None:
-            if not progress.tasks[bars[phase]].started:
-                progress.start_task(bars[phase])
-                if not is_shown:
-                    console.print(titles[phase][0], highlight=False)
-            progress.update(bars[phase], completed=step)
+            if bars.start(numbers[phase]) and not is_shown:
+                screen.line(titles[phase][0])
+            bars.update(numbers[phase], done=step)
 
         yield on_step

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 from pydantic_settings import CliPositionalArg
 
-from flows.cli.output import print_rows, say
+from flows.cli.output import print_mapping, print_rows
 from train_core.client.isolated import settings_schema
 
 SHIPPED = {
@@ -31,7 +31,7 @@ class WorkloadsCommand(BaseModel):
             return
         schema = settings_schema(self.name)
         if self.as_json:
-            say(json.dumps(schema, indent=1))
+            print_mapping(schema, as_json=True)
         else:
             empty = f"{self.name} has no settings"
             print_rows(setting_rows(schema), as_json=False, empty=empty)

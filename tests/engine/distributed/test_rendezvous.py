@@ -68,14 +68,23 @@ def title(process: psutil.Process) -> str:
     return ""
 
 
-def listening(driver: Driver) -> set[tuple[str, int]]:
-    """The addresses at which they listen."""
-    return {
-        (connection.laddr.ip, connection.laddr.port)
-        for process in training_processes(driver)
-        for connection in process.net_connections(kind="tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
+def listening(processes: list[psutil.Process]) -> set[tuple[str, int]]:
+    """The addresses at which they listen; none of a process that has ended meanwhile."""
+    found = set()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            found |= {
+                (connection.laddr.ip, connection.laddr.port)
+                for connection in process.net_connections(kind="inet")
+                if connection.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)
+            }
+    return found
+
+
+def all_processes(driver: Driver) -> list[psutil.Process]:
+    """The driver, its workers, and all that Ray has started."""
+    own = psutil.Process(driver._process.pid)
+    return [own, *own.children(recursive=True)]
 
 
 class Trained(NamedTuple):
@@ -84,6 +93,10 @@ class Trained(NamedTuple):
     driver: Driver
     opened: set[tuple[str, int]]
     """What the driver and its workers listened at, besides Ray, while they trained."""
+    all_opened: set[tuple[str, int]]
+    """What all processes listened at, those of Ray included."""
+    names: set[str]
+    """The names of these processes."""
     finalists: list[CheckpointSummary]
     log: list[str]
 
@@ -98,12 +111,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         driver.prepared()
         # The workers have started, and know no training yet: so far it is Ray that listens.
         wait_until(lambda: len(training_processes(driver)) == 3)
-        of_ray = listening(driver)
+        of_ray = listening(training_processes(driver))
         training = thread.submit(driver.train)
         wait_until(lambda: step_of(folder) >= 1)
-        opened = listening(driver) - of_ray
+        opened = listening(training_processes(driver)) - of_ray
+        everything = all_processes(driver)
+        all_opened, names = listening(everything), {one.name() for one in everything}
         (home / "go-on").touch()
-        yield Trained(driver, opened, training.result().finalists, log)
+        yield Trained(driver, opened, all_opened, names, training.result().finalists, log)
 
 
 @pytest.mark.promise("loopback")
@@ -112,6 +127,13 @@ def test_what_is_opened_for_a_training_on_this_machine_is_on_the_loopback_only(
 ) -> None:
     assert len(trained.opened) >= 3, "the store, and a socket of gloo in each rank"
     assert {host for host, _ in trained.opened} == {LOOPBACK}
+
+
+@pytest.mark.promise("loopback")
+def test_no_process_of_a_local_ray_listens_beyond_the_loopback(trained: Trained) -> None:
+    assert {"gcs_server", "raylet"} <= trained.names
+    assert len(trained.all_opened) > len(trained.opened) + 3, "Ray's own are among them"
+    assert {host for host, _ in trained.all_opened} == {LOOPBACK}
 
 
 @pytest.mark.promise("ray-dies")

@@ -18,6 +18,13 @@ def the_font_is_open() -> None:
     png(curves([Entry(step=1, time=0, metrics={"loss": 1})]))
 
 
+@pytest.mark.parametrize("name", ["$\\x$", "a$b$c", "\x1b[31m", "x" * 10_000, "a\nb", "_hidden"])
+def test_a_metric_of_any_name_is_drawn(name: str) -> None:
+    """Between two dollars Matplotlib expects a formula."""
+    entries = [Entry(step=step, time=0, metrics={name: step / 2}) for step in (1, 2)]
+    assert png(curves(entries)).startswith(b"\x89PNG")
+
+
 def test_the_curves_of_a_checkpoint_are_drawn_once_and_those_of_the_next_anew(
     tmp_path: Path,
 ) -> None:

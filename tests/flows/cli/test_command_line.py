@@ -9,6 +9,7 @@ import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flows.cli.app import Evertrain, main
@@ -124,7 +125,7 @@ def ask(url: str) -> bytes:
         return bytes(answer.read())
 
 
-@pytest.mark.promise("ui")
+@pytest.mark.promise("ui", "loopback")
 @pytest.mark.slow
 def test_the_pages_are_there_once_their_addresses_are_said(tmp_path: Path) -> None:
     with ExitStack() as stack:
@@ -134,7 +135,8 @@ def test_the_pages_are_there_once_their_addresses_are_said(tmp_path: Path) -> No
     with subprocess.Popen(
         [sys.executable, "-m", "flows.cli", "ui", *ports],
         cwd=tmp_path,
-        env=isolated(tmp_path),
+        # Whatever the environment says of servers.
+        env=isolated(tmp_path) | {"PREFECT_SERVER_API_HOST": "0.0.0.0", "MLFLOW_HOST": "0.0.0.0"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -156,6 +158,13 @@ def test_the_pages_are_there_once_their_addresses_are_said(tmp_path: Path) -> No
             # What Prefect's page shows comes from there.
             settings = json.loads(ask(f"http://127.0.0.1:{prefect}/ui-settings"))
             assert settings["api_url"] == f"http://127.0.0.1:{prefect}/api"
+            listening = {
+                one.laddr.ip
+                for process in psutil.Process(pages.pid).children(recursive=True)
+                for one in process.net_connections(kind="inet")
+                if one.status == psutil.CONN_LISTEN
+            }
+            assert listening == {"127.0.0.1"}
         finally:
             pages.terminate()
             pages.wait(60)

@@ -78,7 +78,7 @@ def test_a_command_that_is_refused_does_not_leave_in_the_middle_of_an_import(
     assert (done.returncode, done.stdout) == (2, "False\n")
 
 
-@pytest.mark.promise("temporary-server")
+@pytest.mark.promise("temporary-server", "loopback")
 @pytest.mark.parametrize("number", [slow(signal.SIGTERM), signal.SIGKILL])
 def test_the_server_ends_with_the_command(tmp_path: Path, number: signal.Signals) -> None:
     with subprocess.Popen(
@@ -95,6 +95,8 @@ def test_the_server_ends_with_the_command(tmp_path: Path, number: signal.Signals
             for one in psutil.Process(command.pid).children()
             if any("prefect.server" in argument for argument in one.cmdline())
         )
+        addresses = [one.laddr for one in server.net_connections(kind="inet") if not one.raddr]
+        assert [address.ip for address in addresses] == ["127.0.0.1"]
         # Ctrl-C, which reaches all of the terminal's processes, does not reach it.
         assert os.getsid(server.pid) != os.getsid(command.pid)
         command.send_signal(number)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 
-from train_core.config import LOCAL, TrainConfig, available_cpus
+from train_core.config import LOCAL, TrainConfig, available_cpus, loopback_interface
+from train_core.errors import ConfigError
 
 # For whatever runs on it.
 _ENVIRONMENT = {
@@ -21,6 +22,9 @@ _LOCAL_ENVIRONMENT = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
     # Every 5 s it would look at all processes, for a dashboard that does not run.
     "REPORTER_UPDATE_INTERVAL_MS": "60000",
+    # The node's address is the loopback, on which alone Ray's processes listen then. (Ray turns
+    # one that it is given as an argument into the machine's own.)
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 
 
@@ -36,12 +40,18 @@ class RaySettings:
 
 def load_ray(config: TrainConfig, settings: RaySettings) -> None:
     """Import Ray, with what it reads from the environment as it is imported and later."""
-    local = _LOCAL_ENVIRONMENT if config.ray_address == LOCAL else {}
+    local = _LOCAL_ENVIRONMENT | _on_loopback() if config.ray_address == LOCAL else {}
     for name, value in (_ENVIRONMENT | local | dict(settings.environment)).items():
         os.environ.setdefault(name, value)
     logger = "ray._private.authentication.authentication_token_setup"
     logging.getLogger(logger).addFilter(_is_news)
     import_module("ray")
+
+
+def _on_loopback() -> dict[str, str]:
+    """What makes gloo and nccl connect the workers by the loopback, also of a training function."""
+    name = loopback_interface()
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -60,6 +70,7 @@ def start_ray(config: TrainConfig, settings: RaySettings) -> None:
     if ray.is_initialized():
         return
     if config.ray_address == LOCAL:
+        _check_runtime_env(config)
         ray.init(
             address="local",
             num_cpus=available_cpus(),
@@ -71,6 +82,16 @@ def start_ray(config: TrainConfig, settings: RaySettings) -> None:
         return
     # This process is a job of that cluster: it has the job's environment already.
     ray.init(address=os.environ["RAY_ADDRESS"], logging_level=logging.WARNING)
+
+
+def _check_runtime_env(config: TrainConfig) -> None:
+    """Raise ConfigError if Ray cannot read the runtime environment."""
+    from ray.runtime_env import RuntimeEnv
+
+    try:
+        RuntimeEnv(**config.runtime_env)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"runtime_env is refused by Ray: {error}") from error
 
 
 def dead_ray() -> str:

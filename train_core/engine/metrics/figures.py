@@ -12,11 +12,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from train_core.policy.metric_names import split_and_name
+from train_core.shown_text import shown
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import Entry, read_good_segments
 from train_core.storage.run_folder import Checkpoint
 
 _MAX_CELLS_WITH_NUMBERS = 20
+_MAX_CHARS = 60
 _PANEL_HEIGHT = 3.0
 """In inches."""
 _drawing = threading.Lock()
@@ -54,8 +56,10 @@ def curves(entries: Iterable[Entry]) -> Figure:
     for number, (name, lines) in enumerate(sorted(panels.items()), start=1):
         axes = figure.add_subplot(len(panels), 1, number)
         for split, (steps, values) in sorted(lines.items()):
-            axes.plot(steps, values, label=split or name, marker="." if len(steps) < 50 else "")
-        axes.set(xlabel="step", ylabel=name)
+            axes.plot(
+                steps, values, label=_plain(split or name), marker="." if len(steps) < 50 else ""
+            )
+        axes.set(xlabel="step", ylabel=_plain(name))
         axes.grid(alpha=0.3)
         axes.legend()
     return figure
@@ -69,7 +73,8 @@ def confusion_matrix(counts: Sequence[Sequence[int]], labels: Sequence[str], tit
     figure = _figure(side, side, layout="constrained")
     axes = figure.add_subplot()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axes.set(xlabel="predicted", ylabel="true", title=title)
+    axes.set(xlabel="predicted", ylabel="true", title=_plain(title))
+    labels = list(map(_plain, labels))
     axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right")
     axes.set_yticks(range(len(labels)), labels)
     if len(labels) <= _MAX_CELLS_WITH_NUMBERS:
@@ -84,6 +89,11 @@ def png(figure: Figure) -> bytes:
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     return picture.getvalue()
+
+
+def _plain(text: str) -> str:
+    """A name in a figure, where dollars would begin a formula."""
+    return shown(text, _MAX_CHARS).replace("$", r"\$")
 
 
 def _figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from train_core.engine.tracking.client_settings import ONE_QUESTION
 from train_core.errors import TrackingError
+from train_core.policy.logins import public_uri
 from train_core.storage.predictions import committed_predictions
 from train_core.storage.run_folder import RunFolder
 
@@ -16,7 +17,6 @@ def show_batch_inference(run_url: str, predictions_url: str, tracking_uri: str) 
     """
     ONE_QUESTION.apply()
     from train_core.engine.tracking.runs import MlflowRuns, has_run
-    from train_core.engine.tracking.server import public_uri
     from train_core.engine.tracking.stage_runs import show_predictions
 
     folder = RunFolder.at(run_url)

@@ -6,6 +6,7 @@ from train_core.engine.tracking.delivery_thread import TIMING, Timing
 from train_core.engine.tracking.mirror import Mirror
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
+from train_core.policy.logins import public_uri
 from train_core.results import Report, Tracking
 from train_core.storage.coordination import lease
 from train_core.storage.finished_runs import is_run_finished
@@ -26,8 +27,6 @@ def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> T
     itself. Raises TrackingError if MLflow refuses, cannot show a part of the run, or has not
     received everything within `catch_up_s`.
     """
-    from train_core.engine.tracking.server import public_uri
-
     held = lease.acquire(folder.store, folder.name)
     with lease.alive_until_released(held):
         found = folder.report()

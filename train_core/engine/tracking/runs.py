@@ -18,6 +18,7 @@ from train_core.engine.tracking.description import dataset_input, dataset_inputs
 from train_core.engine.tracking.journal_to_mlflow import MAX_METRICS, Position, batches, metrics_of
 from train_core.engine.tracking.server import client_of, existing_client, experiment_id
 from train_core.policy.end_status import EndStatus
+from train_core.shown_text import shown, without_secrets
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.journal import Entry
 from train_core.storage.records.names import RUN_JSON
@@ -154,10 +155,11 @@ class MlflowRuns:
         self.set_tags("pipeline", {_JOB: url, mlflow_tags.MLFLOW_RUN_NOTE: note})
 
     def _note(self) -> str:
-        return f"The run folder is `{self.folder.url}`."
+        # MLflow shows it as Markdown, of which an address may hold the end of code.
+        return f"The run folder is `{shown(self.folder.url).replace('`', ' ')}`."
 
     def _create(self, stage: Stage) -> Any:
-        tags = {_ID: self._id, _RUN: self.folder.url, _STAGE: stage}
+        tags = {_ID: self._id, _RUN: without_secrets(self.folder.url), _STAGE: stage}
         if stage == "pipeline":
             name = self.folder.name
         else:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from train_core.engine.tracking.client_settings import REPEATED_BY_CALLER
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
+from train_core.policy.logins import public_uri, without_login_of
 from train_core.results import CheckpointSummary, Tracking
 from train_core.storage.records.names import CHECKPOINTS, CheckpointName
 from train_core.storage.run_folder import RunFolder
@@ -89,9 +90,7 @@ class RunSender:
 
     def describe(self, error: Exception) -> str:
         """The error's message without the login that the server's address has."""
-        from train_core.engine.tracking.server import without_login
-
-        return without_login(str(error), self._uri)
+        return without_login_of(str(error), self._uri)
 
     def log_model(
         self,
@@ -124,7 +123,6 @@ class RunSender:
 
     def _open_runs(self) -> MlflowRuns:
         from train_core.engine.tracking.runs import MlflowRuns
-        from train_core.engine.tracking.server import public_uri
 
         runs = MlflowRuns(self._folder, self._uri, self._experiment, is_live=self._is_live)
         if self._job_url:

@@ -13,6 +13,7 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.engine import make_url
 
 from train_core.errors import StorageError, TrackingError
+from train_core.policy.logins import public_uri, without_login_of
 
 
 def contact(tracking_uri: str, experiment: str) -> None:
@@ -30,7 +31,7 @@ def contact(tracking_uri: str, experiment: str) -> None:
         found = client_of(tracking_uri).get_experiment_by_name(experiment)
     except (MlflowException, ImportError, OSError) as error:
         if is_refusal(error):
-            reason = without_login(_first_line(error), tracking_uri)
+            reason = without_login_of(_first_line(error), tracking_uri)
             raise TrackingError(
                 f"MLflow at {shown!r} refuses: {reason}. Mend the address or the credentials "
                 "(MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN)."
@@ -94,17 +95,6 @@ def is_outage(error: Exception) -> bool:
     if isinstance(error, MlflowException):
         return _http_status(error) != 400
     return isinstance(error, (requests.RequestException, StorageError, ConnectionError))
-
-
-def public_uri(uri: str) -> str:
-    """The address without a user's name and password."""
-    return without_login(uri, uri)
-
-
-def without_login(text: str, uri: str) -> str:
-    """`text` without the user's name and password that the address holds."""
-    login, at, _ = urlsplit(uri).netloc.rpartition("@")
-    return text.replace(login + at, "") if at else text
 
 
 def _http_status(error: MlflowException) -> int:

@@ -14,7 +14,7 @@ from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.rendezvous import Membership, process_group
 from train_core.engine.distributed.stop_source import StopFromDriver
 from train_core.engine.training.loop import Trainer
-from train_core.errors import EvertrainError, UserCodeError
+from train_core.errors import EvertrainError, UserCodeError, words_of
 from train_core.log_lines import set_up_logging
 from train_core.storage.run_folder import RunFolder
 
@@ -52,7 +52,7 @@ def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> RankE
     # A SystemExit is a workload's own sys.exit(), which would end the worker, and never Ray's: its
     # handler of SIGTERM raises one in the process's main thread, and a rank runs in another.
     except (Exception, SystemExit) as error:
-        summary = f"rank {own.rank}: {type(error).__name__}: {error}"
+        summary = f"rank {own.rank}: {words_of(error)}"
         if follows_from_another_end(error):
             raise ConnectionError(summary) from error
         raise UserCodeError("train", summary, traceback.format_exc()) from error

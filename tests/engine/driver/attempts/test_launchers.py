@@ -179,7 +179,7 @@ def test_an_exit_of_the_users_is_his_bug(launcher: Launcher, tmp_path: Path) -> 
     outcome = launcher.run(attempt(folder, workload="tests.engine.tiny:Quitting"))
     assert not outcome.is_lost
     assert isinstance(outcome.error, UserCodeError)
-    assert "SystemExit" in outcome.error.summary
+    assert "it called sys.exit('enough')" in outcome.error.summary
 
 
 @pytest.mark.promise("stop-everywhere")

@@ -11,13 +11,9 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from train_core.engine.tracking.client_settings import ONE_QUESTION, REPEATED_BY_CALLER
-from train_core.engine.tracking.server import (
-    existing_client,
-    is_refusal,
-    public_uri,
-    without_login,
-)
+from train_core.engine.tracking.server import existing_client, is_refusal
 from train_core.errors import StorageError, TrackingError
+from train_core.policy.logins import public_uri, without_login_of
 from train_core.storage.run_folder import RunFolder
 
 CHECKPOINT_TAG = "evertrain.checkpoint"
@@ -50,7 +46,7 @@ def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
         answer = " ".join(str(error).split())[:500]
         raise TrackingError(
             f"MLflow at {public_uri(tracking_uri)!r} cannot tell which models are registered: "
-            f"{without_login(answer, tracking_uri)}"
+            f"{without_login_of(answer, tracking_uri)}"
         ) from error
     return found
 
@@ -93,7 +89,7 @@ def checkpoint_of_model(model_uri: str, tracking_uri: str) -> tuple[str, str]:
         tags = _tags_of_model(client, **parsed.groupdict())
     except (MlflowException, OSError) as error:
         message = f"{model_uri!r} in MLflow at {public_uri(tracking_uri)!r}: "
-        message += without_login(str(error).strip().partition("\n")[0], tracking_uri)
+        message += without_login_of(str(error).strip().partition("\n")[0], tracking_uri)
         raise (TrackingError(message) if is_refusal(error) else StorageError(message)) from error
     if not tags.keys() >= {CHECKPOINT_TAG, DIGEST_TAG}:
         raise TrackingError(

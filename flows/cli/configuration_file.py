@@ -1,0 +1,130 @@
+"""A YAML or JSON file of parameters: a small regular file, checked before and after it is parsed.
+
+Only what JSON has is a value: a date stays a text. An alias (`*name`) stands for its values, which
+may be no more than a file without aliases can hold.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any
+
+import yaml
+from yaml.constructor import ConstructorError
+
+from train_core.config.json_text import MOST_DEPTH, MOST_DIGITS
+from train_core.errors import ConfigError
+from train_core.shown_text import cut
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_INT = "tag:yaml.org,2002:int"
+MOST_BYTES = 2**18
+MOST_VALUES = 100_000
+_SHOWN_CHARS = 200
+_VALUES = (dict, list, str, int, float, type(None))
+
+
+class _RefusedError(Exception):
+    """The file is none of parameters; the message says why."""
+
+
+_ERRORS = (
+    *(_RefusedError, OSError, yaml.YAMLError),
+    # Of a value with a tag of its own, such as `!!bool maybe`.
+    *(ValueError, LookupError, ArithmeticError, TypeError, AttributeError),
+)
+
+
+class _ParametersLoader(_Loader):  # type: ignore[misc]  # one of two classes
+    """YAML's values, as far as JSON has them."""
+
+
+_ParametersLoader.yaml_implicit_resolvers = {
+    char: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+    for char, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+
+
+def _construct_int(loader: Any, node: Any) -> Any:
+    if len(node.value) > MOST_DIGITS:
+        reason = f"a number has {len(node.value)} digits, more than {MOST_DIGITS}"
+        raise ConstructorError(None, None, reason, node.start_mark)
+    return loader.construct_yaml_int(node)
+
+
+_ParametersLoader.add_constructor(_INT, _construct_int)
+_ParametersLoader.add_constructor(_TIMESTAMP, _Loader.construct_yaml_str)
+
+
+def read_configuration(path: str) -> dict[str, Any]:
+    """The parameters in a YAML or JSON file. Raises ConfigError."""
+    try:
+        return _parsed(_text_of(path))
+    except _ERRORS as error:
+        raise ConfigError(
+            f"configuration {cut(path, _SHOWN_CHARS)!r} cannot be read: {_reason(error)}. "
+            "Give a YAML or JSON file of parameters"
+        ) from error
+
+
+def _text_of(path: str) -> str:
+    # Without waiting for somebody who writes into a pipe.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _RefusedError("it is no regular file")
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise _RefusedError(f"it has more than {MOST_BYTES} bytes")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise _RefusedError(f"line {line} is not UTF-8 text") from error
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_DEPTH:
+            raise _RefusedError(f"its values are nested more than {MOST_DEPTH} deep")
+    found = yaml.load(text, _ParametersLoader)  # noqa: S506 (a safe loader)
+    if not isinstance(found, dict):
+        raise _RefusedError("it is not a mapping of parameters to values")
+    _check_values(found)
+    return found
+
+
+def _check_values(found: object) -> None:
+    """Refuse values that JSON lacks, and aliases that multiply what the file holds."""
+    waiting, seen = [(found, 0)], 0
+    while waiting:
+        value, depth = waiting.pop()
+        if not isinstance(value, _VALUES):
+            raise _RefusedError(
+                f"a value in it is {type(value).__name__}, which JSON does not have"
+            )
+        inner = value.values() if isinstance(value, dict) else value
+        if isinstance(value, (dict, list)):
+            seen += len(value)
+            waiting += [(one, depth + 1) for one in inner]  # type: ignore[union-attr]
+        if depth > 2 * MOST_DEPTH or seen > MOST_VALUES:
+            raise _RefusedError(f"its aliases stand for more than {MOST_VALUES} values")
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case _RefusedError():
+            return str(error)
+        case yaml.MarkedYAMLError(problem=str(problem), problem_mark=mark) if mark:
+            return f"line {mark.line + 1}: {problem}"
+        case OSError():
+            return error.strerror or "it cannot be opened"
+        case yaml.YAMLError():
+            return "it is no YAML"
+        case _:
+            return "a value in it is not of the kind that its tag names"

@@ -1,0 +1,58 @@
+"""JSON objects that somebody typed: bounded before they are parsed, and refused in plain words."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+MOST_DEPTH = 100
+MOST_DIGITS = 300
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """The JSON object that the text holds. Raises ValueError, which says what is wrong with it."""
+    if depth_of(text) > MOST_DEPTH:
+        raise ValueError(f"its brackets are more than {MOST_DEPTH} deep")
+    try:
+        found = json.loads(text, parse_int=_int, object_pairs_hook=_without_duplicates)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"give a JSON object, as '{{\"name\": 1}}': from character {error.pos + 1} on this is "
+            "no JSON"
+        ) from error
+    if not isinstance(found, dict):
+        raise ValueError("give a JSON object, as '{\"name\": 1}'")  # noqa: TRY004 (pydantic's)
+    return found
+
+
+def depth_of(text: str) -> int:
+    """How deep the brackets of a JSON text are nested, without those in strings."""
+    depth = deepest = 0
+    is_string = is_escape = False
+    for char in text:
+        if is_string:
+            is_string = is_escape or char != '"'
+            is_escape = not is_escape and char == "\\"
+        elif char == '"':
+            is_string = True
+        elif char in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in "]}":
+            depth -= 1
+    return deepest
+
+
+def _int(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number in it has {len(digits)} digits, more than {MOST_DIGITS}")
+    return int(digits)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"it gives {name!r} twice")
+    return found
