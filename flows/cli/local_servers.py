@@ -43,8 +43,10 @@ class LocalServers:
         """Start MLflow's server for a database or a folder."""
         create_tracking_database(tracking_uri)
         quiet = ("--uvicorn-opts", "--log-level warning")
-        address = ("--backend-store-uri", tracking_uri, "--host", LOOPBACK, "--port", str(port))
-        self._processes.append(_start("mlflow", "ui", *address, *quiet))
+        address = ("--host", LOOPBACK, "--port", str(port))
+        # Not as an argument: every user of the machine can see those, and it may hold a password.
+        environment = {"MLFLOW_BACKEND_STORE_URI": tracking_uri}
+        self._processes.append(_start("mlflow", "ui", *address, *quiet, **environment))
         self._ports.append(port)
 
     def start_prefect(self, port: int) -> None:

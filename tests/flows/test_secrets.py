@@ -39,7 +39,7 @@ SECRETS = (MLFLOW, PREFECT, INPUT, SETTING, VARIABLE, RECORDED)
 class Guarded(QuietFiles):
     """Files for those who have the password, also parts of them."""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 (named by the library)
         login = base64.b64encode(f"me:{INPUT}".encode()).decode()
         if self.headers.get("Authorization") != f"Basic {login}":
             self.send_error(401)

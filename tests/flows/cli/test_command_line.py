@@ -158,9 +158,12 @@ def test_the_pages_are_there_once_their_addresses_are_said(tmp_path: Path) -> No
             # What Prefect's page shows comes from there.
             settings = json.loads(ask(f"http://127.0.0.1:{prefect}/ui-settings"))
             assert settings["api_url"] == f"http://127.0.0.1:{prefect}/api"
+            processes = psutil.Process(pages.pid).children(recursive=True)
+            arguments = " ".join(word for one in processes for word in one.cmdline())
+            assert "sqlite" not in arguments, "an address may hold a password"
             listening = {
                 one.laddr.ip
-                for process in psutil.Process(pages.pid).children(recursive=True)
+                for process in processes
                 for one in process.net_connections(kind="inet")
                 if one.status == psutil.CONN_LISTEN
             }
