@@ -20,6 +20,7 @@ _LONGEST_NAME = 100
 
 def absolute(address: str) -> str:
     """A local path made absolute; a URL as it is. Raises ConfigError if no storage is at such."""
+    _refuse_unusable(address)
     if "://" not in address:
         return os.path.abspath(os.path.expanduser(address))
     refuse_unserved(address)
@@ -87,6 +88,16 @@ def named(folder: RunFolder, name: CheckpointName) -> Checkpoint:
             f"{f' that is good: {reason}' if reason else ''}: see `evertrain ls {folder.url}`"
         )
     return found
+
+
+def _refuse_unusable(address: str) -> None:
+    """Raise ConfigError for characters that no path or URL has."""
+    try:
+        is_usable = b"\0" not in os.fsencode(address)
+    except UnicodeEncodeError:
+        is_usable = False
+    if not is_usable:
+        raise ConfigError(f"{address!r} is no address: it has characters that no path or URL has")
 
 
 def _checkpoint_name(text: str) -> CheckpointName | None:

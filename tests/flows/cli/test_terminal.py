@@ -185,9 +185,11 @@ def ways_out(tree: ast.AST) -> set[str]:
                 found |= {one.name.partition(".")[0] for one in names}
             case ast.ImportFrom(module=str(module)):
                 found.add(module.partition(".")[0])
-            case ast.Name(id=name) | ast.Attribute(attr=name):
+            case ast.Name(id="print" | "input" as name):
+                found.add(name)
+            case ast.Attribute(attr=name) if name.strip("_") in ("stdout", "stderr"):
                 found.add(name.strip("_"))
-    return found & {"rich", "print", "input", "stdout", "stderr", "pprint", "echo", "curses"}
+    return found & {"rich", "print", "input", "stdout", "stderr", "pprint", "click", "curses"}
 
 
 @pytest.mark.promise("terminal")

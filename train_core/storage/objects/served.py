@@ -21,34 +21,34 @@ _SHOWN_CHARS = 200
 
 
 def refuse_unserved(url: str) -> None:
-    """Raise ConfigError if evertrain cannot open a storage by that URL alone.
-
-    A protocol that is unknown, or whose package is missing, is left to `Store`, which says so.
-    """
+    """Raise ConfigError if evertrain cannot open a storage by that URL alone."""
     protocol = get_protocol(url)
     before, _, chained = url.partition("::")
     if chained and "://" not in before:
         reason = "addresses joined by '::' are views of another storage: give that one's address"
     elif protocol in _OF_OTHERS:
         reason = f"{protocol} is a view of another storage: give that one's address"
-    elif missing := _required(protocol):
-        reason = f"its client needs {', '.join(missing)}, which evertrain does not pass to it"
     else:
+        reason = _lack(protocol)
+    if not reason:
         return
     raise ConfigError(f"storage {cut(url, _SHOWN_CHARS)!r} cannot be used: {reason}")
 
 
-def _required(protocol: str) -> list[str]:
-    """The arguments without which the protocol's client is not made."""
+def _lack(protocol: str) -> str:
+    """What the protocol's client lacks to be made; empty: nothing."""
     try:
         client = get_filesystem_class(protocol)
-    except (ValueError, ImportError):
-        return []
+    except (ValueError, ImportError) as error:
+        return str(error)
     # Its metaclass, which keeps instances, takes any arguments.
     _, *parameters = inspect.signature(client.__init__).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [
+    needed = [
         one.name
         for one in parameters
         if one.default is inspect.Parameter.empty and one.kind in kinds
     ]
+    if not needed:
+        return ""
+    return f"its client needs {', '.join(needed)}, which evertrain does not pass to it"
