@@ -92,8 +92,9 @@ def png(figure: Figure) -> bytes:
 
 
 def _plain(text: str) -> str:
-    """A name in a figure, where dollars would begin a formula."""
-    return shown(text, _MAX_CHARS).replace("$", r"\$")
+    """A name in a figure, where dollars begin a formula, and `_` a name without a legend."""
+    text = shown(text, _MAX_CHARS).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
 
 
 def _figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:
