@@ -15,7 +15,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 from flows.defaults import default_storage, default_tracking_uri
 from train_core.config import TrainConfig
 from train_core.policy.logins import hide_secrets
-from train_core.requests import DEFAULT_EXPERIMENT, DriverRequest, PipelineRequest
+from train_core.requests import DEFAULT_EXPERIMENT, DriverRequest, MirrorWeights, PipelineRequest
 from train_core.shown_text import without_secrets
 from train_core.storage.addresses import absolute
 from train_core.storage.records.names import default_run_name
@@ -57,6 +57,11 @@ class RetrainParameters(TrainConfig):
     )
     experiment: str = Field(
         default=DEFAULT_EXPERIMENT, min_length=1, description="MLflow's experiment."
+    )
+    mirror_weights: MirrorWeights = Field(
+        default="best",
+        description="Whose weights MLflow gets a copy of: the best checkpoint's, those of all that "
+        "are kept, or none. The models of the others refer to their checkpoints.",
     )
     infer_input: str = Field(
         default="test",
@@ -146,6 +151,7 @@ class RetrainParameters(TrainConfig):
             pipeline=PipelineRequest(infer_input=self.infer_input, tracking_uri=self.tracking_uri),
             tracking_uri=self.tracked_at(),
             experiment=self.experiment,
+            mirror_weights=self.mirror_weights,
             dry_run=self.dry_run,
             skip_unchanged=self.skip_unchanged,
         )

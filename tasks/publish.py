@@ -6,6 +6,7 @@ from prefect import task
 
 from tasks.report.artifacts import show_report
 from tasks.retries import OPTIONS, cancelled_if_stopped
+from tasks.server.flow_run import shown_flow_run
 from tasks.session import session_of
 from train_core.requests import DriverRequest
 from train_core.results import (
@@ -30,7 +31,12 @@ def publish(
     session = session_of(request)
     with session.running("publish") as driver:
         report = driver.publish(
-            trained, evaluations, selection.best, predictions, dict(session.seconds)
+            trained,
+            evaluations,
+            selection.best,
+            predictions,
+            dict(session.seconds),
+            flow_run=shown_flow_run(),
         )
     show_report(report, session)
     return report

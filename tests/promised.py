@@ -139,9 +139,12 @@ PROMISES: dict[str, dict[str, str]] = {
         "mlflow-checked": "Before any compute evertrain sends MLflow one request: if MLflow "
         "refuses it, the run is refused, with a line that says why; if the server is down, the run "
         "begins.",
-        "mlflow-view": "MLflow has one parent run with the parameters and the datasets, and a "
-        "nested run for each stage with its figures and files; the artifacts lie beside the SQLite "
-        "database.",
+        "mlflow-view": "MLflow has one run with the training, its parameters, those that were set "
+        "apart, its datasets and a description of five lines, and nested runs for what is "
+        "evaluated and scored; the artifacts lie beside the SQLite database.",
+        "mlflow-compare": "Two retrainings are compared by ticking their rows: the curves are in "
+        "their runs.",
+        "mlflow-counters": "The counters of checkpoints grow from 0 over all attempts.",
         "mlflow-same-runs": "A run that is continued goes on in the same MLflow runs; another run "
         "at the same address gets new ones.",
         "mlflow-once": "Every committed metric is in MLflow once, at the journal's step and time, "
@@ -151,6 +154,13 @@ PROMISES: dict[str, dict[str, str]] = {
         "server answers; a server that stays down delays the end by seconds only.",
         "mirror": "`mirror` sends MLflow what it lacks of a run and of its batch inferences, and "
         "nothing twice.",
+        "kept-models": "Each kept checkpoint is a LoggedModel with its metrics on the data that "
+        "they are of; MLflow ranks them as the pipeline does; one whose checkpoint was deleted "
+        "goes.",
+        "mirror-weights": "`mirror_weights` says whose weights are copied into MLflow; what is "
+        "copied is pinned.",
+        "figures": "MLflow has figures of the training and of the predictions on the test split, "
+        "which are readable on light and dark pages.",
         "model": "The best checkpoint becomes a model, once; the model takes raw columns, also as "
         "JSON, and predicts what the checkpoint predicts.",
         "model-code": "The model contains the user's module, and loads without pickle.",

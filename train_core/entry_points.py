@@ -26,8 +26,9 @@ WORKER_FUNCTIONS = (TRAIN, MEASURE_SHARD, SCORE_PART)
 """What a worker of the pool runs."""
 
 SETTINGS_SCHEMA = "train_core.loading:settings_schema"
-DELETE_TRACKING = "train_core.engine.tracking.runs:delete_runs"
+DELETE_TRACKING = "train_core.engine.tracking.found_runs:delete_runs"
 UNREGISTERED_CHECKPOINTS = "train_core.engine.tracking.models.lookups:unregistered_checkpoints"
+FORGET_MODELS = "train_core.engine.tracking.models.kept:forget_deleted"
 MIRROR_RUN = "train_core.engine.tracking.catch_up:catch_up_at"
 MIRROR_PREDICTIONS = "train_core.engine.tracking.batch_inference:show_batch_inference"
 COMPARE_CHECKPOINTS = "train_core.engine.tools.compare:compare_checkpoints_at"
@@ -37,6 +38,7 @@ ISOLATED_FUNCTIONS = (
     SETTINGS_SCHEMA,
     DELETE_TRACKING,
     UNREGISTERED_CHECKPOINTS,
+    FORGET_MODELS,
     MIRROR_RUN,
     MIRROR_PREDICTIONS,
     COMPARE_CHECKPOINTS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
@@ -13,6 +13,8 @@ from train_core.results import Result
 
 DEFAULT_EXPERIMENT = "evertrain"
 """MLflow's experiment."""
+MirrorWeights = Literal["best", "kept", "none"]
+"""Whose weights are copied into MLflow: the best checkpoint's, all kept ones', or none."""
 
 
 class PipelineRequest(Result):
@@ -33,6 +35,7 @@ class RecordedPipeline(PipelineRequest):
 
     experiment: str = DEFAULT_EXPERIMENT
     dry_run: bool = False
+    mirror_weights: MirrorWeights = "best"
 
     @classmethod
     def read(cls, recorded: Mapping[str, Any]) -> Self:
@@ -61,6 +64,7 @@ class DriverRequest(Request):
     tracking_uri: str = ""
     """Where MLflow is; empty: no mirror."""
     experiment: str = DEFAULT_EXPERIMENT
+    mirror_weights: MirrorWeights = "best"
     dry_run: bool = False
     skip_unchanged: bool = False
     """Begin no run if nothing that counts has changed since the workload's last finished run."""

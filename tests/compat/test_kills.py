@@ -85,7 +85,7 @@ def test_every_report_is_there_once(tmp_path: Path, kill: Callable[[Command], No
     assert not [one for one in verify_run(command.folder) if one.faults]
     client = MlflowClient(command.tracking_uri)
     (experiment,) = client.search_experiments(filter_string="name = 'evertrain'")
-    (run,) = client.search_runs([experiment.experiment_id], "tags.`evertrain.stage` = 'train'")
+    (run,) = client.search_runs([experiment.experiment_id], "tags.`evertrain.stage` = 'pipeline'")
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [point.step for point in history] == [entry.step for entry in found]
     assert [point.value for point in history] == [entry.metrics["loss"] for entry in found]

@@ -143,7 +143,7 @@ def test_metrics_of_any_kind_are_journalled_and_mirrored_once(tmp_path: Path) ->
     assert first.texts == {"text": "epoch 0"}
     client = MlflowClient(tracking_uri)
     (experiment,) = client.search_experiments(filter_string="name = 'evertrain'")
-    (run,) = client.search_runs([experiment.experiment_id], "tags.`evertrain.stage` = 'train'")
+    (run,) = client.search_runs([experiment.experiment_id], "tags.`evertrain.stage` = 'pipeline'")
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [(point.step, point.value) for point in history] == [(1, 1.5), (2, 1.25), (3, 1.0)]
     assert run.info.status == "FINISHED"

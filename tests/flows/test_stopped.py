@@ -126,7 +126,7 @@ def test_a_signal_gets_a_last_checkpoint_and_an_orderly_end(stopped: Stopped) ->
     goes_on = f"is saved up to step {stopped.last.step}. `evertrain runs resume {stopped.run}`"
     assert f"{goes_on} goes on" in stopped.stderr
     assert not stopped.left
-    assert stopped.in_mlflow == {"pipeline": "KILLED", "train": "KILLED"}
+    assert stopped.in_mlflow == {"pipeline": "KILLED"}
     assert stopped.in_prefect == ["CANCELLED"]
     assert stopped.state == "interrupted"
 

@@ -110,8 +110,14 @@ class Driver:
         best: CheckpointSummary,
         predictions: PredictionsResult | None,
         seconds: dict[str, float],
+        *,
+        decision: str = "",
+        flow_run: str = "",
     ) -> Report:
-        """Write report.json, and the figures, the model and the outcome into MLflow."""
+        """Write report.json, and the figures, the model and the outcome into MLflow.
+
+        `decision` and `flow_run` are lines of Markdown for the run's description in MLflow.
+        """
         result = self._call(
             "publish",
             train=train.model_dump(mode="json"),
@@ -119,6 +125,8 @@ class Driver:
             best=best.model_dump(mode="json"),
             predictions=predictions.model_dump(mode="json") if predictions else None,
             seconds=seconds,
+            decision=decision,
+            flow_run=flow_run,
         ).result()
         return Report.model_validate(result)
 

@@ -19,6 +19,7 @@ from train_core.entry_points import (
     COMPARE_RUNS,
     DELETE_TRACKING,
     EXPORT_WEIGHTS,
+    FORGET_MODELS,
     ISOLATED_CALL,
     MIRROR_PREDICTIONS,
     MIRROR_RUN,
@@ -74,6 +75,14 @@ def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
     """
     asked = {"run_url": run_url, "tracking_uri": tracking_uri}
     return list(isolated_call(UNREGISTERED_CHECKPOINTS, **asked))
+
+
+def forget_models(run_url: str, tracking_uri: str) -> None:
+    """Delete the models in MLflow whose checkpoints are not in the run's folder any more.
+
+    One that a registered version points to stays. Raises StageError if MLflow does not answer.
+    """
+    isolated_call(FORGET_MODELS, run_url=run_url, tracking_uri=tracking_uri)
 
 
 def mirror_run(run: Run | RunFolder, tracking_uri: str) -> Tracking:

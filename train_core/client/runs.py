@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from train_core.client.isolated import delete_tracking, unregistered_checkpoints
+from train_core.client.isolated import delete_tracking, forget_models, unregistered_checkpoints
 from train_core.client.run import Run, folder_of
 from train_core.errors import ConfigError, RunBusyError, StorageError
 from train_core.policy.retention import RetentionRules
@@ -140,8 +140,9 @@ def prune_run(
     `rules` are the run's own by default. `dry_run` returns the same and writes nothing.
     `ignore_pins_elsewhere`: processes on other machines that pinned checkpoints are known to have
     ended. `release_models_in` is the address of an MLflow: checkpoints that stay for their model
-    there are let go if no registered version points to it; if MLflow does not answer, TrackingError
-    is raised and nothing is deleted. Raises RunBusyError if a process drives the run.
+    there are let go if no registered version points to it, and the models of all that are deleted
+    go, too; if MLflow does not answer, TrackingError is raised and nothing is deleted. Raises
+    RunBusyError if a process drives the run.
     """
     folder = folder_of(run)
     ignored = _ignored_pins(folder, elsewhere=ignore_pins_elsewhere, models_in=release_models_in)
@@ -151,7 +152,10 @@ def prune_run(
         return pruning.survey(lease.newest_attempt(folder.store) + 1)
     held = begin_attempt(folder)
     with lease.alive_until_released(held):
-        return pruning.carry_out(held.attempt)
+        found = pruning.carry_out(held.attempt)
+    if release_models_in:
+        forget_models(folder.url, release_models_in)
+    return found
 
 
 def retention_rules(folder: RunFolder, overrides: Mapping[str, Any]) -> RetentionRules:

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 LOSS = "loss"
+BEST = "best"
+"""MLflow has the best checkpoint's metrics under it, as `best/validation/accuracy`."""
 
 TRAIN_LOSS = f"{TRAIN}/{LOSS}"
 EPOCH_LOSS = f"{TRAIN}/epoch_loss"
@@ -19,6 +21,7 @@ SAMPLES_PER_S = f"{TRAIN}/samples_per_s"
 VALIDATION_LOSS = f"{VALIDATION}/{LOSS}"
 VALIDATION_ACCURACY = f"{VALIDATION}/accuracy"
 
+COUNTERS = "checkpoint"
 CHECKPOINT_BLOCKED_S = "checkpoint/blocked_s"
 CHECKPOINT_WAITED = "checkpoint/waited"
 CHECKPOINT_WAITED_S = "checkpoint/waited_s"
@@ -42,6 +45,11 @@ def short_name(split: str, name: str) -> str:
 def is_of(split: str, name: str) -> bool:
     """Whether a full name is that of a metric of the split."""
     return name.startswith(f"{split}/")
+
+
+def is_counter(name: str) -> bool:
+    """Whether a rate is a counter: the journal has its increases, each in the next entry."""
+    return is_of(COUNTERS, name)
 
 
 def split_and_name(name: str) -> tuple[str, str]:

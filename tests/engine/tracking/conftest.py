@@ -30,8 +30,10 @@ from train_core.storage.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)
-def no_leaks(fonts: None) -> Iterator[None]:
+def no_leaks(fonts: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As everywhere, once MLflow has closed the databases that it keeps open for the process."""
+    # Its bar has a thread that stays.
+    monkeypatch.setenv("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     before = Belongings.now()
     yield
     for store in (SqlAlchemyStore, RegistryStore):
@@ -84,11 +86,15 @@ def server(empty_database: Path, tmp_path: Path) -> Iterator[MlflowServer]:
 
 @dataclass
 class MlflowServer:
-    """`mlflow server` on SQLite, serving artifacts too."""
+    """`mlflow server`, on SQLite if not told otherwise, serving artifacts too."""
 
     folder: Path
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
+    database: str = ""
+    """Empty: a SQLite file in the folder."""
+    options: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def uri(self) -> str:
@@ -100,8 +106,10 @@ class MlflowServer:
                 [
                     *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
                     *("--host", "127.0.0.1", "--port", str(self.port)),
-                    *("--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"),
+                    "--backend-store-uri",
+                    self.database or f"sqlite:///{self.folder}/mlflow.db",
                     *("--artifacts-destination", str(self.folder / "artifacts")),
+                    *self.options,
                 ],
                 cwd=self.folder,
                 stdout=log,
@@ -110,6 +118,7 @@ class MlflowServer:
                     **os.environ,
                     "MLFLOW_DISABLE_TELEMETRY": "true",
                     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                    **self.environment,
                 },
             )
         deadline = time.monotonic() + 60

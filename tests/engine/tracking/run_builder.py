@@ -9,6 +9,7 @@ import safetensors.torch
 from torch import nn
 
 from train_core.config import TrainConfig
+from train_core.engine.metrics.scores import Scores
 from train_core.results import (
     CheckpointSummary,
     EvaluationResult,
@@ -69,6 +70,7 @@ class RunBuilder:
         model: nn.Module | None = None,
         time_s: float = BEGIN_S,
         entries: list[Entry] | None = None,
+        validated: bool = True,
     ) -> CheckpointSummary:
         """Commit a checkpoint after the last of `steps`, whose journal is a new segment."""
         entries = entries or [entry(step, time_s) for step in steps]
@@ -87,7 +89,7 @@ class RunBuilder:
             epoch=1,
             samples_seen=10 * name.step,
             metrics=metrics,
-            validated=True,
+            validated=validated,
             stopped_by="epochs" if finished else "",
             journal=self.segments,
         )
@@ -95,15 +97,34 @@ class RunBuilder:
         uri = store.uri(f"checkpoints/{name}")
         return CheckpointSummary(name=str(name), uri=uri, step=name.step, epoch=1, metrics=metrics)
 
-    def evaluate(self, checkpoint: CheckpointSummary, split: str) -> EvaluationResult:
-        """Commit an evaluation of three classes."""
+    def change_record(self, **changes: object) -> None:
+        """Write run.json anew, with other facts."""
+        record = self.folder.record().model_copy(update=changes)
+        self.folder.store.write("run.json", record.model_dump_json().encode())
+
+    def evaluate(
+        self,
+        checkpoint: CheckpointSummary,
+        split: str,
+        metrics: dict[str, float | None] | None = None,
+        *,
+        counts: str = "[[3, 0, 0], [1, 2, 0], [0, 0, 4]]",
+        scores: Scores | None = None,
+    ) -> EvaluationResult:
+        """Commit an evaluation, of three classes unless without `counts`."""
         store = self.folder.store.child(f"evaluations/{checkpoint.name}-{split}")
-        counts = b'{"labels": ["a", "b", "c"], "counts": [[3, 0, 0], [1, 2, 0], [0, 0, 4]]}'
-        store.write("confusion_matrix.json", counts)
-        metrics: dict[str, float | None] = {"accuracy": 0.9, "loss": 0.3}
+        files: dict[str, bytes] = {}
+        if counts:
+            matrix = f'{{"labels": ["a", "b", "c"], "counts": {counts}}}'
+            files["confusion_matrix.json"] = matrix.encode()
+        if scores:
+            files["scores.json"] = scores.model_dump_json().encode()
+        for name, data in files.items():
+            store.write(name, data)
+        metrics = metrics or {"accuracy": 0.9, "loss": 0.3}
         manifest = EvaluationManifest(
             created_at=now(),
-            files=(FileEntry.of("confusion_matrix.json", counts),),
+            files=tuple(FileEntry.of(name, data) for name, data in files.items()),
             checkpoint=checkpoint.name,
             checkpoint_digest="0" * 64,
             split=split,
@@ -170,8 +191,11 @@ class RunBuilder:
 
 def entry(step: int, time_s: float = BEGIN_S) -> Entry:
     """What a step's journal says; step 3 was not finite."""
-    metrics: dict[str, Any] = {"train/loss": None if step == 3 else 1 / step, "train/lr": 0.1}
-    return Entry(step=step, time=time_s + step, metrics=metrics, rates={"samples_per_s": 9.0})
+    metrics: dict[str, Any] = {
+        "train/loss": None if step == 3 else 1 / step,
+        "train/learning_rate": 0.1,
+    }
+    return Entry(step=step, time=time_s + step, metrics=metrics, rates={"train/samples_per_s": 9.0})
 
 
 def now() -> str:

@@ -50,7 +50,7 @@ def stages(uri: str) -> dict[str, Run]:
     return {found.data.tags["evertrain.stage"]: found for found in runs}
 
 
-def points(uri: str, stage: str = "train") -> Counter[tuple[str, int]]:
+def points(uri: str, stage: str = "pipeline") -> Counter[tuple[str, int]]:
     client, found = MlflowClient(uri), stages(uri)[stage]
     return Counter(
         (key, point.step)
@@ -62,7 +62,9 @@ def points(uri: str, stage: str = "train") -> Counter[tuple[str, int]]:
 
 def expected(steps: range) -> Counter[tuple[str, int]]:
     return Counter(
-        (key, step) for step in steps for key in ("train/loss", "train/lr", "samples_per_s")
+        (key, step)
+        for step in steps
+        for key in ("train/loss", "train/learning_rate", "train/samples_per_s")
     )
 
 
@@ -74,8 +76,8 @@ def test_every_committed_metric_is_there_once_with_the_journals_time(
     run.commit(range(500, 701), finished=True)
     mirror_once(run, tracking_uri)
     assert points(tracking_uri) == expected(range(1, 701))
-    train = stages(tracking_uri)["train"].info.run_id
-    history = MlflowClient(tracking_uri).get_metric_history(train, "train/loss")
+    run_id = stages(tracking_uri)["pipeline"].info.run_id
+    history = MlflowClient(tracking_uri).get_metric_history(run_id, "train/loss")
     assert {p.step: p.timestamp for p in history} == {
         step: round(entry(step).time * 1000) for step in range(1, 701)
     }
@@ -88,8 +90,8 @@ def test_every_committed_metric_is_there_once_with_the_journals_time(
 def test_a_metric_that_was_not_finite_is_shown_as_nan(run: RunBuilder, tracking_uri: str) -> None:
     run.commit(range(1, 5), finished=True)
     mirror_once(run, tracking_uri)
-    train = stages(tracking_uri)["train"].info.run_id
-    history = MlflowClient(tracking_uri).get_metric_history(train, "train/loss")
+    run_id = stages(tracking_uri)["pipeline"].info.run_id
+    history = MlflowClient(tracking_uri).get_metric_history(run_id, "train/loss")
     assert [p.step for p in history if math.isnan(p.value)] == [3]
 
 
@@ -101,17 +103,19 @@ def test_mirroring_again_adds_nothing(run: RunBuilder, tracking_uri: str) -> Non
         mirror.start()
         mirror.log_evaluations(evaluations)
         assert mirror.close(EndStatus.FINISHED)
-    assert points(tracking_uri) == expected(range(1, 50))
-    assert points(tracking_uri, "evaluate") == Counter(
-        (f"{split}/{key}", 49) for split in ("validation", "test") for key in ("accuracy", "loss")
-    )
+    tested = Counter([("test/accuracy", 0), ("test/loss", 0)])
+    assert points(tracking_uri) == expected(range(1, 50)) + tested
+    assert points(tracking_uri, "evaluate") == {
+        ("validation/accuracy", 49): 1,
+        ("validation/loss", 49): 1,
+    }
 
 
 def test_a_lost_position_adds_nothing(run: RunBuilder, tracking_uri: str) -> None:
     run.commit(range(1, 50))
     mirror_once(run, tracking_uri, EndStatus.KILLED)
-    train = stages(tracking_uri)["train"].info.run_id
-    MlflowClient(tracking_uri).set_tag(train, "evertrain.mirrored", "20+1")
+    run_id = stages(tracking_uri)["pipeline"].info.run_id
+    MlflowClient(tracking_uri).set_tag(run_id, "evertrain.mirrored", "20+1")
     mirror_once(run, tracking_uri)
     assert points(tracking_uri) == expected(range(1, 50))
 
@@ -120,7 +124,7 @@ def test_a_lost_position_adds_nothing(run: RunBuilder, tracking_uri: str) -> Non
 def test_a_restart_goes_on_in_the_same_mlflow_runs(run: RunBuilder, tracking_uri: str) -> None:
     run.commit(range(1, 30))
     before = mirror_once(run, tracking_uri, EndStatus.KILLED).tracking()
-    assert stages(tracking_uri)["train"].info.status == "KILLED"
+    assert stages(tracking_uri)["pipeline"].info.status == "KILLED"
     run.new_attempt()
     run.commit(range(30, 60), finished=True)
     after = mirror_once(run, tracking_uri).tracking()
@@ -145,7 +149,7 @@ def test_steps_that_are_trained_again_are_not_shown_twice(
     run.commit(range(30, 80), finished=True, time_s=1_790_001_000)
     mirror_once(run, tracking_uri)
     assert points(tracking_uri) == expected(range(1, 80))
-    shown = stages(tracking_uri)["train"]
+    shown = stages(tracking_uri)["pipeline"]
     assert shown.data.tags["evertrain.quarantined"] == damaged.name
     client = MlflowClient(tracking_uri)
     file = client.download_artifacts(shown.info.run_id, "quarantined.json")
@@ -191,11 +195,14 @@ def test_what_a_driver_did_not_come_to_show_is_shown_with_the_report(
         seconds={},
     )
     assert driver.mirror.close(EndStatus.FINISHED)
-    assert points(tracking_uri, "evaluate") == Counter(
-        (f"{split}/{key}", 49) for split in ("validation", "test") for key in ("accuracy", "loss")
-    )
+    assert points(tracking_uri, "evaluate") == {
+        ("validation/accuracy", 49): 1,
+        ("validation/loss", 49): 1,
+    }
+    finals = {key for key, _ in points(tracking_uri)} - {key for key, _ in expected(range(1, 2))}
+    assert finals == {"best/validation/accuracy", "test/accuracy", "test/loss"}
     shown = {stage: found.info.status for stage, found in stages(tracking_uri).items()}
-    assert shown == dict.fromkeys(("pipeline", "train", "evaluate", "infer"), "FINISHED")
+    assert shown == dict.fromkeys(("pipeline", "evaluate", "infer"), "FINISHED")
 
 
 def test_commits_are_shown_while_the_training_runs(run: RunBuilder, tracking_uri: str) -> None:
@@ -203,12 +210,12 @@ def test_commits_are_shown_while_the_training_runs(run: RunBuilder, tracking_uri
     mirror.start()
     try:
         assert mirror.flush()
-        assert stages(tracking_uri)["train"].info.status == "RUNNING"
+        assert stages(tracking_uri)["pipeline"].info.status == "RUNNING"
         for steps in (range(1, 10), range(10, 20)):
             run.commit(steps)
             assert mirror.flush()
             assert points(tracking_uri) == expected(range(1, steps.stop))
-        system = stages(tracking_uri)["train"].data.metrics
+        system = stages(tracking_uri)["pipeline"].data.metrics
         assert "system/cpu_utilization_percentage" in system
     finally:
         mirror.close(EndStatus.KILLED)
@@ -245,13 +252,13 @@ def test_an_entry_larger_than_a_request_is_shown_whole(run: RunBuilder, tracking
 
 
 @pytest.mark.promise("mlflow-view")
-def test_the_parent_says_what_was_asked(run: RunBuilder, tracking_uri: str) -> None:
+def test_the_run_says_what_was_asked(run: RunBuilder, tracking_uri: str) -> None:
     run.commit(range(1, 3), finished=True)
     tracking = mirror_once(run, tracking_uri).tracking()
     found = stages(tracking_uri)
     parent = found["pipeline"]
     assert (parent.info.run_id, parent.info.run_name) == (tracking.run_id, "digits-1")
-    assert found["train"].data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert "mlflow.parentRunId" not in parent.data.tags
     assert parent.data.params["settings.width"] == "4"
     assert parent.data.params["batch_size"] == "128"
     assert "runtime_env" not in parent.data.params
@@ -305,12 +312,16 @@ def test_stages_show_their_figures_and_files(run: RunBuilder, tracking_uri: str)
     def files(stage: str, folder: str | None = None) -> set[str]:
         return {f.path for f in client.list_artifacts(found[stage].info.run_id, folder)}
 
-    assert files("train") == {"checkpoints.json", "curves.png"}
+    assert files("pipeline") == {"checkpoints.json", "curves.png", "figures"}
+    for stage in ("evaluate", "infer"):
+        parent = found[stage].data.tags["mlflow.parentRunId"]
+        assert parent == found["pipeline"].info.run_id
     assert files("evaluate", "confusion_matrix") == {f"confusion_matrix/test-{best.name}.png"}
     assert files("infer") == {"predictions.json", "predictions"}
     name = predictions.uri.rpartition("/")[2]
     assert files("infer", "predictions") == {f"predictions/{name}.json"}
-    assert found["infer"].data.metrics == {"num_rows": 7}
+    assert found["infer"].data.metrics == {}
+    assert found["infer"].data.tags["evertrain.num_rows"] == "7"
 
 
 @pytest.mark.promise("mlflow-same-runs")
@@ -352,7 +363,7 @@ def test_a_result_that_cannot_be_shown_hides_no_other(
     mirror.log_evaluations([lost])
     mirror.log_evaluations([run.evaluate(best, "test")])
     assert mirror.close(EndStatus.FINISHED)
-    assert set(points(tracking_uri, "evaluate")) == {("test/accuracy", 9), ("test/loss", 9)}
+    assert set(points(tracking_uri)) >= {("test/accuracy", 0), ("test/loss", 0)}
     assert "not shown in MLflow" in caplog.text
 
 
@@ -373,8 +384,7 @@ def test_a_commit_after_the_end_does_not_begin_the_training_again(
     mirror.start()
     mirror.close(EndStatus.KILLED)
     assert {name: one.info.status for name, one in stages(tracking_uri).items()} == {
-        "pipeline": "KILLED",
-        "train": "KILLED",
+        "pipeline": "KILLED"
     }
 
 
@@ -396,7 +406,7 @@ def test_who_was_replaced_does_not_say_how_the_run_ended(tmp_path: Path, trackin
     store.create("lease/0002.json", store.read("lease/0001.json"))
     driver.close(EndStatus.FAILED)
     statuses = {name: stage.info.status for name, stage in stages(tracking_uri).items()}
-    assert statuses == {"pipeline": "RUNNING", "train": "RUNNING"}
+    assert statuses == {"pipeline": "RUNNING"}
 
 
 FIRST = """

@@ -30,6 +30,10 @@ class PipelineOutcome(Result):
     predictions: PredictionsResult | None
     seconds: dict[str, float]
     """Wall-clock seconds of each stage."""
+    decision: str = ""
+    """What the gate decided, in a line of Markdown; empty: no gate was asked."""
+    flow_run: str = ""
+    """The flow run that ends the pipeline, in Markdown; empty: there is none."""
 
     @property
     def test_metrics(self) -> dict[str, float | None]:
@@ -60,10 +64,11 @@ def publish(
     timeline.mark_steps(list(read_good_segments(folder.store, newest.manifest.journal)))
     if mirror:
         # A driver before this one may have died before it came to that.
-        mirror.log_evaluations(outcome.evaluations)
+        mirror.log_evaluations(outcome.evaluations, config)
         if outcome.predictions:
             mirror.log_predictions(outcome.predictions)
-        mirror.log_outcome(outcome.best, outcome.test_metrics, config)
+        told = {"decision": outcome.decision, "flow_run": outcome.flow_run}
+        mirror.log_outcome(outcome.best, outcome.test_metrics, config, **told)
         mirror.flush()
     timeline.mark(PUBLISHED)
     report = Report(

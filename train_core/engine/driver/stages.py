@@ -93,7 +93,7 @@ class RunStages:
             what = (held.writer, self.config, summaries, split, self._max_batches)
             results = evaluate(pool, *what)  # type: ignore[arg-type]  # checked by the evaluator
         if self.mirror:
-            self.mirror.log_evaluations(results)
+            self.mirror.log_evaluations(results, self.config)
         self._timeline.mark(EVALUATED)
         return [result.model_dump() for result in results]
 

@@ -18,6 +18,7 @@ from torchmetrics import MeanMetric, Metric
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, Stream, fetch
 from train_core.engine.data.batches import seed_generators, to_device
+from train_core.engine.metrics.scores import SCORES
 from train_core.errors import DataError, WorkloadError
 from train_core.policy.metric_names import LOSS
 from train_core.policy.randomness import EVALUATE, derive_seed
@@ -95,20 +96,25 @@ def measure_shard(
         name: metric.to(device) for name, metric in (metrics or split_metrics(workload)).items()
     }
     ranges = batches_of_shard(len(dataset), config.eval_batch_size, config.shards, shard)
+    predicts = not {CONFUSION, SCORES}.isdisjoint(metrics)
     was_training = model.training
     model.eval()
     try:
         with torch.inference_mode():
-            for batch in eval_batches(workload, dataset, ranges, config, device):
+            batches = eval_batches(workload, dataset, ranges, config, device)
+            for samples, batch in zip(ranges, batches, strict=True):
                 if on_batch:
                     on_batch()
                 outputs, loss = forward(workload, model, batch, config)
                 num_samples = len(next(iter(batch.values())))
+                predicted = workload.predictions(outputs) if predicts else {}
                 for name, metric in metrics.items():
                     if name == LOSS:
                         metric.update(loss.double(), num_samples)
                     elif name == CONFUSION:
-                        metric.update(workload.predictions(outputs)["prediction"], batch["targets"])
+                        metric.update(predicted["prediction"], batch["targets"])
+                    elif name == SCORES:
+                        metric.update(samples, predicted, batch)
                     else:
                         workload.update_metric(metric, outputs, batch)
     finally:

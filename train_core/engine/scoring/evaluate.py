@@ -39,6 +39,7 @@ from train_core.engine.metrics.measure import (
     merge_states,
     split_metrics,
 )
+from train_core.engine.metrics.scores import SCORES, score_states
 from train_core.entry_points import MEASURE_SHARD
 from train_core.errors import CheckpointError, users_code
 from train_core.loading import load_function
@@ -47,7 +48,7 @@ from train_core.predictors import as_module, trusting_pickle
 from train_core.results import CheckpointSummary, EvaluationResult
 from train_core.storage.records.journal import finite
 from train_core.storage.records.manifest import EvaluationManifest
-from train_core.storage.records.names import CONFUSION_MATRIX_JSON, EVALUATIONS
+from train_core.storage.records.names import CONFUSION_MATRIX_JSON, EVALUATIONS, SCORES_JSON
 from train_core.storage.records.verified_files import are_there
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import ResultWriter, quarantine
@@ -126,6 +127,12 @@ def _commit(
             "labels": list(workload.class_names),
             "counts": torch.as_tensor(matrix.metric_state["confmat"]).tolist(),
         }
+    num_samples = sum(count for count, _ in measured)
+    collector = score_states(workload, num_samples)
+    if collector is not None:
+        merge_states(collector, [shard[SCORES] for shard in states])
+        if scores := collector.scores():
+            files[SCORES_JSON] = scores.model_dump(mode="json")
     key = f"{EVALUATIONS}/{checkpoint.name}/{split}-{uuid.uuid4().hex[:8]}"
     entries = []
     for name, content in files.items():
@@ -137,7 +144,7 @@ def _commit(
         checkpoint=str(checkpoint.name),
         checkpoint_digest=checkpoint.digest,
         split=split,
-        num_samples=sum(count for count, _ in measured),
+        num_samples=num_samples,
         max_batches=max_batches,
         metrics=values,
     )
@@ -159,6 +166,8 @@ def measure_one_shard(
         metrics = split_metrics(workload)
         if workload.class_names:
             metrics[CONFUSION] = _confusion(workload)
+        if (collector := score_states(workload, len(dataset))) is not None:
+            metrics[SCORES] = collector
         with watching(config.hang_timeout_s) as watchdog:
             states = measure_shard(
                 workload, model, dataset, config, shard, device, metrics, on_batch=watchdog.move

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import groupby
 from typing import Self
 
 from mlflow.entities import Metric
 
+from train_core.policy.metric_names import is_counter
 from train_core.storage.records.journal import Entry
 
 MAX_METRICS = 999
@@ -39,19 +40,62 @@ class Position:
         return cls(int(match[1]), int(match[2])) if match else cls()
 
 
+class Counters:
+    """The totals of the counters in a journal, whose entries have them as increases.
+
+    In MLflow a counter grows: a point of its own for each increase would be a dot without a line.
+    A counter begins with 0 at the journal's first step, and has one point a step at most.
+    """
+
+    def __init__(self) -> None:
+        self.position = Position()
+        """All entries before it are counted."""
+        self._first: Entry | None = None
+        self._totals: dict[str, float] = {}
+        self._changed: set[str] = set()
+        """The counters that have increased since their last point."""
+
+    def count(self, entry: Entry, number: int) -> list[Metric]:
+        """Count an entry, the `number`th of its step, and give the points of the counters with it.
+
+        An entry that was counted before is not counted again.
+        """
+        if (entry.step, number) < (self.position.step, self.position.entries):
+            return []
+        self.position = Position(entry.step, number + 1)
+        first = self._first = self._first or entry
+        begun = [name for name in entry.rates if is_counter(name) and name not in self._totals]
+        for name, amount in entry.rates.items():
+            if is_counter(name):
+                self._totals[name] = self._totals.get(name, 0) + amount
+                self._changed.add(name)
+        zeros = dict.fromkeys(begun, 0.0) if entry.step > first.step else {}
+        points = metrics_of(zeros, first.step, first.time)
+        if number == 0:
+            grown = {name: self._totals[name] for name in sorted(self._changed)}
+            points += metrics_of(grown, entry.step, entry.time)
+            self._changed.clear()
+        return points
+
+
 def batches(
-    entries: Iterable[Entry], after: Position
+    entries: Iterable[Entry], after: Position, counters: Counters
 ) -> Iterator[tuple[list[Metric], Position | None]]:
     """The metrics of as many steps as fit into one request, and the position after them.
 
-    The position is None where a single step is cut because it is larger than a request.
+    The position is None where a single step is cut because it is larger than a request. `counters`
+    count all entries, also those before `after`.
     """
     batch: list[Metric] = []
     position: Position | None = None
     for step, of_step in groupby(entries, key=lambda entry: entry.step):
         found = list(of_step)
         known = len(found) if step < after.step else after.entries if step == after.step else 0
-        metrics = [metric for entry in found[known:] for metric in _of_entry(entry)]
+        metrics = []
+        for number, entry in enumerate(found):
+            points = counters.count(entry, number)
+            if number >= known:
+                metrics += _of_entry(entry) + points
         if not metrics:
             continue
         if batch and len(batch) + len(metrics) > MAX_METRICS:
@@ -66,23 +110,29 @@ def batches(
         yield batch, position
 
 
+@dataclass(frozen=True)
+class ModelLink:
+    """The LoggedModel that metrics are of, and the dataset that they were measured on."""
+
+    model_id: str
+    dataset_name: str | None = None
+    dataset_digest: str | None = None
+
+
 def metrics_of(
-    values: Mapping[str, float | None], step: int, time_s: float, model_id: str | None = None
+    values: Mapping[str, float | None], step: int, time_s: float, link: ModelLink | None = None
 ) -> list[Metric]:
     """Metrics of one step in MLflow's form.
 
-    Null becomes NaN: a gap would look as if the metric had not been measured.
+    Null becomes NaN: a gap would look as if the metric had not been measured. No model gets it, as
+    MLflow's databases would give the model 0.
     """
-    return [
-        Metric(
-            plain_key(key),
-            math.nan if value is None else value,
-            round(time_s * 1000),
-            step,
-            model_id,
-        )
-        for key, value in values.items()
-    ]
+    found = []
+    for key, value in values.items():
+        metric = (plain_key(key), math.nan if value is None else value, round(time_s * 1000), step)
+        linked = astuple(link) if link and value is not None else ()
+        found.append(Metric(*metric, *linked))
+    return found
 
 
 def plain_key(key: str) -> str:
@@ -92,4 +142,5 @@ def plain_key(key: str) -> str:
 
 
 def _of_entry(entry: Entry) -> list[Metric]:
-    return metrics_of({**entry.metrics, **entry.rates}, entry.step, entry.time)
+    rates = {name: value for name, value in entry.rates.items() if not is_counter(name)}
+    return metrics_of({**entry.metrics, **rates}, entry.step, entry.time)

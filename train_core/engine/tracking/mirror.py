@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from train_core.engine.tracking.delivery_thread import TIMING, Delivery, Timing
 from train_core.engine.tracking.sender import RunSender, Task
 from train_core.policy.end_status import EndStatus
+from train_core.policy.metric_names import TEST
 from train_core.results import (
     CheckpointSummary,
     EvaluationResult,
@@ -26,6 +27,7 @@ from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from train_core.config import TrainConfig
+    from train_core.engine.tracking.runs import MlflowRuns
 
 _log = logging.getLogger(__name__)
 
@@ -86,12 +88,21 @@ class Mirror:
         """Show that a stage has begun."""
         self._add(lambda runs: runs.set_status(stage, "RUNNING"))
 
-    def log_evaluations(self, results: Sequence[EvaluationResult]) -> None:
-        """Show metrics and confusion matrices of evaluated checkpoints, each once."""
+    def log_evaluations(
+        self, results: Sequence[EvaluationResult], config: TrainConfig | None = None
+    ) -> None:
+        """Show metrics and confusion matrices of evaluated checkpoints, each once.
+
+        Those of the test split have more figures. `config` has the logins that may be needed to
+        read its samples.
+        """
         new = [result for result in results if result.uri not in self._logged]
         self._logged |= {result.uri for result in new}
         if new:
             self._add(lambda runs: _stages().show_evaluations(runs, new))
+        for result in new:
+            if result.split == TEST:
+                self._add(partial(_show_figures, result=result, config=config))
 
     def log_predictions(self, result: PredictionsResult) -> None:
         """Show where the predictions of a batch inference are, once."""
@@ -104,16 +115,21 @@ class Mirror:
         best: CheckpointSummary,
         test_metrics: dict[str, float | None],
         config: TrainConfig | None = None,
+        *,
+        decision: str = "",
+        flow_run: str = "",
     ) -> None:
         """Show the run's result on its parent run: headline metrics, and the best model.
 
-        `config` has the logins that may be needed to read the model's example.
+        `config` has the logins that may be needed to read the model's example. `decision` is what
+        the gate decided and `flow_run` the flow run that ends the pipeline, for the description:
+        each a line of Markdown, empty if there was none.
         """
-        self._add(lambda runs: _stages().show_outcome(runs, best, test_metrics))
-        # A task of its own: a model that cannot be shown must not hide the metrics.
         self._add(
-            partial(self._sender.log_model, best=best, test_metrics=test_metrics, config=config)
+            lambda runs: self._sender.show_outcome(runs, best, test_metrics, decision, flow_run)
         )
+        # A task of its own: a model that cannot be shown must not hide the metrics.
+        self._add(partial(self._sender.log_models, best=best, config=config))
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until MLflow has all that was committed and logged before; return whether it has.
@@ -149,6 +165,13 @@ class Mirror:
     def _add(self, task: Task) -> None:
         assert self._delivery.is_started, "start the mirror first"
         self._sender.tasks.add(task)
+
+
+def _show_figures(runs: MlflowRuns, result: EvaluationResult, config: TrainConfig | None) -> None:
+    # Imported late: it loads matplotlib.
+    from train_core.engine.tracking.pictures import show_score_figures
+
+    show_score_figures(runs, result, config)
 
 
 def _stages() -> ModuleType:

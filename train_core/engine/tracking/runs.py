@@ -1,4 +1,4 @@
-"""One run folder's runs in MLflow: a parent for the run, nested children for its stages.
+"""One run folder's runs in MLflow: one for the run, with its training, and nested ones for scoring.
 
 They are found by a tag with the digest of run.json. So a run that is continued goes on in the same
 MLflow runs, and a new run under an old name or address gets new ones.
@@ -6,18 +6,34 @@ MLflow runs, and a new run under an old name or address gets new ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
-from mlflow.entities import RunTag
+from mlflow.entities import LoggedModel, Run, RunTag
 from mlflow.utils import mlflow_tags
+from pydantic import ValidationError
 
-from train_core.engine.tracking.client_settings import ONE_QUESTION
-from train_core.engine.tracking.description import dataset_input, dataset_inputs, parameters
-from train_core.engine.tracking.journal_to_mlflow import MAX_METRICS, Position, batches, metrics_of
-from train_core.engine.tracking.server import client_of, existing_client, experiment_id
+from train_core.engine.tracking.datasets import dataset_input, dataset_inputs
+from train_core.engine.tracking.found_runs import ID_TAG, STAGE_TAG
+from train_core.engine.tracking.journal_to_mlflow import (
+    MAX_METRICS,
+    Counters,
+    ModelLink,
+    Position,
+    batches,
+    metrics_of,
+    plain_key,
+)
+from train_core.engine.tracking.note import Links, Outcome, note
+from train_core.engine.tracking.parameters import parameters
+from train_core.engine.tracking.server import client_of, experiment_id
+from train_core.errors import CheckpointError
 from train_core.policy.end_status import EndStatus
+from train_core.results import Report
 from train_core.shown_text import shown, without_secrets
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.journal import Entry
@@ -25,13 +41,13 @@ from train_core.storage.records.names import RUN_JSON
 from train_core.storage.run_folder import RunFolder
 
 Stage = Literal["pipeline", "train", "evaluate", "infer"]
-"""`pipeline` is the parent run."""
+"""`pipeline` is the parent run; earlier versions of evertrain had the training in a nested one."""
 Status = Literal["RUNNING"] | EndStatus
 
-_ID = "evertrain.id"
 _RUN = "evertrain.run"
-_STAGE = "evertrain.stage"
 _JOB = "evertrain.ray_job"
+_FLOW_RUN = "evertrain.flow_run"
+_DECISION = "evertrain.gate"
 _MIRRORED = "evertrain.mirrored"
 
 _MAX_PARAMS = 100
@@ -40,11 +56,19 @@ _MAX_PARAMS = 100
 class MlflowRuns:
     """The MLflow runs of one run folder. The constructor creates what is missing of the parent.
 
-    The stages of a run that is not `is_live` are not set to running again.
+    The stages of a run that is not `is_live` are not set to running again. `job_url` is the page of
+    the job that drives the run, `outcome` is told in the description where no report tells one yet.
     """
 
     def __init__(
-        self, folder: RunFolder, tracking_uri: str, experiment: str, *, is_live: bool = True
+        self,
+        folder: RunFolder,
+        tracking_uri: str,
+        experiment: str,
+        *,
+        is_live: bool = True,
+        job_url: str = "",
+        outcome: Outcome | None = None,
     ) -> None:
         self._is_live = is_live
         self.client = client_of(tracking_uri)
@@ -54,27 +78,22 @@ class MlflowRuns:
         self.experiment_id = experiment_id(self.client, tracking_uri, experiment)
         self._ids: dict[Stage, str] = {}
         self._statuses: dict[Stage, str] = {}
-        self._describe()
+        self._outcome = outcome
+        self.counters = Counters()
+        self.known_models: dict[str, LoggedModel] | None = None
+        """The run's models by their checkpoints' digests, once MLflow was asked."""
+        self.training: Stage = "train" if self._find("train") else "pipeline"
+        """Whose run has the training: `train` if an earlier version of evertrain began the run."""
+        self._send_record(job_url)
         self.set_status("pipeline", "RUNNING")
+        if is_live:
+            self.describe()
 
     def run_id(self, stage: Stage) -> str:
         """The MLflow run of a stage, found by its tags or created."""
-        if stage not in self._ids:
-            # Neither value needs quoting in a filter: a digest and one of our own words.
-            found = self.client.search_runs(
-                [self.experiment_id],
-                f"tags.`{_ID}` = '{self._id}' and tags.`{_STAGE}` = '{stage}'",
-                order_by=["attributes.start_time ASC"],
-                max_results=1,
-            )
-            run = found[0] if found else self._create(stage)
-            self._statuses[stage] = run.info.status
-            self._ids[stage] = run.info.run_id
+        if stage not in self._ids and not self._find(stage):
+            self._note(stage, self._create(stage))
         return self._ids[stage]
-
-    def is_known(self, stage: Stage) -> bool:
-        """Whether the stage's run was looked up or created."""
-        return stage in self._ids
 
     def status(self, stage: Stage) -> str:
         """The stage's status in MLflow."""
@@ -100,19 +119,42 @@ class MlflowRuns:
         # A run that is shown afterwards may have its final status in MLflow already.
         if self._is_live or status == EndStatus.FINISHED or self.status("pipeline") == "RUNNING":
             self.set_status("pipeline", status)
+        self.describe()
+
+    def describe(self, outcome: Outcome | None = None) -> None:
+        """Write the run's description anew, with the outcome once there is one."""
+        self._outcome = outcome or self._outcome or _reported(self.folder)
+        known = self.client.get_run(self.run_id("pipeline")).data.tags
+        decision, flow_run = known.get(_DECISION, ""), known.get(_FLOW_RUN, "")
+        told = self._outcome
+        if told:
+            decision, flow_run = told.decision or decision, told.flow_run or flow_run
+            told = replace(told, decision=decision)
+        shown = flow_run or (f"`{self.record.flow_run}`" if self.record.flow_run else "")
+        text = note(
+            self.record,
+            self.folder.newest(),
+            self.status("pipeline"),
+            told,
+            # MLflow shows it as Markdown, of which an address may hold the end of code.
+            folder_url=shown(self.folder.url).replace("`", " "),
+            links=Links(shown, known.get(_JOB, "")),
+        )
+        tags = {_DECISION: decision, _FLOW_RUN: flow_run, mlflow_tags.MLFLOW_RUN_NOTE: text}
+        self.set_tags("pipeline", {name: tag for name, tag in tags.items() if tag})
 
     def mirrored(self) -> Position:
         """How much of the journal MLflow has."""
-        run = self.client.get_run(self.run_id("train"))
-        return Position.parse(run.data.tags.get(_MIRRORED, ""))
+        return Position.parse(self.tag(self.training, _MIRRORED))
 
     def log_entries(self, entries: Iterable[Entry], after: Position) -> None:
         """Send the journal entries after a position, each batch with its new position.
 
         `entries` are in the journal's order, and have all entries of each step that they contain.
+        The first call's are all of the journal, as its counters are increases.
         """
-        run_id = self.run_id("train")
-        for metrics, position in batches(entries, after):
+        run_id = self.run_id(self.training)
+        for metrics, position in batches(entries, after, self.counters):
             tags = [RunTag(_MIRRORED, str(position))] if position is not None else []
             self.client.log_batch(run_id, metrics=metrics, tags=tags)
 
@@ -123,10 +165,10 @@ class MlflowRuns:
         *,
         step: int,
         time_s: float,
-        model_id: str | None = None,
+        link: ModelLink | None = None,
     ) -> None:
-        """Send metrics of one step. The same call again changes nothing."""
-        metrics = metrics_of(values, step, time_s, model_id)
+        """Send metrics of one step, also to the model of `link`. The same again changes nothing."""
+        metrics = metrics_of(values, step, time_s, link)
         for start in range(0, len(metrics), MAX_METRICS):
             self.client.log_batch(self.run_id(stage), metrics[start : start + MAX_METRICS])
 
@@ -134,7 +176,32 @@ class MlflowRuns:
         """Send a sample of the machine's load at a step that no other sample has."""
         # Seconds since the run began: the same when sent again, and growing over attempts.
         step = int(time_s - seconds(self.record.created_at))
-        self.log_metrics("train", values, step=max(step, 0), time_s=time_s)
+        self.log_metrics(self.training, values, step=max(step, 0), time_s=time_s)
+
+    def log_final_values(
+        self,
+        values: Mapping[str, float | None],
+        *,
+        step: int,
+        time_s: float,
+        link: ModelLink | None = None,
+    ) -> None:
+        """Send values that the run ends with, also to the model of `link`.
+
+        They are at step 0, so that MLflow draws bars: from step 1 on it would draw a curve, of one
+        point. If the run was extended and ends with another value, that is at `step`. A value that
+        MLflow has is sent as it has it, which adds nothing to the run.
+        """
+        run_id = self.run_id("pipeline")
+        known = self.client.get_run(run_id).data.metrics
+        for key, value in values.items():
+            at, then_s = 0, time_s
+            if plain_key(key) in known:
+                history = self.client.get_metric_history(run_id, plain_key(key))
+                same = [point for point in history if _is_same(point.value, value)]
+                at = same[0].step if same else step
+                then_s = same[0].timestamp / 1000 if same else time_s
+            self.log_metrics("pipeline", {key: value}, step=at, time_s=then_s, link=link)
 
     def set_tags(self, stage: Stage, tags: Mapping[str, str]) -> None:
         """Set tags of a stage's run."""
@@ -149,17 +216,24 @@ class MlflowRuns:
         datasets = [dataset_input(stage, name, digest, source)]
         self.client.log_inputs(self.run_id(stage), datasets=datasets)
 
-    def link_job(self, url: str) -> None:
-        """Link the cluster's page of the job that drives the run."""
-        note = f"{self._note()} [Ray's job]({url}) drives it."
-        self.set_tags("pipeline", {_JOB: url, mlflow_tags.MLFLOW_RUN_NOTE: note})
+    def _find(self, stage: Stage) -> bool:
+        """Look for the stage's run by its tags; whether there is one."""
+        # Neither value needs quoting in a filter: a digest and one of our own words.
+        found = self.client.search_runs(
+            [self.experiment_id],
+            f"tags.`{ID_TAG}` = '{self._id}' and tags.`{STAGE_TAG}` = '{stage}'",
+            order_by=["attributes.start_time ASC"],
+            max_results=1,
+        )
+        for run in found:
+            self._note(stage, run)
+        return bool(found)
 
-    def _note(self) -> str:
-        # MLflow shows it as Markdown, of which an address may hold the end of code.
-        return f"The run folder is `{shown(self.folder.url).replace('`', ' ')}`."
+    def _note(self, stage: Stage, run: Run) -> None:
+        self._ids[stage], self._statuses[stage] = run.info.run_id, run.info.status
 
-    def _create(self, stage: Stage) -> Any:
-        tags = {_ID: self._id, _RUN: without_secrets(self.folder.url), _STAGE: stage}
+    def _create(self, stage: Stage) -> Run:
+        tags = {ID_TAG: self._id, _RUN: without_secrets(self.folder.url), STAGE_TAG: stage}
         if stage == "pipeline":
             name = self.folder.name
         else:
@@ -167,15 +241,18 @@ class MlflowRuns:
             tags[mlflow_tags.MLFLOW_PARENT_RUN_ID] = self.run_id("pipeline")
         return self.client.create_run(self.experiment_id, tags=tags, run_name=name)
 
-    def _describe(self) -> None:
+    def _send_record(self, job_url: str) -> None:
         """Send parameters, tags and datasets of run.json. Sending them again changes nothing."""
+        commit = self.record.code.get("commit", "")
         tags = {
             "evertrain.workload": self.record.config.workload,
             **{f"fingerprint.{key}": text for key, text in self.record.fingerprint.items()},
             mlflow_tags.MLFLOW_SOURCE_NAME: self.record.config.workload,
-            mlflow_tags.MLFLOW_RUN_NOTE: self._note(),
+            mlflow_tags.MLFLOW_SOURCE_TYPE: "JOB" if job_url else "LOCAL",
+            mlflow_tags.MLFLOW_GIT_COMMIT: commit,
+            _JOB: job_url,
         }
-        self.set_tags("pipeline", tags)
+        self.set_tags("pipeline", {name: text for name, text in tags.items() if text})
         run_id = self.run_id("pipeline")
         params = parameters(self.record)
         for start in range(0, len(params), _MAX_PARAMS):
@@ -183,33 +260,17 @@ class MlflowRuns:
         self.client.log_inputs(run_id, dataset_inputs(self.record))
 
 
-def has_run(folder: RunFolder, tracking_uri: str, experiment: str) -> bool:
-    """Whether MLflow has the run of the folder; nothing is created."""
-    client = existing_client(tracking_uri)
-    found = client.get_experiment_by_name(experiment)
-    if found is None:
-        return False
-    identity = digest_of(folder.store.read(RUN_JSON))
-    asked = f"tags.`{_ID}` = '{identity}' and tags.`{_STAGE}` = 'pipeline'"
-    return bool(client.search_runs([found.experiment_id], asked, max_results=1))
+def _is_same(shown: float, value: float | None) -> bool:
+    return math.isnan(shown) if value is None else shown == value
 
 
-def delete_runs(run_url: str, tracking_uri: str) -> None:
-    """Delete the MLflow runs and models that mirror the run folder at `run_url`.
-
-    Call it while the folder exists: the runs are found by the digest of its run.json.
-    """
-    ONE_QUESTION.apply()
-    client = client_of(tracking_uri)
-    identity = digest_of(RunFolder.at(run_url).store.read(RUN_JSON))
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    for run in client.search_runs(experiments, f"tags.`{_ID}` = '{identity}'"):
-        models = client.search_logged_models(
-            [run.info.experiment_id], f"source_run_id = '{run.info.run_id}'"
-        )
-        for model in models:
-            client.delete_logged_model(model.model_id)
-        client.delete_run(run.info.run_id)
+def _reported(folder: RunFolder) -> Outcome | None:
+    """The outcome as the run's report has it; None without a report that can be read."""
+    with suppress(CheckpointError, ValidationError):
+        found = folder.report()
+        report = Report.model_validate(found) if found else None
+        return Outcome(report.best, report.test_metrics) if report else None
+    return None
 
 
 def seconds(created_at: str) -> float:

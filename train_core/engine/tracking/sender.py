@@ -20,6 +20,7 @@ from train_core.storage.run_folder import RunFolder
 # Loading MLflow takes seconds: it is imported in the delivery's thread, while Ray starts.
 if TYPE_CHECKING:
     from train_core.config import TrainConfig
+    from train_core.engine.tracking.note import Outcome
     from train_core.engine.tracking.runs import MlflowRuns
     from train_core.engine.tracking.system import SystemMetrics
 
@@ -55,6 +56,8 @@ class RunSender:
         self._commits = Commits(folder)
         self._samples = SystemSamples(sample_s)
         self._runs: MlflowRuns | None = None
+        self._outcome: Outcome | None = None
+        """What the pipeline ended with, once it is known."""
 
     def connect(self) -> None:
         """Load MLflow, and ask the server whether it refuses."""
@@ -92,23 +95,37 @@ class RunSender:
         """The error's message without the login that the server's address has."""
         return without_login_of(str(error), self._uri)
 
-    def log_model(
+    def show_outcome(
         self,
         runs: MlflowRuns,
         best: CheckpointSummary,
         test_metrics: dict[str, float | None],
-        config: TrainConfig | None,
+        decision: str,
+        flow_run: str,
     ) -> None:
-        """Log the best checkpoint's model, and note its address.
+        """Show the outcome on the parent run, and tell it in every later description."""
+        from train_core.engine.tracking.note import Outcome
+        from train_core.engine.tracking.stage_runs import show_outcome
 
-        Nobody knows what is in a folder that a training function reported: it is no model.
+        self._outcome = Outcome(best, test_metrics, decision, flow_run)
+        show_outcome(runs, self._outcome)
+
+    def log_models(
+        self, runs: MlflowRuns, best: CheckpointSummary, config: TrainConfig | None
+    ) -> None:
+        """Complete the models of the kept checkpoints, and note the address of the best one's.
+
+        Nobody knows what is in a folder that a training function reported: a model refers to it.
         """
-        if runs.record.config.is_function:
-            return
-        from train_core.engine.tracking.models.logged import log_checkpoint_model
+        from train_core.engine.tracking.models.kept import log_measured, sync_models
+        from train_core.engine.tracking.models.logged import copy_kept_models
 
-        uri = log_checkpoint_model(runs, best, test_metrics, config)
-        self.tracking = self.tracking.model_copy(update={"model_uri": uri})
+        checkpoints = runs.folder.checkpoints()
+        sync_models(runs, checkpoints, is_finished=True)
+        log_measured(runs, checkpoints)
+        if not runs.record.config.is_function:
+            uri = copy_kept_models(runs, best, config)
+            self.tracking = self.tracking.model_copy(update={"model_uri": uri})
 
     @contextmanager
     def _opened_runs(self) -> Iterator[MlflowRuns]:
@@ -124,9 +141,14 @@ class RunSender:
     def _open_runs(self) -> MlflowRuns:
         from train_core.engine.tracking.runs import MlflowRuns
 
-        runs = MlflowRuns(self._folder, self._uri, self._experiment, is_live=self._is_live)
-        if self._job_url:
-            runs.link_job(self._job_url)
+        runs = MlflowRuns(
+            self._folder,
+            self._uri,
+            self._experiment,
+            is_live=self._is_live,
+            job_url=self._job_url,
+            outcome=self._outcome,
+        )
         uri, run_id = public_uri(self._uri).rstrip("/"), runs.run_id("pipeline")
         page = f"{uri}/#/experiments/{runs.experiment_id}/runs/{run_id}"
         self.tracking = Tracking(
@@ -147,28 +169,30 @@ class Commits:
         self.is_complete = False
         """Whether the training's last checkpoint was sent."""
         self._folder = folder
-        self._sent: set[str] = set()
+        self._sent: set[str] | None = None
+        """The names of the commits that were sent; None: nothing was compared with MLflow yet."""
 
     def forget_sent(self) -> None:
         """Compare all commits with MLflow when they are sent next."""
-        self._sent = set()
+        self._sent = None
 
     def send(self, runs: MlflowRuns) -> None:
         """Send the entries that MLflow does not have, if there is a new commit."""
         from train_core.engine.tracking.stage_runs import show_training
 
         committed = self._committed_names()
-        if not runs.is_known("train") or not committed <= self._sent:
+        if self._sent is None or not committed <= self._sent:
             self.is_complete = show_training(runs)
             self._sent = committed
 
     def _committed_names(self) -> set[str]:
         """The names that look committed. The requests are cheap: they are made at every poll."""
         parsed = map(CheckpointName.parse, self._folder.store.names(CHECKPOINTS))
+        sent = self._sent or set()
         return {
             str(name)
             for name in parsed
-            if name and (str(name) in self._sent or self._folder.exists_checkpoint(name))
+            if name and (str(name) in sent or self._folder.exists_checkpoint(name))
         }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import requests
@@ -14,6 +16,12 @@ from sqlalchemy.engine import make_url
 
 from train_core.errors import StorageError, TrackingError
 from train_core.policy.logins import public_uri, without_login_of
+
+_KIND = "mlflow.experimentKind"
+_MACHINE_LEARNING = "custom_model_development"
+"""As MLflow's pages name the view; its Python has no constant for it."""
+_NO_CHOICE = ("", "no_inferred_type", "genai_development_inferred")
+"""The kinds of experiments for which nobody has chosen a view."""
 
 
 def contact(tracking_uri: str, experiment: str) -> None:
@@ -66,17 +74,35 @@ def existing_client(tracking_uri: str) -> MlflowClient:
 
 
 def experiment_id(client: MlflowClient, tracking_uri: str, name: str) -> str:
-    """The id of the experiment, which is created if there is none of that name."""
+    """The id of the experiment, which is created if there is none of that name.
+
+    MLflow's pages open one without a kind in the view for GenAI: it becomes one of machine
+    learning. A kind that somebody chose stays.
+    """
     found: Experiment | None = client.get_experiment_by_name(name)
     if found is None:
+        location = _artifact_location(tracking_uri)
         try:
-            return str(client.create_experiment(name, _artifact_location(tracking_uri)))
+            return str(client.create_experiment(name, location, {_KIND: _MACHINE_LEARNING}))
         except MlflowException:
             # Another run may have created it just now.
             found = client.get_experiment_by_name(name)
             if found is None:
                 raise
+    if found.tags.get(_KIND, "") in _NO_CHOICE:
+        client.set_experiment_tag(found.experiment_id, _KIND, _MACHINE_LEARNING)
     return str(found.experiment_id)
+
+
+def all_pages(search: Callable[..., Any]) -> list[Any]:
+    """All that a search of MLflow's finds."""
+    found, token = [], None
+    while True:
+        page = search(page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
 
 
 def is_refusal(error: BaseException) -> bool:

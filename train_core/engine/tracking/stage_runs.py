@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from train_core.engine.metrics import figures
+from train_core.engine.tracking.models.kept import log_evaluation, sync_models
+from train_core.engine.tracking.note import Outcome
+from train_core.engine.tracking.pictures import show_curves
 from train_core.engine.tracking.runs import MlflowRuns, seconds
 from train_core.errors import CheckpointError
 from train_core.loading import workload_class
 from train_core.policy.end_status import EndStatus
-from train_core.policy.metric_names import TEST, VALIDATION, full_names, is_of
+from train_core.policy.metric_names import BEST, TEST, VALIDATION, full_name, full_names, is_of
 from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import read_good_segments
@@ -21,7 +22,7 @@ from train_core.storage.records.manifest import (
     PredictionsManifest,
     read_manifest,
 )
-from train_core.storage.records.names import CONFUSION_MATRIX_JSON, CURVES_PNG, SegmentName
+from train_core.storage.records.names import CONFUSION_MATRIX_JSON, SegmentName
 from train_core.storage.records.verified_files import read_file
 
 _PREDICTIONS_OF = "evertrain.predictions_created"
@@ -29,27 +30,28 @@ _PREDICTIONS_OF = "evertrain.predictions_created"
 
 def show_training(runs: MlflowRuns) -> bool:
     """Send the entries that the newest checkpoint covers; return whether the training is done."""
-    checkpoints = runs.folder.checkpoints()
+    checkpoints, stage = runs.folder.checkpoints(), runs.training
     is_finished = bool(checkpoints) and checkpoints[-1].manifest.is_last
     if not is_finished:
-        runs.set_status("train", "RUNNING")
+        runs.set_status(stage, "RUNNING")
     if not checkpoints:
         return False
     newest, store = checkpoints[-1].manifest, runs.folder.store
     position = runs.mirrored()
-    segments = [file for file in newest.journal if _last_step(file.name) >= position.step]
+    since = min(position.step, runs.counters.position.step)
+    segments = [file for file in newest.journal if _last_step(file.name) >= since]
     runs.log_entries(read_good_segments(store, segments, is_final=is_finished), position)
+    run_id = runs.run_id(stage)
     listed = [runs.folder.summary(checkpoint).model_dump(mode="json") for checkpoint in checkpoints]
-    runs.client.log_dict(runs.run_id("train"), {"checkpoints": listed}, "checkpoints.json")
+    runs.client.log_dict(run_id, {"checkpoints": listed}, "checkpoints.json")
     if quarantined := runs.folder.quarantined():
-        runs.set_tags("train", {"evertrain.quarantined": ", ".join(sorted(quarantined))})
-        runs.client.log_dict(runs.run_id("train"), quarantined, "quarantined.json")
-    if is_finished and runs.status("train") != EndStatus.FINISHED:
-        with tempfile.TemporaryDirectory() as folder:
-            picture = Path(folder, CURVES_PNG)
-            picture.write_bytes(figures.curves_until(checkpoints[-1], store))
-            runs.client.log_artifact(runs.run_id("train"), str(picture))
-        runs.set_status("train", EndStatus.FINISHED)
+        runs.set_tags(stage, {"evertrain.quarantined": ", ".join(sorted(quarantined))})
+        runs.client.log_dict(run_id, quarantined, "quarantined.json")
+    if is_finished:
+        show_curves(runs, checkpoints[-1])
+        if stage == "train":
+            runs.set_status(stage, EndStatus.FINISHED)
+    sync_models(runs, checkpoints, is_finished=is_finished)
     return is_finished
 
 
@@ -60,8 +62,7 @@ def show_evaluations(runs: MlflowRuns, results: Sequence[EvaluationResult]) -> N
     for result in results:
         store, step = Store(result.uri), result.checkpoint.step
         manifest, _ = read_manifest(store, EvaluationManifest)
-        metrics = full_names(result.split, result.metrics)
-        runs.log_metrics("evaluate", metrics, step=step, time_s=seconds(manifest.created_at))
+        log_evaluation(runs, result, manifest.created_at)
         for file in (file for file in manifest.files if file.name == CONFUSION_MATRIX_JSON):
             found = json.loads(bytes(read_file(store, file.name, file)))
             names = class_names or [str(label) for label in found["labels"]]
@@ -78,8 +79,6 @@ def show_predictions(runs: MlflowRuns, result: PredictionsResult) -> None:
     Each batch inference has a file of its own; the tags and predictions.json are of the newest.
     """
     manifest, _ = read_manifest(Store(result.uri), PredictionsManifest)
-    rows = {"num_rows": float(result.num_rows)}
-    runs.log_metrics("infer", rows, step=manifest.step, time_s=seconds(manifest.created_at))
     if result.input_digest:
         name = f"{runs.record.config.workload.rpartition(':')[2]}-infer"
         runs.log_input("infer", name, result.input_digest, result.source)
@@ -93,28 +92,32 @@ def show_predictions(runs: MlflowRuns, result: PredictionsResult) -> None:
             {
                 "evertrain.predictions": result.uri,
                 "evertrain.checkpoint": result.checkpoint.uri,
+                "evertrain.num_rows": str(result.num_rows),
                 _PREDICTIONS_OF: manifest.created_at,
             },
         )
     runs.set_status("infer", EndStatus.FINISHED)
 
 
-def show_outcome(
-    runs: MlflowRuns, best: CheckpointSummary, test_metrics: dict[str, float | None]
-) -> None:
-    """Show the headline on the parent run, so that a table of runs shows which is best."""
-    checkpoint = runs.folder.find(best.name)
-    runs.log_metrics(
-        "pipeline",
-        headline(runs, best, test_metrics),
-        step=best.step,
-        time_s=seconds(checkpoint.manifest.created_at),
-    )
+def show_outcome(runs: MlflowRuns, outcome: Outcome) -> None:
+    """Show the outcome on the parent run, so that a table of runs shows which is best, and why.
+
+    Where the parent has the training's curves, they go on after the best checkpoint: its metrics
+    have names of their own.
+    """
+    best = outcome.best
+    created_s = seconds(runs.folder.find(best.name).manifest.created_at)
+    values = headline(runs, best, outcome.test_metrics)
+    if runs.training == "train":
+        runs.log_metrics("pipeline", values, step=best.step, time_s=created_s)
+    else:
+        runs.log_final_values(of_best(values), step=best.step, time_s=created_s)
     runs.set_tags("pipeline", {"evertrain.best_checkpoint": best.uri})
+    runs.describe(outcome)
 
 
 def headline(
-    runs: MlflowRuns, best: CheckpointSummary, test_metrics: dict[str, float | None]
+    runs: MlflowRuns, best: CheckpointSummary, test_metrics: Mapping[str, float | None]
 ) -> dict[str, float | None]:
     """The best checkpoint's validation metrics, the monitored one, and the test metrics.
 
@@ -129,6 +132,13 @@ def headline(
         if key == monitor or is_of(VALIDATION, key)
     }
     return chosen | full_names(TEST, test_metrics)
+
+
+def of_best(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """The headline by names that no curve has."""
+    return {
+        key if is_of(TEST, key) else full_name(BEST, key): value for key, value in values.items()
+    }
 
 
 def _last_step(segment: str) -> int:

@@ -7,6 +7,7 @@ Metrics reach MLflow with the next commit: the driver sends what a manifest's jo
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 
 from train_core.config import TrainConfig
@@ -15,6 +16,8 @@ from train_core.engine.checkpoint.progress import Progress
 from train_core.policy import metric_names
 from train_core.policy.steps import StepPlan
 from train_core.storage.run_writer import RunWriter
+
+_CLOCK_TICK_S = 1e-9
 
 
 class TrainClock:
@@ -40,6 +43,32 @@ class TrainClock:
         return self._before_s + self.here_s
 
 
+class Throughput:
+    """Samples per second over the last seconds; one step's rate says little of the training's.
+
+    A step that takes longer than the window is measured alone. What is no step does not count.
+    """
+
+    def __init__(self, window_s: float = 2.0) -> None:
+        self._window_s = window_s
+        self._samples = 0
+        self._marks: deque[tuple[float, int]] = deque()
+        """When steps ended, and the samples until then; the oldest is as old as the window."""
+
+    def restart(self, now: float) -> None:
+        """Count from `now` on, a time of the monotonic clock."""
+        self._marks = deque([(now, self._samples)])
+
+    def add(self, now: float, num_samples: int) -> float:
+        """Count a step that ended now; samples per second."""
+        self._samples += num_samples
+        while len(self._marks) > 1 and self._marks[1][0] <= now - self._window_s:
+            self._marks.popleft()
+        since, samples = self._marks[0]
+        self._marks.append((now, self._samples))
+        return (self._samples - samples) / max(now - since, _CLOCK_TICK_S)
+
+
 class TrainRecords:
     """Records each step and each validation in the journal, and shows them in live.json."""
 
@@ -53,26 +82,25 @@ class TrainRecords:
         self._config = config
         self._plan = plan
         self._attempt = writer.attempt
-        self._step_ended_at = time.monotonic()
+        self._throughput = Throughput()
 
     def start(self, progress: Progress) -> None:
         """Go on from here, and begin to write live.json in the background."""
         self.journal.start()
         self.first_step = progress.step
         self.clock.start(progress.elapsed_s)
-        self._step_ended_at = time.monotonic()
+        self._throughput.restart(time.monotonic())
 
     def add_step(self, progress: Progress, metrics: Mapping[str, float], num_samples: int) -> None:
         """Record a step over so many samples."""
-        now = time.monotonic()
-        rate = num_samples / (now - self._step_ended_at)
-        self._step_ended_at = now
+        rate = self._throughput.add(time.monotonic(), num_samples)
         self.journal.add(progress.step, metrics, {metric_names.SAMPLES_PER_S: rate})
         self._show(progress)
 
     def add_validation(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """Record the end of an epoch."""
         self.journal.add(progress.step, metrics)
+        self._throughput.restart(time.monotonic())
         self._show(progress)
 
     def close(self, timeout_s: float | None = None) -> None:

@@ -273,7 +273,7 @@ def test_a_job_that_nobody_comes_back_to_has_failed_in_mlflow(
     statuses = {
         stage: shown["status"] for stage, shown in shown_at(mlflow, asked.folder.url).items()
     }
-    assert statuses == {"pipeline": "FAILED", "train": "FINISHED"}
+    assert statuses == {"pipeline": "FAILED"}
 
 
 @pytest.fixture

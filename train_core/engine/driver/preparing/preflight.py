@@ -245,6 +245,7 @@ def pipeline_of(request: DriverRequest) -> dict[str, Any]:
         tracking_uri=request.pipeline.tracking_uri,
         experiment=request.experiment,
         dry_run=request.dry_run,
+        mirror_weights=request.mirror_weights,
     ).model_dump()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import safetensors.torch
-from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus
+from mlflow.entities import LoggedModel, LoggedModelOutput
 from mlflow.models import Model, ModelSignature, infer_signature
 
 from train_core.config import TrainConfig
@@ -21,66 +21,51 @@ from train_core.engine.checkpoint.reader import load_weights
 from train_core.engine.data.recorded import load_recorded
 from train_core.engine.tracking import serving
 from train_core.engine.tracking.models.code import code_paths, requirements
-from train_core.engine.tracking.models.lookups import CHECKPOINT_TAG, DIGEST_TAG
-from train_core.engine.tracking.runs import MlflowRuns, seconds
-from train_core.engine.tracking.stage_runs import headline
+from train_core.engine.tracking.models.kept import known_models, model_of
+from train_core.engine.tracking.models.lookups import COPIED, WEIGHTS_TAG, is_copied
+from train_core.engine.tracking.runs import MlflowRuns
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination.pins import MLFLOW_MODEL, pin
 from train_core.storage.records.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint
 
 
-def log_checkpoint_model(
-    runs: MlflowRuns,
-    best: CheckpointSummary,
-    test_metrics: dict[str, float | None],
-    config: TrainConfig | None = None,
+def copy_kept_models(
+    runs: MlflowRuns, best: CheckpointSummary, config: TrainConfig | None = None
 ) -> str:
-    """Log a checkpoint's model as a LoggedModel of the parent run, with metrics; return its URI.
+    """Copy weights into MLflow as `mirror_weights` says, the best first; the best model's URI.
 
-    A checkpoint is logged once: a model that exists is used again, an unfinished one is completed.
-    `config` has logins that the example's data may need and that run.json does not record.
-    Raises CheckpointError if the weights are not what was committed.
+    The URI is empty if the weights are in their checkpoints only. Raises as `copy_weights`.
     """
-    checkpoint = runs.folder.find(best.name)
-    # The pin comes before the model, which somebody may register and give an alias at once.
+    asked = runs.folder.newest_request().requested.mirror_weights
+    if asked == "none":
+        return ""
+    uri = copy_weights(runs, runs.folder.find(best.name), config)
+    if asked == "kept":
+        for checkpoint in runs.folder.checkpoints():
+            copy_weights(runs, checkpoint, config)
+    return uri
+
+
+def copy_weights(
+    runs: MlflowRuns, checkpoint: Checkpoint, config: TrainConfig | None = None
+) -> str:
+    """Make the checkpoint's model one that loads and serves, with a copy of its weights; its URI.
+
+    A checkpoint is copied once; a copy that was not finished is completed. `config` has logins that
+    the example's data may need and that run.json does not record. Raises CheckpointError if the
+    weights are not what was committed.
+    """
+    # The pin comes before the copy, which somebody may register and give an alias at once.
     why = "its model is in MLflow"
     pin(runs.folder.store, checkpoint.name, MLFLOW_MODEL, why, is_lasting=True)
-    model = _find(runs, checkpoint) or _create(runs, checkpoint)
-    if model.status != LoggedModelStatus.READY:
+    model = model_of(runs, checkpoint)
+    if not is_copied(model):
         with tempfile.TemporaryDirectory() as folder:
             _save(runs, checkpoint, model, Path(folder), config or runs.record.config)
-        runs.client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
-    runs.log_metrics(
-        "pipeline",
-        headline(runs, best, test_metrics),
-        step=best.step,
-        time_s=seconds(checkpoint.manifest.created_at),
-        model_id=model.model_id,
-    )
+        runs.client.set_logged_model_tags(model.model_id, {WEIGHTS_TAG: COPIED})
+        known_models(runs)[checkpoint.digest] = runs.client.get_logged_model(model.model_id)
     return f"models:/{model.model_id}"
-
-
-def _find(runs: MlflowRuns, checkpoint: Checkpoint) -> LoggedModel | None:
-    run_id = runs.run_id("pipeline")
-    filter_string = f"tags.`{DIGEST_TAG}` = '{checkpoint.digest}' and source_run_id = '{run_id}'"
-    found = runs.client.search_logged_models([runs.experiment_id], filter_string, max_results=1)
-    return found[0] if found else None
-
-
-def _create(runs: MlflowRuns, checkpoint: Checkpoint) -> LoggedModel:
-    manifest = checkpoint.manifest
-    facts = {"step": manifest.step, "epoch": manifest.epoch, "samples_seen": manifest.samples_seen}
-    return runs.client.create_logged_model(
-        runs.experiment_id,
-        name=runs.record.config.workload.rpartition(":")[2],
-        source_run_id=runs.run_id("pipeline"),
-        params={key: str(value) for key, value in facts.items()},
-        tags={
-            DIGEST_TAG: checkpoint.digest,
-            CHECKPOINT_TAG: runs.folder.store.uri(checkpoint.key),
-        },
-    )
 
 
 def _save(
@@ -115,7 +100,9 @@ def _save(
         input_example=example,
         pip_requirements=requirements(served.workload),
     )
-    runs.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, checkpoint.step)])
+    outputs = runs.client.get_run(run_id).outputs
+    if model.model_id not in {one.model_id for one in (outputs.model_outputs if outputs else [])}:
+        runs.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, checkpoint.step)])
     runs.client.log_model_artifacts(model.model_id, str(folder / "model"))
 
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from mlflow import MlflowClient
+from mlflow.entities import LoggedModel
 from mlflow.exceptions import MlflowException
 
 from train_core.engine.tracking.client_settings import ONE_QUESTION, REPEATED_BY_CALLER
-from train_core.engine.tracking.server import existing_client, is_refusal
+from train_core.engine.tracking.server import all_pages, existing_client, is_refusal
 from train_core.errors import StorageError, TrackingError
 from train_core.policy.logins import public_uri, without_login_of
 from train_core.storage.run_folder import RunFolder
 
 CHECKPOINT_TAG = "evertrain.checkpoint"
 DIGEST_TAG = "evertrain.checkpoint_digest"
+WEIGHTS_TAG = "evertrain.weights"
+COPIED = "copied"
+"""Of `WEIGHTS_TAG`: MLflow has the weights, and the model loads and serves."""
 _MODEL_ID = re.compile(r"m-[0-9a-f]{32}")
 _MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))?")
 
@@ -25,21 +27,20 @@ _MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alia
 def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
     """The run's checkpoints whose model is in MLflow, without a registered version of it.
 
-    A checkpoint without a model in MLflow is not among them. Raises TrackingError if MLflow does
-    not answer or refuses.
+    A checkpoint whose weights MLflow does not have is not among them: what was registered from it
+    may be elsewhere. Raises TrackingError if MLflow does not answer or refuses.
     """
     ONE_QUESTION.apply()
     folder = RunFolder.at(run_url)
     try:
         client = existing_client(tracking_uri)
-        versions = _all_pages(client.search_model_versions)
-        registered = {model_id_of(version.model_id, version.source) for version in versions}
-        experiments = [one.experiment_id for one in _all_pages(client.search_experiments)]
+        registered = registered_models(client)
+        experiments = [one.experiment_id for one in all_pages(client.search_experiments)]
         found = []
         for checkpoint in folder.checkpoints():
             filter_string = f"tags.`{DIGEST_TAG}` = '{checkpoint.digest}'"
             search = partial(client.search_logged_models, experiments, filter_string)
-            models = {model.model_id for model in _all_pages(search)}
+            models = {model.model_id for model in all_pages(search) if is_copied(model)}
             if models and not models & registered:
                 found.append(str(checkpoint.name))
     except (MlflowException, OSError) as error:
@@ -49,6 +50,11 @@ def unregistered_checkpoints(run_url: str, tracking_uri: str) -> list[str]:
             f"{without_login_of(answer, tracking_uri)}"
         ) from error
     return found
+
+
+def is_copied(model: LoggedModel) -> bool:
+    """Whether MLflow has the weights; earlier versions of evertrain wrote no other models."""
+    return model.tags.get(WEIGHTS_TAG, COPIED) == COPIED
 
 
 def model_id_of(recorded: str | None, source: str | None) -> str | None:
@@ -61,14 +67,10 @@ def model_id_of(recorded: str | None, source: str | None) -> str | None:
     return recorded or next((part for part in parts[::-1] if _MODEL_ID.fullmatch(part)), None)
 
 
-def _all_pages(search: Callable[..., Any]) -> list[Any]:
-    found, token = [], None
-    while True:
-        page = search(page_token=token)
-        found += page
-        token = page.token
-        if not token:
-            return found
+def registered_models(client: MlflowClient) -> set[str | None]:
+    """The ids of the LoggedModels that registered versions point to."""
+    versions = all_pages(client.search_model_versions)
+    return {model_id_of(version.model_id, version.source) for version in versions}
 
 
 def checkpoint_of_model(model_uri: str, tracking_uri: str) -> tuple[str, str]:

@@ -1,0 +1,178 @@
+"""What a split's predictions were like, beyond its metrics: for the figures that people look at.
+
+Of a classifier: how often it is right, by its confidence. Of a regressor: targets beside
+predictions. Of both: the samples that are worst predicted. It is small whatever the split's size,
+and the same whichever rank measures a shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+from torchmetrics import Metric
+
+from train_core.workload import Batch, Workload
+
+SCORES = "scores"
+NUM_BINS = 20
+NUM_WORST = 16
+MAX_PAIRS = 2000
+_INDEX, _TARGET, _PREDICTION, _SCORE = range(4)
+
+
+class WorstSample(BaseModel):
+    """A sample, by its index in the split."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    index: int
+    target: float
+    prediction: float
+    score: float
+    """Of a classifier the probability of the true class, of a regressor the absolute error."""
+
+
+class ConfidenceBin(BaseModel):
+    """The samples that a classifier predicts with about this confidence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    count: int
+    correct: int
+    confidence: float
+    """The mean; 0 for no samples."""
+
+
+class Scores(BaseModel):
+    """scores.json."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["classifier", "regressor"]
+    bins: tuple[ConfidenceBin, ...] = ()
+    """Of a classifier, equally wide, from confidence 0 to 1."""
+    pairs: tuple[tuple[float, float], ...] = ()
+    """Of a regressor: the target and the prediction of samples at equal distances."""
+    worst: tuple[WorstSample, ...] = ()
+    """The worst first."""
+
+
+class ScoreStates(Metric):
+    """Collects `Scores` over the batches of a split of `num_samples`, of which it keeps a part."""
+
+    full_state_update = False
+    bins: Tensor
+    pairs: list[Tensor]
+    worst: list[Tensor]
+
+    def __init__(self, num_samples: int, *, is_classifier: bool) -> None:
+        super().__init__()
+        self.is_classifier = is_classifier
+        self._every = -(-num_samples // MAX_PAIRS)
+        self.add_state("bins", torch.zeros(NUM_BINS, 3, dtype=torch.float64), "sum")
+        self.add_state("pairs", [], "cat")
+        self.add_state("worst", [], "cat")
+
+    def update(self, samples: range, predicted: Mapping[str, Tensor], batch: Batch) -> None:
+        """Add the samples of a batch; nothing, where the workload's outputs are of another kind."""
+        found = self._rows(samples, predicted, batch)
+        if found is None:
+            return
+        rows, confidence = found
+        if confidence is None:
+            chosen = rows[:, _INDEX] % self._every == 0
+            self.pairs.append(torch.from_numpy(rows[chosen][:, [_TARGET, _PREDICTION]]))
+        else:
+            is_right = rows[:, _TARGET] == rows[:, _PREDICTION]
+            places = np.minimum((confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+            columns = (np.ones(len(rows)), is_right, confidence)
+            counts = [np.bincount(places, column, NUM_BINS) for column in columns]
+            self.bins += torch.from_numpy(np.stack(counts, axis=1)).to(self.bins.device)
+        so_far = [one.cpu().numpy() for one in self.worst]
+        self.worst = [torch.from_numpy(self._worst_of(np.concatenate([*so_far, rows])))]
+
+    def compute(self) -> Scores | None:
+        """As `scores`."""
+        return self.scores()
+
+    def scores(self) -> Scores | None:
+        """What was collected, or merged from several; None if nothing was."""
+        worst = _joined(self.worst)
+        if not len(worst):
+            return None
+        return Scores(
+            kind="classifier" if self.is_classifier else "regressor",
+            bins=tuple(map(_bin, self.bins.cpu().numpy())) if self.is_classifier else (),
+            pairs=tuple((float(a), float(b)) for a, b in _joined(self.pairs)),
+            worst=tuple(
+                WorstSample(index=int(index), target=target, prediction=prediction, score=score)
+                for index, target, prediction, score in self._worst_of(worst).tolist()
+            ),
+        )
+
+    def _rows(
+        self, samples: range, predicted: Mapping[str, Tensor], batch: Batch
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64] | None] | None:
+        """Index, target, prediction and score of each sample, and its confidence if it has one."""
+        targets, predictions = batch.get("targets"), predicted.get("prediction")
+        if targets is None or predictions is None:
+            return None
+        shape = (len(samples),)
+        target, prediction = _flat(targets), _flat(predictions)
+        if target.shape != shape or prediction.shape != shape:
+            return None
+        confidence = None
+        if self.is_classifier:
+            probabilities = predicted.get("probabilities")
+            if probabilities is None or probabilities.ndim != 2:
+                return None
+            shares = _numbers(probabilities)
+            classes = target.astype(np.int64)
+            if classes.min() < 0 or classes.max() >= shares.shape[1]:
+                return None
+            score = shares[np.arange(len(samples)), classes]
+            confidence = shares.max(axis=1)
+        else:
+            score = np.abs(prediction - target)
+        rows = np.stack([np.asarray(samples, np.float64), target, prediction, score], axis=1)
+        good = np.isfinite(rows).all(axis=1)
+        return rows[good], confidence if confidence is None else confidence[good]
+
+    def _worst_of(self, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The worst samples, the worst first; of equal ones the first of the split."""
+        badness = rows[:, _SCORE] if self.is_classifier else -rows[:, _SCORE]
+        return rows[np.lexsort((rows[:, _INDEX], badness))[:NUM_WORST]]
+
+
+def score_states(workload: Workload[Any], num_samples: int) -> ScoreStates | None:
+    """The collector for a workload's split; None if the workload does not say what it predicts."""
+    if type(workload).predictions is Workload.predictions:
+        return None
+    return ScoreStates(num_samples, is_classifier=bool(workload.class_names))
+
+
+def _bin(row: npt.NDArray[np.float64]) -> ConfidenceBin:
+    count, correct, confidence = row.tolist()
+    mean = confidence / count if count else 0.0
+    return ConfidenceBin(count=int(count), correct=int(correct), confidence=mean)
+
+
+def _joined(tensors: list[Tensor]) -> npt.NDArray[np.float64]:
+    arrays = [tensor.cpu().numpy() for tensor in tensors]
+    return np.concatenate(arrays) if arrays else np.empty((0, 4))
+
+
+def _flat(tensor: Tensor) -> npt.NDArray[np.float64]:
+    """The numbers; a last dimension of one value is none."""
+    numbers = _numbers(tensor)
+    return numbers[:, 0] if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
+
+
+def _numbers(tensor: Tensor) -> npt.NDArray[np.float64]:
+    return tensor.detach().to("cpu", torch.float64).numpy()

@@ -1,0 +1,41 @@
+"""The MLflow runs of a run folder that exist: asked for, or deleted. Nothing is created here."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from train_core.engine.tracking.client_settings import ONE_QUESTION
+from train_core.engine.tracking.server import all_pages, client_of, existing_client
+from train_core.storage.objects.digests import digest_of
+from train_core.storage.records.names import RUN_JSON
+from train_core.storage.run_folder import RunFolder
+
+ID_TAG = "evertrain.id"
+STAGE_TAG = "evertrain.stage"
+
+
+def has_run(folder: RunFolder, tracking_uri: str, experiment: str) -> bool:
+    """Whether MLflow has the run of the folder; nothing is created."""
+    client = existing_client(tracking_uri)
+    found = client.get_experiment_by_name(experiment)
+    if found is None:
+        return False
+    identity = digest_of(folder.store.read(RUN_JSON))
+    asked = f"tags.`{ID_TAG}` = '{identity}' and tags.`{STAGE_TAG}` = 'pipeline'"
+    return bool(client.search_runs([found.experiment_id], asked, max_results=1))
+
+
+def delete_runs(run_url: str, tracking_uri: str) -> None:
+    """Delete the MLflow runs and models that mirror the run folder at `run_url`.
+
+    Call it while the folder exists: the runs are found by the digest of its run.json.
+    """
+    ONE_QUESTION.apply()
+    client = client_of(tracking_uri)
+    identity = digest_of(RunFolder.at(run_url).store.read(RUN_JSON))
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    for run in client.search_runs(experiments, f"tags.`{ID_TAG}` = '{identity}'"):
+        asked = [run.info.experiment_id], f"source_run_id = '{run.info.run_id}'"
+        for model in all_pages(partial(client.search_logged_models, *asked)):
+            client.delete_logged_model(model.model_id)
+        client.delete_run(run.info.run_id)
