@@ -34,7 +34,8 @@ from train_core.engine.tracking.server import client_of, experiment_id
 from train_core.errors import CheckpointError
 from train_core.policy.end_status import EndStatus
 from train_core.results import Report
-from train_core.shown_text import shown, without_secrets
+from train_core.shown_text import shown as as_text
+from train_core.shown_text import without_secrets
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.journal import Entry
 from train_core.storage.records.names import RUN_JSON
@@ -137,7 +138,7 @@ class MlflowRuns:
             self.status("pipeline"),
             told,
             # MLflow shows it as Markdown, of which an address may hold the end of code.
-            folder_url=shown(self.folder.url).replace("`", " "),
+            folder_url=as_text(self.folder.url).replace("`", " "),
             links=Links(shown, known.get(_JOB, "")),
         )
         tags = {_DECISION: decision, _FLOW_RUN: flow_run, mlflow_tags.MLFLOW_RUN_NOTE: text}
