@@ -126,7 +126,7 @@ def find_checkpoint(folder: RunFolder, name: str) -> CheckpointSummary:
                 "let it finish, or name a checkpoint"
             )
         name = best
-    checkpoints = {str(one.name): one for one in folder.checkpoints()}
+    checkpoints = {str(one.name): one for one in folder.scan().good}
     if CheckpointName.parse(name) is None or name not in checkpoints:
         raise ConfigError(
             f"run {folder.name!r} has no checkpoint {name!r}; "

@@ -140,8 +140,8 @@ class Screen:
         self._console.print(grid)
         self._say_left_out(len(rows) - MOST_ROWS, "entries")
 
-    def following(self, items: Iterator[T], title: str, total: int) -> Iterable[T]:
-        """The items, while a bar shows how many there were."""
+    def following(self, items: Iterator[T], title: str, total: int | None = None) -> Iterable[T]:
+        """The items, while a bar shows how many there were, of `total` if that is known."""
         return track(items, shown(title), total=total, console=self._console)
 
     def _say_left_out(self, count: int, what: str) -> None:

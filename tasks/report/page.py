@@ -15,7 +15,7 @@ from train_core.errors import StorageError
 from train_core.policy.metric_names import TEST, VALIDATION, short_names
 from train_core.results import Report
 from train_core.storage.finished_runs import finished_runs
-from train_core.storage.records.names import CURVES_PNG, REPORT_JSON
+from train_core.storage.records.names import REPORT_JSON
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import RunFolder
 
@@ -67,7 +67,7 @@ def report_markdown(report: Report, folder: RunFolder) -> str:
     elif report.tracking.tracking_uri:
         lines.append(f"- MLflow: run {code(report.tracking.run_id)}; `evertrain ui` shows it")
     # The UI shows no address of a storage, so the picture travels in the page.
-    picture = base64.b64encode(folder.store.read(CURVES_PNG)).decode()
+    picture = base64.b64encode(folder.curves()).decode()
     lines.append(f"![the metrics by step](data:image/png;base64,{picture})")
     return "\n\n".join(lines)
 

@@ -9,6 +9,7 @@ from tests.storage.samples import record
 from train_core.storage.records.journal import Entry
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry
 from train_core.storage.records.names import CheckpointName
+from train_core.storage.records.tensor_file import lay_out
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter, create_run
 
@@ -64,7 +65,8 @@ def commit(
 
 def contents(step: int) -> dict[str, bytes]:
     """The files of a checkpoint of that step."""
-    return {"model.safetensors": b"weights of %d" % step, "state.json": b"{}"}
+    head = lay_out({"weight": ("I64", (1,))}, {}).head
+    return {"model.safetensors": head + step.to_bytes(8, "little"), "state.json": b"{}"}
 
 
 def _trained(step: int) -> Entry:

@@ -225,7 +225,7 @@ def test_a_copy_whose_folder_is_a_link_is_opened(local: Checkpoint, tmp_path: Pa
 def reported(storage_url: str) -> Checkpoint:
     """A folder that a training function reported, with a file in a folder, and a manifest.json."""
     folder = create(storage_url)
-    files = {"model.safetensors": b"weights of 2", "sub/state.json": b"{}"}
+    files = {"model.safetensors": contents(2)["model.safetensors"], "sub/state.json": b"{}"}
     entries = [FileEntry.of(f"files/{name}", data) for name, data in files.items()]
     change = {"files": tuple(entries), "reported": {"name": "", "world_size": 2}}
     return Checkpoint.in_run(folder, grow(folder, 2, 0.5, **change))
@@ -234,7 +234,7 @@ def reported(storage_url: str) -> Checkpoint:
 def test_of_a_reported_folder_the_reader_gets_what_was_reported(
     reported: Checkpoint, tmp_path: Path
 ) -> None:
-    expected = {"model.safetensors": b"weights of 2", "sub/state.json": b"{}"}
+    expected = {"model.safetensors": contents(2)["model.safetensors"], "sub/state.json": b"{}"}
     with reported.as_directory() as path:
         assert read_all(path) == expected
     assert read_all(reported.to_directory(tmp_path / "copy")) == expected

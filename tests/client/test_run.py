@@ -190,9 +190,11 @@ def test_the_end_of_a_training_function_is_no_checkpoint_and_has_metrics(run: Ru
 
 def test_the_functions_that_take_a_run_take_it_as_it_was_opened(run: Run) -> None:
     assert run_status(run) == run_status(run.folder)
-    assert [one.faults for one in verify_run(run)] == [[]] * 4
+    assert [(one.what, one.faults) for one in verify_run(run)] == [
+        (what, []) for what in ("run.json", *(one.name for one in run.checkpoints))
+    ]
     (only,) = verify_run(run, run.best().name)
-    assert only.checkpoint == "step-00000006-a0001"
+    assert only.what == "step-00000006-a0001"
     with pytest.raises(ConfigError, match="no process drives run 'digits'"):
         stop_run(run)
     fork = fork_run(run, at=4)

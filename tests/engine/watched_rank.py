@@ -35,9 +35,9 @@ class WatchedStore(Store):
         self.was_read.append(key)
         return super().load(key, size_bytes)
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, max_bytes: int | None = None) -> bytes:
         self.was_read.append(key)
-        return super().read(key)
+        return super().read(key, max_bytes)
 
     def chunks(self, key: str, size_bytes: int = 16 * 2**20) -> Iterator[bytes]:
         self.was_read.append(key)

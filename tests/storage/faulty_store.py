@@ -19,7 +19,10 @@ from train_core.storage.objects.uploads import Upload
 _T = TypeVar("_T")
 KINDS = ("write", "create", "put", "upload", "copy", "link_or_copy", "delete")
 """What changes something."""
-LOOKS = ("read", "load", "download", "digest", "size_bytes", "exists", "names", "uploads")
+LOOKS = (
+    *("read", "load", "download", "digest", "size_bytes", "exists", "names", "in_folders"),
+    "uploads",
+)
 """What only looks."""
 LOOK = "look"
 RECORD_BYTES = 16
@@ -122,9 +125,9 @@ class FaultyStore(Store):
         act = super().delete
         self._counted("delete", key, lambda: act(key))
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, max_bytes: int | None = None) -> bytes:
         act = super().read
-        return self._counted("read", key, lambda: act(key))
+        return self._counted("read", key, lambda: act(key, max_bytes))
 
     def load(self, key: str, size_bytes: int) -> tuple[memoryview, str]:
         act = super().load
@@ -149,6 +152,10 @@ class FaultyStore(Store):
     def names(self, key: str = "") -> list[str]:
         act = super().names
         return self._counted("names", key, lambda: act(key))
+
+    def in_folders(self, key: str) -> dict[str, set[str]]:
+        act = super().in_folders
+        return self._counted("in_folders", key, lambda: act(key))
 
     def unfinished_uploads(self) -> list[Upload]:
         return self._counted("uploads", "", super().unfinished_uploads)

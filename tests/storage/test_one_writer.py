@@ -41,7 +41,7 @@ def sources() -> Iterator[str]:
 
 def is_store(node: ast.expr) -> bool:
     match node:
-        case ast.Call(func=ast.Name(id="Store")):
+        case ast.Call(func=ast.Name(id=name)) if name.endswith("Store"):
             return True
         case ast.Call(func=ast.Attribute(value=inner)):
             return is_store(inner)

@@ -14,9 +14,8 @@ from train_core.client.ray_checkpoints import address_of, ray_checkpoint
 from train_core.errors import CheckpointError, ConfigError, StorageError
 from train_core.storage.addresses import absolute, named, run_at
 from train_core.storage.coordination import pins
-from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.store import Store
-from train_core.storage.records.manifest import CheckpointManifest, read_manifest
+from train_core.storage.records.manifest import CheckpointManifest, committed_bytes, read_manifest
 from train_core.storage.records.names import (
     CHECKPOINTS,
     MANIFEST_JSON,
@@ -196,14 +195,7 @@ class Checkpoint:
 
     def _manifest(self) -> bytes:
         """The manifest's bytes, which are those that were committed."""
-        key = f"{self._key}/{MANIFEST_JSON}"
-        try:
-            data = self._store.read(key)
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{error}: the checkpoint was deleted meanwhile") from error
-        if digest_of(data) != self.committed.digest:
-            raise CheckpointError(f"{self._store.uri(key)} was altered since it was opened")
-        return data
+        return committed_bytes(self._store, f"{self._key}/{MANIFEST_JSON}", self.committed.digest)
 
 
 def _without_reported_folder(url: str) -> str:

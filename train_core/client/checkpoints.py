@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
 from train_core.client.run import Run, folder_of
-from train_core.errors import CheckpointError, ConfigError
+from train_core.errors import ConfigError
 from train_core.results import Result
 from train_core.storage.addresses import absolute, run_at
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.verification import faults
+from train_core.storage.run_verification import RunVerification, Verdict
+
+_NOWHERE = CheckpointName(0, 0)
 
 
 class ListedCheckpoint(Result):
-    """A checkpoint in a list."""
+    """A checkpoint in a list. Of one that is not good only its name, step and fault are set."""
 
     checkpoint: str
     step: int
-    epoch: int
-    size_bytes: int
-    metrics: dict[str, float | None]
-
-
-class CheckpointVerdict(Result):
-    """The result of verifying a checkpoint."""
-
-    checkpoint: str
-    files: int | None = None
-    journal: int | None = None
-    """Journal segments."""
-    faults: list[str] = []
-    """The faults of the checkpoint; empty if it is good."""
+    epoch: int | None = None
+    size_bytes: int | None = None
+    metrics: dict[str, float | None] = {}
+    fault: str = ""
+    """What is wrong with it; empty if it is good."""
 
 
 def run_or_storage(what: str, default_storage: str) -> RunFolder | str:
@@ -62,17 +55,26 @@ def _run_named(name: str, storage: str) -> RunFolder | None:
 
 
 def list_checkpoints(folder: RunFolder) -> list[ListedCheckpoint]:
-    """The good checkpoints of a run, oldest first."""
-    return [
+    """The checkpoints of a run, oldest first; those that are not good with what is wrong."""
+    found = folder.scan()
+    listed = [
         ListedCheckpoint(
             checkpoint=str(one.name),
-            step=one.manifest.step,
+            step=one.step,
             epoch=one.manifest.epoch,
-            size_bytes=sum(file.size_bytes for file in one.manifest.files),
-            metrics=folder.summary(one).metrics,
+            size_bytes=one.size_bytes,
+            metrics=one.metrics,
         )
-        for one in folder.checkpoints()
+        for one in found.good
     ]
+    faults = {str(name): f"damaged: {why}" for name, why in found.damaged.items()}
+    faults |= {str(name): f"newer: {why}" for name, why in found.newer.items()}
+    if found.quarantined:
+        faults |= {text: f"quarantined: {why}" for text, why in folder.quarantined().items()}
+    for text, fault in faults.items():
+        if name := CheckpointName.parse(text):
+            listed.append(ListedCheckpoint(checkpoint=text, step=name.step, fault=fault))
+    return sorted(listed, key=lambda one: CheckpointName.parse(one.checkpoint) or _NOWHERE)
 
 
 def checkpoint_facts(folder: RunFolder, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -83,37 +85,23 @@ def checkpoint_facts(folder: RunFolder, checkpoint: Checkpoint) -> dict[str, Any
 
 def verify_run(
     run: Run | RunFolder, checkpoint: CheckpointName | str | None = None
-) -> Iterator[CheckpointVerdict]:
-    """Read every file of a run's checkpoints, or of one, and compare it with what was committed."""
-    folder = folder_of(run)
-    for one in folder.checkpoints():
-        if checkpoint is not None and str(checkpoint) != str(one.name):
-            continue
-        found = faults(folder, one)
-        if found and not folder.exists_checkpoint(one.name):
-            continue  # the training deleted it meanwhile
-        manifest = one.manifest
-        yield CheckpointVerdict(
-            checkpoint=str(one.name),
-            files=len(manifest.files),
-            journal=len(manifest.journal),
-            faults=found,
-        )
-    known_bad = {
-        **{text: f"damaged: {reason}" for text, reason in folder.damaged().items()},
-        **{text: f"quarantined: {reason}" for text, reason in folder.quarantined().items()},
-    }
-    for text, fault in known_bad.items():
-        if checkpoint is None or text == str(checkpoint):
-            yield CheckpointVerdict(checkpoint=text, faults=[fault])
+) -> Iterator[Verdict]:
+    """Read every byte of a run, or of one checkpoint, and compare it with what was committed.
+
+    There is a verdict on run.json, on each checkpoint, evaluation and batch inference, on
+    report.json, and on any other document that cannot be read.
+    """
+    only = None if checkpoint is None else CheckpointName.parse(str(checkpoint))
+    if checkpoint is not None and only is None:
+        raise ConfigError(f"{checkpoint!r} is not the name of a checkpoint")
+    return RunVerification(folder_of(run)).run(only)
 
 
-def refuse_bad(verdicts: Iterable[CheckpointVerdict], folder: RunFolder) -> None:
-    """Raise CheckpointError if one of the run's checkpoints is not what was committed."""
-    verdicts = list(verdicts)
-    bad = sum(bool(one.faults) for one in verdicts)
-    if bad:
-        raise CheckpointError(
-            f"{bad} of {len(verdicts)} checkpoints of {folder.url} are not what was committed: a "
-            "resume takes the newest good one, and warns"
-        )
+def findings_in_short(verdicts: Collection[Verdict], folder: RunFolder) -> str:
+    """How many parts of the run are not what was committed; empty if all are."""
+    if not (bad := sum(bool(one.faults) for one in verdicts)):
+        return ""
+    return (
+        f"{bad} of {len(verdicts)} parts of {folder.url} are not what was committed: a resume "
+        "takes the newest good checkpoint, and warns"
+    )

@@ -61,7 +61,7 @@ class Run:
     @property
     def checkpoints(self) -> list[Checkpoint]:
         """The good checkpoints, oldest first."""
-        found = (one for one in self.folder.checkpoints() if not one.manifest.is_function_end)
+        found = (one for one in self.folder.scan().good if not one.manifest.is_function_end)
         return [Checkpoint.in_run(self.folder, one) for one in found]
 
     def latest(self) -> Checkpoint:

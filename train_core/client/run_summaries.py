@@ -16,8 +16,11 @@ from train_core.config import TrainConfig
 from train_core.policy.metric_names import VALIDATION, short_name
 from train_core.policy.selection import Candidate, ranked
 from train_core.results import Result
+from train_core.storage.committed import Scan
 from train_core.storage.coordination import lease
+from train_core.storage.coordination.holder import Holder
 from train_core.storage.finished_runs import is_run_finished, read_runs
+from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 _DIGEST_SHOWN = 8
@@ -42,7 +45,7 @@ class RunSummary(Result):
     data: str | None = None
     """The first digits of the training split's digest."""
     state: str
-    """`running`, `finished`, `interrupted`, or the fault of the run."""
+    """`running`, `finished`, `interrupted`, or what cannot be read of the run."""
 
 
 class RunStatus(RunSummary):
@@ -58,18 +61,18 @@ class RunStatus(RunSummary):
 
 def list_runs(storage: str) -> list[RunSummary]:
     """The runs of a storage, oldest first. A run that cannot be read is listed with its fault."""
-    return sorted(read_runs(storage, _summary, _with_fault), key=lambda one: one.created)
+    return sorted(read_runs(storage, _listed, _with_fault), key=lambda one: one.created)
 
 
 def run_status(run: Run | RunFolder) -> RunStatus:
     """The state of a run. A reading of an earlier attempt is left out."""
     folder = folder_of(run)
+    scanned, holder = folder.scan(), lease.holder_of(folder.store)
     found = RunStatus(
-        **_summary(folder).model_dump(),
+        **_summary(folder, scanned, holder).model_dump(),
         url=folder.url,
-        checkpoints=len(folder.checkpoints()),
+        checkpoints=len(scanned.good),
     )
-    holder = lease.holder_of(folder.store)
     if holder is None:
         return found
     live = last_reading(folder)
@@ -78,32 +81,49 @@ def run_status(run: Run | RunFolder) -> RunStatus:
     return found.model_copy(update={"driven_by": str(holder), "live": live})
 
 
+def _listed(folder: RunFolder) -> RunSummary:
+    # Its record first: what has none is no run.
+    record = folder.record()
+    return _summary(folder, folder.scan(), lease.holder_of(folder.store), record)
+
+
 def _with_fault(run: str, error: Exception) -> RunSummary:
     return RunSummary(run=run, created="", state=f"cannot be read: {error}")
 
 
-def _summary(folder: RunFolder) -> RunSummary:
-    record, report = folder.record(), folder.report()
-    checkpoints = folder.checkpoints()
-    train = record.datasets.get("train", {})
+def _summary(
+    folder: RunFolder, scanned: Scan, holder: Holder | None, record: RunRecord | None = None
+) -> RunSummary:
+    record, report = record or folder.record(), folder.report()
+    train, newest = record.datasets.get("train", {}), next(reversed(scanned.good), None)
+    samples, digest = train.get("samples"), train.get("digest")
     return RunSummary(
         run=folder.name,
         created=f"{record.created_at[:16]}Z",
         workload=record.config.workload.rpartition(":")[2],
-        step=checkpoints[-1].step if checkpoints else 0,
-        best=_best_value(checkpoints, record.config),
+        step=newest.step if newest else 0,
+        best=_best_value(scanned.good, record.config),
         test=_tested_value(report, record.config),
         metric=record.config.monitor,
-        samples=train.get("samples"),
-        data=(train.get("digest") or "")[:_DIGEST_SHOWN] or None,
-        state=_state(folder, report, checkpoints[-1] if checkpoints else None),
+        samples=samples if type(samples) is int else None,
+        data=digest[:_DIGEST_SHOWN] if isinstance(digest, str) and digest else None,
+        state=_state(folder, record, report, scanned, holder),
     )
 
 
-def _state(folder: RunFolder, report: dict[str, Any] | None, newest: Checkpoint | None) -> str:
-    if lease.holder_of(folder.store):
+def _state(
+    folder: RunFolder,
+    record: RunRecord,
+    report: dict[str, Any] | None,
+    scanned: Scan,
+    holder: Holder | None,
+) -> str:
+    if holder:
         return "running"
-    return "finished" if is_run_finished(folder, report, newest) else "interrupted"
+    for reason in scanned.newer.values():
+        return f"cannot be continued: {reason}"
+    newest = next(reversed(scanned.good), None)
+    return "finished" if is_run_finished(folder, report, newest, record) else "interrupted"
 
 
 def _best_value(checkpoints: list[Checkpoint], config: TrainConfig) -> float | None:

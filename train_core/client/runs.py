@@ -26,6 +26,7 @@ from train_core.storage.coordination import lease, pins
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.stop_request import ask_to_stop
 from train_core.storage.objects.retry_policy import SHORT
+from train_core.storage.run_checks import check_no_link
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, fork_checkpoint
 
@@ -108,9 +109,11 @@ def delete_run(run: Run | RunFolder, tracking_uri: str = "") -> None:
     """Delete a run's folder and, with a `tracking_uri`, the run in MLflow.
 
     MLflow's side is deleted first, so that a failure can be tried again. Raises RunBusyError if a
-    process drives the run, and StageError if MLflow does not answer or refuses.
+    process drives the run, ConfigError if the folder is a symbolic link, and StageError if MLflow
+    does not answer or refuses.
     """
     folder = folder_of(run)
+    check_no_link(folder)
     refuse_driven(folder)
     # The lease of a driver that died on another machine is taken over after its heartbeat stopped.
     held = lease.acquire(folder.store, folder.name)
@@ -142,9 +145,11 @@ def prune_run(
     ended. `release_models_in` is the address of an MLflow: checkpoints that stay for their model
     there are let go if no registered version points to it, and the models of all that are deleted
     go, too; if MLflow does not answer, TrackingError is raised and nothing is deleted. Raises
-    RunBusyError if a process drives the run.
+    RunBusyError if a process drives the run, and ConfigError if the folder is a symbolic link, or
+    if a newer evertrain committed to the run.
     """
     folder = folder_of(run)
+    check_no_link(folder)
     ignored = _ignored_pins(folder, elsewhere=ignore_pins_elsewhere, models_in=release_models_in)
     asked = rules or folder.newest_request().config.retention
     pruning = Pruning(folder, asked, datetime.now(UTC), ignored)

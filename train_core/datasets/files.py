@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from train_core.errors import DataError
 from train_core.policy.logins import hide_logins
 from train_core.storage.objects.digests import new_digest
-from train_core.storage.objects.store import Store
+from train_core.storage.objects.store import DataStore, Store
 
 # Where fsspec's filesystems give a file's version, the best first: entries that change with the
 # content, and times, which two contents may share.
@@ -115,7 +115,7 @@ def state_of(url: str) -> str:
 
     It is made of names, sizes and versions; no file is read. Empty if the storage has no versions.
     """
-    found = {name: one for name, one in file_states(Store(url), "").items() if is_data(name)}
+    found = {name: one for name, one in file_states(DataStore(url), "").items() if is_data(name)}
     if not all(version for _, version, _ in found.values()):
         return ""
     digest = new_digest()
@@ -124,10 +124,10 @@ def state_of(url: str) -> str:
     return digest.hexdigest()
 
 
-def store_of(url: str) -> tuple[Store, str]:
+def store_of(url: str) -> tuple[DataStore, str]:
     """The folder of a file, and the file's key in it."""
     folder, _, key = url.rpartition("/")
-    return Store(folder or "/"), key
+    return DataStore(folder or "/"), key
 
 
 def file_states(store: Store, key: str, max_depth: int = 0) -> dict[str, FileState]:

@@ -18,7 +18,7 @@ from fsspec.utils import glob_translate
 from train_core.datasets.files import DataFile, digest_of_file, file_states, is_data, store_of
 from train_core.errors import DataError, HiddenLoginError, WorkloadError
 from train_core.policy.logins import has_hidden_login, hide_logins, with_login_of
-from train_core.storage.objects.store import Store
+from train_core.storage.objects.store import DataStore
 from train_core.storage.records.data_files import FileList, FileRecord, SourceFiles
 
 _NUM_THREADS = 8
@@ -93,7 +93,7 @@ def _list_source(name: str, url: str, known: Mapping[tuple[str, int, str], str])
     """List and hash the files at a file, a folder or a glob."""
     # On a disk, a name may hold what is a wildcard elsewhere.
     base, pattern = (url, "") if os.path.exists(url) else split_glob(url)
-    store, key = Store(base), ""
+    store, key = DataStore(base), ""
     found = file_states(store, key, _depth(pattern) if pattern else 0)
     if set(found) == {""}:
         # It is a file.
@@ -141,7 +141,7 @@ def _known(earlier: FileList) -> dict[tuple[str, int, str], str]:
 def _checked(source: SourceFiles) -> tuple[DataFile, ...]:
     """The recorded files, each of them as it was recorded. Raises DataError otherwise."""
     files, names = _data_files(source), [file.name for file in source.files]
-    store = Store(source.folder)
+    store = DataStore(source.folder)
     # The neighbours of a single file need not be listed.
     key, depth = (names[0], 0) if len(names) == 1 else ("", max(map(_depth, names)))
     found = file_states(store, key, depth)

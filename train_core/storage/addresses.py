@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 
 from train_core.errors import ConfigError
+from train_core.storage.committed import scan
 from train_core.storage.objects.served import refuse_unserved
-from train_core.storage.objects.store import Store
+from train_core.storage.objects.store import DataStore, Store
 from train_core.storage.records.names import CHECKPOINTS, CheckpointName
+from train_core.storage.records.quarantine import quarantine_reason
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_reports import reported_best
 
@@ -28,9 +30,9 @@ def absolute(address: str) -> str:
 
 
 def file_at(address: str) -> tuple[Store, str]:
-    """The folder that the file at `address` is in, and the file's key in it."""
+    """The folder that the user's file at `address` is in, and the file's key in it."""
     folder, _, key = absolute(address).rpartition("/")
-    return Store(folder or "/"), key
+    return DataStore(folder or "/"), key
 
 
 def run_at(url: str) -> RunFolder | None:
@@ -80,14 +82,17 @@ def find_checkpoint(
 
 def named(folder: RunFolder, name: CheckpointName) -> Checkpoint:
     """One checkpoint of the run. Raises ConfigError if it is not there, or is not to be used."""
-    found = next((one for one in folder.checkpoints() if one.name == name), None)
-    if found is None:
-        reason = folder.quarantined().get(str(name)) or folder.damaged().get(str(name))
-        raise ConfigError(
-            f"run {folder.name!r} has no checkpoint {name}"
-            f"{f' that is good: {reason}' if reason else ''}: see `evertrain ls {folder.url}`"
-        )
-    return found
+    found = scan(folder.store, name)
+    found.refuse_newer()
+    for one in found.good:
+        return one
+    reason = found.damaged.get(name)
+    if found.quarantined:
+        reason = quarantine_reason(folder.store, name)
+    raise ConfigError(
+        f"run {folder.name!r} has no checkpoint {name}"
+        f"{f' that is good: {reason}' if reason else ''}: see `evertrain ls {folder.url}`"
+    )
 
 
 def _refuse_unusable(address: str) -> None:

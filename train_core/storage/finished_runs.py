@@ -12,7 +12,7 @@ from train_core.config import TrainConfig
 from train_core.errors import ConfigError, EvertrainError
 from train_core.policy.stop_reasons import Reached, still_holds
 from train_core.storage.objects.store import Store
-from train_core.storage.records.names import RUN_JSON
+from train_core.storage.records.names import RUN_JSON, is_run_name
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_reports import reported
@@ -85,17 +85,17 @@ def read_runs(
 ) -> list[_T]:
     """What `read` gives for each run in `storage`, many at a time, in the order of their names.
 
-    For a run that `read` cannot read it is what `on_fault` gives for its name and the error; None
-    leaves it out, as one that was deleted meanwhile is.
+    `read` begins with the run's record. For a run that it cannot read it is what `on_fault` gives
+    for its name and the error; None leaves it out, as one that was deleted meanwhile is.
     """
 
     def read_one(name: str) -> _T | None:
         try:
-            if not Store(storage).exists(f"{name}/{RUN_JSON}"):
+            if not is_run_name(name) and not Store(storage).exists(f"{name}/{RUN_JSON}"):
                 return None
             return read(RunFolder(storage, name))
         except FileNotFoundError:
-            # It was deleted just now.
+            # It is no run, or was deleted just now.
             return None
         except (EvertrainError, OSError) as error:
             return on_fault(name, error)
@@ -110,17 +110,20 @@ def _leave_out(name: str, error: Exception) -> None:
 
 
 def is_run_finished(
-    folder: RunFolder, report: dict[str, Any] | None, newest: Checkpoint | None
+    folder: RunFolder,
+    report: dict[str, Any] | None,
+    newest: Checkpoint | None,
+    record: RunRecord | None = None,
 ) -> bool:
     """Whether the run is over: its report is of its newest checkpoint, the training's last one.
 
-    A run that was extended has the report of its first end. Raises CheckpointError if the report,
-    or what was asked of the run, cannot be read.
+    A run that was extended has the report of its first end. `record` is the run's, if it was read.
+    Raises CheckpointError if the report, or what was asked of the run, cannot be read.
     """
     if report is None or newest is None:
         return False
     is_reported = reported(report, folder, int, "train", "step") >= newest.step
-    return is_reported and is_training_finished(newest, folder.newest_request().config)
+    return is_reported and is_training_finished(newest, folder.newest_request(record).config)
 
 
 def is_training_finished(newest: Checkpoint | None, config: TrainConfig) -> bool:

@@ -1,6 +1,8 @@
-"""What is checked before a run folder is created, or continued by another flow run."""
+"""What is checked before a run folder is created, deleted, or continued by another flow run."""
 
 from __future__ import annotations
+
+import os
 
 from train_core.errors import ConfigError
 from train_core.storage.records.names import CHECKPOINTS, RUN_JSON
@@ -13,6 +15,15 @@ def check_leftovers(folder: RunFolder) -> None:
         raise ConfigError(
             f"{folder.url} has checkpoints and no {RUN_JSON}: they are remains of a run that was "
             "deleted, or of a fork that was killed. Delete the folder, or take another name"
+        )
+
+
+def check_no_link(folder: RunFolder) -> None:
+    """Raise ConfigError if the run folder itself is a link: nothing is deleted through one."""
+    if folder.store.is_local and os.path.islink(folder.url):
+        raise ConfigError(
+            f"{folder.url} is a link to {os.path.realpath(folder.url)}, and nothing is deleted "
+            "through a link: name that folder"
         )
 
 

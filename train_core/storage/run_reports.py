@@ -28,7 +28,8 @@ def reported(report: dict[str, Any], folder: RunFolder, kind: type[_T], *path: s
     found: Any = report
     for name in path:
         found = found.get(name) if isinstance(found, dict) else None
-    if not isinstance(found, kind):
+    # `true` is an int to Python.
+    if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
         raise CheckpointError(
             f"{folder.store.uri(REPORT_JSON)} does not say {'.'.join(path)}: mend it or delete it"
         )

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from train_core.errors import StorageError
+from train_core.errors import CheckpointError, StorageError
 from train_core.storage.coordination import deletion_notices, lease
 from train_core.storage.coordination.fence_list import write_fence_list
 from train_core.storage.coordination.timing import TIMING, Timing
@@ -31,6 +31,7 @@ from train_core.storage.records.manifest import (
     EvaluationManifest,
     FileEntry,
     PredictionsManifest,
+    committed_bytes,
 )
 from train_core.storage.records.names import (
     ASKED,
@@ -47,7 +48,7 @@ from train_core.storage.records.names import (
 )
 from train_core.storage.records.quarantine import mark_quarantined
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.records.verified_files import check_size, write_file
+from train_core.storage.records.verified_files import check_size, copy_file, write_file
 from train_core.storage.run_checks import check_leftovers
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
@@ -255,19 +256,23 @@ def quarantine(folder: RunFolder, name: CheckpointName, reason: str) -> None:
 
 
 def quarantine_damaged(folder: RunFolder) -> list[Checkpoint]:
-    """The good checkpoints, oldest first; those whose manifests cannot be read are marked."""
-    good, damaged = folder.scan()
-    for name, reason in damaged.items():
+    """The good checkpoints, oldest first; those whose manifests cannot be read are marked.
+
+    Raises ConfigError if a newer evertrain committed one.
+    """
+    found = folder.scan()
+    found.refuse_newer()
+    for name, reason in found.damaged.items():
         quarantine(folder, name, reason)
-    return good
+    return found.good
 
 
 def fork_checkpoint(folder: RunFolder, checkpoint: Checkpoint, name: str) -> RunFolder:
     """A new run beside this one that goes on from `checkpoint`, with the journal up to it.
 
     The new run exists when all of it is copied. Raises FileExistsError if there is one,
-    ConfigError if there is a part of one or no run may be called so, and RunBusyError if
-    another process makes one.
+    ConfigError if there is a part of one or no run may be called so, RunBusyError if another
+    process makes one, and CheckpointError if a file of the checkpoint is not what was committed.
     """
     forked = RunFolder(folder.storage, check_new_run_name(name))
     if forked.exists():
@@ -295,12 +300,25 @@ def fork_checkpoint(folder: RunFolder, checkpoint: Checkpoint, name: str) -> Run
 
 @contextmanager
 def _copied(folder: RunFolder, checkpoint: Checkpoint, forked: RunFolder) -> Iterator[RunWriter]:
-    """Copy the checkpoint, its manifest last, and hold the lease of `forked` for the block."""
-    keys = [f"{checkpoint.key}/{file.name}" for file in checkpoint.manifest.files]
-    keys += [f"{JOURNAL}/{segment.name}" for segment in checkpoint.manifest.journal]
+    """Copy the checkpoint, its manifest last, and hold the lease of `forked` for the block.
+
+    Every file is verified while it is copied: raises CheckpointError if one is not what was
+    committed.
+    """
+    manifest, source = checkpoint.manifest, folder.store
+    files = {f"{checkpoint.key}/{file.name}": file for file in manifest.files}
+    files |= {f"{JOURNAL}/{segment.name}": segment for segment in manifest.journal}
     # Number new attempts above the copied checkpoint's, so that no two commits share a name.
     held = lease.acquire(forked.store, forked.name, above=checkpoint.attempt)
     with lease.alive_until_released(held):
-        for key in [*keys, f"{checkpoint.key}/{MANIFEST_JSON}"]:
-            folder.store.copy(key, forked.store, key)
-        yield RunWriter(forked, held.attempt)
+        writer = RunWriter(forked, held.attempt)
+        try:
+            for key, entry in files.items():
+                copy_file(source, key, forked.store, key, entry)
+            key = f"{checkpoint.key}/{MANIFEST_JSON}"
+            forked.store.create(key, committed_bytes(source, key, checkpoint.digest))
+        except CheckpointError:
+            # It would be in the way of a fork of another checkpoint.
+            writer.delete_checkpoint(checkpoint.name)
+            raise
+        yield writer

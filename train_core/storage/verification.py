@@ -9,7 +9,7 @@ from train_core.errors import CheckpointError
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import JOURNAL
-from train_core.storage.records.verified_files import copy_file, fault_of
+from train_core.storage.records.verified_files import download_file, fault_of
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 
@@ -56,4 +56,4 @@ def copy_files(
     for file in files:
         path = target / file.name.removeprefix(without)
         path.parent.mkdir(parents=True, exist_ok=True)
-        copy_file(store, f"{above}/{file.name}", file, path)
+        download_file(store, f"{above}/{file.name}", file, path)

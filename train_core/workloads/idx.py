@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from train_core.datasets.files import DataFile
 from train_core.errors import DataError
-from train_core.storage.objects.store import Store
+from train_core.storage.objects.store import DataStore, Store
 
 PACKED = ".gz"
 _DTYPES: dict[int, np.dtype[Any]] = {
@@ -43,7 +43,7 @@ def read_idx(folder: str, name: str) -> npt.NDArray[Any]:
     Bytes are returned as a read-only view of what was read, other types in native byte order.
     Raises DataError if neither file exists or if the one found is not a whole IDX file.
     """
-    store = Store(folder)
+    store = DataStore(folder)
     for file in (name, f"{name}{PACKED}"):
         with suppress(FileNotFoundError):
             return parse_idx_file(store.read(file), store.uri(file))
@@ -65,7 +65,7 @@ def pick_idx(files: Iterable[DataFile], folder: str, name: str) -> npt.NDArray[A
 def missing_idx(folder: str, name: str) -> DataError:
     """The error that neither spelling of a file is there."""
     return DataError(
-        f"{Store(folder).uri(name)} is missing, and so is {name}{PACKED} beside it: "
+        f"{DataStore(folder).uri(name)} is missing, and so is {name}{PACKED} beside it: "
         "give the URL of the folder that has one of them"
     )
 

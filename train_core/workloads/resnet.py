@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from train_core.errors import DataError
-from train_core.storage.objects.store import Store
+from train_core.storage.objects.store import DataStore
 
 
 class TrimmedConv2d(nn.Conv2d):
@@ -135,7 +135,7 @@ def _adapted(published: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[st
 def _read_safetensors(url: str) -> dict[str, Tensor]:
     folder, name = posixpath.split(url)
     try:
-        return safetensors.torch.load(Store(folder).read(name))
+        return safetensors.torch.load(DataStore(folder).read(name))
     except FileNotFoundError:
         raise DataError(f"weights {url} are missing: give the URL of a safetensors file") from None
     except SafetensorError as error:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+
 from pydantic import BaseModel, Field
 from pydantic_settings import CliPositionalArg
 
 from flows.cli.arguments import InStorage
-from flows.cli.output import Row, print_mapping, print_rows
+from flows.cli.output import DIFFERENT, Row, print_mapping, print_rows
 from flows.cli.run_views import print_runs, status_shown
 from flows.cli.terminal import Screen
 from flows.defaults import default_storage
 from train_core.client.checkpoints import (
-    CheckpointVerdict,
     ListedCheckpoint,
     checkpoint_facts,
+    findings_in_short,
     list_checkpoints,
-    refuse_bad,
     run_or_storage,
     verify_run,
 )
 from train_core.storage.addresses import absolute, find, named
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_verification import Verdict
 
 
 class LsCommand(BaseModel):
@@ -69,25 +71,26 @@ class ShowCommand(Inspected):
 
 
 class VerifyCommand(Inspected):
-    """Read every file of a run's checkpoints, or of one, and compare it with what was committed."""
+    """Read every byte of a run, or of one checkpoint, and compare it with what was committed."""
 
     def cli_cmd(self) -> None:
-        """Print the verdicts. Raises CheckpointError if one is bad."""
+        """Print the verdicts. Ends with code 1, as a comparison does, if one is bad."""
         folder, name = find(self.what, absolute(self.storage))
         screen = Screen(to_stderr=True, quiet=self.as_json)
-        total = len(folder.checkpoints()) if name is None else 1
-        verdicts = list(screen.following(verify_run(folder, name), "verifying", total))
+        verdicts = list(screen.following(verify_run(folder, name), "verifying"))
         if name is not None and not verdicts:
             named(folder, name)  # raises what is wrong with it
-        rows = [verdict_row(one) for one in verdicts]
-        print_rows(rows, as_json=self.as_json, empty=f"no checkpoints in {folder.url}")
-        refuse_bad(verdicts, folder)
+        rows = [row for one in verdicts for row in verdict_rows(one)]
+        print_rows(rows, as_json=self.as_json, empty=f"nothing to verify in {folder.url}")
+        if found := findings_in_short(verdicts, folder):
+            sys.stderr.write(f"evertrain: {found}\n")
+            raise SystemExit(DIFFERENT)
 
 
-def verdict_row(verdict: CheckpointVerdict) -> Row:
-    """A checkpoint's verdict in a list."""
-    facts = verdict.model_dump(exclude={"faults"}, exclude_unset=True)
-    return facts | {"verdict": "; ".join(verdict.faults) or "good"}
+def verdict_rows(verdict: Verdict) -> list[Row]:
+    """The verdict on a part of a run: a row for each fault, or one that says that it is good."""
+    facts = verdict.model_dump(exclude={"faults"}, exclude_none=True)
+    return [facts | {"verdict": one} for one in verdict.faults or ["good"]]
 
 
 def checkpoint_row(listed: ListedCheckpoint) -> Row:
@@ -96,8 +99,10 @@ def checkpoint_row(listed: ListedCheckpoint) -> Row:
         "checkpoint": listed.checkpoint,
         "step": listed.step,
         "epoch": listed.epoch,
-        "MB": round(listed.size_bytes / 1e6, 3),
+        "MB": None if listed.size_bytes is None else round(listed.size_bytes / 1e6, 3),
     }
+    if listed.fault:
+        facts["fault"] = listed.fault
     # A training function may report a metric of any name.
     return facts | listed.metrics | facts
 

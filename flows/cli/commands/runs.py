@@ -21,6 +21,7 @@ from train_core.client.runs import (
 )
 from train_core.errors import ConfigError
 from train_core.storage.addresses import absolute
+from train_core.storage.run_checks import check_no_link
 
 
 class ListCommand(InStorage):
@@ -59,6 +60,7 @@ class DeleteCommand(InStorage):
     def cli_cmd(self) -> None:
         """Delete the run, MLflow's side first, so that a failure can be tried again."""
         folder = open_run(absolute(self.storage), self.run).folder
+        check_no_link(folder)
         refuse_driven(folder)
         if not self.yes and not agrees(f"Delete {folder.url}?"):
             raise ConfigError("nothing was deleted; with --yes the command does not ask")

@@ -77,6 +77,7 @@ def test_looks_are_counted_and_fail_by_themselves(
         "size_bytes": lambda: store.size_bytes("object"),
         "exists": lambda: store.exists("object"),
         "names": store.names,
+        "in_folders": lambda: store.in_folders(""),
         "uploads": store.unfinished_uploads,
     }
     failed = []

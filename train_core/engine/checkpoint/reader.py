@@ -11,7 +11,6 @@ rows of a tensor only (`row_shards.py`).
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,7 @@ from train_core.engine.distributed.group import Group
 from train_core.errors import CheckpointError
 from train_core.policy.layout import MODEL, OPTIMIZER, part_of
 from train_core.storage.objects.store import Store
+from train_core.storage.records.documents import parse_json
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import STATE_JSON
 from train_core.storage.records.tensor_file import read_layout
@@ -64,7 +64,7 @@ class Assembly:
         """Take what a file has. Raises CheckpointError if it is malformed."""
         data = bytes_of(buffer)
         if file == STATE_JSON:
-            self._plain = _parse_json(data, file)
+            self._plain = parse_json(data, f"{file} is not JSON")
         part = part_of(file)
         if part is None:
             return
@@ -168,14 +168,6 @@ def _assemble(store: Store, checkpoint: Checkpoint, entries: Iterable[FileEntry]
     for name, buffer in read_buffers(store, checkpoint.key, entries).items():
         assembly.add(name, buffer)
     return assembly
-
-
-def _parse_json(data: memoryview, file: str) -> Any:
-    try:
-        # Not its bytes: json would copy them once more, to look for other encodings.
-        return json.loads(str(data, "utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not JSON: {error}") from error
 
 
 def sharded_assembly(model: nn.Module, group: Group) -> Assembly:

@@ -6,9 +6,6 @@ tensor the first row and the whole tensor's shape.
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -16,6 +13,7 @@ from train_core.engine.distributed.fsdp import is_distributed
 from train_core.engine.distributed.group import Group
 from train_core.errors import CheckpointError, WorkloadError
 from train_core.policy.sharding import rows_of_rank
+from train_core.storage.records.documents import parse_json
 from train_core.storage.records.tensor_file import MAX_SIZE
 
 ROWS = "rows"
@@ -81,11 +79,11 @@ class RowShards:
 def read_rows(metadata: dict[str, str], file: str) -> dict[str, tuple[int, tuple[int, ...]]]:
     """By tensor the first row that a file has, and the whole shape. Raises CheckpointError."""
     try:
-        found: dict[str, Any] = json.loads(metadata.get(ROWS, "{}"))
+        found = parse_json(metadata.get(ROWS, "{}").encode(), f"{file} has rows that are no JSON")
         rows = {
             name: (int(start), tuple(map(int, shape))) for name, (start, *shape) in found.items()
         }
-    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{file} does not say which rows it has: {error!r}") from error
     for name, (start, shape) in rows.items():
         if not shape or not all(0 <= number < MAX_SIZE for number in (start, *shape)):

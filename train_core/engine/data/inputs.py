@@ -42,7 +42,7 @@ from train_core.engine.data.raw_columns import RawColumns, joined, try_prepare
 from train_core.errors import DataError, HiddenLoginError
 from train_core.policy.logins import has_hidden_login, hide_logins
 from train_core.storage.objects.digests import new_digest
-from train_core.storage.objects.store import Store
+from train_core.storage.objects.store import DataStore, Store
 from train_core.workload import Workload, indexed
 from train_core.workloads.idx import PACKED, IdxRows
 
@@ -118,7 +118,7 @@ def open_input(source: str, workload: Workload[Any], *, with_digests: bool = Fal
 
 
 def _with_digests(found: Input) -> Input:
-    files = tuple(_in_parallel(partial(hashed, Store(found.source)), found.files))
+    files = tuple(_in_parallel(partial(hashed, DataStore(found.source)), found.files))
     whole = new_digest()
     for file in files:
         whole.update(f"{file.name}\0{file.size_bytes}\0{file.digest}\n".encode())
@@ -136,7 +136,7 @@ def read_input(
         columns = fetch(_split(workload, found.source), np.arange(samples.start, samples.stop))
         files = {f"the {found.source} split": list(columns)}
         return [f"{found.source}/{row}" for row in samples], RawColumns(columns, files)
-    store, ids = Store(found.source), []
+    store, ids = DataStore(found.source), []
     parts: dict[str, Columns] = {}
     for file, rows in _locate(found, samples):
         names, parts[store.uri(file.name)] = _read_rows(found.kind, store, file, rows)
@@ -193,9 +193,9 @@ def _check_columns(
 
 def _folder_of(source: str) -> tuple[Store, dict[str, int]]:
     """The folder at the address, and the sizes of all files below it, or of a single file."""
-    store = Store(source)
+    store = DataStore(source)
     sizes = {name: size for name, size in store.sizes().items() if is_data(name)}
-    base, parent = posixpath.basename(store.url), Store(posixpath.dirname(store.url))
+    base, parent = posixpath.basename(store.url), DataStore(posixpath.dirname(store.url))
     if sizes or not parent.exists(base):
         return store, sizes
     try:
@@ -250,14 +250,14 @@ def _split(workload: Workload[Any], split: Split) -> Dataset:
 
 @lru_cache(maxsize=2)
 def _idx(url: str, file: InputFile) -> IdxRows:
-    store = Store(url)
+    store = DataStore(url)
     opened = IdxRows(VerifiedFile(store, file), file.size_bytes, store.uri(file.name))
     return _with_the_rows_of(file, store, opened)
 
 
 @lru_cache(maxsize=2)
 def _parquet(url: str, file: InputFile) -> ParquetRows:
-    store = Store(url)
+    store = DataStore(url)
     return _with_the_rows_of(
         file, store, ParquetRows(VerifiedFile(store, file), store.uri(file.name))
     )

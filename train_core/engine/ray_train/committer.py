@@ -12,8 +12,10 @@ from train_core.engine.checkpoint.journal_buffer import JournalBuffer
 from train_core.engine.ray_train.channel import ReportChannel
 from train_core.engine.ray_train.plain import numbers_and_texts
 from train_core.engine.ray_train.task import FunctionTask
+from train_core.errors import WorkloadError
 from train_core.policy.stop_reasons import StopReason
 from train_core.storage.cleanup.superseded import delete_superseded
+from train_core.storage.records.documents import LARGEST_NUMBER, MAX_ENTRIES
 from train_core.storage.records.journal import Entry, finite
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry, ReportedFolder
 from train_core.storage.run_folder import Checkpoint
@@ -123,10 +125,12 @@ def commit_reports(
     """Commit the entries of reports after the commit `before`, with a folder or without one.
 
     One without a folder is not scheduled. `elapsed_s` are the seconds of training until here.
-    Raises FencedError, StorageError, and FileExistsError if there is such a commit.
+    Raises FencedError, StorageError, FileExistsError if there is such a commit, and WorkloadError
+    if it lists more than a manifest may.
     """
     known = before.manifest if before else None
     metrics = entries[-1].metrics if entries else known.metrics if known else {}
+    _check_counts(metrics, files)
     manifest = CheckpointManifest(
         created_at=datetime.now(UTC).isoformat(),
         attempt=writer.attempt,
@@ -162,6 +166,16 @@ def uncovered_entries(read: Callable[[str], str | None], after: int) -> Iterator
 def _epoch_after(before: Checkpoint | None, metrics: Mapping[str, float | None]) -> int:
     """The epoch that the newest report names, if it names a whole one; else the one before."""
     epoch = metrics.get("epoch")
-    if epoch is None or epoch < 0 or epoch != int(epoch):
+    if epoch is None or not 0 <= epoch < LARGEST_NUMBER or epoch != int(epoch):
         return before.manifest.epoch if before else 0
     return int(epoch)
+
+
+def _check_counts(metrics: Mapping[str, float | None], files: Sequence[FileEntry]) -> None:
+    """Raise WorkloadError if there are more than a manifest may list."""
+    for number, what in ((len(metrics), "metrics"), (len(files), "files")):
+        if number > MAX_ENTRIES:
+            raise WorkloadError(
+                f"a training function reported {number} {what}: a checkpoint has at most "
+                f"{MAX_ENTRIES} of them"
+            )

@@ -36,9 +36,7 @@ from train_core.policy.end_status import EndStatus
 from train_core.results import Report
 from train_core.shown_text import shown as as_text
 from train_core.shown_text import without_secrets
-from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.journal import Entry
-from train_core.storage.records.names import RUN_JSON
 from train_core.storage.run_folder import RunFolder
 
 Stage = Literal["pipeline", "train", "evaluate", "infer"]
@@ -75,7 +73,7 @@ class MlflowRuns:
         self.client = client_of(tracking_uri)
         self.folder = folder
         self.record = folder.record()
-        self._id = digest_of(folder.store.read(RUN_JSON))
+        self._id = folder.record_digest()
         self.experiment_id = experiment_id(self.client, tracking_uri, experiment)
         self._ids: dict[Stage, str] = {}
         self._statuses: dict[Stage, str] = {}

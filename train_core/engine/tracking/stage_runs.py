@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from train_core.engine.metrics import figures
@@ -16,6 +15,7 @@ from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import BEST, TEST, VALIDATION, full_name, full_names, is_of
 from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult
 from train_core.storage.objects.store import Store
+from train_core.storage.records.documents import parse_json
 from train_core.storage.records.journal import read_good_segments
 from train_core.storage.records.manifest import (
     EvaluationManifest,
@@ -64,7 +64,8 @@ def show_evaluations(runs: MlflowRuns, results: Sequence[EvaluationResult]) -> N
         manifest, _ = read_manifest(store, EvaluationManifest)
         log_evaluation(runs, result, manifest.created_at)
         for file in (file for file in manifest.files if file.name == CONFUSION_MATRIX_JSON):
-            found = json.loads(bytes(read_file(store, file.name, file)))
+            data = read_file(store, file.name, file)
+            found = parse_json(data, f"{store.uri(file.name)} is not JSON")
             names = class_names or [str(label) for label in found["labels"]]
             title = f"{result.split}, step {step}"
             figure = figures.confusion_matrix(found["counts"], names, title)

@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
-from train_core.errors import CheckpointError, StorageError
+from train_core.errors import CheckpointError, ConfigError, StorageError
+from train_core.storage.committed import scored_by
 from train_core.storage.coordination import lease, pins
 from train_core.storage.coordination.fence_list import read_fence_list
 from train_core.storage.objects.store import Store
@@ -30,7 +31,6 @@ from train_core.storage.records.names import (
     CheckpointName,
     SegmentName,
 )
-from train_core.storage.records.quarantine import is_quarantined
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
 
@@ -71,22 +71,32 @@ def find_orphans(
     `gone` are checkpoints that are about to be deleted. A quarantined checkpoint is no orphan, nor
     is a segment that it lists.
     """
-    is_over = cache(lambda number: number < attempt and lease.is_over(folder.store, number))
-    counted = folder.checkpoints()
-    parsed = (CheckpointName.parse(text) for text in folder.store.names(CHECKPOINTS))
-    others = {name for name in parsed if name} - {one.name for one in counted}
-    found = {name: _orphan(folder, name) for name in sorted(others) if is_over(name.attempt)}
-    orphans = {n: one for n, one in found.items() if one and (with_late or not one.is_late)}
+    newest = lease.newest_attempt(folder.store)
+    is_over = cache(lambda number: number < attempt and lease.is_over(folder.store, number, newest))
+    found = folder.scan()
+    orphans = [
+        Orphan(f"{CHECKPOINTS}/{name}", "never committed, or half deleted")
+        for name in found.uncommitted
+        if is_over(name.attempt)
+    ]
+    late = [name for name in found.late if is_over(name.attempt)] if with_late else []
+    if late:
+        why = f"committed when attempt {read_fence_list(folder.store)[0]} had the run already: "
+        why += "it does not count"
+        orphans += [Orphan(f"{CHECKPOINTS}/{name}", why, is_late=True) for name in late]
     uploads = _uploads(folder.store)
     results = list(_unfinished_results(folder, uploads))
     results += _uploads_of_attempts(uploads, is_over)
-    try:
-        covered = _segments(one.manifest for one in counted if str(one.name) not in gone)
-        covered |= _segments(_manifests(folder, others - orphans.keys()))
-    except CheckpointError:
+    if found.damaged or found.newer:
         # A manifest that cannot be read may list any segment, so all of them stay.
-        return [*orphans.values(), *results]
-    return [*orphans.values(), *results, *_uncovered(folder, covered, is_over)]
+        return [*orphans, *results]
+    others = {*found.quarantined, *found.late} - set(late)
+    try:
+        covered = _segments(one.manifest for one in found.good if str(one.name) not in gone)
+        covered |= _segments(_manifests(folder, others))
+    except (CheckpointError, ConfigError):
+        return [*orphans, *results]
+    return [*orphans, *results, *_uncovered(folder, covered, is_over)]
 
 
 def delete_unfinished_results(folder: RunFolder) -> None:
@@ -126,19 +136,6 @@ def _delete(store: Store, orphan: Orphan) -> None:
     store.delete(orphan.key)
 
 
-def _orphan(folder: RunFolder, name: CheckpointName) -> Orphan | None:
-    store, key = folder.store, f"{CHECKPOINTS}/{name}"
-    if is_quarantined(store, name):
-        return None
-    if not folder.exists_checkpoint(name):
-        return Orphan(key, "never committed, or half deleted")
-    fenced_by, listed = read_fence_list(store)
-    if name.attempt < fenced_by and str(name) not in listed:
-        why = f"committed when attempt {fenced_by} had the run already: it does not count"
-        return Orphan(key, why, is_late=True)
-    return None
-
-
 def _uploads(store: Store) -> list[Upload]:
     try:
         return store.unfinished_uploads()
@@ -165,39 +162,32 @@ def _uploads_of_attempts(
 
 def _unfinished_results(folder: RunFolder, uploads: Collection[Upload]) -> Iterator[Orphan]:
     store = folder.store
-    # Names of predictions end with what tells two of one checkpoint apart.
-    of = {f"{PREDICTIONS}/{name}": name.rpartition("-")[0] for name in store.names(PREDICTIONS)}
-    of |= {
-        f"{EVALUATIONS}/{checkpoint}/{name}": checkpoint
-        for checkpoint in store.names(EVALUATIONS)
-        for name in store.names(f"{EVALUATIONS}/{checkpoint}")
-    }
-    uploads_of = {upload: _scored(upload.key) for upload in uploads}
+    uncommitted = [
+        f"{above}/{name}"
+        for above in (PREDICTIONS, *(f"{EVALUATIONS}/{name}" for name in store.names(EVALUATIONS)))
+        for name, below in store.in_folders(above).items()
+        if MANIFEST_JSON not in below
+    ]
+    uploads_of = {upload: scored_by(upload.key) for upload in uploads}
     # IMPORTANT: in this order. A process that works on one pinned its checkpoint before there was
     # anything to list, and commits it before the pin is taken away.
     pinned = {
         found.checkpoint
-        for found in (pins.valid_pins(store) if of or any(uploads_of.values()) else ())
+        for found in (pins.valid_pins(store) if uncommitted or any(uploads_of.values()) else ())
         if not (found.pin and found.pin.is_lasting)
     }
 
     def is_nobodys(checkpoint: str) -> bool:
         return CheckpointName.parse(checkpoint) is not None and checkpoint not in pinned
 
-    for key, checkpoint in of.items():
-        if is_nobodys(checkpoint) and not store.exists(f"{key}/{MANIFEST_JSON}"):
+    for key in uncommitted:
+        # It may have been committed after it was listed.
+        if is_nobodys(scored_by(key)) and not store.exists(f"{key}/{MANIFEST_JSON}"):
             yield Orphan(key, "never committed, and nobody works on it")
     for upload, checkpoint in uploads_of.items():
         if is_nobodys(checkpoint):
             why = "an upload that was never finished, and nobody works on it"
             yield Orphan(upload.key, why, upload=upload)
-
-
-def _scored(key: str) -> str:
-    """The checkpoint that the result with the object at `key` is of; empty: it is of no result."""
-    above, _, below = key.partition("/")
-    name = below.partition("/")[0]
-    return {PREDICTIONS: name.rpartition("-")[0], EVALUATIONS: name}.get(above, "")
 
 
 def _uncovered(

@@ -16,6 +16,9 @@ from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter
 from train_core.storage.verification import file_faults
 
+Kind = Literal["checkpoint", "damaged", "newer", "quarantined", "orphan"]
+"""`newer`: a newer evertrain committed it; nothing is pruned then."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -23,7 +26,7 @@ class Finding:
 
     name: str
     """A checkpoint's name; an orphan's key in the run folder."""
-    kind: Literal["checkpoint", "damaged", "quarantined", "orphan"]
+    kind: Kind
     goes: bool
     why: str
     """Why it stays; for an orphan, why it goes."""
@@ -51,8 +54,8 @@ class Pruning:
 
         Raises StorageError or CheckpointError where a reference cannot be read.
         """
-        good, damaged = self._good_and_damaged()
-        sizes = {str(one.name): _size_bytes(one) for one in good}
+        good, bad = self._judged()
+        sizes = {str(one.name): one.size_bytes for one in good}
         judged = verdicts(
             self.folder, good, self.rules, now=self.now, ignored_pins=self.ignored_pins
         )
@@ -66,11 +69,7 @@ class Pruning:
             )
             for verdict in judged
         ]
-        findings += [Finding(name, "damaged", goes=False, why=why) for name, why in damaged.items()]
-        findings += [
-            Finding(name, "quarantined", goes=False, why=why)
-            for name, why in self.folder.quarantined().items()
-        ]
+        findings += bad
         gone = [finding.name for finding in findings if finding.goes]
         orphans = find_orphans(self.folder, attempt, gone=gone)
         return findings + [Finding(one.key, "orphan", goes=True, why=one.why) for one in orphans]
@@ -96,12 +95,19 @@ class Pruning:
         pins.sweep(self.folder.store)
         return findings + [Finding(one.key, "orphan", goes=True, why=one.why) for one in orphans]
 
-    def _good_and_damaged(self) -> tuple[list[Checkpoint], dict[str, str]]:
-        good, damaged = self.folder.checkpoints(), self.folder.damaged()
+    def _judged(self) -> tuple[list[Checkpoint], list[Finding]]:
+        """The good checkpoints, oldest first, and what stays because it is not good."""
+        found = self.folder.scan()
+        good, damaged = found.good, {str(name): why for name, why in found.damaged.items()}
         while good and (faults := file_faults(self.folder, good[-1])):
             damaged[str(good.pop().name)] = "; ".join(faults)
-        return good, damaged
-
-
-def _size_bytes(checkpoint: Checkpoint) -> int:
-    return sum(file.size_bytes for file in checkpoint.manifest.files)
+        kinds: dict[Kind, dict[str, str]] = {
+            "damaged": damaged,
+            "newer": {str(name): why for name, why in found.newer.items()},
+            "quarantined": self.folder.quarantined() if found.quarantined else {},
+        }
+        return good, [
+            Finding(name, kind, goes=False, why=why)
+            for kind, reasons in kinds.items()
+            for name, why in reasons.items()
+        ]

@@ -18,8 +18,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from train_core.storage.coordination import lease
-from train_core.storage.coordination.pins import DELETION, FoundPin, pins_of, write_pin
+from train_core.storage.coordination.pins import DELETION, FoundPin, all_pins, pins_of, write_pin
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import PINS, CheckpointName, PinName
 
@@ -56,14 +55,9 @@ def deleting(
 
 def decided(store: Store) -> list[CheckpointName]:
     """The checkpoints that a replaced attempt may still delete. Raises StorageError."""
-    newest = lease.newest_attempt(store)
-    parsed = (CheckpointName.parse(text) for text in store.names(PINS))
-    return [
-        name
-        for name in parsed
-        if name
-        and any(
-            found.is_valid and found.is_deletion and found.pin and found.pin.decided
-            for found in pins_of(store, str(name), newest_attempt=newest)
-        )
-    ]
+    found = (
+        CheckpointName.parse(one.checkpoint)
+        for one in all_pins(store)
+        if one.is_valid and one.is_deletion and one.pin and one.pin.decided
+    )
+    return list(dict.fromkeys(name for name in found if name))

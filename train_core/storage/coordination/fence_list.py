@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from train_core.storage.coordination.lease import newest_attempt
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import read_document
-from train_core.storage.records.names import LEASES, CheckpointName
+from train_core.storage.records.names import LEASES, CheckpointName, FenceListName, LeaseName
 
 
 class FenceList(BaseModel):
@@ -29,14 +28,16 @@ def write_fence_list(store: Store, attempt: int, checkpoints: list[CheckpointNam
 
 def read_fence_list(store: Store) -> tuple[int, frozenset[str]]:
     """The newest attempt that has a fence list, and the checkpoints on it; (0, {}) without one."""
-    for attempt in range(newest_attempt(store), 0, -1):
-        try:
-            found, _ = read_document(store, FenceList, _key(attempt), "a lease's fence list")
-        except FileNotFoundError:
-            continue
-        return attempt, frozenset(found.checkpoints)
-    return 0, frozenset()
+    names = store.names(LEASES)
+    newest = max((lease.attempt for lease in map(LeaseName.parse, names) if lease), default=0)
+    lists = (found.attempt for found in map(FenceListName.parse, names) if found)
+    # One of an attempt that has no lease is nobody's.
+    attempt = max((number for number in lists if number <= newest), default=0)
+    if not attempt:
+        return 0, frozenset()
+    found, _ = read_document(store, FenceList, _key(attempt), "a lease's fence list")
+    return attempt, frozenset(found.checkpoints)
 
 
 def _key(attempt: int) -> str:
-    return f"{LEASES}/{attempt:04d}-seal.json"
+    return f"{LEASES}/{FenceListName(attempt)}"

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel
 
 from train_core.errors import StorageError
+from train_core.storage.records.documents import Count
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ _log = logging.getLogger(__name__)
 class Heartbeat(BaseModel):
     """The object that a process writes anew with each heartbeat."""
 
-    counter: int
+    counter: Count
 
 
 class HeartbeatSender:

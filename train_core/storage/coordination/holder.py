@@ -12,17 +12,19 @@ from typing import Self
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
 
+from train_core.storage.records.documents import Text
+
 
 class Holder(BaseModel):
     """The process that holds a lease or a pin."""
 
     model_config = ConfigDict(frozen=True)
 
-    host: str
-    machine: str
+    host: Text
+    machine: Text
     pid: int = Field(ge=0, lt=2**31)
     process_started: NonNegativeFloat
-    token: str
+    token: Text
     """Tells two holds apart, also those of one process."""
 
     @classmethod

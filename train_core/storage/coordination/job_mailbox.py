@@ -22,10 +22,12 @@ from train_core.errors import StorageError
 from train_core.storage.coordination.heartbeat import Heartbeat, HeartbeatSender
 from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.store import Store
-from train_core.storage.records.documents import read_document
+from train_core.storage.records.documents import SMALL_BYTES, read_document
 from train_core.storage.records.names import CALLS, JobName
 
 THE_JOB = "job"
+_MOST_BYTES = 16 * 2**20
+"""Of a call and of an answer, which may list many checkpoints."""
 
 _CALL = re.compile(r"([0-9a-f]{32}-\d{4,})\.json")
 _BEAT = re.compile(rf"([0-9a-f]{{32}}|{THE_JOB})-beat\.json")
@@ -118,7 +120,7 @@ class Mailbox:
         """The answer to a call, which is then cleared away; None if there is none yet."""
         key = self._key(f"{name}-answer")
         try:
-            answer, _ = read_document(self._store, Answer, key, "an answer")
+            answer, _ = read_document(self._store, Answer, key, "an answer", max_bytes=_MOST_BYTES)
         except FileNotFoundError:
             return None
         # What stays goes with the job.
@@ -140,7 +142,10 @@ class Mailbox:
         """The counter of a caller's heartbeat, or of THE_JOB's; 0 before the first."""
         try:
             key = self._key(f"{caller}-beat")
-            return read_document(self._store, Heartbeat, key, "a heartbeat")[0].counter
+            found, _ = read_document(
+                self._store, Heartbeat, key, "a heartbeat", max_bytes=SMALL_BYTES
+            )
+            return found.counter
         except FileNotFoundError:
             return 0
 
@@ -164,7 +169,8 @@ class Mailbox:
     def read(self, name: str) -> Call | None:
         """A call; None if it is not there, or was cancelled. Raises CheckpointError for junk."""
         try:
-            return read_document(self._store, Call, self._key(name), "a call")[0]
+            key = self._key(name)
+            return read_document(self._store, Call, key, "a call", max_bytes=_MOST_BYTES)[0]
         except FileNotFoundError:
             return None
 

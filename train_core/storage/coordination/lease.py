@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from train_core.errors import FencedError, RunBusyError
+from train_core.errors import CheckpointError, FencedError, RunBusyError
 from train_core.storage.coordination.heartbeat import (
     Heartbeat,
     HeartbeatObserver,
@@ -26,16 +26,22 @@ from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.objects.store import Store
-from train_core.storage.records.documents import read_document
+from train_core.storage.records.documents import (
+    LARGEST_NUMBER,
+    SMALL_BYTES,
+    Count,
+    Text,
+    read_document,
+)
 from train_core.storage.records.names import LEASES, LeaseName
 
 
 class LeaseHeartbeat(Heartbeat):
     """The heartbeat of a lease's holder, and whether the holder has released the run."""
 
-    counter: int = 0
+    counter: Count = 0
     released: bool = False
-    end: str = ""
+    end: Text = ""
     """How the run ended as it was given free: FINISHED, FAILED, KILLED; empty: it is not known."""
 
 
@@ -109,6 +115,11 @@ def acquire(store: Store, run: str, above: int = 0, *, timing: Timing = TIMING) 
         newest = newest_attempt(store)
         end = _wait_until_free(store, run, newest, timing) if newest else ""
         attempt = max(newest, above) + 1
+        if attempt > LARGEST_NUMBER:
+            raise CheckpointError(
+                f"{store.uri(f'{LEASES}/{LeaseName(newest)}')} is no lease of evertrain's: no run "
+                "has so many attempts. Delete it"
+            )
         try:
             store.create(f"{LEASES}/{LeaseName(attempt)}", me.model_dump_json().encode())
         except FileExistsError:
@@ -138,16 +149,25 @@ def holder_of(store: Store) -> Holder | None:
     return None if holder.is_local and not holder.is_alive else holder
 
 
+def read(store: Store, attempt: int) -> tuple[Holder, LeaseHeartbeat]:
+    """Which process had the run as that attempt, and its heartbeat.
+
+    Raises CheckpointError if one of the two cannot be read, FileNotFoundError if there is no lease.
+    """
+    return _holder(store, attempt), _heartbeat(store, attempt)
+
+
 def end_of(store: Store, attempt: int) -> str:
     """How the run ended as the attempt gave it free: FINISHED, FAILED, KILLED; empty: unknown."""
     heartbeat = _heartbeat(store, attempt)
     return heartbeat.end if heartbeat.released else ""
 
 
-def is_over(store: Store, attempt: int) -> bool:
+def is_over(store: Store, attempt: int, newest: int | None = None) -> bool:
     """Whether nothing more of the attempt can count, and its process is gone as far as can be told.
 
-    A process elsewhere counts as gone once a newer attempt has the run: its heartbeat stood still.
+    `newest` is the newest attempt; giving it spares a listing. A process elsewhere counts as gone
+    once a newer attempt has the run: its heartbeat stood still.
     """
     if _heartbeat(store, attempt).released:
         return True
@@ -156,7 +176,9 @@ def is_over(store: Store, attempt: int) -> bool:
     except FileNotFoundError:
         # Nobody ever drove under this number: the files were copied here by a fork.
         return True
-    return not holder.is_alive if holder.is_local else attempt < newest_attempt(store)
+    if holder.is_local:
+        return not holder.is_alive
+    return attempt < (newest_attempt(store) if newest is None else newest)
 
 
 @contextmanager
@@ -209,13 +231,15 @@ def _wait_until_free(store: Store, run: str, attempt: int, timing: Timing) -> st
 
 
 def _holder(store: Store, attempt: int) -> Holder:
-    return read_document(store, Holder, f"{LEASES}/{LeaseName(attempt)}", "a lease")[0]
+    key = f"{LEASES}/{LeaseName(attempt)}"
+    return read_document(store, Holder, key, "a lease", max_bytes=SMALL_BYTES)[0]
 
 
 def _heartbeat(store: Store, attempt: int) -> LeaseHeartbeat:
     try:
         key = _heartbeat_key(attempt)
-        return read_document(store, LeaseHeartbeat, key, "a lease's heartbeat")[0]
+        what = "a lease's heartbeat"
+        return read_document(store, LeaseHeartbeat, key, what, max_bytes=SMALL_BYTES)[0]
     except FileNotFoundError:
         return LeaseHeartbeat()
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,7 +25,7 @@ from train_core.storage.coordination import job_mailbox, lease
 from train_core.storage.coordination.fence_list import read_fence_list
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
-from train_core.storage.records.documents import read_document
+from train_core.storage.records.documents import LARGEST_NUMBER, SMALL_BYTES, Text, read_document
 from train_core.storage.records.manifest import is_committed
 from train_core.storage.records.names import (
     CHECKPOINTS,
@@ -46,11 +47,15 @@ class Pin(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    why: str
-    created_at: str = Field(description="UTC, ISO 8601.")
+    why: Text
+    created_at: Text = Field(description="UTC, ISO 8601.")
     holder: Holder | None = Field(description="The process that it ends with; null: it lasts.")
-    attempt: int = Field(default=0, ge=0, description="The attempt it is of; 0: of none.")
-    job: str = Field(default="", description="The job on a cluster that it ends with; empty: none.")
+    attempt: int = Field(
+        default=0, ge=0, le=LARGEST_NUMBER, description="The attempt it is of; 0: of none."
+    )
+    job: Text = Field(
+        default="", description="The job on a cluster that it ends with; empty: none."
+    )
     decided: bool = Field(
         default=False, description="Of a deletion: whether nobody has stepped in."
     )
@@ -147,28 +152,24 @@ def pinned(
         yield
 
 
-def pins_of(store: Store, checkpoint: str, *, newest_attempt: int | None = None) -> list[FoundPin]:
-    """What lies in the checkpoint's folder of pins, deletions too. `newest_attempt` spares asking.
+def pins_of(store: Store, checkpoint: str) -> list[FoundPin]:
+    """What lies in the checkpoint's folder of pins, deletions too.
 
     Raises StorageError if that cannot be read.
     """
-    names = store.names(f"{PINS}/{checkpoint}")
-    if names and newest_attempt is None:
-        newest_attempt = lease.newest_attempt(store)
-    keys = (f"{PINS}/{checkpoint}/{name}" for name in names)
-    found = (_find(store, key, newest_attempt or 0) for key in keys)
-    return [one for one in found if one]
+    return _pins_of(store, checkpoint, _Standing(store))
+
+
+def all_pins(store: Store) -> Iterator[FoundPin]:
+    """What lies in `pins/` of all checkpoints, deletions too. Raises StorageError."""
+    standing = _Standing(store, lease.newest_attempt(store))
+    for checkpoint in store.names(PINS):
+        yield from _pins_of(store, checkpoint, standing)
 
 
 def valid_pins(store: Store) -> list[FoundPin]:
     """The pins that keep checkpoints now, deletions left out. Raises StorageError."""
-    newest = lease.newest_attempt(store)
-    found = (
-        one
-        for checkpoint in store.names(PINS)
-        for one in pins_of(store, checkpoint, newest_attempt=newest)
-    )
-    return [one for one in found if one.is_valid and not one.is_deletion]
+    return [one for one in all_pins(store) if one.is_valid and not one.is_deletion]
 
 
 def sweep(store: Store) -> None:
@@ -185,11 +186,9 @@ def sweep(store: Store) -> None:
 
 def sweep_ended(store: Store) -> None:
     """Delete pins that hold no more."""
-    newest = lease.newest_attempt(store)
-    for name in store.names(PINS):
-        for found in pins_of(store, name, newest_attempt=newest):
-            if not found.is_valid:
-                store.delete(found.key)
+    for found in all_pins(store):
+        if not found.is_valid:
+            store.delete(found.key)
 
 
 def _check_there(store: Store, checkpoint: CheckpointName) -> None:
@@ -229,26 +228,55 @@ def write_pin(
     store.write(key, (written.model_dump_json(indent=1) + "\n").encode(), durable=is_lasting)
 
 
-def _find(store: Store, key: str, newest_attempt: int) -> FoundPin | None:
+class _Standing:
+    """The state of a run that pins depend on: read once for all of them, when one needs it."""
+
+    def __init__(self, store: Store, newest_attempt: int | None = None) -> None:
+        self._store = store
+        self._newest_attempt = newest_attempt
+        self._has_calls: dict[str, bool] = {}
+
+    @cached_property
+    def newest_attempt(self) -> int:
+        known = self._newest_attempt
+        return lease.newest_attempt(self._store) if known is None else known
+
+    @cached_property
+    def fenced_by(self) -> int:
+        return read_fence_list(self._store)[0]
+
+    def has_calls(self, job: str) -> bool:
+        if job not in self._has_calls:
+            self._has_calls[job] = job_mailbox.are_left(self._store, job)
+        return self._has_calls[job]
+
+
+def _pins_of(store: Store, checkpoint: str, standing: _Standing) -> list[FoundPin]:
+    keys = (f"{PINS}/{checkpoint}/{name}" for name in store.names(f"{PINS}/{checkpoint}"))
+    found = (_find(store, key, standing) for key in keys)
+    return [one for one in found if one]
+
+
+def _find(store: Store, key: str, standing: _Standing) -> FoundPin | None:
     try:
-        found, _ = read_document(store, Pin, key, "a pin")
+        found, _ = read_document(store, Pin, key, "a pin", max_bytes=SMALL_BYTES)
     except FileNotFoundError:
         return None
     except (CheckpointError, ConfigError):
         return FoundPin(key, None, is_valid=True)
     counting = FoundPin(key, found, is_valid=True)
-    return replace(counting, is_valid=_is_valid(store, counting, newest_attempt))
+    return replace(counting, is_valid=_is_valid(counting, standing))
 
 
-def _is_valid(store: Store, found: FoundPin, newest_attempt: int) -> bool:
+def _is_valid(found: FoundPin, standing: _Standing) -> bool:
     pin = found.pin
     if pin is None or pin.holder is None:  # it lasts
         return True
-    if 0 < pin.attempt < newest_attempt and not (
-        found.is_deletion and pin.attempt >= read_fence_list(store)[0]
+    if 0 < pin.attempt < standing.newest_attempt and not (
+        found.is_deletion and pin.attempt >= standing.fenced_by
     ):
         return False
-    if pin.job and not job_mailbox.are_left(store, pin.job):
+    if pin.job and not standing.has_calls(pin.job):
         return False
     # What runs elsewhere cannot be looked at: its pin holds until somebody says otherwise.
     return pin.holder.is_alive if pin.holder.is_local else True

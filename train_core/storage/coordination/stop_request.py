@@ -8,7 +8,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from train_core.storage.objects.store import Store
-from train_core.storage.records.documents import read_document
+from train_core.storage.records.documents import SMALL_BYTES, read_document
 from train_core.storage.records.names import LEASES
 
 
@@ -31,7 +31,9 @@ def ask_to_stop(store: Store, attempt: int, reason: str) -> None:
 def stop_request(store: Store, attempt: int) -> StopRequest | None:
     """What the attempt was asked for, if it was. Raises StorageError."""
     try:
-        return read_document(store, StopRequest, _key(attempt), "a request to stop")[0]
+        what = "a request to stop"
+        key = _key(attempt)
+        return read_document(store, StopRequest, key, what, max_bytes=SMALL_BYTES)[0]
     except FileNotFoundError:
         return None
 

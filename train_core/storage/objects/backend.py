@@ -9,6 +9,7 @@ again, and gives the errors their names.
 from __future__ import annotations
 
 import glob
+import posixpath
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import fsspec
 
 from train_core.storage.objects.digests import digest_of, new_digest
+from train_core.storage.objects.regular_files import check_size
 from train_core.storage.objects.retry_policy import RetryPolicy, UnfinishedError
 from train_core.storage.objects.transfer import load_in_parts, pass_on_in_parts
 from train_core.storage.objects.uploads import Upload
@@ -59,7 +61,43 @@ class Backend:
             elif one["name"].rstrip("/") != folder:
                 yield from self.below(left_s, one["name"].rstrip("/"))
 
-    def load(self, left_s: float, path: str, size_bytes: int) -> tuple[memoryview, str]:
+    def read(
+        self, left_s: float, path: str, root: str | None, max_bytes: int | None = None
+    ) -> bytes:
+        """The object's bytes. Raises CheckpointError if there are more than `max_bytes`.
+
+        On a disk, no link below `root` is followed, and nothing but a regular file is read, unless
+        it is None; so in all methods that read.
+        """
+        if max_bytes is not None:
+            check_size(path, self.size(left_s, path, root), max_bytes)
+        return bytes(self.ask(left_s, "cat_file", path))
+
+    def piece(self, left_s: float, path: str, root: str | None, start: int, end: int) -> bytes:
+        """The object's bytes from `start` to `end`."""
+        return bytes(self.ask(left_s, "cat_file", path, start=start, end=end))
+
+    def size(self, left_s: float, path: str, root: str | None) -> int:
+        """The object's size."""
+        return int(self.ask(left_s, "info", path)["size"])
+
+    def in_folders(self, left_s: float, folder: str) -> dict[str, set[str]]:
+        """The names in each folder directly below, by the folder's name.
+
+        Raises FileNotFoundError if there is no such folder; as a storage without folders has those
+        only in which something lies.
+        """
+        found = {}
+        for one in self.ask(left_s, "ls", folder, detail=True):
+            path = one["name"].rstrip("/")
+            if one["type"] == "directory" and path != folder:
+                below = self.ask(left_s, "ls", path, detail=False)
+                found[posixpath.basename(path)] = {posixpath.basename(n.rstrip("/")) for n in below}
+        return found
+
+    def load(
+        self, left_s: float, path: str, root: str | None, size_bytes: int
+    ) -> tuple[memoryview, str]:
         """The object's bytes, which may be changed, and their digest, or "" if it has another size.
 
         Raises TimeoutError when `left_s` is over, except on a disk; other errors as builtin ones.
@@ -72,7 +110,12 @@ class Backend:
         return load_in_parts(partial(self.fs.cat_file, path), size_bytes, left_s)
 
     def pass_on(
-        self, left_s: float, path: str, size_bytes: int, write: Callable[[memoryview], object]
+        self,
+        left_s: float,
+        path: str,
+        root: str | None,
+        size_bytes: int,
+        write: Callable[[memoryview], object],
     ) -> str:
         """Give `write` the object's bytes, in their order and in bounded memory; their digest.
 
@@ -103,13 +146,13 @@ class Backend:
         """Copy a local file; whole and durable when this returns."""
         self.ask(left_s, "put_file", str(local), path)
 
-    def copy(self, left_s: float, source: str, path: str) -> None:
+    def copy(self, left_s: float, source: str, root: str | None, path: str) -> None:
         """Copy an object within the storage; whole and durable when this returns."""
         self.ask(left_s, "cp_file", source, path)  # s3fs copies large objects in parts
 
-    def link_or_copy(self, left_s: float, source: str, path: str) -> None:
+    def link_or_copy(self, left_s: float, source: str, root: str | None, path: str) -> None:
         """Give the object a second name, or copy it where there are no links."""
-        self.copy(left_s, source, path)
+        self.copy(left_s, source, root, path)
 
     def delete(self, left_s: float, path: str) -> None:
         """Delete the object, or the folder with all that is in it; fine if it is gone."""
@@ -123,10 +166,6 @@ class Backend:
 
     def check_inside(self, path: str, root: str) -> None:
         """Raise ConfigError if a link on the way to `path` leads out of the folder `root`."""
-
-    def link_on_the_way(self, path: str, root: str) -> str:
-        """The first link below `root` on the way to the object; empty: there is none."""
-        return ""
 
     def sweep(self, root: str) -> None:
         """Delete the temporary files below `root` of processes that were killed."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import fsspec
 
-from train_core.storage.objects import local_disk
+from train_core.storage.objects import local_disk, regular_files
 from train_core.storage.objects.backend import Backend
 from train_core.storage.objects.digests import new_digest
 
@@ -24,15 +25,49 @@ class DiskBackend(Backend):
     def _filesystem(self, protocol: str) -> fsspec.AbstractFileSystem:
         return fsspec.filesystem(protocol)
 
-    def load(self, left_s: float, path: str, size_bytes: int) -> tuple[memoryview, str]:
+    def read(
+        self, left_s: float, path: str, root: str | None, max_bytes: int | None = None
+    ) -> bytes:
+        """The file's bytes, at most `max_bytes`."""
+        return regular_files.read(path, root, max_bytes)
+
+    def piece(self, left_s: float, path: str, root: str | None, start: int, end: int) -> bytes:
+        """The file's bytes from `start` to `end`."""
+        return regular_files.piece(path, root, start, end)
+
+    def size(self, left_s: float, path: str, root: str | None) -> int:
+        """The file's size."""
+        if root is None:
+            return super().size(left_s, path, root)
+        return regular_files.size_of(path, root)
+
+    def load(
+        self, left_s: float, path: str, root: str | None, size_bytes: int
+    ) -> tuple[memoryview, str]:
         """The file as memory, and its digest; as `Backend.load`, but without a limit of time."""
-        return local_disk.map_file(path, size_bytes)
+        return local_disk.map_file(path, size_bytes, root)
+
+    def in_folders(self, left_s: float, folder: str) -> dict[str, set[str]]:
+        """The names in each folder directly below, by the folder's name."""
+        found = {}
+        with os.scandir(folder) as entries:
+            below = [entry for entry in entries if entry.is_dir()]
+        for one in below:
+            # It may be deleted meanwhile.
+            with suppress(FileNotFoundError, NotADirectoryError):
+                found[one.name] = set(os.listdir(one.path))
+        return found
 
     def pass_on(
-        self, left_s: float, path: str, size_bytes: int, write: Callable[[memoryview], object]
+        self,
+        left_s: float,
+        path: str,
+        root: str | None,
+        size_bytes: int,
+        write: Callable[[memoryview], object],
     ) -> str:
         """Give `write` the file's bytes; as `Backend.pass_on`, but without a limit of time."""
-        with open(path, "rb", buffering=0) as file:
+        with regular_files.opened(path, root) as file:
             return local_disk.read_through(file, size_bytes, write)
 
     def write(self, left_s: float, path: str, data: bytes, *, durable: bool) -> None:
@@ -68,12 +103,14 @@ class DiskBackend(Backend):
         """Copy a local file; whole and durable when this returns."""
         local_disk.copy_file(str(local), path)
 
-    def copy(self, left_s: float, source: str, path: str) -> None:
+    def copy(self, left_s: float, source: str, root: str | None, path: str) -> None:
         """Copy a file; whole and durable when this returns."""
-        local_disk.copy_file(source, path)
+        local_disk.copy_file(source, path, root)
 
-    def link_or_copy(self, left_s: float, source: str, path: str) -> None:
+    def link_or_copy(self, left_s: float, source: str, root: str | None, path: str) -> None:
         """Give the file a second name, or copy it where the disk cannot."""
+        if root is not None:
+            regular_files.size_of(source, root)
         local_disk.link_or_copy_file(source, path)
 
     def delete(self, left_s: float, path: str) -> None:
@@ -83,12 +120,6 @@ class DiskBackend(Backend):
     def check_inside(self, path: str, root: str) -> None:
         """Raise ConfigError if a link on the way to `path` leads out of the folder `root`."""
         local_disk.check_inside(path, root)
-
-    def link_on_the_way(self, path: str, root: str) -> str:
-        """The first link below `root` on the way to the file; empty: there is none."""
-        names = path.removeprefix(root).strip("/").split("/")
-        ways = ("/".join([root, *names[: count + 1]]) for count in range(len(names)))
-        return next(filter(os.path.islink, ways), "")
 
     def sweep(self, root: str) -> None:
         """Delete the temporary files below `root` of processes that were killed."""

@@ -11,10 +11,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from io import FileIO
+from io import BufferedReader
 from pathlib import Path
 
 from train_core.errors import ConfigError
+from train_core.storage.objects import regular_files
 from train_core.storage.objects.digests import new_digest
 
 BLOCK_BYTES = 4096
@@ -112,12 +113,13 @@ def _write_past_cache(descriptor: int, data: memoryview) -> int:
     return written
 
 
-def map_file(path: str, size_bytes: int) -> tuple[memoryview, str]:
+def map_file(path: str, size_bytes: int, root: str | None) -> tuple[memoryview, str]:
     """The file as memory that is shared with the disk's cache until it is changed, and its digest.
 
-    The digest is empty if the file is not of that size.
+    The digest is empty if the file is not of that size. With a `root`, no link below it is
+    followed.
     """
-    with open(path, "rb", buffering=0) as file:
+    with regular_files.opened(path, root) as file:
         # By reading: what the disk cannot read is an error then, and in a mapping a signal.
         digest = read_through(file, size_bytes)
         if not digest:
@@ -129,11 +131,11 @@ def map_file(path: str, size_bytes: int) -> tuple[memoryview, str]:
 
 
 def read_through(
-    file: FileIO, size_bytes: int, write: Callable[[memoryview], object] = lambda _: None
+    file: BufferedReader, size_bytes: int, write: Callable[[memoryview], object] = lambda _: None
 ) -> str:
     """Give `write` the file's bytes, piece by piece; their digest, empty if it has another size."""
     piece, num_bytes, digest = memoryview(bytearray(_CHUNK_BYTES)), 0, new_digest()
-    while num_bytes <= size_bytes and (count := file.readinto(piece)):
+    while num_bytes <= size_bytes and (count := file.raw.readinto(piece)):
         digest.update(piece[:count])
         write(piece[:count])
         num_bytes += count
@@ -147,10 +149,11 @@ def replace(path: str, temporary: str, *, durable: bool) -> None:
         sync(os.path.dirname(path))
 
 
-def copy_file(source: str, path: str) -> None:
-    """Copy a file; durable and whole, or not there."""
+def copy_file(source: str, path: str, root: str | None = None) -> None:
+    """Copy a file; durable and whole, or not there. With a `root`, no link below it is followed."""
     with temporary_beside(path) as temporary:
-        shutil.copyfile(source, temporary)
+        with regular_files.opened(source, root) as file, open(temporary, "xb") as copied:
+            shutil.copyfileobj(file, copied, _CHUNK_BYTES)
         sync(temporary)
         replace(path, temporary, durable=True)
 

@@ -28,7 +28,7 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
-from train_core.errors import StorageError
+from train_core.errors import CheckpointError, StorageError
 
 STATUSES_THAT_PASS = frozenset({408, 429, 500, 502, 503, 504})
 _CODES_THAT_PASS = frozenset(
@@ -156,7 +156,7 @@ def storage_errors(action: str, uri: str, *, writing: bool = False) -> Iterator[
     """Raise what went wrong as one of the errors that Store promises, naming the object."""
     try:
         yield
-    except (FileExistsError, StorageError):
+    except (FileExistsError, StorageError, CheckpointError):
         raise
     except Exception as error:
         if not writing and isinstance(error, _NOT_THERE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from fsspec.asyn import sync
 from train_core.storage.objects import uploads
 from train_core.storage.objects.backend import Backend
 from train_core.storage.objects.digests import new_digest
+from train_core.storage.objects.regular_files import check_size
 from train_core.storage.objects.retry_policy import s3_config
 from train_core.storage.objects.s3_client import bucket_of, builtin_errors
 from train_core.storage.objects.transfer import (
@@ -38,12 +40,47 @@ class S3Backend(Backend):
         """What the server tells of each object below the folder, which may be itself."""
         yield from self.ask(left_s, "find", folder, detail=True).values()
 
-    def load(self, left_s: float, path: str, size_bytes: int) -> tuple[memoryview, str]:
+    def read(
+        self, left_s: float, path: str, root: str | None, max_bytes: int | None = None
+    ) -> bytes:
+        """The object's bytes, at most `max_bytes`: one request, where s3fs alone asks for the size.
+
+        It requests one byte more, so that an object that is too large is noticed.
+        """
+        if max_bytes is None:
+            return super().read(left_s, path, root)
+        try:
+            data = self.piece(left_s, path, root, 0, max_bytes + 1)
+        except OSError as error:
+            # No range of an empty object can be requested.
+            if error.errno != errno.EINVAL:
+                raise
+            return b""
+        check_size(f"{self.fs.unstrip_protocol(path)}", len(data), max_bytes)
+        return data
+
+    def in_folders(self, left_s: float, folder: str) -> dict[str, set[str]]:
+        """The names in each folder directly below, by the folder's name: one listing."""
+        found: dict[str, set[str]] = {}
+        for path in self.ask(left_s, "find", folder):
+            name, _, below = path.removeprefix(folder).lstrip("/").partition("/")
+            if below:
+                found.setdefault(name, set()).add(below.partition("/")[0])
+        return found
+
+    def load(
+        self, left_s: float, path: str, root: str | None, size_bytes: int
+    ) -> tuple[memoryview, str]:
         """The object's bytes, and their digest, within the client's own limits of time."""
         return load_in_parts(self._fetcher(path), size_bytes, left_s)
 
     def pass_on(
-        self, left_s: float, path: str, size_bytes: int, write: Callable[[memoryview], object]
+        self,
+        left_s: float,
+        path: str,
+        root: str | None,
+        size_bytes: int,
+        write: Callable[[memoryview], object],
     ) -> str:
         """Give `write` the object's bytes, within the client's own limits of time; their digest."""
         return pass_on_in_parts(self._fetcher(path), size_bytes, left_s, write)

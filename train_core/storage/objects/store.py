@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from train_core.errors import StorageError
+from train_core.errors import CheckpointError, StorageError
 from train_core.storage.objects.retry_policy import may_pass
 from train_core.storage.objects.store_reader import StoreReader
 from train_core.storage.objects.uploads import Upload
@@ -62,7 +62,7 @@ class Store(StoreReader):
                     raise
                 if not (isinstance(error, FileExistsError) or self._backend.exists(left_s, path)):
                     raise
-                if self._ask(left_s, "cat_file", path) != data:
+                if not self._has(left_s, path, data):
                     raise FileExistsError(f"{self.uri(key)} exists") from error
 
         self._run("create", key, once, writing=True, size_bytes=len(data))
@@ -154,6 +154,14 @@ class Store(StoreReader):
         store.put(key, memoryview(b"1"))
         store.delete(key)
 
+    def _has(self, left_s: float, path: str, data: bytes) -> bool:
+        """Whether these are the bytes of the object that is there."""
+        try:
+            return self._backend.read(left_s, path, self._guard, len(data)) == data
+        except CheckpointError:
+            # It is longer, or no file.
+            return False
+
     def _path_inside(self, key: str) -> str:
         """The path of an object that is to be changed: it lies where it seems to."""
         path = self.path(key).rstrip("/")
@@ -161,7 +169,11 @@ class Store(StoreReader):
         return path
 
     def _copy(
-        self, key: str, target: Store, target_key: str, copy: Callable[[float, str, str], None]
+        self,
+        key: str,
+        target: Store,
+        target_key: str,
+        copy: Callable[[float, str, str | None, str], None],
     ) -> None:
         source, path = self.path(key), target._path_inside(target_key)
         if target.protocol != self.protocol:
@@ -169,6 +181,12 @@ class Store(StoreReader):
         size_bytes = self.size_bytes(key)
 
         def once(left_s: float) -> None:
-            copy(left_s, source, path)
+            copy(left_s, source, self._guard, path)
 
         target._run("copy", target_key, once, writing=True, size_bytes=size_bytes)
+
+
+class DataStore(Store):
+    """A folder of the user's own data, which may be behind links: a training set, weights."""
+
+    follows_links = True

@@ -11,7 +11,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import fsspec
 from fsspec.core import has_magic
@@ -43,8 +43,13 @@ class StoreReader:
     Credentials and endpoints come from the environment, as the storage's own client reads them.
     Keys are relative to the folder, separated by `/`. Missing objects raise FileNotFoundError,
     everything else that storage answers raises StorageError: at once if asking again is of no use,
-    else when the retry policy's budget is spent.
+    else when the retry policy's budget is spent. On a disk regular files are read only, and no link
+    below the folder is followed: another thing in a file's place raises CheckpointError, as only
+    somebody else can have put it there.
     """
+
+    follows_links: ClassVar[bool] = False
+    """Whether what is read on a disk may be behind links, and no regular file."""
 
     def __init__(self, url: str, retry_policy: RetryPolicy = DEFAULT) -> None:
         self.protocol: str = get_protocol(stringify_path(url))
@@ -57,6 +62,7 @@ class StoreReader:
         except (ValueError, ImportError) as error:
             raise ConfigError(f"storage {url!r} cannot be used: {error}") from error
         self._root: str = self.fs._strip_protocol(url)  # noqa: SLF001 (fsspec's only way)
+        self._guard = None if self.follows_links else self._root
         self.url = self._root if self.is_local else url.rstrip("/")
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -94,10 +100,14 @@ class StoreReader:
         """The same folder, waited for so long."""
         return self._at(self.url, retry_policy)
 
-    def read(self, key: str) -> bytes:
-        """The whole object."""
+    def read(self, key: str, max_bytes: int | None = None) -> bytes:
+        """The whole object. Raises CheckpointError if it has more than `max_bytes`."""
         path = self.path(key)
-        return self._run("read", key, lambda left_s: bytes(self._ask(left_s, "cat_file", path)))
+
+        def once(left_s: float) -> bytes:
+            return self._backend.read(left_s, path, self._guard, max_bytes)
+
+        return self._run("read", key, once)
 
     def chunks(self, key: str, size_bytes: int = 16 * 2**20) -> Iterator[bytes]:
         """The object piece by piece, in bounded memory."""
@@ -110,16 +120,16 @@ class StoreReader:
         path = self.path(key)
         if start >= end:
             return b""  # some servers refuse to be asked for nothing
-        return self._run(
-            "read",
-            key,
-            lambda left_s: bytes(self._ask(left_s, "cat_file", path, start=start, end=end)),
-            size_bytes=end - start,
-        )
+
+        def once(left_s: float) -> bytes:
+            return self._backend.piece(left_s, path, self._guard, start, end)
+
+        return self._run("read", key, once, size_bytes=end - start)
 
     def size_bytes(self, key: str) -> int:
         """The object's size."""
-        return self._size(key)
+        path = self.path(key)
+        return self._run("stat", key, lambda left_s: self._backend.size(left_s, path, self._guard))
 
     def load(self, key: str, size_bytes: int) -> tuple[memoryview, str]:
         """The object's bytes, which may be changed, and their digest; from parallel parts.
@@ -129,27 +139,20 @@ class StoreReader:
         path = self.path(key)
 
         def once(left_s: float) -> tuple[memoryview, str]:
-            return self._backend.load(left_s, path, size_bytes)
+            return self._backend.load(left_s, path, self._guard, size_bytes)
 
         return self._run("read", key, once, size_bytes=size_bytes)
-
-    def link_on_the_way(self, key: str) -> str:
-        """The first symbolic link below the folder on the way to the object; empty: there is none.
-
-        Only somebody else can have made one.
-        """
-        return self._backend.link_on_the_way(self.path(key), self._root)
 
     def download(self, key: str, local: str | Path) -> str:
         """Copy the object into a local file, from parallel parts and in bounded memory; its digest.
 
         The digest is empty if the object has changed meanwhile.
         """
-        path, size_bytes = self.path(key), self._size(key)
+        path, size_bytes = self.path(key), StoreReader.size_bytes(self, key)
 
         def once(left_s: float) -> str:
             with open(local, "wb") as file:
-                return self._backend.pass_on(left_s, path, size_bytes, file.write)
+                return self._backend.pass_on(left_s, path, self._guard, size_bytes, file.write)
 
         return self._run("download", key, once, size_bytes=size_bytes)
 
@@ -161,7 +164,7 @@ class StoreReader:
         path = self.path(key)
 
         def once(left_s: float) -> str:
-            return self._backend.pass_on(left_s, path, size_bytes, lambda _: None)
+            return self._backend.pass_on(left_s, path, self._guard, size_bytes, lambda _: None)
 
         return self._run("read", key, once, size_bytes=size_bytes)
 
@@ -184,6 +187,22 @@ class StoreReader:
         # An object that marks the folder, or the object itself, lists as its own content.
         names = {posixpath.basename(path) for path in found - {folder}}
         return sorted(name for name in names if not name.startswith(TEMPORARY))
+
+    def in_folders(self, key: str) -> dict[str, set[str]]:
+        """The names in each folder directly below `key`, by the folder's name; one listing on S3.
+
+        Raises nothing if nothing is there. A storage without folders has those only that are not
+        empty.
+        """
+        folder = self.path(key).rstrip("/")
+
+        def once(left_s: float) -> dict[str, set[str]]:
+            try:
+                return self._backend.in_folders(left_s, folder)
+            except (FileNotFoundError, NotADirectoryError):
+                return {}
+
+        return self._run("list", key, once)
 
     def tree(self, key: str = "", max_depth: int = 0) -> dict[str, dict[str, Any]]:
         """What the filesystem tells of the object, or of each in the folder and below it, by key.
@@ -228,10 +247,6 @@ class StoreReader:
             # As in `names`: what marks the folder is no object in it.
             if name and not posixpath.basename(name).startswith(TEMPORARY)
         }
-
-    def _size(self, key: str) -> int:
-        path = self.path(key)
-        return self._run("stat", key, lambda left_s: int(self._ask(left_s, "info", path)["size"]))
 
     def _at(self, url: str, retry_policy: RetryPolicy) -> Self:
         """A store of the same kind at another address."""

@@ -43,7 +43,13 @@ def newest_amendment(store: Store) -> Amendment | None:
     last = max((name for name in parsed if name), default=None)
     if last is None:
         return None
-    return read_document(store, Amendment, f"{ASKED}/{last}", "what a run was asked")[0]
+    return read_amendment(store, last.attempt)
+
+
+def read_amendment(store: Store, attempt: int) -> Amendment:
+    """What `attempt` was asked for. Raises FileNotFoundError if that is not there."""
+    key = f"{ASKED}/{LeaseName(attempt)}"
+    return read_document(store, Amendment, key, "what a run was asked")[0]
 
 
 def amend(store: Store, attempt: int, asked: Amendment) -> None:

@@ -15,7 +15,7 @@ from train_core.errors import CheckpointError
 from train_core.policy.logins import hide_logins
 from train_core.storage.objects.digests import new_digest
 from train_core.storage.objects.store import Store
-from train_core.storage.records.documents import FORMAT
+from train_core.storage.records.documents import FORMAT, Count
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import DATA
 from train_core.storage.records.verified_files import read_file
@@ -29,8 +29,8 @@ class SourceRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str = Field(description="The file, folder or glob that the workload named; no login.")
-    num_files: int = Field(ge=0)
-    size_bytes: int = Field(ge=0)
+    num_files: Count
+    size_bytes: Count
     digest: str = Field(
         description="BLAKE3 over the files' names and digests: the same wherever the folder is."
     )
@@ -42,7 +42,7 @@ class FileRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(description="Below the source's folder.")
-    size_bytes: int = Field(ge=0)
+    size_bytes: Count
     digest: str = Field(description="BLAKE3 of its bytes.")
     version: str = Field(
         description="What tells cheaply that it may have changed: its time on a disk in ns, its "
@@ -105,6 +105,7 @@ def key_of(entry: FileEntry) -> str:
 def read_file_list(store: Store, entry: FileEntry) -> FileList:
     """The document. Raises CheckpointError if it is not what run.json vouches for."""
     try:
-        return FileList.model_validate_json(bytes(read_file(store, key_of(entry), entry)))
+        data = bytes(read_file(store, key_of(entry), entry))
+        return FileList.model_validate_json(data, strict=True)
     except ValidationError as error:
         raise CheckpointError(f"{store.uri(key_of(entry))} is not a list of data files") from error

@@ -16,9 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from train_core.errors import CheckpointError
 from train_core.policy.segments import segments_to_merge
 from train_core.storage.objects.store import Store
+from train_core.storage.records.documents import Count, parse_json
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import JOURNAL, SegmentName
-from train_core.storage.records.verified_files import read_file
+from train_core.storage.records.verified_files import fault_of, read_file
 
 _PIECE_BYTES = 2**20
 _MAX_LINE_BYTES = 16 * 2**20
@@ -34,7 +35,7 @@ class Entry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    step: int
+    step: Count
     time: float
     metrics: dict[str, float | None]
     rates: dict[str, float] = {}
@@ -102,10 +103,37 @@ def read_good_segments(
             _log.log(level, "some metrics are not shown: %s", error)
 
 
+def fault_of_segment(store: Store, segment: FileEntry) -> str:
+    """What is wrong with the segment: its bytes, a line of it, or its name; nothing if all is well.
+
+    Every line is parsed as strictly as a document.
+    """
+    key = f"{JOURNAL}/{segment.name}"
+    if fault := fault_of(store, key, segment):
+        return fault
+    name, refusal = SegmentName.parse(segment.name), f"{key}: a line is not an entry"
+    if name is None:
+        return f"{key} is no name of a segment"
+    try:
+        for line in _lines(_read(store, segment), key):
+            parse_json(line, refusal)
+            entry = Entry.model_validate_json(line, strict=True)
+            if not name.first_step <= entry.step <= name.last_step:
+                return f"{key} has an entry of step {entry.step}"
+    except ValidationError as error:
+        return f"{refusal}: {error.errors(include_url=False)[0]['msg']}"
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
 def _entries(store: Store, segment: FileEntry) -> list[Entry]:
     where = store.uri(f"{JOURNAL}/{segment.name}")
     try:
-        return [Entry.model_validate_json(line) for line in _lines(_read(store, segment), where)]
+        return [
+            Entry.model_validate_json(line, strict=True)
+            for line in _lines(_read(store, segment), where)
+        ]
     except ValidationError as error:
         raise CheckpointError(f"{where}: a line is not an entry: {error}") from error
 

@@ -8,10 +8,20 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from train_core.errors import CheckpointError
 from train_core.policy.stop_reasons import is_final
 from train_core.storage.objects.digests import ALGORITHM, digest_of
 from train_core.storage.objects.store import Store
-from train_core.storage.records.documents import FORMAT, read_document, with_checksum
+from train_core.storage.records.documents import (
+    FORMAT,
+    LARGEST_NUMBER,
+    MAX_ENTRIES,
+    Count,
+    Text,
+    read_document,
+    read_small,
+    with_checksum,
+)
 from train_core.storage.records.names import (
     CHECKPOINTS,
     MANIFEST_JSON,
@@ -19,6 +29,7 @@ from train_core.storage.records.names import (
     check_reported_name,
 )
 
+Metrics = Annotated[dict[Text, float | None], Field(max_length=MAX_ENTRIES)]
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
@@ -28,7 +39,7 @@ class FileEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, AfterValidator(check_reported_name)]
-    size_bytes: int = Field(ge=0)
+    size_bytes: Count
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
 
     @classmethod
@@ -40,29 +51,33 @@ class FileEntry(BaseModel):
 class Manifest(BaseModel):
     """What every manifest says: which format and kind, and every file with size and digest."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     format: Literal[1] = FORMAT
     kind: str
     digest_algorithm: Literal["blake3"] = ALGORITHM
-    created_at: str = Field(description="UTC, ISO 8601.")
-    files: tuple[FileEntry, ...]
+    created_at: Text = Field(description="UTC, ISO 8601.")
+    files: tuple[FileEntry, ...] = Field(max_length=MAX_ENTRIES)
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        for field in self._plain:
+        for field, is_plain in self._listed.items():
+            seen: set[str] = set()
             for number, entry in enumerate(getattr(self, field)):
-                if not _SAFE_NAME.fullmatch(entry.name):
+                if is_plain and not _SAFE_NAME.fullmatch(entry.name):
                     raise ValueError(
                         f"{field}.{number}.name: {entry.name!r} is not the name of a file in the "
                         "same folder"
                     )
+                if entry.name in seen:
+                    raise ValueError(f"{field}.{number}.name: {entry.name!r} is listed twice")
+                seen.add(entry.name)
         return self
 
     @property
-    def _plain(self) -> tuple[str, ...]:
-        """The fields whose files lie in one folder, without folders in it."""
-        return ("files",)
+    def _listed(self) -> dict[str, bool]:
+        """The fields that list files, and whether those lie in one folder, with none in it."""
+        return {"files": True}
 
     def to_json(self) -> bytes:
         """The manifest's bytes as they are stored."""
@@ -86,8 +101,10 @@ class ReportedFolder(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(description="checkpoint_dir_name, if the function gave one.")
-    world_size: int = Field(ge=1, description="The ranks that reported together.")
+    name: Text = Field(description="checkpoint_dir_name, if the function gave one.")
+    world_size: int = Field(
+        ge=1, le=LARGEST_NUMBER, description="The ranks that reported together."
+    )
     requested_validation: RequestedValidation | None = Field(
         default=None,
         exclude_if=operator.not_,
@@ -102,15 +119,15 @@ class CheckpointManifest(Manifest):
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
 
     kind: Literal["checkpoint"] = "checkpoint"
-    attempt: int = Field(ge=1)
-    step: int = Field(ge=0, description="Optimizer steps done.")
-    epoch: int = Field(ge=0, description="Epochs completed.")
-    samples_seen: int = Field(ge=0)
-    metrics: dict[str, float | None] = Field(
+    attempt: int = Field(ge=1, le=LARGEST_NUMBER)
+    step: Count = Field(description="Optimizer steps done.")
+    epoch: Count = Field(description="Epochs completed.")
+    samples_seen: Count
+    metrics: Metrics = Field(
         description="The newest value of each metric; null where it was not finite."
     )
     validated: bool = Field(description="Whether the validation metrics are of this very step.")
-    stopped_by: str = Field(
+    stopped_by: Text = Field(
         description="Why the training ended with this step; empty: it did not; "
         "request: it was asked to, and may go on; failure: a function failed, and may go on."
     )
@@ -122,7 +139,8 @@ class CheckpointManifest(Manifest):
     )
     elapsed_s: float = Field(default=0, ge=0, description="Seconds of training until here.")
     journal: tuple[FileEntry, ...] = Field(
-        description="The segments in ../../journal that this commit covers, oldest first."
+        max_length=MAX_ENTRIES,
+        description="The segments in ../../journal that this commit covers, oldest first.",
     )
 
     reported: ReportedFolder | None = Field(
@@ -132,9 +150,9 @@ class CheckpointManifest(Manifest):
     )
 
     @property
-    def _plain(self) -> tuple[str, ...]:
+    def _listed(self) -> dict[str, bool]:
         # A folder that a function reports may have folders in it.
-        return ("journal",) if self.reported else ("files", "journal")
+        return {"files": not self.reported, "journal": True}
 
     @property
     def is_function_end(self) -> bool:
@@ -154,24 +172,26 @@ class EvaluationManifest(Manifest):
     """The commit of one checkpoint's evaluation on one split."""
 
     kind: Literal["evaluation"] = "evaluation"
-    checkpoint: str
-    checkpoint_digest: str
-    split: str
-    num_samples: int = Field(ge=0)
-    max_batches: int = Field(ge=0, description="A dry run measures a part; 0: the whole split.")
-    metrics: dict[str, float | None]
+    checkpoint: Text
+    checkpoint_digest: Text
+    split: Text
+    num_samples: Count
+    max_batches: Count = Field(description="A dry run measures a part; 0: the whole split.")
+    metrics: Metrics
 
 
 class PredictionsManifest(Manifest):
     """The commit of a batch inference."""
 
     kind: Literal["predictions"] = "predictions"
-    checkpoint: str
-    checkpoint_digest: str
-    step: int
+    checkpoint: Text
+    checkpoint_digest: Text
+    step: Count
     input: dict[str, Any]
-    num_rows: int = Field(ge=0)
-    rows: tuple[int, ...] = Field(description="Rows of each file, in the order of `files`.")
+    num_rows: Count
+    rows: tuple[Count, ...] = Field(
+        max_length=MAX_ENTRIES, description="Rows of each file, in the order of `files`."
+    )
 
 
 M = TypeVar("M", bound=Manifest)
@@ -192,3 +212,17 @@ def read_manifest(store: Store, model: type[M], key: str = MANIFEST_JSON) -> tup
     what = f"a manifest of format {FORMAT}"
     found, data = read_document(store, model, key, what, has_checksum=True)
     return found, digest_of(data)
+
+
+def committed_bytes(store: Store, key: str, digest: str) -> bytes:
+    """The bytes of the manifest at `key` whose digest that is.
+
+    Raises CheckpointError if it was deleted or altered since.
+    """
+    try:
+        data = read_small(store, key)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error}: the checkpoint was deleted meanwhile") from error
+    if digest_of(data) != digest:
+        raise CheckpointError(f"{store.uri(key)} was altered since it was opened")
+    return data

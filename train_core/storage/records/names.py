@@ -42,10 +42,13 @@ _LONGEST_SLUG = 80
 _UNIQUE_CHARACTERS = 6
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_CHECKPOINT = re.compile(r"step-(\d{8,})-a(\d{4,})")
-_JOB = re.compile(r"(.+)-a(\d{4,})-([0-9a-f]{8})(?:-(\d+))?")
-_SEGMENT = re.compile(r"steps-(\d{8,})-(\d{8,})-a(\d{4,})\.jsonl")
-_LEASE = re.compile(r"(\d{4,})\.json")
+# A longer number than one of 18 digits is none of evertrain's.
+_STEP, _ATTEMPT = r"(\d{8,18})", r"(\d{4,18})"
+_CHECKPOINT = re.compile(rf"step-{_STEP}-a{_ATTEMPT}")
+_JOB = re.compile(rf"(.+)-a{_ATTEMPT}-([0-9a-f]{{8}})(?:-(\d{{1,18}}))?")
+_SEGMENT = re.compile(rf"steps-{_STEP}-{_STEP}-a{_ATTEMPT}\.jsonl")
+_LEASE = re.compile(rf"{_ATTEMPT}\.json")
+_FENCE_LIST = re.compile(rf"{_ATTEMPT}-seal\.json")
 _WHO = re.compile(r"[a-z][a-z0-9-]{0,99}")
 _PIN = re.compile(rf"([^/]+)/({_WHO.pattern})\.json")
 
@@ -197,6 +200,23 @@ class LeaseName:
     def parse(cls, text: str) -> Self | None:
         """The name, or None if `text` is not one in its only spelling."""
         match = _LEASE.fullmatch(text)
+        name = cls(int(match[1])) if match else None
+        return name if name is not None and str(name) == text else None
+
+
+@dataclass(frozen=True, order=True)
+class FenceListName:
+    """A fence list's file: the attempt that began when it was written."""
+
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.attempt:04d}-seal.json"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """The name, or None if `text` is not one in its only spelling."""
+        match = _FENCE_LIST.fullmatch(text)
         name = cls(int(match[1])) if match else None
         return name if name is not None and str(name) == text else None
 

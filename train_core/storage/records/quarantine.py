@@ -6,10 +6,12 @@ from contextlib import suppress
 
 from pydantic import BaseModel
 
-from train_core.errors import CheckpointError
+from train_core.errors import CheckpointError, ConfigError
 from train_core.storage.objects.store import Store
-from train_core.storage.records.documents import read_document
+from train_core.storage.records.documents import SMALL_BYTES, read_document
 from train_core.storage.records.names import CHECKPOINTS, QUARANTINED_JSON, CheckpointName
+
+_LONGEST_REASON = 4000
 
 
 class QuarantineMark(BaseModel):
@@ -18,25 +20,22 @@ class QuarantineMark(BaseModel):
     reason: str
 
 
-def is_quarantined(store: Store, name: CheckpointName) -> bool:
-    """Whether the checkpoint has a mark."""
-    return store.exists(_key(name))
-
-
 def quarantine_reason(store: Store, name: CheckpointName) -> str | None:
     """Why the checkpoint is quarantined; None if it is not."""
     try:
-        mark, _ = read_document(store, QuarantineMark, _key(name), "a quarantine mark")
+        what = "a quarantine mark"
+        mark, _ = read_document(store, QuarantineMark, _key(name), what, max_bytes=SMALL_BYTES)
     except FileNotFoundError:
         return None
-    except CheckpointError as error:
+    except (CheckpointError, ConfigError) as error:
         # Whatever lies there marks the checkpoint.
         return str(error)
     return mark.reason
 
 
 def mark_quarantined(store: Store, name: CheckpointName, reason: str) -> None:
-    """Write the mark, unless there is one."""
+    """Write the mark, unless there is one; a very long reason is cut."""
+    reason = reason[:_LONGEST_REASON]
     with suppress(FileExistsError):
         store.create(_key(name), QuarantineMark(reason=reason).model_dump_json().encode())
 

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from train_core.errors import CheckpointError
+from train_core.errors import CheckpointError, ConfigError
+from train_core.storage.records.documents import parse_json
 
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -24,7 +25,10 @@ DTYPE_BYTES = {
 }  # fmt: skip
 """Bytes of an element, by the format's name of the type."""
 
-MAX_HEADER_BYTES = 100 * 2**20
+MAX_TENSORS = 100_000
+"""In one file. A model of more would take minutes to copy, tensor by tensor."""
+MAX_HEADER_BYTES = 32 * 2**20
+"""The format itself allows 100 MB, which take a gigabyte of memory to parse."""
 MAX_SIZE = 2**62
 """Dimensions and their products are smaller; torch counts in 64 bits."""
 _MAX_DIMENSIONS = 64
@@ -56,7 +60,10 @@ class TensorFile:
 def lay_out(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> TensorFile:
-    """A file of tensors with these types and shapes, by name."""
+    """A file of tensors with these types and shapes, by name.
+
+    Raises ConfigError if there are so many that the file would not be read again.
+    """
     ordered = sorted(tensors, key=lambda name: (-DTYPE_BYTES[tensors[name][0]], name))
     header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     end = 0
@@ -65,6 +72,12 @@ def lay_out(
         start, end = end, end + DTYPE_BYTES[dtype] * math.prod(shape)
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
+    if len(tensors) > MAX_TENSORS or len(text) > MAX_HEADER_BYTES - _LENGTH_BYTES:
+        raise ConfigError(
+            f"{len(tensors)} tensors with a header of {len(text)} bytes are too many for one file: "
+            f"at most {MAX_TENSORS}, and {MAX_HEADER_BYTES} bytes. Give the checkpoint more "
+            "shards (num_shards), or the model fewer tensors"
+        )
     # The largest types come first, so that each tensor is aligned if the data is.
     text += b" " * (-len(text) % _LENGTH_BYTES)
     head = len(text).to_bytes(_LENGTH_BYTES, "little") + text
@@ -84,30 +97,44 @@ def read_layout(data: memoryview, file: str) -> TensorFile:
 
     Raises CheckpointError, naming `file`, if any of it lies about types, shapes or sizes.
     """
-    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
-    begin = _LENGTH_BYTES + length
-    if len(data) < _LENGTH_BYTES or length > MAX_HEADER_BYTES or begin > len(data):
-        raise CheckpointError(f"{file} is not a safetensors file: its header does not fit in it")
+    begin = header_end(data[:_LENGTH_BYTES], len(data), file)
+    return layout_of(data[:begin], len(data), file)
+
+
+def header_end(beginning: bytes | memoryview, size_bytes: int, file: str) -> int:
+    """Where the header ends of a file of that size, by its first 8 bytes. Raises as above."""
+    length = int.from_bytes(beginning, "little")
+    end = _LENGTH_BYTES + length
+    if len(beginning) < _LENGTH_BYTES or length > MAX_HEADER_BYTES or end > size_bytes:
+        raise CheckpointError(
+            f"{file} is not a safetensors file: its header does not fit in it, or is too large"
+        )
+    return end
+
+
+def layout_of(head: bytes | memoryview, size_bytes: int, file: str) -> TensorFile:
+    """The layout of a file of that size, by its beginning until the header's end. Raises so."""
+    begin, refusal = len(head), f"{file} is not a safetensors file"
+    header = parse_json(head[_LENGTH_BYTES:], refusal)
     try:
-        header = json.loads(bytes(data[_LENGTH_BYTES:begin]))
         metadata = {str(key): str(value) for key, value in header.pop(_METADATA, {}).items()}
         ranges = {name: _range_of(entry, begin) for name, entry in header.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not a safetensors file: {error!r}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{refusal}: {error!r}") from error
+    if len(ranges) > MAX_TENSORS:
+        raise CheckpointError(f"{refusal}: it has {len(ranges)} tensors, more than {MAX_TENSORS}")
     end = begin
     for name, one in sorted(ranges.items(), key=lambda item: (item[1].start, item[1].stop)):
         expected = DTYPE_BYTES[one.dtype] * math.prod(one.shape)
         if one.start != end or one.stop - one.start != expected:
             raise CheckpointError(
-                f"{file} is not a safetensors file: tensor {name!r} is said to lie at bytes "
+                f"{refusal}: tensor {name!r} is said to lie at bytes "
                 f"{one.start} to {one.stop}, where {expected} bytes from {end} on are expected"
             )
         end = one.stop
-    if end != len(data):
-        raise CheckpointError(
-            f"{file} is not a safetensors file: its tensors end at byte {end} of {len(data)}"
-        )
-    return TensorFile(bytes(data[:begin]), ranges, len(data), metadata)
+    if end != size_bytes:
+        raise CheckpointError(f"{refusal}: its tensors end at byte {end} of {size_bytes}")
+    return TensorFile(bytes(head), ranges, size_bytes, metadata)
 
 
 def _range_of(entry: Any, begin: int) -> TensorRange:

@@ -1,4 +1,4 @@
-"""Files that a manifest vouches for: stored, read and checked by size and digest."""
+"""Files that a manifest vouches for: stored, read, copied and checked by size and digest."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ def read_file(store: Store, key: str, entry: FileEntry) -> memoryview:
     Raises CheckpointError, naming the object, if they are not what was committed, and StorageError
     if they are, but this machine's memory is too small for them: it may be larger elsewhere.
     """
-    if fault := _fault_of_way(store, key):
-        raise CheckpointError(f"{store.uri(key)} {fault}")
     # Imported late: a server of a model reads no such file, and need not have it.
     import psutil
 
@@ -56,7 +54,7 @@ def read_file(store: Store, key: str, entry: FileEntry) -> memoryview:
     return data
 
 
-def copy_file(store: Store, key: str, entry: FileEntry, local: Path) -> None:
+def download_file(store: Store, key: str, entry: FileEntry, local: Path) -> None:
     """Copy the object into a local file, in bounded memory.
 
     Raises CheckpointError, naming the object, if it is not what was committed.
@@ -67,16 +65,32 @@ def copy_file(store: Store, key: str, entry: FileEntry, local: Path) -> None:
     _check_digest(store, key, entry, digest)
 
 
+def copy_file(store: Store, key: str, target: Store, target_key: str, entry: FileEntry) -> None:
+    """Copy the object within its storage, on the server's side, and verify the copy.
+
+    Raises CheckpointError, and leaves no copy, if it is not what was committed.
+    """
+    check_size(store, key, entry)
+    store.copy(key, target, target_key)
+    # The copy is what is used: whatever happens to the object meanwhile.
+    if fault := fault_of(target, target_key, entry):
+        target.delete(target_key)
+        raise CheckpointError(f"{store.uri(key)} is not what was committed: the copy {fault}")
+
+
 def fault_of(store: Store, key: str, entry: FileEntry) -> str:
     """What is wrong with the object, read in bounded memory; nothing if all is well."""
-    if found := _fault_of_size(store, key, entry):
-        return f"{key} {found}"
-    digest = new_digest()
     try:
-        for chunk in store.chunks(key):
-            digest.update(chunk)
+        size, digest = store.size_bytes(key), new_digest()
+        if size == entry.size_bytes:
+            for chunk in store.chunks(key):
+                digest.update(chunk)
     except FileNotFoundError:
         return f"{key} is missing"
+    except CheckpointError as error:
+        return f"{key}: {error}"
+    if size != entry.size_bytes:
+        return f"{key} {_other_size(size, entry)}"
     return "" if digest.hexdigest() == entry.digest else f"{key}: its digest is another"
 
 
@@ -108,17 +122,14 @@ def _too_large(store: Store, key: str, entry: FileEntry) -> StorageError:
 
 
 def _fault_of_size(store: Store, key: str, entry: FileEntry) -> str:
-    if fault := _fault_of_way(store, key):
-        return fault
     try:
         size = store.size_bytes(key)
     except FileNotFoundError:
         return "is missing"
-    if size != entry.size_bytes:
-        return f"has {size} bytes, {entry.size_bytes} were committed"
-    return ""
+    except CheckpointError as error:
+        return f"cannot be read: {error}"
+    return "" if size == entry.size_bytes else _other_size(size, entry)
 
 
-def _fault_of_way(store: Store, key: str) -> str:
-    link = store.link_on_the_way(key)
-    return f"is reached by the link {link}, and evertrain makes none" if link else ""
+def _other_size(size: int, entry: FileEntry) -> str:
+    return f"has {size} bytes, {entry.size_bytes} were committed"

@@ -343,9 +343,9 @@ class AwayStore(Store):
         self._answer()
         return super().names(key)
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, max_bytes: int | None = None) -> bytes:
         self._answer()
-        return super().read(key)
+        return super().read(key, max_bytes)
 
     def _answer(self) -> None:
         while self.away.is_set():
