@@ -8,7 +8,7 @@ FAST := tests/policy tests/storage tests/datasets tests/engine/metrics \
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo ui test test-fast test-all exact chaos soak night mutants check format bench-pipeline \
-	bench-checkpoint bench-recovery bench-functions clean
+	bench-checkpoint bench-recovery bench-functions bench-listing clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -75,6 +75,9 @@ bench-recovery: $(STAMP) ## Measure how soon a training goes on when a worker wa
 
 bench-functions: $(STAMP) ## Measure what a training function of Ray Train's costs beside stock Ray Train
 	$(BIN)/python -m benchmarks.functions
+
+bench-listing: $(STAMP) ## Measure how long listings of 2,000 checkpoints and of 2,000 runs take
+	$(BIN)/python -m benchmarks.listing
 
 clean: ## Delete caches; runs and .venv stay
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -59,6 +59,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "a manifest stays small.",
         "verified": "Every stored byte of a checkpoint and its journal is verified: when it is "
         "read, and by `evertrain verify`, which names what is damaged.",
+        "verified-copies": "A fork verifies every file while it is copied, and leaves no run "
+        "behind if one is not what was committed.",
         "damaged-checkpoint": "A checkpoint that fails to verify is quarantined, and all workers "
         "go on from the newest good one; if none is good, the error lists what is wrong with each.",
         "goes-on-without-journal": "A run goes on although a journal segment is damaged.",
@@ -74,6 +76,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "runs-list": "`runs list` shows each run's metrics, data and state, and says what is wrong "
         "with a run that cannot be read; `runs status` shows the progress of a running one; "
         "`--json` prints JSON.",
+        "faults-in-rows": "What cannot be read of a run or a checkpoint is told in its own row, "
+        "and hides no other.",
         "runs-delete": "`runs delete` deletes the run in MLflow, too.",
         "extend-and-fork": "A run that is extended ends like a run that had the larger number of "
         "epochs from the beginning, and a fork ends like its origin, also if they are killed on "
@@ -203,6 +207,9 @@ PROMISES: dict[str, dict[str, str]] = {
         "fix are not.",
         "crash-loop": "A flow run that died five times in a row without a new checkpoint fails and "
         "is not run again.",
+        "hostile-folders": "Whatever is in a run folder, commands that look, copy or clean up end "
+        "without a traceback, within seconds and a gigabyte of memory, and touch nothing outside "
+        "of it.",
     },
     "docs/prefect.md": {
         "page-commands": "The commands on the pages about Prefect are ones that Prefect and "
@@ -263,8 +270,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "created-once": "An object that must be created once has one winner, and a process that "
         "repeats its own request has won.",
         "untrusted-files": "Nothing is read, written or deleted through a symbolic link or a name "
-        "that leads out of the run folder; a manifest, a lease or a report that is too large is "
-        "not read.",
+        "that leads out of the run folder; a pipe or a device is no file; a document that is too "
+        "large, has a key twice, or another type for a number is not read.",
     },
     "docs/workloads.md": {
         "page-code": "Every piece of Python on this page is in the two example files, which the "

@@ -11,7 +11,7 @@ from pydantic import RootModel
 from tests.client.grown import ACCURACY, create, grow
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.amendments import Amendment
-from train_core.storage.records.documents import with_checksum
+from train_core.storage.records.documents import MAX_DOCUMENT_BYTES, with_checksum
 from train_core.storage.records.manifest import (
     EvaluationManifest,
     FileEntry,
@@ -84,7 +84,7 @@ def _write_results(folder: RunFolder) -> None:
 
 def reseal(folder: RunFolder, key: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Change the manifest at `key` and make its digest anew, as anybody can."""
-    content = json.loads(folder.store.read(key))
+    content = json.loads(folder.store.read(key, MAX_DOCUMENT_BYTES))
     del content["digest"]
     folder.store.write(key, with_checksum(Anything(change(content))))
 

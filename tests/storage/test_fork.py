@@ -44,11 +44,13 @@ def remove(folder: RunFolder, key: str) -> None:
     folder.store.delete(key)
 
 
-def refuse_to_fork(folder: RunFolder, spoil: Callable[[RunFolder, str], None], key: str) -> None:
-    """The fork is refused, names the file, and another checkpoint can be forked to that name."""
+def refuse_to_fork(
+    folder: RunFolder, spoil: Callable[[RunFolder, str], None], key: str, told: str = ""
+) -> None:
+    """The fork is refused, says why, and leaves nothing in the way of another one."""
     (checkpoint,) = folder.checkpoints()
     spoil(folder, key)
-    with pytest.raises(CheckpointError, match=key.rpartition("/")[2]):
+    with pytest.raises(CheckpointError, match=told or key.rpartition("/")[2]):
         fork_checkpoint(folder, checkpoint, "fork")
     fork = RunFolder(folder.storage, "fork")
     assert not fork.exists()
@@ -86,7 +88,7 @@ def test_a_fork_follows_no_link_and_waits_for_no_pipe(tmp_path: Path, kind: str,
         else:
             path.symlink_to(tmp_path / "outside")
 
-    refuse_to_fork(folder, spoil, key)
+    refuse_to_fork(folder, spoil, key, "is a pipe" if kind == "pipe" else "reached by the link")
 
 
 def test_a_fork_is_what_was_committed(folder: RunFolder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from train_core.errors import StorageError
+from train_core.storage.records.documents import Count, Text
 from train_core.storage.run_folder import RunFolder
 
 _METRICS_SHOWN = 6
@@ -15,12 +16,12 @@ class Live(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    stage: str
-    attempt: int
-    step: int
-    total_steps: int
-    epoch: int
-    epochs: int
+    stage: Text
+    attempt: Count
+    step: Count
+    total_steps: Count
+    epoch: Count
+    epochs: Count
     loss: float | None = None
     samples_per_s: float = 0
     eta_s: float | None = None
@@ -64,7 +65,7 @@ def last_reading(folder: RunFolder) -> Live | None:
         # The file is read again a moment later.
         return None
     try:
-        return Live.model_validate(live) if live else None
+        return Live.model_validate(live, strict=True) if live else None
     except ValidationError:
         return None
 

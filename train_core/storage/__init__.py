@@ -7,10 +7,12 @@ An import goes down this list only:
     finished_runs       the runs of a storage, and whether one is over
     addresses           what people call a run or a checkpoint
     predictions         what batch inferences committed
+    run_verification    whether all of a run is what was committed
     run_checks          what is checked before a folder is used
     run_reports         what report.json says
     verification        whether a checkpoint is what was committed
     run_folder          reads a run; its docstring has the layout
+    committed           finds what was committed, by a listing, and opens it
     coordination/       who may do what: lease, heartbeat, pins, requests to stop, mailbox
     records/            what lies in a run folder: names, manifest, journal, run.json, …
     objects/            a folder on any storage: Store, one backend a kind, retries, transfer

@@ -15,7 +15,6 @@ from train_core.policy.layout import part_of
 from train_core.results import Result
 from train_core.storage.committed import Checkpoint, Scan, open_result, scan
 from train_core.storage.coordination import lease, pins
-from train_core.storage.coordination.fence_list import read_fence_list
 from train_core.storage.coordination.stop_request import stop_request
 from train_core.storage.records.amendments import read_amendment
 from train_core.storage.records.journal import fault_of_segment
@@ -65,15 +64,17 @@ class RunVerification:
 
     def run(self, only: CheckpointName | None = None) -> Iterator[Verdict]:
         """The verdict on each part of the run, or on `only` one checkpoint."""
+        found: Scan | None = None
         try:
             found = scan(self._store, only)
         except CheckpointError as error:
+            # Without the fence list nobody knows which checkpoints count.
             yield Verdict(what=LEASES, faults=[str(error)])
-            found = Scan()
         if only is None:
             yield self._record()
             yield from self._bookkeeping()
-        yield from self._checkpoints(found, only)
+        if found:
+            yield from self._checkpoints(found, only)
         if only is None:
             yield from self._results()
             yield from self._report(found)
@@ -98,7 +99,6 @@ class RunVerification:
         for name in filter(None, map(LeaseName.parse, self._store.names(LEASES))):
             for read in (lease.read, stop_request):
                 yield from self._unreadable(f"{LEASES}/{name}", read, name.attempt)
-        yield from self._unreadable(LEASES, lambda store, _: read_fence_list(store), 0)
 
     def _unreadable(
         self, key: str, read: Callable[[Any, int], object], attempt: int
@@ -194,7 +194,7 @@ class RunVerification:
         faults = faults_of_files(self._store, key, manifest.files)
         return Verdict(what=key, files=len(manifest.files), faults=faults)
 
-    def _report(self, found: Scan) -> Iterator[Verdict]:
+    def _report(self, found: Scan | None) -> Iterator[Verdict]:
         try:
             report = self._folder.report()
             if report is None:
@@ -204,13 +204,13 @@ class RunVerification:
             faults = [str(error)]
         yield Verdict(what=REPORT_JSON, faults=faults)
 
-    def _faults_of_report(self, report: dict[str, Any], found: Scan) -> list[str]:
+    def _faults_of_report(self, report: dict[str, Any], found: Scan | None) -> list[str]:
         """What the report says of the run and what is there: the newest and the best always are."""
         faults = []
         best = reported(report, self._folder, str, "best", "name")
         step = reported(report, self._folder, int, "train", "step")
-        newest = max((one.step for one in found.good), default=0)
-        if best not in {str(one.name) for one in found.good}:
+        newest = max((one.step for one in found.good), default=0) if found else step
+        if found and best not in {str(one.name) for one in found.good}:
             faults.append(f"{REPORT_JSON} names {best} as the best, which is no good checkpoint")
         if newest < step:
             faults.append(

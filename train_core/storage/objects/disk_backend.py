@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import fsspec
@@ -51,11 +51,14 @@ class DiskBackend(Backend):
         """The names in each folder directly below, by the folder's name."""
         found = {}
         with os.scandir(folder) as entries:
-            below = [entry for entry in entries if entry.is_dir()]
+            below = [one for one in entries if one.is_symlink() or one.is_dir()]
         for one in below:
-            # It may be deleted meanwhile.
-            with suppress(FileNotFoundError, NotADirectoryError):
+            try:
                 found[one.name] = set(os.listdir(one.path))
+            except OSError as error:
+                # It was deleted meanwhile, or is a link to a file, to nothing or to itself.
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    raise
         return found
 
     def pass_on(

@@ -19,7 +19,7 @@ def write_file(store: Store, key: str, data: memoryview) -> FileEntry:
 
 
 def check_size(store: Store, key: str, entry: FileEntry) -> None:
-    """Raise CheckpointError if the object is missing, or is not as large as was committed."""
+    """Raise CheckpointError if the object is missing, no file, or not as large as was committed."""
     if fault := _fault_of_size(store, key, entry):
         raise CheckpointError(f"{store.uri(key)} {fault}")
 
@@ -29,7 +29,10 @@ def are_there(store: Store, folder: str, entries: Iterable[FileEntry]) -> bool:
 
     They need not be: a process that is fenced while it writes may commit what was deleted.
     """
-    return not any(_fault_of_size(store, f"{folder}/{entry.name}", entry) for entry in entries)
+    try:
+        return not any(_fault_of_size(store, f"{folder}/{entry.name}", entry) for entry in entries)
+    except CheckpointError:
+        return False
 
 
 def read_file(store: Store, key: str, entry: FileEntry) -> memoryview:
@@ -126,8 +129,6 @@ def _fault_of_size(store: Store, key: str, entry: FileEntry) -> str:
         size = store.size_bytes(key)
     except FileNotFoundError:
         return "is missing"
-    except CheckpointError as error:
-        return f"cannot be read: {error}"
     return "" if size == entry.size_bytes else _other_size(size, entry)
 
 

@@ -1,0 +1,141 @@
+"""A listing tells what it cannot read in that one's row; nothing is deleted through a link."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli.app import main
+from tests.hostile.whole_run import BEST, NEWEST, STEPS, reseal, whole_run
+from train_core.client.run_summaries import list_runs, run_status
+from train_core.client.runs import delete_run, fork_run, open_run, prune_run
+from train_core.errors import ConfigError
+from train_core.storage.records.names import CheckpointName
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import quarantine
+
+MIDDLE = BEST
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return whole_run(str(tmp_path_factory.mktemp("storage")))
+
+
+@pytest.fixture
+def folder(template: RunFolder, tmp_path: Path) -> RunFolder:
+    shutil.copytree(template.url, tmp_path / "runs" / "run")
+    return RunFolder(str(tmp_path / "runs"), "run")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    capsys.readouterr()
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def make_newer(folder: RunFolder, checkpoint: str) -> None:
+    reseal(folder, f"checkpoints/{checkpoint}/manifest.json", lambda one: one | {"format": 2})
+
+
+@pytest.mark.promise("faults-in-rows", "newer-format")
+def test_one_manifest_of_a_newer_format_blocks_no_command_that_looks(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_newer(folder, NEWEST)
+    storage = ("--storage", folder.storage)
+    rows = printed(capsys, "ls", folder.url)
+    assert [row["checkpoint"] for row in rows] == [str(CheckpointName(step, 1)) for step in STEPS]
+    assert ["has format 2" in row.get("fault", "") for row in rows] == [False, False, True]
+    (run,) = printed(capsys, "runs", "list", *storage)
+    assert (run["step"], run["state"].startswith("cannot be continued: ")) == (4, True)
+    assert printed(capsys, "runs", "status", "run", *storage)["checkpoints"] == 2
+    assert printed(capsys, "show", "run", *storage)["name"] == "run"
+    assert printed(capsys, "show", f"run/{MIDDLE}", *storage)["step"] == 4
+    verdicts = {row["what"]: row["verdict"] for row in pruned(folder, capsys)}
+    assert verdicts[NEWEST] == "stays"
+    assert fork_run(folder, at=4).latest().step == 4
+
+
+def pruned(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> Any:
+    return printed(capsys, "prune", "run", "--storage", folder.storage, "--dry-run")
+
+
+@pytest.mark.promise("newer-format")
+def test_what_changes_a_run_refuses_a_newer_format_and_loses_nothing(folder: RunFolder) -> None:
+    make_newer(folder, NEWEST)
+    before = sorted(map(str, Path(folder.url).rglob("*.*")))
+    with pytest.raises(ConfigError, match="has format 2"):
+        prune_run(folder)
+    after = sorted(map(str, Path(folder.url).rglob("*.*")))
+    assert [one for one in after if "/lease/" not in one] == [
+        one for one in before if "/lease/" not in one
+    ]
+
+
+@pytest.mark.promise("faults-in-rows")
+def test_checkpoints_that_are_not_good_are_listed_with_what_is_wrong(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quarantine(folder, CheckpointName(2, 1), "a flipped bit")
+    folder.store.write(f"checkpoints/{NEWEST}/manifest.json", b"garbage")
+    first, good, last = printed(capsys, "ls", folder.url)
+    assert (first["step"], first["fault"], first["epoch"]) == (
+        2,
+        "quarantined: a flipped bit",
+        None,
+    )
+    assert "fault" not in good
+    assert last["fault"].startswith("damaged: ")
+    assert main(["ls", folder.url]) == 0
+    assert "a flipped bit" in capsys.readouterr().out
+
+
+@pytest.mark.promise("faults-in-rows")
+@pytest.mark.parametrize("file", ["run.json", "report.json"])
+@pytest.mark.parametrize("content", [b"", b'{"format": 2}', b"[1]", b'{"a": 1, "a": 2}'])
+def test_a_run_that_cannot_be_read_hides_no_other(
+    folder: RunFolder, tmp_path: Path, file: str, content: bytes
+) -> None:
+    shutil.copytree(folder.url, tmp_path / "runs" / "good")
+    folder.store.write(file, content)
+    states = {one.run: one.state for one in list_runs(folder.storage)}
+    assert states["good"] == "finished"
+    assert states["run"].startswith("cannot be read: ")
+    assert file in states["run"]
+
+
+@pytest.mark.parametrize("value", [True, "x", [1], {"a": 1}, 1.5, 10**300])
+def test_what_a_record_says_of_its_data_is_shown_if_it_can_be(
+    folder: RunFolder, value: object
+) -> None:
+    content = json.loads(folder.store.read("run.json"))
+    content["datasets"] = {"train": {"samples": value, "digest": value}}
+    folder.store.write("run.json", json.dumps(content).encode())
+    assert run_status(folder).state == "finished"
+
+
+@pytest.mark.promise("untrusted-files")
+def test_nothing_is_deleted_through_a_run_folder_that_is_a_link(
+    folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "run").symlink_to(folder.url)
+    run = open_run(tmp_path / "linked", "run")
+    before = sorted(Path(folder.url).rglob("*"))
+    for act in (delete_run, prune_run):
+        with pytest.raises(ConfigError, match=f"is a link to {folder.url}, and nothing is deleted"):
+            act(run)
+    storage = ("--storage", str(tmp_path / "linked"))
+    for command in (["runs", "delete", "run", "--yes"], ["prune", "run"]):
+        assert main([*command, *storage]) == 2
+        assert "is a link to" in capsys.readouterr().err
+    assert sorted(Path(folder.url).rglob("*")) == before
+    assert (tmp_path / "linked" / "run").is_symlink()
+    # It can be looked at.
+    assert [one.step for one in run.checkpoints] == list(STEPS)
+    assert [one.state for one in list_runs(str(tmp_path / "linked"))] == ["finished"]

@@ -1,0 +1,280 @@
+"""Run folders as an enemy could write them: a whole run, spoiled in some places."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.hostile.whole_run import (
+    BEST,
+    EVALUATION,
+    NEWEST,
+    PREDICTIONS,
+    reseal,
+    resealed,
+    vouch_for,
+)
+from train_core.storage.records.documents import MAX_DOCUMENT_BYTES
+from train_core.storage.records.manifest import FileEntry
+from train_core.storage.records.names import CheckpointName, LeaseName
+from train_core.storage.run_folder import RunFolder
+
+MANIFESTS = [f"checkpoints/{name}/manifest.json" for name in (BEST, NEWEST)] + [
+    f"{EVALUATION}/manifest.json",
+    f"{PREDICTIONS}/manifest.json",
+]
+DOCUMENTS = [
+    *("run.json", "report.json", "live.json", "asked/0001.json"),
+    *(f"lease/0001{end}.json" for end in ("", "-beat", "-seal", "-stop")),
+    f"pins/{BEST}/infer-0123abcd.json",
+    f"checkpoints/{BEST}/quarantined.json",
+]
+FILES = [
+    f"checkpoints/{NEWEST}/model.safetensors",
+    f"checkpoints/{NEWEST}/state.json",
+    f"{EVALUATION}/metrics.json",
+    f"{PREDICTIONS}/part-00000.parquet",
+    "journal/steps-00000005-00000006-a0001.jsonl",
+    "curves.png",
+]
+FOLDERS = [
+    *("checkpoints", "journal", "lease", "pins", "asked", "evaluations", "predictions", "data"),
+    *(f"checkpoints/{NEWEST}", EVALUATION, PREDICTIONS),
+]
+EVERYTHING = [*MANIFESTS, *DOCUMENTS, *FILES, *FOLDERS]
+
+Spoil = Callable[[RunFolder, Path], None]
+"""Spoils the run folder; the path is a folder outside of it, which nobody may touch."""
+
+TEXTS = st.one_of(
+    # Text that a terminal or a table would interpret is the matter of tests/flows/cli.
+    st.text(st.characters(codec="utf-8", exclude_characters="[]", exclude_categories=["C"])),
+    st.sampled_from(["", "x" * 5000, "../../etc", "/etc/passwd", "a/b", "NaN", "-1", "1" * 400]),
+)
+NUMBERS = st.one_of(
+    st.integers(),
+    st.floats(),
+    st.sampled_from([True, False, None, 10**18, 10**300, -1, 1.5, 2**63]),
+)
+VALUES = st.recursive(
+    NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def _place(folder: RunFolder, key: str) -> Path:
+    """The place of what is at the key, which is empty then."""
+    path = Path(folder.url, key)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        path.unlink()
+    # Another one may have spoiled a folder above it.
+    if not path.parent.is_dir():
+        shutil.rmtree(path.parent, ignore_errors=True)
+        path.parent.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True)
+    return path
+
+
+def _write(folder: RunFolder, key: str, data: bytes) -> None:
+    _place(folder, key).write_bytes(data)
+
+
+def links(key: str, *, is_chain: bool = False) -> Spoil:
+    """A link to the like of it outside, or to itself."""
+
+    def spoil(folder: RunFolder, outside: Path) -> None:
+        path = _place(folder, key)
+        path.symlink_to(path.name if is_chain else outside / "run" / key)
+
+    return spoil
+
+
+def is_special(key: str, make: Callable[[Path], object]) -> Spoil:
+    """A pipe, a socket, a folder in its place."""
+    return lambda folder, _: make(_place(folder, key)) and None
+
+
+def listens(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        # The path of a socket is short.
+        here = os.open(path.parent, os.O_RDONLY)
+        try:
+            bound.bind(f"/proc/self/fd/{here}/{path.name}")
+        finally:
+            os.close(here)
+
+
+def has_bytes(key: str, data: bytes) -> Spoil:
+    return lambda folder, _: _write(folder, key, data)
+
+
+def has_size(key: str, size_bytes: int) -> Spoil:
+    """So many zeros, sparse on the disk."""
+
+    def spoil(folder: RunFolder, outside: Path) -> None:
+        with _place(folder, key).open("wb") as file:
+            file.truncate(size_bytes)
+
+    return spoil
+
+
+def is_gone(key: str) -> Spoil:
+    return lambda folder, _: _place(folder, key) and None
+
+
+def says(key: str, field: str, value: Any) -> Spoil:
+    """A document with another value, whose digest is made anew."""
+
+    def spoil(folder: RunFolder, outside: Path) -> None:
+        if key in MANIFESTS:
+            reseal(folder, key, lambda content: content | {field: value})
+            return
+        content = json.loads(folder.store.read(key, MAX_DOCUMENT_BYTES))
+        Path(folder.url, key).write_text(json.dumps(content | {field: value}))
+
+    return _where_it_is(spoil)
+
+
+def says_twice(key: str) -> Spoil:
+    def spoil(folder: RunFolder, outside: Path) -> None:
+        text = folder.store.read(key, MAX_DOCUMENT_BYTES)
+        twice = text.replace(b"{", b'{"format": 1, "format": 1,', 1)
+        Path(folder.url, key).write_bytes(resealed(twice) if key in MANIFESTS else twice)
+
+    return _where_it_is(spoil)
+
+
+def vouches(file: str, data: bytes) -> Spoil:
+    """A file of the newest checkpoint or its journal with these bytes, which is listed so."""
+    return _where_it_is(lambda folder, _: vouch_for(folder, NEWEST, file, data))
+
+
+def copies(source: str, target: str) -> Spoil:
+    def spoil(folder: RunFolder, outside: Path) -> None:
+        for name in folder.store.names(source):
+            data = folder.store.read(f"{source}/{name}", MAX_DOCUMENT_BYTES)
+            _write(folder, f"{target}/{name}", data)
+
+    return _where_it_is(spoil)
+
+
+def leases(attempt: int) -> Spoil:
+    def spoil(folder: RunFolder, outside: Path) -> None:
+        data = folder.store.read("lease/0001.json", MAX_DOCUMENT_BYTES)
+        _write(folder, f"lease/{LeaseName(attempt)}", data)
+
+    return _where_it_is(spoil)
+
+
+def many_files(folder: RunFolder, outside: Path) -> None:
+    entry = FileEntry.of("a", b"").model_dump()
+    files = [entry | {"name": f"f{number}"} for number in range(20_000)]
+    reseal(folder, MANIFESTS[0], lambda content: content | {"files": files})
+
+
+def many_metrics(folder: RunFolder, outside: Path) -> None:
+    metrics = dict.fromkeys((f"m{number}" for number in range(100_000)), 0.5)
+    reseal(folder, MANIFESTS[1], lambda content: content | {"metrics": metrics})
+
+
+def many_orphans(folder: RunFolder, outside: Path) -> None:
+    for number in range(10, 510):
+        _place(folder, f"checkpoints/{CheckpointName(number, number)}").mkdir()
+
+
+def empty_tensors(count: int) -> Spoil:
+    """A file with so many tensors without a number in them."""
+    one = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    text = json.dumps({f"t{number}": one for number in range(count)}).encode()
+    return vouches("model.safetensors", len(text).to_bytes(8, "little") + text)
+
+
+def _where_it_is(spoil: Spoil) -> Spoil:
+    """Spoils what is there and can be read; what an earlier one has taken away stays as it is."""
+
+    def spoil_it(folder: RunFolder, outside: Path) -> None:
+        try:
+            spoil(folder, outside)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return
+
+    return spoil_it
+
+
+FIELDS = {
+    **dict.fromkeys(
+        MANIFESTS,
+        (
+            *("format", "kind", "created_at", "files", "step", "attempt", "epoch", "metrics"),
+            *("journal", "stopped_by", "in_turn", "elapsed_s", "reported", "rows", "input"),
+            *("checkpoint", "checkpoint_digest", "num_rows", "samples_seen", "validated"),
+        ),
+    ),
+    "run.json": ("format", "name", "created_at", "config", "pipeline", "datasets", "files", "code"),
+    "report.json": ("format", "train", "best", "test_metrics", "evaluations", "predictions", "run"),
+    "live.json": ("stage", "attempt", "step", "total_steps", "metrics", "loss", "eta_s", "time"),
+    "asked/0001.json": ("config", "pipeline"),
+    "lease/0001.json": ("host", "machine", "pid", "process_started", "token"),
+    "lease/0001-beat.json": ("counter", "released", "end"),
+    "lease/0001-seal.json": ("checkpoints",),
+}
+
+KNOWN: dict[str, Spoil] = {
+    **{f"{key} is a link": links(key) for key in EVERYTHING},
+    "a link to itself": links(f"checkpoints/{NEWEST}", is_chain=True),
+    **{f"{key} is a pipe": is_special(key, os.mkfifo) for key in (*MANIFESTS, *DOCUMENTS, *FILES)},
+    "a socket": is_special(f"checkpoints/{NEWEST}/manifest.json", listens),
+    **{f"{key} is a folder": is_special(key, os.mkdir) for key in (*MANIFESTS, *DOCUMENTS)},
+    **{f"{key} is huge": has_size(key, 2**40) for key in (*MANIFESTS, *DOCUMENTS, *FILES)},
+    **{f"{key} is large": has_size(key, MAX_DOCUMENT_BYTES) for key in DOCUMENTS},
+    **{f"{key} has a key twice": says_twice(key) for key in (*MANIFESTS, *DOCUMENTS[:4])},
+    **{f"{key} is of format 2": says(key, "format", 2) for key in (*MANIFESTS, "run.json")},
+    "run.json is deep": has_bytes("run.json", b'{"config": ' + b"[" * 100_000),
+    "report.json is deep": has_bytes("report.json", b'{"a": ' + b"[" * 190 + b"]" * 190 + b"}"),
+    "a step of 10^300": says(MANIFESTS[1], "step", 10**300),
+    "a long time": says(MANIFESTS[1], "created_at", "x" * (MAX_DOCUMENT_BYTES - 10_000)),
+    "many files": _where_it_is(many_files),
+    "many metrics": _where_it_is(many_metrics),
+    "many orphans": many_orphans,
+    "lease 10^6": leases(10**6),
+    "lease 10^18 - 1": leases(10**18 - 1),
+    "a copied checkpoint": copies(f"checkpoints/{BEST}", "checkpoints/step-00000170-a0001"),
+    "300,000 empty tensors": empty_tensors(300_000),
+    "100,000 empty tensors": empty_tensors(100_000),
+    "a tensor file of nothing": vouches("model.safetensors", b""),
+    "state.json is deep": vouches("state.json", b"[" * 100_000),
+    "a line of nothing": vouches("steps-00000005-00000006-a0001.jsonl", b"\n\n"),
+}
+"""Each of them ended a command badly once, or is near to what did."""
+
+
+@st.composite
+def spoilers(draw: st.DrawFn) -> tuple[str, list[Spoil]]:
+    """Up to three things that an enemy does to a run, and their names."""
+    named: list[tuple[str, Spoil]] = []
+    for _ in range(draw(st.integers(1, 3))):
+        kind = draw(st.sampled_from(["known", "says", "bytes", "gone"]))
+        if kind == "known":
+            name = draw(st.sampled_from(sorted(KNOWN)))
+            named.append((name, KNOWN[name]))
+        elif kind == "says":
+            key = draw(st.sampled_from(sorted(FIELDS)))
+            field, value = draw(st.sampled_from(FIELDS[key])), draw(VALUES)
+            named.append((f"{key} {field}={value!r:.60}", says(key, field, value)))
+        elif kind == "bytes":
+            key, data = draw(st.sampled_from(EVERYTHING)), draw(st.binary(max_size=60))
+            named.append((f"{key} has {data!r}", has_bytes(key, data)))
+        else:
+            key = draw(st.sampled_from(EVERYTHING))
+            named.append((f"{key} is gone", is_gone(key)))
+    return "; ".join(name for name, _ in named), [spoil for _, spoil in named]

@@ -1,0 +1,214 @@
+"""Commands on run folders that an enemy wrote: no traceback, soon, in little memory, nothing else.
+
+One process runs the commands, without a driver. `make test` tries every known case and a few dozen
+others, `make test-all` 2,000 others; ten of the known ones go through the program itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from flows.cli.app import main
+from tests.hostile.spoiling import KNOWN, Spoil, spoilers
+from tests.hostile.whole_run import NEWEST, whole_run
+from train_core.engine.tools.export import export_weights
+from train_core.errors import EvertrainError
+from train_core.storage.coordination.timing import TIMING
+from train_core.storage.run_folder import RunFolder
+
+LIMIT_S = 5.0
+LIMIT_BYTES = 2**30
+WAIT_S = TIMING.standstill_s + TIMING.dying_grace_s
+"""What changes a run waits so long for a lease that says that a process elsewhere has the run."""
+RUN = "run"
+Command = Callable[[str], object]
+
+LOOKS: dict[str, Command] = {
+    "ls storage": lambda storage: main(["ls", storage]),
+    "ls run": lambda storage: main(["ls", f"{storage}/{RUN}"]),
+    "show": lambda storage: main(["show", RUN, "--storage", storage]),
+    "show json": lambda storage: main(["show", RUN, "--storage", storage, "--json"]),
+    "show checkpoint": lambda storage: main(["show", f"{RUN}/{NEWEST}", "--storage", storage]),
+    "verify": lambda storage: main(["verify", RUN, "--storage", storage]),
+    "runs list": lambda storage: main(["runs", "list", "--storage", storage, "--json"]),
+    "runs status": lambda storage: main(["runs", "status", RUN, "--storage", storage]),
+    "prune --dry-run": lambda storage: main(["prune", RUN, "--storage", storage, "--dry-run"]),
+}
+CHANGES: dict[str, Command] = {
+    "export": lambda storage: export_weights(
+        f"{storage}/{RUN}", NEWEST, f"{storage}/exported.safetensors"
+    ),
+    "fork": lambda storage: main(
+        ["runs", "fork", RUN, "--at", "6", "--to", "fork", "--storage", storage]
+    ),
+    "prune": lambda storage: main(["prune", RUN, "--storage", storage]),
+    "delete": lambda storage: main(
+        ["runs", "delete", RUN, "--yes", "--tracking-uri", "", "--storage", storage]
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return whole_run(str(tmp_path_factory.mktemp("template")))
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """What is left out is warned about: thousands of times here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def everything(folder: Path) -> dict[str, tuple[int, bytes | str]]:
+    """All that is below, by its path: its kind and its content or size, or where it leads."""
+    found: dict[str, tuple[int, bytes | str]] = {}
+    for path in folder.rglob("*"):
+        kind, size_bytes = path.lstat().st_mode, path.lstat().st_size
+        content: bytes | str = ""
+        if stat.S_ISLNK(kind):
+            content = os.readlink(path)
+        elif stat.S_ISREG(kind):
+            content = path.read_bytes() if size_bytes < 2**24 else str(size_bytes)
+        found[str(path)] = (kind, content)
+    return found
+
+
+def ends_well(act: Command, storage: str, within_s: float = LIMIT_S) -> None:
+    """The command ends with a code, or with an error of evertrain's; soon; in little memory."""
+    before, begun = _peak_bytes(), time.monotonic()
+    try:
+        code = act(storage)
+    except SystemExit as ended:
+        code = ended.code
+    except EvertrainError:
+        code = 2
+    assert not isinstance(code, int) or code in (0, 1, 2)
+    assert time.monotonic() - begun < within_s
+    assert _peak_bytes() - before < LIMIT_BYTES
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def meets(template: RunFolder, spoils: list[Spoil]) -> None:
+    """Run every command on the spoiled run, which lies beside a good one and another folder."""
+    with TemporaryDirectory() as place:
+        storage, outside = Path(place, "storage"), Path(place, "outside")
+        for copied in (storage / RUN, storage / "good", outside / RUN):
+            shutil.copytree(template.url, copied)
+        folder = RunFolder(str(storage), RUN)
+        for spoil in spoils:
+            spoil(folder, outside)
+        around = everything(outside) | everything(storage / "good")
+        here = everything(storage / RUN)
+        for act in LOOKS.values():
+            ends_well(act, str(storage))
+        assert everything(storage / RUN) == here
+        assert everything(outside) | everything(storage / "good") == around
+        for act in CHANGES.values():
+            ends_well(act, str(storage), LIMIT_S + WAIT_S)
+        assert everything(outside) | everything(storage / "good") == around
+
+
+@pytest.mark.promise("hostile-folders")
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_known_case_ends_well(template: RunFolder, name: str) -> None:
+    meets(template, [KNOWN[name]])
+
+
+def check(template: RunFolder, spoiled: tuple[str, list[Spoil]]) -> None:
+    name, spoils = spoiled
+    try:
+        meets(template, spoils)
+    except BaseException as error:
+        error.add_note(f"spoiled: {name}")
+        raise
+
+
+_FEW, _MANY = 40, 2000
+_SETTINGS = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+}
+
+
+@pytest.mark.promise("hostile-folders")
+@pytest.mark.timeout(300)
+@settings(max_examples=_FEW, **_SETTINGS)
+@given(spoiled=spoilers())
+def test_some_hostile_folders_end_well(
+    template: RunFolder, spoiled: tuple[str, list[Spoil]]
+) -> None:
+    check(template, spoiled)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@settings(max_examples=_MANY, **_SETTINGS)
+@given(spoiled=spoilers())
+def test_many_hostile_folders_end_well(
+    template: RunFolder, spoiled: tuple[str, list[Spoil]]
+) -> None:
+    check(template, spoiled)
+
+
+THROUGH_THE_PROGRAM = [
+    ("verify", f"checkpoints/{NEWEST}/model.safetensors is a pipe"),
+    ("verify", f"checkpoints/{NEWEST}/manifest.json is a folder"),
+    ("runs list", "run.json is deep"),
+    ("runs list", "report.json is a pipe"),
+    ("ls run", f"checkpoints/{NEWEST}/manifest.json is of format 2"),
+    ("show", "live.json is a pipe"),
+    ("runs status", "lease 10^18 - 1"),
+    ("prune --dry-run", "many orphans"),
+    ("ls run", "many metrics"),
+    ("verify", f"checkpoints/{NEWEST} is a link"),
+]
+ARGUMENTS = {
+    "verify": ["verify", RUN],
+    "runs list": ["runs", "list"],
+    "ls run": ["ls"],
+    "show": ["show", RUN],
+    "runs status": ["runs", "status", RUN],
+    "prune --dry-run": ["prune", RUN, "--dry-run"],
+}
+
+
+@pytest.mark.promise("hostile-folders")
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "name"), THROUGH_THE_PROGRAM)
+def test_the_program_itself_ends_well(
+    template: RunFolder, tmp_path: Path, command: str, name: str
+) -> None:
+    storage, outside = tmp_path / "storage", tmp_path / "outside"
+    for copied in (storage / RUN, outside / RUN):
+        shutil.copytree(template.url, copied)
+    KNOWN[name](RunFolder(str(storage), RUN), outside)
+    arguments = ARGUMENTS[command]
+    where = [str(storage / RUN)] if command == "ls run" else ["--storage", str(storage)]
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", *arguments, *where],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode in (0, 1, 2)
+    assert "Traceback" not in done.stdout + done.stderr
