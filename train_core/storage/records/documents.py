@@ -107,9 +107,8 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The object of JSON, for `json`'s `object_pairs_hook`. Raises DuplicateKeyError."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        twice = next(name for name, count in counts.items() if count > 1)
-        raise DuplicateKeyError(f"the key {twice!r} is there twice")
+        counted = Counter(name for name, _ in pairs)
+        raise DuplicateKeyError(f"the key {counted.most_common(1)[0][0]!r} is there twice")
     return found
 
 
