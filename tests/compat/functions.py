@@ -284,3 +284,21 @@ def with_a_validation_that_waits() -> TorchTrainer:
         scaling_config=ScalingConfig(num_workers=1),
         validation_config=train.ValidationConfig(fn=validate_when_it_may),
     )
+
+
+def fails_between_two_folders(config: dict[str, Any]) -> None:
+    """Saves every third epoch, and fails before the second folder unless it may go on."""
+    checkpoint = train.get_checkpoint()
+    first = 0
+    if checkpoint:
+        with checkpoint.as_directory() as folder:
+            first = int(Path(folder, "epoch.txt").read_text()) + 1
+    for epoch in range(first, 6):
+        if epoch == 3 and not Path(config["scratch"], "go-on").exists():
+            raise RuntimeError("it fails for good")
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = None
+            if epoch % 3 == 0:
+                Path(folder, "epoch.txt").write_text(str(epoch))
+                checkpoint = Checkpoint.from_directory(folder)
+            train.report({"epoch": epoch, "loss": 1 / (1 + epoch)}, checkpoint=checkpoint)
