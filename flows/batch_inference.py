@@ -18,10 +18,12 @@ from tasks.session import Session, open_session
 from tasks.session_log import run_logger
 from train_core.client.runs import open_run
 from train_core.errors import ConfigError, StoppedError
+from train_core.policy.model_names import ModelAddress
 from train_core.requests import ScoringRequest
-from train_core.results import CheckpointSummary, PredictionsResult
+from train_core.results import CheckpointSummary, ModelVersion, PredictionsResult
 from train_core.storage.addresses import absolute
 from train_core.storage.finished_runs import newest_finished
+from train_core.storage.model_registry import ModelRegistry
 from train_core.storage.records.names import LATEST, CheckpointName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_reports import reported_best
@@ -47,7 +49,9 @@ def batch_inference(
     """Score `infer_input` with a checkpoint of `run`.
 
     Args:
-        run: The run's name, or `latest`: the newest finished one that is not a dry run.
+        run: The run's name, or `latest`: the newest finished one that is not a dry run, or a
+            registered model's version, which decides on the checkpoint, too: models:/NAME@champion,
+            models:/NAME/3. An alias is looked up once, and the version is recorded.
         checkpoint: A checkpoint's name, or `best`: the one that the run's report names.
         infer_input: A split's name, or the path or URL of Parquet, a folder of images or IDX.
         storage: The folder of the runs; empty: EVERTRAIN_STORAGE, or .evertrain/runs.
@@ -56,8 +60,13 @@ def batch_inference(
         workload: `latest` is the newest run of this workload (package.module:Name); empty: of any.
     """
     storage = absolute(storage) if storage else default_storage()
+    version = find_version(storage, run)
+    if version:
+        run, checkpoint = version.run, version.checkpoint
     folder = find_run(storage, run, workload)
     summary = find_checkpoint(folder, checkpoint)
+    if version:
+        check_version(folder, version)
     config = folder.newest_request().config
     if ray_address:
         config = config.model_copy(update={"ray_address": ray_address})
@@ -69,6 +78,7 @@ def batch_inference(
         run=folder.name,
         config=config,
         infer_input=infer_input,
+        model=version.address if version else "",
     )
     tracking_uri = tracking_uri_of(folder, None)
     try:
@@ -92,6 +102,32 @@ def stages(
     predictions: PredictionsResult = as_tasks(infer, request, summary, infer_input)()
     as_tasks(report_predictions, request, predictions, tracking_uri)()
     return predictions
+
+
+def find_version(storage: str, address: str) -> ModelVersion | None:
+    """The version that a `models:/…` means now; None if `address` is none.
+
+    Raises ConfigError if there is no such version.
+    """
+    parsed = ModelAddress.parse(address)
+    if parsed is None:
+        if address.startswith("models:"):
+            raise ConfigError(
+                f"{address!r} names no version: models:/NAME@champion, or models:/NAME/3"
+            )
+        return None
+    version = ModelRegistry(storage, parsed.name).resolve(parsed)
+    run_logger().info("%s is %s", address, version.address)
+    return version
+
+
+def check_version(folder: RunFolder, version: ModelVersion) -> None:
+    """Raise ConfigError if the checkpoint is not the one that was registered."""
+    if folder.find(version.checkpoint).digest != version.checkpoint_digest:
+        raise ConfigError(
+            f"{version.checkpoint} of run {version.run!r} is not what was registered as "
+            f"{version.address}"
+        )
 
 
 def find_run(storage: str, name: str, workload: str) -> RunFolder:

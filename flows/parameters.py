@@ -14,6 +14,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from flows.defaults import default_storage, default_tracking_uri
 from train_core.config import TrainConfig
+from train_core.config.gate import GateOptions
 from train_core.policy.logins import hide_secrets
 from train_core.requests import DEFAULT_EXPERIMENT, DriverRequest, MirrorWeights, PipelineRequest
 from train_core.shown_text import without_secrets
@@ -30,16 +31,20 @@ def new_run_name(workload: str) -> str:
 def recorded_parameters(folder: RunFolder) -> dict[str, Any]:
     """The newest parameters that the run's folder records, by their names."""
     asked = folder.newest_request()
+    requested = asked.requested.model_dump(exclude_unset=True)
+    # A run that was begun without a gate is continued without one.
+    gate = requested.pop("gate", None) or {"gate": False}
     return {
         **asked.config.model_dump(),
-        **asked.requested.model_dump(exclude_unset=True),
+        **requested,
+        **gate,
         "run": folder.name,
         "storage": folder.storage,
     }
 
 
-class RetrainParameters(TrainConfig):
-    """The retrain flow's parameters: those of the training and those of the pipeline."""
+class RetrainParameters(GateOptions, TrainConfig):
+    """The retrain flow's parameters: of the training, of the gate and of the pipeline."""
 
     run: str = Field(
         default="",
@@ -137,6 +142,12 @@ class RetrainParameters(TrainConfig):
         """The training's part."""
         return TrainConfig(**{name: getattr(self, name) for name in TrainConfig.model_fields})
 
+    def gate_options(self) -> GateOptions | None:
+        """The gate's part; None if there is to be none, or nothing that could be compared."""
+        if not self.gate or not self.has_workload or self.dry_run:
+            return None
+        return GateOptions(**{name: getattr(self, name) for name in GateOptions.model_fields})
+
     def request(self, flow_run: str = "") -> DriverRequest:
         """The request that the driver is started with. The run must have a name.
 
@@ -148,7 +159,11 @@ class RetrainParameters(TrainConfig):
             flow_run=flow_run,
             config=self.train_config(),
             # Recorded where it was asked for: the environment's address may hold a login.
-            pipeline=PipelineRequest(infer_input=self.infer_input, tracking_uri=self.tracking_uri),
+            pipeline=PipelineRequest(
+                infer_input=self.infer_input,
+                tracking_uri=self.tracking_uri,
+                gate=self.gate_options(),
+            ),
             tracking_uri=self.tracked_at(),
             experiment=self.experiment,
             mirror_weights=self.mirror_weights,

@@ -9,14 +9,17 @@ from prefect import State, flow, runtime
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Completed
 
+from flows.approval import AwaitsApprovalError, approval_for
 from flows.crash_loops import announce_schedule, refuse_crash_loop
 from flows.databases import create_tracking_database
 from flows.driving import Start, as_tasks, connected, drive
 from flows.left_running import correct_states, left_running
 from flows.parameters import RetrainParameters
 from tasks.evaluate import evaluate
+from tasks.gate import gate
 from tasks.infer import infer
 from tasks.prepare import prepare
+from tasks.promote import promote
 from tasks.publish import publish
 from tasks.report.artifacts import show_job, show_report
 from tasks.select import select, with_metrics
@@ -24,7 +27,7 @@ from tasks.session import Session, open_session, stopped
 from tasks.session_log import run_logger
 from tasks.train import train
 from train_core.errors import StoppedError, UnchangedError
-from train_core.results import Report
+from train_core.results import CheckpointSummary, GateResult, Report
 from train_core.storage.records.names import default_run_name
 
 
@@ -71,6 +74,8 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
                     show_report(report, session)
             except UnchangedError as error:
                 return Completed(message=str(error))
+    except AwaitsApprovalError as suspended:
+        raise suspended.pause from None
     except (KeyboardInterrupt, TerminationSignal, StoppedError) as error:
         # A signal that arrives after the report changes nothing.
         if report is None:
@@ -118,4 +123,21 @@ def _compute(parameters: RetrainParameters, start: Start, session: Session) -> A
     predicting = start(infer, request, selection.best, parameters.infer_input)
     tested = start(evaluate, request, [selection.best], "test")()
     predictions = predicting()
-    return start(publish, request, trained, evaluations + tested, selection, predictions)()
+    gated = _gate(start, session, selection.best) if parameters.gate_options() else None
+    measured_ones = evaluations + tested
+    return start(publish, request, trained, measured_ones, selection, predictions, gated)()
+
+
+def _gate(start: Start, session: Session, best: CheckpointSummary) -> GateResult:
+    """Compare the best checkpoint with the champion; it becomes champion if it is better.
+
+    Raises AwaitsApprovalError if a person has to be asked first.
+    """
+    result: GateResult = start(gate, session.request, best)()
+    while True:
+        approval = approval_for(session, result) if start is as_tasks else None
+        promoted: GateResult = start(promote, session.request, result, approval)()
+        if promoted.decision == result.decision:
+            return promoted
+        # Another champion was chosen meanwhile, and nobody was asked about that comparison.
+        result = promoted

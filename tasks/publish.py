@@ -11,6 +11,7 @@ from tasks.session import session_of
 from train_core.requests import DriverRequest
 from train_core.results import (
     EvaluationResult,
+    GateResult,
     PredictionsResult,
     Report,
     Selection,
@@ -26,6 +27,7 @@ def publish(
     evaluations: list[EvaluationResult],
     selection: Selection,
     predictions: PredictionsResult | None,
+    gate: GateResult | None = None,
 ) -> Report:
     """Write report.json and MLflow's side, and show the outcome as Prefect artifacts."""
     session = session_of(request)
@@ -36,6 +38,7 @@ def publish(
             selection.best,
             predictions,
             dict(session.seconds),
+            gate=gate,
             flow_run=shown_flow_run(),
         )
     show_report(report, session)

@@ -36,6 +36,37 @@ PROMISES: dict[str, dict[str, str]] = {
     "docs/bring-your-own.md": {
         "functions-page-code": "The Python on that page is that of files, which are run.",
     },
+    "docs/champion.md": {
+        "gate-rules": "A version becomes champion by the rules of this page alone, and a person is "
+        "asked only about what could become champion, or cannot be compared.",
+        "gate-evidence": "What was decided, why, and all that was measured of both models are in "
+        "the run folder, the report, the terminal, Prefect and MLflow.",
+        "gate-rows": "Both models score the same rows with the bits of an evaluation, and the "
+        "metric of any choice of rows is that metric, and no mean of rows; one that does not add "
+        "up by rows is refused.",
+        "gate-interval": "The interval is that of a paired bootstrap, the same for the same seed, "
+        "and nothing for two equal models.",
+        "first-champion": "The first version that is good enough is champion without a comparison.",
+        "gate-killed": "A gate that is killed at any moment is completed by the next attempt: one "
+        "version, one decision for each champion that it is compared with, one champion.",
+        "one-champion": "Of pipelines that finish at once one after the other becomes champion, "
+        "each by a decision that compares it with the one before.",
+        "altered-decisions": "A decision, an answer, a version or a champion's entry that was "
+        "altered, renamed or written by a newer evertrain is refused by name.",
+        "approval": "A version that waits for a person becomes champion when it is approved, and "
+        "stays what it is when it is rejected; the answer counts for that comparison alone.",
+        "rollback": "`rollback` makes the champion before this one champion again, or any version "
+        "that the gate has decided on and whose checkpoint is there.",
+        "champions-command": "`champions` tells which version was champion when, by which run and "
+        "why, and with `--versions` what became of each version.",
+        "champion-stays": "The run of a champion is not deleted, and no rule deletes the "
+        "checkpoint of a version.",
+        "address-of-a-model": "Batch inference takes `models:/NAME@champion` or a version, and "
+        "records the version in the manifest of the predictions.",
+        "mlflow-registered": "MLflow has each version with its decision, and the aliases; an "
+        "MLflow that was lost is written again with them.",
+        "no-gate": "With `--no-gate` no model is registered.",
+    },
     "docs/checkpoints.md": {
         "all-state": "A checkpoint holds everything that the next step depends on.",
         "commit-last": "A checkpoint counts only when every byte of it is stored: its manifest is "
@@ -307,6 +338,11 @@ HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
     "README.md": {
         "any-storage": "Checkpoints and results live on any fsspec storage.",
         "fit": "`fit()` trains from Python, without Prefect.",
+    },
+    "docs/champion.md": {
+        "approval-suspended": "A deployment's flow run that waits for approval is suspended, with "
+        "the evidence in the form, and survives a restart of Prefect's server and worker.",
+        "served": "MLflow serves the champion without pickle, and answers as the batch inference.",
     },
     "docs/cli.md": {
         "second-signal": "A second Ctrl-C ends everything at once.",

@@ -22,7 +22,11 @@ MEASURE_SHARD = "train_core.engine.scoring.evaluate:measure_one_shard"
 """One shard of an evaluation."""
 SCORE_PART = "train_core.engine.scoring.predict:score_one_part"
 """One part of a batch inference."""
-WORKER_FUNCTIONS = (TRAIN, MEASURE_SHARD, SCORE_PART)
+SCORE_ROWS = "train_core.engine.scoring.rows:score_rows"
+"""One shard of the rows on which a gate compares two models."""
+MEASURE_COST = "train_core.engine.scoring.rows:measure_cost"
+"""The latency and the size of one model."""
+WORKER_FUNCTIONS = (TRAIN, MEASURE_SHARD, SCORE_PART, SCORE_ROWS, MEASURE_COST)
 """What a worker of the pool runs."""
 
 SETTINGS_SCHEMA = "train_core.loading:settings_schema"
@@ -33,6 +37,8 @@ MIRROR_RUN = "train_core.engine.tracking.catch_up:catch_up_at"
 MIRROR_PREDICTIONS = "train_core.engine.tracking.batch_inference:show_batch_inference"
 COMPARE_CHECKPOINTS = "train_core.engine.tools.compare:compare_checkpoints_at"
 COMPARE_RUNS = "train_core.engine.tools.compare:compare_runs_at"
+SHOW_GATE = "train_core.engine.tracking.models.registered:show_gate_at"
+SHOW_ALIASES = "train_core.engine.tracking.models.registered:show_aliases_of"
 EXPORT_WEIGHTS = "train_core.engine.tools.export:export_weights"
 ISOLATED_FUNCTIONS = (
     SETTINGS_SCHEMA,
@@ -43,6 +49,8 @@ ISOLATED_FUNCTIONS = (
     MIRROR_PREDICTIONS,
     COMPARE_CHECKPOINTS,
     COMPARE_RUNS,
+    SHOW_GATE,
+    SHOW_ALIASES,
     EXPORT_WEIGHTS,
 )
 """What `client.isolated` calls: each needs torch or MLflow."""

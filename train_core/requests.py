@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from train_core.config import TrainConfig
+from train_core.config.gate import GateOptions
 from train_core.results import Result
 
 DEFAULT_EXPERIMENT = "evertrain"
@@ -24,6 +25,8 @@ class PipelineRequest(Result):
     """What is scored: a split's name or a URL; None: nothing is."""
     tracking_uri: str | None = None
     """Where MLflow is, if the request says so; None: the environment does."""
+    gate: GateOptions | None = None
+    """What makes a checkpoint champion; None: nothing is compared."""
 
     @model_serializer(mode="wrap")
     def _only_what_was_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -75,6 +78,8 @@ class ScoringRequest(Request):
 
     infer_input: str
     """What is scored: a split's name or a URL."""
+    model: str = ""
+    """The registered model's version whose checkpoint it is, if it was asked for by that."""
 
 
 def request_of(document: object) -> Request:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Literal
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from train_core.policy.gate import Evidence, GateRules, Outcome
 from train_core.policy.selection import Order
+
+_MOST_REASONS = 3
 
 
 class Result(BaseModel):
@@ -78,6 +83,138 @@ class PredictionsResult(Result):
     """BLAKE3 of the input's files, or the split's digest; empty where it has none."""
 
 
+class ModelVersion(Result):
+    """A version of a registered model: which checkpoint of which run it is."""
+
+    format: Literal[1] = 1
+    model: str
+    version: int = Field(ge=1)
+    run: str
+    """A run of the same storage."""
+    checkpoint: str
+    checkpoint_digest: str
+    created_at: str
+
+    @property
+    def address(self) -> str:
+        """As people write it."""
+        return f"models:/{self.model}/{self.version}"
+
+
+class McNemar(Result):
+    """McNemar's exact test: the rows on which just one of two classifiers is right."""
+
+    only_challenger_right: int
+    only_champion_right: int
+    p_value: float
+    """Of a difference that is as large by chance, in either direction."""
+
+
+class Comparison(Result):
+    """How the two models were compared on the same rows."""
+
+    split: str
+    num_rows: int
+    data_digest: str
+    """Of the split; empty where it has none."""
+    confidence: float
+    """The level of the improvement's interval."""
+    num_resamples: int
+    """Of the bootstrap; 0: there was no champion to compare with."""
+    seed: int
+    mcnemar: McNemar | None = None
+
+
+class Decision(Result):
+    """What the gate decided on one version, in comparison with one champion, and why."""
+
+    format: Literal[1] = 1
+    created_at: str
+    challenger: ModelVersion
+    champion: ModelVersion | None
+    """None: there was none."""
+    champion_number: int
+    """The number of its entry among the champions; 0: there was none."""
+    metric: str
+    order: Order
+    comparison: Comparison
+    evidence: Evidence
+    rules: GateRules
+    outcome: Outcome
+    reasons: tuple[str, ...] = Field(min_length=1)
+    """The first one decided."""
+
+    @property
+    def why(self) -> str:
+        """The reasons in one line: of many, as of a model with many classes, the first ones."""
+        more = len(self.reasons) - _MOST_REASONS
+        return "; ".join(self.reasons[:_MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
+
+
+class Approval(Result):
+    """A person's answer to one decision that asks for it."""
+
+    format: Literal[1] = 1
+    version: ModelVersion
+    champion_number: int
+    """The decision's: who was shown a comparison with one champion has said nothing of another."""
+    is_approved: bool
+    person: str
+    reason: str
+    created_at: str
+
+
+class ChampionEntry(Result):
+    """From here on this version is the champion, until the entry with the next number."""
+
+    format: Literal[1] = 1
+    number: int = Field(ge=1)
+    version: ModelVersion
+    created_at: str
+    by: Literal["gate", "approval", "rollback"]
+    decided_by: str
+    """`<run>/decisions/…`: the decision; of a rollback, who asked for it."""
+    reason: str
+    data_digest: str = ""
+    """Of the split on which it was chosen."""
+    num_rows: int = 0
+
+
+class GateResult(Result):
+    """The outcome of a gate."""
+
+    decision: Decision
+    decision_uri: str
+    approval: Approval | None = None
+    entry: ChampionEntry | None = None
+    """What made the challenger champion; None: it is not."""
+
+    @property
+    def status(self) -> str:
+        """What became of the challenger, in a few words."""
+        if self.entry:
+            return "became champion"
+        if self.approval:
+            return "approved" if self.approval.is_approved else "rejected"
+        asks = self.decision.outcome == Outcome.ASK
+        return "waits for approval" if asks else "not promoted"
+
+    @property
+    def summary(self) -> str:
+        """One line: what became of the challenger, and why."""
+        address, why = self.decision.challenger.address, self.decision.why
+        if self.entry and self.entry.by == "rollback":
+            entry = self.entry
+            return f"{address} is the champion: {entry.decided_by} went back to it ({entry.reason})"
+        if self.entry:
+            return f"{address} is the champion: {self.entry.reason}"
+        if self.approval:
+            by = f"{self.approval.person} ({self.approval.reason})"
+            return f"{address} is {self.status} by {by}: {why}"
+        verb = "" if self.decision.outcome == Outcome.ASK else "is "
+        return f"{address} {verb}{self.status}: {why}"
+
+
 class ExportResult(Result):
     """A checkpoint's weights in a file of their own."""
 
@@ -114,6 +251,8 @@ class Report(Result):
     predictions: PredictionsResult | None
     """None: nothing was scored."""
     tracking: Tracking
+    gate: GateResult | None = None
+    """None: no gate was wished, or there was nothing to compare."""
     seconds: dict[str, float]
     """Wall-clock seconds of each stage."""
     timeline: dict[str, float] = {}

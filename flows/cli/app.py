@@ -20,6 +20,7 @@ from pydantic_settings import (
 )
 
 from flows.cli import prefect_server
+from flows.cli.commands.champions import ApproveCommand, ChampionsCommand, RollbackCommand
 from flows.cli.commands.diff import DiffCommand
 from flows.cli.commands.export import ExportCommand
 from flows.cli.commands.inspect import LsCommand, ShowCommand, VerifyCommand
@@ -61,6 +62,15 @@ class Evertrain(BaseSettings):
     verify: CliSubCommand[VerifyCommand] = Field(description="Check stored bytes by digest.")
     prune: CliSubCommand[PruneCommand] = Field(description="Delete checkpoints that no rule keeps.")
     mirror: CliSubCommand[MirrorCommand] = Field(description="Bring MLflow up to date with a run.")
+    champions: CliSubCommand[ChampionsCommand] = Field(
+        description="Show which version was champion when, and why."
+    )
+    rollback: CliSubCommand[RollbackCommand] = Field(
+        description="Make an earlier version the champion again."
+    )
+    approve: CliSubCommand[ApproveCommand] = Field(
+        description="Approve or reject a version that waits for a person."
+    )
     diff: CliSubCommand[DiffCommand] = Field(description="Compare two runs or checkpoints.")
     export: CliSubCommand[ExportCommand] = Field(description="Write weights as one plain file.")
     verify_resume: CliSubCommand[VerifyResumeCommand] = Field(

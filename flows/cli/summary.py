@@ -49,6 +49,7 @@ def _facts(report: Report) -> dict[str, str]:
     return {
         "best": "" if test else report.best.uri,
         "test": test and f"{test} ({report.best.name})",
+        "gate": report.gate.summary if report.gate else "",
         "seconds": seconds,
         "since start": timeline,
         "training": _length(report.train),

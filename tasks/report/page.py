@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tasks.report.gate import evidence_markdown
 from tasks.report.markdown import code, link, plain, table
 from tasks.report.numbers import number
 from train_core.errors import StorageError
@@ -37,6 +38,7 @@ def report_markdown(report: Report, folder: RunFolder) -> str:
         f"Best checkpoint: {code(report.best.name)} (step {report.best.step})",
         metrics_table(report, before),
         *([compared_with(*earlier, record.datasets)] if earlier else []),
+        *([evidence_markdown(report.gate)] if report.gate else []),
         table(
             ["split", "samples", "data digest"],
             [

@@ -19,10 +19,14 @@ import pyarrow.parquet as pq
 from tests.chaos.stages import SHOWN, is_held
 from tests.engine.digests import digest_of_training
 from tests.flows.mlflow_side import shown_at
+from train_core.policy.gate import Outcome
+from train_core.results import Report
 from train_core.storage.cleanup.orphans import find_orphans
 from train_core.storage.coordination import job_mailbox
 from train_core.storage.coordination.lease import newest_attempt
-from train_core.storage.coordination.pins import MLFLOW_MODEL, valid_pins
+from train_core.storage.coordination.pins import MLFLOW_MODEL, REGISTERED_MODEL, valid_pins
+from train_core.storage.decisions import newest_decisions
+from train_core.storage.model_registry import ModelRegistry
 from train_core.storage.objects.local_disk import TEMPORARY
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
@@ -42,6 +46,8 @@ PARAMETERS = (
     *("--batch-size", "64", "--num-shards", "4"),
     *("--checkpoint-every-steps", "7", "--gpus-per-worker", "0"),
     *("--checkpoint-backpressure", "wait"),
+    # So each of them becomes champion, although it is as good as the one before.
+    "--min-improvement=-1",
 )
 
 
@@ -207,12 +213,38 @@ def unfinished(folder: RunFolder, *, job_ends_within_s: float = 0) -> list[str]:
     while job_mailbox.jobs_with_calls(folder.store) and time.monotonic() < deadline:
         time.sleep(0.1)
     keys = [orphan.key for orphan in find_orphans(folder, newest_attempt(folder.store) + 1)]
-    # The model's is meant to stay.
-    keys += [str(pin) for pin in valid_pins(folder.store) if MLFLOW_MODEL not in pin.key]
+    # The model's and the version's are meant to stay.
+    keys += [
+        str(pin)
+        for pin in valid_pins(folder.store)
+        if pin.who not in (MLFLOW_MODEL, REGISTERED_MODEL)
+    ]
+    keys += gate_faults(folder)
     keys += [f"calls/{job}" for job in job_mailbox.jobs_with_calls(folder.store)]
     if folder.store.is_local:
         keys += [str(path) for path in Path(folder.url).rglob(f"{TEMPORARY}*")]
     return keys
+
+
+def gate_faults(folder: RunFolder) -> list[str]:
+    """What contradicts that the run's gate left one version, decided on, and one champion."""
+    report = folder.report()
+    gate = Report.model_validate(report).gate if report else None
+    if gate is None:
+        return []
+    registry = ModelRegistry(folder.storage, gate.decision.challenger.model)
+    own = [one for one in registry.versions() if one.run == folder.name]
+    entries = registry.champions()
+    found = []
+    if own != [gate.decision.challenger]:
+        found.append(f"versions of the run: {[one.address for one in own]}")
+    if gate.decision not in newest_decisions(folder):
+        found.append("the report's decision is not the run's newest")
+    if gate.decision.outcome == Outcome.PROMOTE and gate.entry not in entries:
+        found.append(f"{gate.decision.challenger.address} was to be champion")
+    if [entry.number for entry in entries] != list(range(1, len(entries) + 1)):
+        found.append(f"numbers of champions: {[entry.number for entry in entries]}")
+    return found
 
 
 def remaining(processes: set[psutil.Process]) -> list[str]:

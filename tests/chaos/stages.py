@@ -11,9 +11,14 @@ SELECTION, INFERENCE = "select", "inference"
 """The stages at which the flow itself stands still, and who scores new data."""
 HELD_IN_FLOW = ("before the flow run", "before the first task", SELECTION, "artifacts")
 """Stages at which the flow's process stands still; `artifacts` is when report.json is written."""
-SHOWN = {"evaluation": "evaluate validation", "report": "publish"}
+SHOWN = {
+    "evaluation": "evaluate validation",
+    "gate": "gate",
+    "promotion": "promote",
+    "report": "publish",
+}
 """Stages that the command line tells, and what it says."""
-AFTER_TRAINING = ("evaluation", SELECTION, INFERENCE, "report")
+AFTER_TRAINING = ("evaluation", SELECTION, INFERENCE, "gate", "promotion", "report")
 
 
 def is_held(stage: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as RegistryStore
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 
@@ -21,12 +22,14 @@ _ONE_AT_A_TIME = Lock()
 
 
 @contextmanager
-def _client(uri: str) -> Iterator[MlflowClient]:
+def mlflow_client(uri: str) -> Iterator[MlflowClient]:
+    """A client of the MLflow at `uri`."""
     with _ONE_AT_A_TIME:
-        yield MlflowClient(uri)
+        yield MlflowClient(uri, uri)
         # MLflow keeps the database open for the process.
-        for engine in SqlAlchemyStore._engine_map.values():
-            engine.dispose()
+        for store in (SqlAlchemyStore, RegistryStore):
+            for engine in store._engine_map.values():
+                engine.dispose()
 
 
 def runs_in_mlflow(home: Path, url: str) -> list[Run]:
@@ -36,7 +39,7 @@ def runs_in_mlflow(home: Path, url: str) -> list[Run]:
 
 def runs_in(uri: str, url: str) -> list[Run]:
     """The same, where MLflow is at `uri`."""
-    with _client(uri) as client:
+    with mlflow_client(uri) as client:
         experiments = [e.experiment_id for e in client.search_experiments()]
         return list(client.search_runs(experiments, f"tags.`evertrain.run` = '{url}'"))
 
@@ -50,7 +53,7 @@ def shown_at(uri: str, url: str) -> dict[str, Any]:
     """The same, where MLflow is at `uri`."""
     shown: dict[str, Any] = {}
     runs = runs_in(uri, url)
-    with _client(uri) as client:
+    with mlflow_client(uri) as client:
         for run in runs:
             stage = run.data.tags["evertrain.stage"]
             assert stage not in shown, f"two runs of the stage {stage}"

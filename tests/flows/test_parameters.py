@@ -7,9 +7,14 @@ import pytest
 from pydantic import ValidationError
 
 from flows.parameters import RetrainParameters, new_run_name
+from tests.storage.samples import record
 from train_core.config import TrainConfig
+from train_core.config.gate import GateOptions
+from train_core.policy.gate import GateRules
 from train_core.requests import DriverRequest, PipelineRequest, RecordedPipeline
 from train_core.storage.records.names import check_run_name
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import create_run
 
 
 def test_the_training_is_asked_exactly_what_the_parameters_say() -> None:
@@ -46,10 +51,47 @@ def test_the_request_carries_everything_beside_the_training() -> None:
 def test_a_request_as_json_has_of_the_pipeline_what_was_asked(
     asked: dict[str, str], dumped: dict[str, str]
 ) -> None:
-    request = RetrainParameters(run="r", **asked).request()
+    request = RetrainParameters(run="r", gate=False, **asked).request()
     assert request.model_dump(mode="json")["pipeline"] == dumped
     assert RecordedPipeline.read(dumped | {"earlier": 1}).model_dump(exclude_unset=True) == dumped
     assert DriverRequest.model_validate_json(request.model_dump_json()) == request
+
+
+def test_a_request_has_the_gate_unless_there_is_nothing_to_compare() -> None:
+    asked = {"registered_model": "Owls", "require_approval": True, "gate_minimum": 0.5}
+    options = RetrainParameters(run="r", **asked).request().pipeline.gate
+    assert options == GateOptions(**asked)
+    assert options.rules == GateRules(minimum=0.5, require_approval=True)
+    for without in (
+        {"gate": False},
+        {"dry_run": True},
+        {"train_fn": "tests.compat.functions:train", "trust_pickle": False},
+    ):
+        assert RetrainParameters(run="r", **without).request().pipeline.gate is None
+
+
+@pytest.mark.promise("no-gate")
+@pytest.mark.parametrize("gate", [None, GateOptions(registered_model="Owls", min_improvement=-1)])
+def test_a_run_is_continued_with_the_gate_that_it_was_begun_with(
+    tmp_path: Path, gate: GateOptions | None
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    pipeline = RecordedPipeline(infer_input="test", gate=gate).model_dump(mode="json")
+    create_run(folder, record().model_copy(update={"pipeline": pipeline}))
+    again = RetrainParameters.of_run(folder)
+    assert again.gate_options() == gate
+    changed = RetrainParameters.of_run(folder, gate=True, min_improvement=0.5).gate_options()
+    assert changed == (gate or GateOptions()).model_copy(update={"min_improvement": 0.5})
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "", "models:/a"])
+def test_a_registered_models_name_is_checked(name: str) -> None:
+    if not name:
+        # The workload's class, then.
+        assert RetrainParameters(registered_model=name).gate_options()
+        return
+    with pytest.raises(ValidationError, match="cannot be a registered model"):
+        RetrainParameters(registered_model=name)
 
 
 def test_a_request_says_after_which_flow_run_the_run_is_named() -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from tests.engine.digests import digest_of_training
 from tests.flows.conftest import Evertrain
+from tests.flows.mlflow_side import mlflow_client
 from train_core.results import Report
+from train_core.storage.model_registry import ModelRegistry, registered_models
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(300)
@@ -38,6 +40,26 @@ def test_the_summary_tells_what_came_out(undisturbed: str, home: Path) -> None:
         assert shown in undisturbed
     for one in report["evaluations"]:
         assert one["checkpoint"]["name"] in undisturbed
+
+
+@pytest.mark.promise("no-gate")
+def test_without_a_gate_no_model_is_registered(undisturbed: str, home: Path) -> None:
+    storage = str(home / ".evertrain/runs")
+    # Those that are struck have a gate.
+    versions = [
+        version
+        for model in registered_models(storage)
+        for version in ModelRegistry(storage, model).versions()
+    ]
+    assert "undisturbed" not in {version.run for version in versions}
+    folder = RunFolder(storage, "undisturbed")
+    report = folder.report()
+    assert report is not None
+    assert report["gate"] is None
+    assert folder.store.names("decisions") == []
+    with mlflow_client(f"sqlite:///{home}/.evertrain/mlflow.db") as client:
+        shown = client.search_model_versions("")
+        assert "undisturbed" not in {one.tags.get("evertrain.run") for one in shown}
 
 
 @pytest.mark.slow

@@ -15,13 +15,14 @@ ROOT = Path(__file__).parents[2]
 STORAGE = "train_core/storage"
 OWNERS = (
     f"{STORAGE}/run_writer.py",
+    f"{STORAGE}/model_registry.py",
     f"{STORAGE}/cleanup",
     f"{STORAGE}/coordination",
     f"{STORAGE}/records",
     f"{STORAGE}/objects",
 )
-"""Coordination owns lease, pins, stop requests and mailboxes. What `records` has for writing is
-called by the run writer."""
+"""Coordination owns lease, pins, stop requests and mailboxes; the registry of models owns its logs
+beside the runs. What `records` has for writing is called by the run writer."""
 WRITERS_OF_RECORDS = {"write_file", "append", "amend", "mark_quarantined"}
 CHANGES = {name for name in vars(Store) if not name.startswith("_")} - set(vars(StoreReader))
 ELSEWHERE = {
@@ -75,12 +76,26 @@ def test_only_the_run_writer_and_the_cleanup_change_a_run() -> None:
 def test_coordination_changes_nothing_but_its_own_objects() -> None:
     others = {"CHECKPOINTS", "JOURNAL", "EVALUATIONS", "PREDICTIONS", "ASKED", "DATA", "RUN_JSON"}
     for path in (ROOT / STORAGE / "coordination").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            match node:
-                case ast.Call(func=ast.Attribute(value=store, attr=name)):
-                    if name in CHANGES and is_store(store):
-                        named = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-                        assert not named & others, f"{path.name}: {ast.unparse(node)}"
+        for call, named in changes_and_names(path):
+            assert not named & (others | {"DECISIONS"}), f"{path.name}: {call}"
+
+
+def test_the_registry_of_models_creates_documents_in_its_own_logs_and_changes_no_other() -> None:
+    found = list(changes_and_names(ROOT / STORAGE / "model_registry.py"))
+    assert found
+    for call, named in found:
+        assert call.startswith("self.store.create("), call
+        assert named & {"VERSIONS", "CHAMPIONS"}, call
+
+
+def changes_and_names(path: Path) -> Iterator[tuple[str, set[str]]]:
+    """Each call in a file that changes a store, and the names in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Call(func=ast.Attribute(value=store, attr=name)):
+                if name in CHANGES and is_store(store):
+                    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+                    yield ast.unparse(node), names
 
 
 @pytest.mark.parametrize(

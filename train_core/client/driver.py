@@ -28,8 +28,10 @@ from train_core.errors import EvertrainError, StageError, StoppedError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import Prepared, Request
 from train_core.results import (
+    Approval,
     CheckpointSummary,
     EvaluationResult,
+    GateResult,
     PredictionsResult,
     Report,
     TrainResult,
@@ -103,6 +105,20 @@ class Driver:
         result = self._call("infer", checkpoint=_dump([checkpoint])[0], source=source).result()
         return PredictionsResult.model_validate(result)
 
+    def gate(self, best: CheckpointSummary) -> GateResult:
+        """Register the checkpoint as a version, and decide on it beside the champion."""
+        result = self._call("gate", best=_dump([best])[0]).result()
+        return GateResult.model_validate(result)
+
+    def promote(self, result: GateResult, approval: Approval | None = None) -> GateResult:
+        """Make the version the champion, if that was decided, or `approval` allows it."""
+        result_of = self._call(
+            "promote",
+            result=result.model_dump(mode="json"),
+            approval=approval.model_dump(mode="json") if approval else None,
+        )
+        return GateResult.model_validate(result_of.result())
+
     def publish(
         self,
         train: TrainResult,
@@ -111,12 +127,12 @@ class Driver:
         predictions: PredictionsResult | None,
         seconds: dict[str, float],
         *,
-        decision: str = "",
+        gate: GateResult | None = None,
         flow_run: str = "",
     ) -> Report:
         """Write report.json, and the figures, the model and the outcome into MLflow.
 
-        `decision` and `flow_run` are lines of Markdown for the run's description in MLflow.
+        `flow_run` is a line of Markdown for the run's description in MLflow.
         """
         result = self._call(
             "publish",
@@ -125,7 +141,7 @@ class Driver:
             best=best.model_dump(mode="json"),
             predictions=predictions.model_dump(mode="json") if predictions else None,
             seconds=seconds,
-            decision=decision,
+            gate=gate.model_dump(mode="json") if gate else None,
             flow_run=flow_run,
         ).result()
         return Report.model_validate(result)

@@ -25,6 +25,7 @@ from train_core.storage.cleanup.prune import Finding, Pruning
 from train_core.storage.coordination import lease, pins
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.stop_request import ask_to_stop
+from train_core.storage.model_registry import ModelRegistry, championships
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.run_checks import check_no_link
 from train_core.storage.run_folder import RunFolder
@@ -105,20 +106,35 @@ def refuse_driven(folder: RunFolder) -> None:
         raise RunBusyError(folder.name, str(holder))
 
 
+def refuse_champion(folder: RunFolder) -> None:
+    """Raise ConfigError if a checkpoint of the run is the champion of a registered model."""
+    if found := championships(folder.storage, folder.name):
+        version = found[0]
+        log = ModelRegistry(folder.storage, version.model).store.url
+        raise ConfigError(
+            f"run {folder.name!r} has the champion {version.address} ({version.checkpoint}): make "
+            f"another version the champion (`evertrain rollback {version.model} --reason WHY`), or "
+            f"delete {log}, which forgets the registered model"
+        )
+
+
 def delete_run(run: Run | RunFolder, tracking_uri: str = "") -> None:
     """Delete a run's folder and, with a `tracking_uri`, the run in MLflow.
 
     MLflow's side is deleted first, so that a failure can be tried again. Raises RunBusyError if a
-    process drives the run, ConfigError if the folder is a symbolic link, and StageError if MLflow
-    does not answer or refuses.
+    process drives the run, ConfigError if the folder is a symbolic link or a checkpoint of it is a
+    champion, and StageError if MLflow does not answer or refuses.
     """
     folder = folder_of(run)
     check_no_link(folder)
     refuse_driven(folder)
+    refuse_champion(folder)
     # The lease of a driver that died on another machine is taken over after its heartbeat stopped.
     held = lease.acquire(folder.store, folder.name)
     try:
         with lease.alive(held):
+            # It may have become one until the lease was there.
+            refuse_champion(folder)
             if tracking_uri:
                 delete_tracking(folder.url, tracking_uri)
             abort_uploads(folder)

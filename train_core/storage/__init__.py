@@ -4,6 +4,8 @@ An import goes down this list only:
 
     cleanup/            deletes what nothing keeps: by the rules, after a death, `prune`
     run_writer          creates, commits and deletes, in the name of an attempt
+    decisions           what the gate decided on a run's versions
+    model_registry      the registered models of a storage, and their champions
     finished_runs       the runs of a storage, and whether one is over
     addresses           what people call a run or a checkpoint
     predictions         what batch inferences committed

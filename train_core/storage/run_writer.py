@@ -18,14 +18,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from train_core.errors import CheckpointError, StorageError
+from train_core.results import Approval, Decision
 from train_core.storage.coordination import deletion_notices, lease
 from train_core.storage.coordination.fence_list import write_fence_list
 from train_core.storage.coordination.timing import TIMING, Timing
+from train_core.storage.decisions import approval_key, decision_key, is_answer_to
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.records import journal
 from train_core.storage.records.amendments import Amendment, amend, newest_amendment
 from train_core.storage.records.data_files import FileList, key_of
+from train_core.storage.records.documents import with_checksum
 from train_core.storage.records.manifest import (
     CheckpointManifest,
     EvaluationManifest,
@@ -56,14 +59,14 @@ _log = logging.getLogger(__name__)
 
 
 class ResultWriter:
-    """Adds evaluations and predictions to a run, which any process may do.
+    """Adds evaluations, predictions and a person's answers to a run, which any process may do.
 
     A process without the run's lease writes results with this class alone; there may be several
     at once. No attempt fences it, because it can neither replace nor hide anything: a result's
     folder has a name of its own, which ends in random letters where there may be several; its
     manifest is created once and last, and names its checkpoint by digest. The process pins the
     checkpoint first. The pin keeps the checkpoint, and keeps others from deleting the result's
-    files before they are committed.
+    files before they are committed. An answer is created once.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -88,6 +91,15 @@ class ResultWriter:
         """
         self.check_lease()
         self.folder.store.create(f"{key}/{MANIFEST_JSON}", manifest.to_json())
+
+    def commit_approval(self, decision: Decision, approval: Approval) -> None:
+        """Create the answer to a decision that asks for one.
+
+        Raises FileExistsError if somebody has answered already.
+        """
+        if not is_answer_to(approval, decision):
+            raise ValueError(f"the answer is one to another decision than {decision_key(decision)}")
+        self.folder.store.create(approval_key(decision), with_checksum(approval))
 
 
 class RunWriter(ResultWriter):
@@ -153,6 +165,11 @@ class RunWriter(ResultWriter):
         committed = Checkpoint(manifest, digest_of(data))
         self.folder.store.create(f"{committed.key}/{MANIFEST_JSON}", data)
         return committed
+
+    def commit_decision(self, decision: Decision) -> None:
+        """Create the gate's decision. Raises FileExistsError if there is another."""
+        self.check_lease()
+        self.folder.store.create(decision_key(decision), with_checksum(decision))
 
     def delete_uncommitted(self, name: CheckpointName) -> None:
         """Delete the files of a checkpoint that this attempt began and did not commit."""

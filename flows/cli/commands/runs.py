@@ -16,6 +16,7 @@ from train_core.client.runs import (
     epochs_after,
     fork_run,
     open_run,
+    refuse_champion,
     refuse_driven,
     stop_run,
 )
@@ -62,6 +63,7 @@ class DeleteCommand(InStorage):
         folder = open_run(absolute(self.storage), self.run).folder
         check_no_link(folder)
         refuse_driven(folder)
+        refuse_champion(folder)
         if not self.yes and not agrees(f"Delete {folder.url}?"):
             raise ConfigError("nothing was deleted; with --yes the command does not ask")
         delete_run(folder, tracking_uri_of(folder, self.tracking_uri))

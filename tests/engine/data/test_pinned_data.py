@@ -22,7 +22,7 @@ from train_core.engine.data.inputs import open_input
 from train_core.engine.data.recorded import load_recorded, newest_files
 from train_core.engine.distributed.group import Group
 from train_core.engine.driver.preparing.preflight import check, new_record
-from train_core.engine.scoring.evaluate import _dataset, load_model, measure_one_shard
+from train_core.engine.scoring.evaluate import dataset_of, load_model, measure_one_shard
 from train_core.engine.training.loop import Trainer
 from train_core.errors import ConfigError, DataError, WorkloadError
 from train_core.loading import load_workload
@@ -41,7 +41,7 @@ def fresh_process() -> Iterator[None]:
     """What a process keeps for its next task, another process would not have."""
     yield
     load_model.cache_clear()
-    _dataset.cache_clear()
+    dataset_of.cache_clear()
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_a_workload_that_lists_files_itself_is_checked_where_it_is_evaluated_and
     config = prepare(folder, local, LISTING)
     train(folder, config)
     assert evaluate(folder, config, "test") == 40
-    _dataset.cache_clear()
+    dataset_of.cache_clear()
     write_rows(local, "test", "day-1.npy", 40, seed=9)
     said = "test split is not what run 'run' was begun with: digest was"
     with pytest.raises(DataError, match=said):

@@ -116,6 +116,36 @@ def test_a_driver_that_is_replaced_while_it_scores_commits_no_result(
     driver.close("FAILED")
 
 
+@pytest.mark.promise("address-of-a-model")
+def test_predictions_say_as_which_version_their_checkpoint_was_asked_for(folder: RunFolder) -> None:
+    run(folder)
+    asked: dict[str, Any] = {
+        "storage": folder.storage,
+        "run": folder.name,
+        "config": folder.record().config,
+        "infer_input": "validation",
+    }
+    best = folder.summary(folder.checkpoints()[-1]).model_dump()
+    made = []
+    # Once for a version, once more for the next, and not again for nobody's.
+    for model in ("models:/Tiny/3", "models:/Tiny/3", "models:/Tiny/4", ""):
+        scoring = ScoringStages(ScoringRequest(**asked, model=model), WorkersHere(lambda: None))
+        scoring.prepare()
+        made.append(scoring.infer(best, "validation")["uri"])
+        scoring.close("FINISHED")
+    found = {
+        folder.store.uri(key): manifest.model
+        for key, manifest in folder.results("predictions", PredictionsManifest)
+    }
+    assert sorted(found.values()) == ["models:/Tiny/3", "models:/Tiny/4"]
+    assert [found[uri] for uri in made[:3]] == [
+        "models:/Tiny/3",
+        "models:/Tiny/3",
+        "models:/Tiny/4",
+    ]
+    assert made[3] in made[:3]
+
+
 def test_scoring_without_the_lease_commits_its_results_whoever_has_the_run(
     folder: RunFolder,
 ) -> None:

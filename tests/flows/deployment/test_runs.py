@@ -41,6 +41,7 @@ def test_all_flows_are_deployed_and_nothing_trains_unasked(prefect: Prefect) -> 
     deployed = prefect("deployment", "ls")
     assert "batch-inference/batch-inference" in deployed
     assert "mirror/mirror" in deployed
+    assert "rollback/rollback" in deployed
 
 
 def runs_at(home: Path) -> set[str]:

@@ -9,35 +9,42 @@ from hypothesis import strategies as st
 from train_core.errors import ConfigError
 from train_core.storage.records.names import (
     CheckpointName,
+    DecisionName,
     JobName,
     LeaseName,
     PinName,
     SegmentName,
     check_run_name,
     default_run_name,
+    number_of,
+    numbered,
 )
 
 NUMBERS = st.integers(0, 10**12)
-KINDS = [CheckpointName, LeaseName, PinName, SegmentName]
+KINDS = [CheckpointName, DecisionName, LeaseName, PinName, SegmentName]
+Name = CheckpointName | DecisionName | LeaseName | PinName | SegmentName
 WHO = st.from_regex(r"[a-z][a-z0-9-]{0,99}", fullmatch=True)
+MODELS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,40}", fullmatch=True)
 
 NAMES = st.one_of(
     st.builds(CheckpointName, NUMBERS, NUMBERS),
     st.builds(SegmentName, NUMBERS, NUMBERS, NUMBERS),
     st.builds(LeaseName, NUMBERS),
     st.builds(PinName, st.builds(CheckpointName, NUMBERS, NUMBERS), WHO),
+    st.builds(DecisionName, MODELS, NUMBERS, NUMBERS),
 )
 ITS_ONLY_SPELLINGS = [
     "step-00001200-a0007",
     "steps-00000001-00000100-a0001.jsonl",
     "0007.json",
     "step-00001200-a0007/infer-0a1b2c3d.json",
+    "Digits/v00000003-c00000001.json",
 ]
 
 
 @given(NAMES)
 def test_a_name_is_parsed_back_from_its_spelling(
-    name: CheckpointName | SegmentName | LeaseName | PinName,
+    name: Name,
 ) -> None:
     assert type(name).parse(str(name)) == name
     assert [kind.parse(str(name)) for kind in KINDS].count(None) == len(KINDS) - 1
@@ -49,9 +56,7 @@ def test_spellings_sort_as_their_numbers_do(names: list[CheckpointName]) -> None
 
 
 @given(st.sampled_from(KINDS), st.text())
-def test_any_text_is_a_name_in_its_only_spelling_or_none(
-    kind: type[CheckpointName | SegmentName | LeaseName | PinName], text: str
-) -> None:
+def test_any_text_is_a_name_in_its_only_spelling_or_none(kind: type[Name], text: str) -> None:
     parsed = kind.parse(text)
     assert parsed is None or str(parsed) == text
 
@@ -78,6 +83,24 @@ def test_another_spelling_is_no_name(spelling: str, spoil: object) -> None:
     spoiled = spoil(spelling)
     if spoiled != spelling:
         assert [kind.parse(spoiled) for kind in KINDS] == [None] * len(KINDS)
+
+
+@given(NUMBERS.filter(bool), st.text())
+def test_a_documents_number_is_its_only_spelling(number: int, text: str) -> None:
+    assert number_of(numbered(number)) == number
+    found = number_of(text)
+    assert found is None or numbered(found) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("Digits/v3-c1.json", "../v00000003-c00000001.json", "a/b/v00000003-c00000001.json"),
+        *("v00000003-c00000001.json", "answers.json", "Digits/answers/v00000003-c00000001.json"),
+    ],
+)
+def test_what_is_no_decisions_name(text: str) -> None:
+    assert DecisionName.parse(text) is None
 
 
 @pytest.mark.parametrize("name", ["a", "retrain-2026.01_b", "0", "a" * 128])

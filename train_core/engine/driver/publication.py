@@ -10,6 +10,7 @@ from train_core.engine.tracking.mirror import Mirror
 from train_core.results import (
     CheckpointSummary,
     EvaluationResult,
+    GateResult,
     PredictionsResult,
     Report,
     Result,
@@ -28,10 +29,9 @@ class PipelineOutcome(Result):
     evaluations: list[EvaluationResult]
     best: CheckpointSummary
     predictions: PredictionsResult | None
+    gate: GateResult | None = None
     seconds: dict[str, float]
     """Wall-clock seconds of each stage."""
-    decision: str = ""
-    """What the gate decided, in a line of Markdown; empty: no gate was asked."""
     flow_run: str = ""
     """The flow run that ends the pipeline, in Markdown; empty: there is none."""
 
@@ -67,8 +67,11 @@ def publish(
         mirror.log_evaluations(outcome.evaluations, config)
         if outcome.predictions:
             mirror.log_predictions(outcome.predictions)
-        told = {"decision": outcome.decision, "flow_run": outcome.flow_run}
+        decision = outcome.gate.summary if outcome.gate else ""
+        told = {"decision": decision, "flow_run": outcome.flow_run}
         mirror.log_outcome(outcome.best, outcome.test_metrics, config, **told)
+        if outcome.gate:
+            mirror.log_gate(outcome.gate)
         mirror.flush()
     timeline.mark(PUBLISHED)
     report = Report(
@@ -80,6 +83,7 @@ def publish(
         best=outcome.best,
         test_metrics=outcome.test_metrics,
         predictions=outcome.predictions,
+        gate=outcome.gate,
         tracking=mirror.tracking() if mirror else Tracking(),
         seconds=outcome.seconds,
         timeline=timeline.seconds(),

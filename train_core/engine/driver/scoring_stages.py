@@ -53,7 +53,8 @@ class ScoringStages:
         summary = CheckpointSummary.model_validate(checkpoint)
         with pinned_summaries(self._folder, [summary], "infer", job=self._job):
             pool, writer = self._workers.for_scoring(self._config), ResultWriter(self._folder)
-            return infer(pool, writer, self._config, summary, source, 0).model_dump()
+            what = (self._config, summary, source, 0, self._request.model)
+            return infer(pool, writer, *what).model_dump()
 
     def close(self, status: str) -> None:
         """End the workers; Ray ends with the process."""

@@ -17,7 +17,7 @@ from train_core.requests import Request, request_of
 from train_core.storage.coordination.job_mailbox import Answer, Call
 
 PREPARE, CLOSE = "prepare", "close"
-STAGES = ("train", "evaluate", "infer", "publish")
+STAGES = ("train", "evaluate", "infer", "gate", "promote", "publish")
 _MOST_AT_ONCE = 4
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -19,11 +19,15 @@ from train_core.engine.tracking.mirror import Mirror
 from train_core.errors import StageError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Request, ScoringRequest
-from train_core.results import CheckpointSummary, TrainResult
+from train_core.results import Approval, CheckpointSummary, GateResult, TrainResult
 from train_core.storage.cleanup.superseded import delete_superseded
 from train_core.storage.cleanup.verdicts import finalists_of
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.validations import committed_validations
+
+if TYPE_CHECKING:
+    from train_core.engine.cluster.pool import WorkerPool
+    from train_core.engine.driver.gate import Gate
 
 
 def stages_of(request: Request, workers: Workers, job: str = "", timing: Timing = TIMING) -> Stages:
@@ -114,6 +118,20 @@ class RunStages:
             self.mirror.log_predictions(result)
         return result.model_dump()
 
+    def gate(self, best: dict[str, Any]) -> dict[str, Any]:
+        """Register a checkpoint as a version, and decide on it beside the champion."""
+        result = self._gate("gate").decide(CheckpointSummary.model_validate(best))
+        if self.mirror:
+            # It may be long until a person has answered.
+            self.mirror.log_gate(result)
+        return result.model_dump()
+
+    def promote(self, result: dict[str, Any], approval: dict[str, Any] | None) -> dict[str, Any]:
+        """Make the version the champion, if that was decided or is approved."""
+        answer = Approval.model_validate(approval) if approval else None
+        gate = self._gate("promote")
+        return gate.promote(GateResult.model_validate(result), answer).model_dump()
+
     def publish(self, **outcome: Any) -> dict[str, Any]:
         """End the workers, draw the curves, complete the mirror and write report.json."""
         from train_core.engine.driver.publication import PipelineOutcome, publish
@@ -169,6 +187,19 @@ class RunStages:
         from train_core.engine.driver.attempts.pool_launcher import PoolLauncher
 
         return PoolLauncher(self._workers.for_training(self.config))
+
+    def _gate(self, stage: str) -> Gate:
+        from train_core.engine.driver.gate import Gate
+
+        held, options = self._checked(stage), self._request.pipeline.gate
+        if options is None:
+            raise StageError(stage, f"run {self.folder.name!r} was started without a gate")
+
+        def pool() -> WorkerPool:
+            self._workers.wait_for_ray()
+            return self._workers.for_scoring(self.config)
+
+        return Gate(self.folder, self.config, options, held, pool)
 
     @property
     def _max_batches(self) -> int:

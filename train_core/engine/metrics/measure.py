@@ -35,10 +35,14 @@ def forward(
     workload: Workload[Any], model: nn.Module, batch: Batch, config: TrainConfig
 ) -> tuple[Any, Tensor]:
     """The model's outputs and the mean loss, under autocast if the configuration says bf16."""
-    device = next(iter(batch.values())).device
-    with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+    with autocast(next(iter(batch.values())).device, config):
         outputs = workload.forward(model, batch)
         return outputs, workload.loss(outputs, batch)
+
+
+def autocast(device: torch.device, config: TrainConfig) -> torch.autocast:
+    """The precision in which outputs and loss are computed."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
 
 
 def batches_of_shard(num_samples: int, batch_size: int, num_shards: int, shard: int) -> list[range]:
@@ -78,6 +82,12 @@ def split_metrics(workload: Workload[Any]) -> dict[str, Metric]:
     return metrics
 
 
+def add_loss(metric: Metric, loss: Tensor, num_samples: int) -> None:
+    """Add the mean loss of so many samples to the metric LOSS of `split_metrics`."""
+    # Not as a weight: torchmetrics takes none into account where it does not look for NaN.
+    metric.update(loss.double().expand(num_samples))
+
+
 def measure_shard(
     workload: Workload[Any],
     model: nn.Module,
@@ -110,7 +120,7 @@ def measure_shard(
                 predicted = workload.predictions(outputs) if predicts else {}
                 for name, metric in metrics.items():
                     if name == LOSS:
-                        metric.update(loss.double(), num_samples)
+                        add_loss(metric, loss, num_samples)
                     elif name == CONFUSION:
                         metric.update(predicted["prediction"], batch["targets"])
                     elif name == SCORES:
@@ -119,7 +129,7 @@ def measure_shard(
                         workload.update_metric(metric, outputs, batch)
     finally:
         model.train(was_training)
-    return {name: _state_of(metric) for name, metric in metrics.items()}
+    return {name: state_of(metric) for name, metric in metrics.items()}
 
 
 def merge(metrics: Mapping[str, Metric], shards: list[MetricStates]) -> dict[str, float]:
@@ -160,7 +170,9 @@ def _never() -> bool:
     return False
 
 
-def _state_of(metric: Metric) -> dict[str, Any]:
+def state_of(metric: Metric) -> dict[str, Any]:
+    """The metric's state, on the CPU."""
+
     def to_cpu(value: Any) -> Any:
         if isinstance(value, Tensor):
             return value.detach().cpu()

@@ -159,7 +159,7 @@ def measure_one_shard(
     set_up_logging(sys.stderr)
     with users_code("evaluate", f"shard {shard} of the {split} split"):
         workload, model, device = load_model(url, config, checkpoint)
-        dataset: Dataset = _dataset(url, config, split)
+        dataset: Dataset = dataset_of(url, config, split)
         if max_batches:
             first = range(min(max_batches * config.eval_batch_size, len(dataset)))
             dataset = Subset(dataset, first)  # type: ignore[arg-type]  # is one but by name
@@ -219,7 +219,8 @@ def _model_of(
 
 
 @lru_cache(maxsize=2)
-def _dataset(url: str, config: TrainConfig, split: Split) -> Dataset:
+def dataset_of(url: str, config: TrainConfig, split: Split) -> Dataset:
+    """A split as the run at `url` recorded it; kept for the worker's next task."""
     dataset = indexed(load_recorded(RunFolder.at(url), config), split)
     check_split(dataset, split)
     return dataset

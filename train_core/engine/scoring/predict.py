@@ -53,18 +53,20 @@ def infer(
     summary: CheckpointSummary,
     source: str,
     max_batches: int = 0,
+    model: str = "",
 ) -> PredictionsResult:
     """Score the rows at `source` (a split or a URL) with a checkpoint.
 
     A result that was committed earlier for the same checkpoint and input is reused. `max_batches`
-    scores a part of the rows, for a dry run; 0: all of them. Raises FencedError, and commits
+    scores a part of the rows, for a dry run; 0: all of them. `model` is recorded: the registered
+    version that was asked for. Raises FencedError, and commits
     nothing, if the writer's attempt was replaced.
     """
     folder = writer.folder
     checkpoint = folder.find(summary.name)
     found = open_input(source, load_recorded(folder, config), with_digests=True)
-    key, manifest = _find(folder, checkpoint, found) or _run(
-        pool, writer, config, checkpoint, found, max_batches
+    key, manifest = _find(folder, checkpoint, found, model) or _run(
+        pool, writer, config, checkpoint, found, max_batches, model
     )
     return result_of(folder, key, manifest, summary)
 
@@ -76,6 +78,7 @@ def _run(
     checkpoint: Checkpoint,
     found: Input,
     max_batches: int,
+    model: str,
 ) -> tuple[str, PredictionsManifest]:
     num_rows = found.num_rows
     if max_batches:
@@ -97,6 +100,7 @@ def _run(
         input=found.describe(),
         num_rows=sum(rows for _, rows in written),
         rows=tuple(rows for _, rows in written),
+        model=model,
     )
     writer.commit_result(key, manifest)
     return key, manifest
@@ -111,7 +115,7 @@ def _parts(num_rows: int, config: TrainConfig) -> Iterator[tuple[str, list[range
 
 
 def _find(
-    folder: RunFolder, checkpoint: Checkpoint, found: Input
+    folder: RunFolder, checkpoint: Checkpoint, found: Input, model: str
 ) -> tuple[str, PredictionsManifest] | None:
     """Predictions of the same checkpoint for a split that were committed earlier.
 
@@ -126,6 +130,7 @@ def _find(
             # An older evertrain wrote no digest.
             and {"digest": found.digest} | manifest.input == {"digest": ""} | wanted
             and manifest.num_rows == found.num_rows
+            and model in ("", manifest.model)
             and are_there(folder.store, key, manifest.files)
         ):
             return key, manifest

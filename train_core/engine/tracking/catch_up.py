@@ -9,6 +9,7 @@ from train_core.policy.end_status import EndStatus
 from train_core.policy.logins import public_uri
 from train_core.results import Report, Tracking
 from train_core.storage.coordination import lease
+from train_core.storage.decisions import gate_result, newest_decisions
 from train_core.storage.finished_runs import is_run_finished
 from train_core.storage.predictions import committed_predictions
 from train_core.storage.run_folder import RunFolder
@@ -41,6 +42,10 @@ def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> T
         if report:
             mirror.log_evaluations(report.evaluations)
             mirror.log_outcome(report.best, report.test_metrics)
+        # Not the report's: what a person has answered since is no part of it, and a run that waits
+        # for an answer has none.
+        for decision in newest_decisions(folder):
+            mirror.log_gate(gate_result(folder, decision))
         # The predictions of the report, and those of later batch inferences.
         for predictions in committed_predictions(folder):
             mirror.log_predictions(predictions)

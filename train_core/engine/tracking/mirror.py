@@ -20,6 +20,7 @@ from train_core.policy.metric_names import TEST
 from train_core.results import (
     CheckpointSummary,
     EvaluationResult,
+    GateResult,
     PredictionsResult,
     Tracking,
 )
@@ -130,6 +131,10 @@ class Mirror:
         )
         # A task of its own: a model that cannot be shown must not hide the metrics.
         self._add(partial(self._sender.log_models, best=best, config=config))
+
+    def log_gate(self, result: GateResult) -> None:
+        """Show the decision, the registered version, and the aliases, the champion's last."""
+        self._add(partial(self._sender.log_gate, result=result))
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until MLflow has all that was committed and logged before; return whether it has.

@@ -268,7 +268,10 @@ def _reported(folder: RunFolder) -> Outcome | None:
     with suppress(CheckpointError, ValidationError):
         found = folder.report()
         report = Report.model_validate(found) if found else None
-        return Outcome(report.best, report.test_metrics) if report else None
+        if report is None:
+            return None
+        decision = report.gate.summary if report.gate else ""
+        return Outcome(report.best, report.test_metrics, decision)
     return None
 
 

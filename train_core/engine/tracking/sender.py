@@ -13,7 +13,7 @@ from train_core.engine.tracking.client_settings import REPEATED_BY_CALLER
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
 from train_core.policy.logins import public_uri, without_login_of
-from train_core.results import CheckpointSummary, Tracking
+from train_core.results import CheckpointSummary, GateResult, Tracking
 from train_core.storage.records.names import CHECKPOINTS, CheckpointName
 from train_core.storage.run_folder import RunFolder
 
@@ -126,6 +126,12 @@ class RunSender:
         if not runs.record.config.is_function:
             uri = copy_kept_models(runs, best, config)
             self.tracking = self.tracking.model_copy(update={"model_uri": uri})
+
+    def log_gate(self, runs: MlflowRuns, result: GateResult) -> None:
+        """Show what a gate decided, in the run and on the registered model."""
+        from train_core.engine.tracking.models.registered import show_gate
+
+        show_gate(runs, result)
 
     @contextmanager
     def _opened_runs(self) -> Iterator[MlflowRuns]:

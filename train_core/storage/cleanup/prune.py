@@ -12,6 +12,7 @@ from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
 from train_core.storage.cleanup.orphans import delete_orphans, find_orphans
 from train_core.storage.cleanup.verdicts import verdicts
 from train_core.storage.coordination import pins
+from train_core.storage.model_registry import championships
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter
 from train_core.storage.verification import file_faults
@@ -57,7 +58,12 @@ class Pruning:
         good, bad = self._judged()
         sizes = {str(one.name): one.size_bytes for one in good}
         judged = verdicts(
-            self.folder, good, self.rules, now=self.now, ignored_pins=self.ignored_pins
+            self.folder,
+            good,
+            self.rules,
+            now=self.now,
+            ignored_pins=self.ignored_pins,
+            champions=championships(self.folder.storage, self.folder.name),
         )
         findings = [
             Finding(

@@ -13,6 +13,7 @@ from train_core.policy.retention import (
     retention_verdicts,
 )
 from train_core.policy.selection import Candidate
+from train_core.results import ModelVersion
 from train_core.storage.coordination import pins
 from train_core.storage.records.names import REPORT_JSON
 from train_core.storage.run_folder import Checkpoint, RunFolder
@@ -26,13 +27,17 @@ def verdicts(
     *,
     now: datetime,
     ignored_pins: Collection[str] = (),
+    champions: Collection[ModelVersion] = (),
 ) -> list[RetentionVerdict]:
     """What is to become of the checkpoints, oldest first: by the rules, the report and the pins.
 
-    `ignored_pins` are the keys of pins that need not be respected. Raises StorageError or
-    CheckpointError where a reference cannot be read: then nothing may be deleted.
+    `ignored_pins` are the keys of pins that need not be respected; `champions` are those of the
+    run, which are pinned as well. Raises StorageError or CheckpointError where a reference cannot
+    be read: then nothing may be deleted.
     """
     protected = defaultdict(list)
+    for version in champions:
+        protected[version.checkpoint].append(f"the champion {version.address}")
     if best := reported_best(folder):
         protected[best].append(f"the best of {REPORT_JSON}")
     for found in pins.valid_pins(folder.store):

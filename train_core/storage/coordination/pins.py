@@ -36,6 +36,8 @@ from train_core.storage.records.names import (
 
 MLFLOW_MODEL = "mlflow-model"
 """The pin of a checkpoint whose model is in MLflow, where an alias may point to it."""
+REGISTERED_MODEL = "registered-model"
+"""The pin of a checkpoint that is a version of a registered model: it may become champion."""
 
 DELETION = "deletion"
 """The pin that announces a deletion begins with it."""

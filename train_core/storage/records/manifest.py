@@ -192,6 +192,11 @@ class PredictionsManifest(Manifest):
     rows: tuple[Count, ...] = Field(
         max_length=MAX_ENTRIES, description="Rows of each file, in the order of `files`."
     )
+    model: Text = Field(
+        default="",
+        exclude_if=operator.not_,
+        description="The registered model's version, if it was asked for by that.",
+    )
 
 
 M = TypeVar("M", bound=Manifest)

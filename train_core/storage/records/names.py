@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Self
 
 from train_core.errors import ConfigError
+from train_core.policy.model_names import is_model_name
 
 RUN_JSON = "run.json"
 REPORT_JSON = "report.json"
@@ -32,6 +33,12 @@ PREDICTIONS = "predictions"
 ASKED = "asked"
 CALLS = "calls"
 DATA = "data"
+DECISIONS = "decisions"
+
+MODELS = "_models"
+"""Where a storage has its registered models, beside the runs: no run's name begins so."""
+VERSIONS = "versions"
+CHAMPIONS = "champions"
 
 LATEST = "latest"
 """What stands for the newest finished run, so no run is called so."""
@@ -49,6 +56,8 @@ _JOB = re.compile(rf"(.+)-a{_ATTEMPT}-([0-9a-f]{{8}})(?:-(\d{{1,18}}))?")
 _SEGMENT = re.compile(rf"steps-{_STEP}-{_STEP}-a{_ATTEMPT}\.jsonl")
 _LEASE = re.compile(rf"{_ATTEMPT}\.json")
 _FENCE_LIST = re.compile(rf"{_ATTEMPT}-seal\.json")
+_DECISION = re.compile(rf"([^/]+)/v{_STEP}-c{_STEP}\.json")
+_NUMBERED = re.compile(rf"{_STEP}\.json")
 _WHO = re.compile(r"[a-z][a-z0-9-]{0,99}")
 _PIN = re.compile(rf"([^/]+)/({_WHO.pattern})\.json")
 
@@ -105,6 +114,7 @@ def is_of_function(key: str) -> bool:
     """Whether the key can only be that of a folder that a training function wrote itself."""
     first = key.split("/", maxsplit=1)[0]
     ours = {CHECKPOINTS, JOURNAL, LEASES, PINS, EVALUATIONS, PREDICTIONS, ASKED, CALLS, DATA}
+    ours |= {DECISIONS}
     return first not in ours | {"", ".", ".."}
 
 
@@ -248,3 +258,37 @@ class PinName:
         match = _PIN.fullmatch(text)
         checkpoint = CheckpointName.parse(match[1]) if match else None
         return cls(checkpoint, match[2]) if match and checkpoint else None
+
+
+@dataclass(frozen=True, order=True)
+class DecisionName:
+    """A decision's file below `decisions/`."""
+
+    model: str
+    """The registered model."""
+    version: int
+    champion: int
+    """The number of the champion's entry that the version is compared with; 0: there was none."""
+
+    def __str__(self) -> str:
+        return f"{self.model}/v{self.version:08d}-c{self.champion:08d}.json"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """The name, or None if `text` is not one in its only spelling."""
+        match = _DECISION.fullmatch(text)
+        if match is None or not is_model_name(match[1]):
+            return None
+        name = cls(match[1], int(match[2]), int(match[3]))
+        return name if str(name) == text else None
+
+
+def numbered(number: int) -> str:
+    """The name of the document with that number in a log."""
+    return f"{number:08d}.json"
+
+
+def number_of(name: str) -> int | None:
+    """The number of a document in a log; None if `name` is not that of one."""
+    match = _NUMBERED.fullmatch(name)
+    return int(match[1]) if match and numbered(int(match[1])) == name else None

@@ -71,6 +71,14 @@ class RemoteStages:
         """Score new data with a checkpoint."""
         return dict(self._stage("infer", **arguments))
 
+    def gate(self, **arguments: Any) -> dict[str, Any]:
+        """Compare a checkpoint with the champion."""
+        return dict(self._stage("gate", **arguments))
+
+    def promote(self, **arguments: Any) -> dict[str, Any]:
+        """Make it the champion, if that was decided."""
+        return dict(self._stage("promote", **arguments))
+
     def publish(self, **arguments: Any) -> dict[str, Any]:
         """Draw the curves, complete the mirror and write report.json."""
         return dict(self._stage("publish", **arguments))

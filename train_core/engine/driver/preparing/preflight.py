@@ -29,6 +29,7 @@ from train_core.engine.data.recorded import (
 from train_core.engine.distributed.fsdp import check_passes
 from train_core.engine.driver.preparing.origin import find_origin
 from train_core.engine.metrics.measure import check_split, split_metrics
+from train_core.engine.scoring.gate_metric import check_gate
 from train_core.engine.tools.provenance import code_of, fingerprint
 from train_core.errors import ConfigError, RunConflictError
 from train_core.policy.logins import hide_logins
@@ -89,6 +90,8 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     check_settings(config)
     workload = load_recorded(folder, config)
     _check_monitor(workload, config.monitor)
+    if request.pipeline.gate:
+        check_gate(workload, config, request.pipeline.gate)
     if config.ray_address == LOCAL:
         check_resources(config)
     names_files = not resumed and workload.sources()
@@ -243,6 +246,7 @@ def pipeline_of(request: DriverRequest) -> dict[str, Any]:
     return RecordedPipeline(
         infer_input=hide_logins(request.pipeline.infer_input),
         tracking_uri=request.pipeline.tracking_uri,
+        gate=request.pipeline.gate,
         experiment=request.experiment,
         dry_run=request.dry_run,
         mirror_weights=request.mirror_weights,

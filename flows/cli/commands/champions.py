@@ -1,0 +1,133 @@
+"""`evertrain champions`, `rollback` and `approve`: which version serves, since when, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
+from flows.cli.arguments import InStorage
+from flows.cli.output import Row, print_rows
+from flows.cli.terminal import complain, say
+from flows.defaults import tracking_uri_of
+from train_core.client.champions import (
+    approve,
+    champions,
+    rollback,
+    show_champion,
+    show_decision,
+    versions,
+)
+from train_core.errors import EvertrainError
+from train_core.results import ChampionEntry, GateResult, ModelVersion
+from train_core.storage.addresses import absolute
+from train_core.storage.run_folder import RunFolder
+
+
+class ChampionsCommand(InStorage):
+    """Show which version of a registered model was champion when, by which run, and why."""
+
+    model: CliPositionalArg[str] = Field(description="The registered model's name.")
+    versions: bool = Field(
+        default=False, description="Show all versions instead, with the gate's decisions."
+    )
+    as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+    def cli_cmd(self) -> None:
+        """Print the champions, or the versions, oldest first."""
+        storage = absolute(self.storage)
+        if self.versions:
+            rows = [_version_row(*one) for one in versions(storage, self.model)]
+        else:
+            entries = champions(storage, self.model)
+            rows = [_champion_row(one, is_last=one is entries[-1]) for one in entries]
+        print_rows(rows, as_json=self.as_json, empty=f"{self.model} has no champion yet")
+
+
+class _ChangeCommand(InStorage):
+    """What the commands take that change a champion."""
+
+    model: CliPositionalArg[str] = Field(description="The registered model's name.")
+    reason: str = Field(min_length=1, description="Why; it is recorded.")
+    by: str = Field(default="", description="Who decides it. Unset: the user of this process.")
+    tracking_uri: str | None = Field(
+        default=None,
+        description="MLflow's address, whose aliases follow. Unset: the run's own, "
+        "MLFLOW_TRACKING_URI, or .evertrain/mlflow.db; empty: leave MLflow alone.",
+    )
+
+    def _show_in_mlflow(self, run: str, show: Callable[[str], None]) -> None:
+        """Bring MLflow up to date; what it misses now is shown by `evertrain mirror` later."""
+        uri = tracking_uri_of(RunFolder(absolute(self.storage), run), self.tracking_uri)
+        if not uri:
+            return
+        try:
+            show(uri)
+        except EvertrainError as error:
+            complain(f"MLflow does not show it yet, `evertrain mirror {run}` tries again: {error}")
+
+
+class RollbackCommand(_ChangeCommand):
+    """Make an earlier version of a registered model the champion again."""
+
+    to: int | None = Field(
+        default=None, ge=1, description="The version. Unset: the champion before this one."
+    )
+
+    def cli_cmd(self) -> None:
+        """Record the new champion, and let MLflow's alias follow."""
+        storage = absolute(self.storage)
+        entry = rollback(storage, self.model, self.reason, to=self.to, person=self.by)
+        who = f"{entry.decided_by} went back to it ({entry.reason})"
+        say(f"{entry.version.address} is the champion: {who}")
+        self._show_in_mlflow(entry.version.run, lambda uri: show_champion(storage, self.model, uri))
+
+
+class ApproveCommand(_ChangeCommand):
+    """Approve, or reject, a version for which the gate has asked a person."""
+
+    version: CliPositionalArg[int] = Field(ge=1, description="The version's number.")
+    reject: bool = Field(default=False, description="Reject it: the champion stays.")
+
+    def cli_cmd(self) -> None:
+        """Record the answer; an approved version becomes champion."""
+        storage = absolute(self.storage)
+        is_approved = not self.reject
+        result = approve(
+            storage, self.model, self.version, self.reason, is_approved=is_approved, person=self.by
+        )
+        say(result.summary)
+        version = result.decision.challenger
+        self._show_in_mlflow(version.run, lambda uri: show_decision(storage, version, uri))
+
+
+def _champion_row(entry: ChampionEntry, *, is_last: bool) -> Row:
+    return {
+        "number": entry.number,
+        "version": entry.version.version,
+        "since": entry.created_at[:19],
+        "run": entry.version.run,
+        "checkpoint": entry.version.checkpoint,
+        "by": entry.by if entry.by != "rollback" else f"rollback ({entry.decided_by})",
+        "why": entry.reason,
+        "status": "champion" if is_last else "replaced",
+    }
+
+
+def _version_row(version: ModelVersion, result: GateResult | None) -> Row:
+    row: Row = {
+        "version": version.version,
+        "registered": version.created_at[:19],
+        "run": version.run,
+        "checkpoint": version.checkpoint,
+    }
+    if result is None:
+        return row | {"status": "no decision", "compared with": None, "why": None}
+    champion = result.decision.champion
+    compared_with = champion.version if champion else None
+    return row | {
+        "status": result.status,
+        "compared with": compared_with,
+        "why": result.decision.why,
+    }

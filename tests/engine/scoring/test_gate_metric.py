@@ -1,0 +1,72 @@
+"""The metric by which a gate decides, and options that cannot be met, before any compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torchmetrics
+
+from tests.engine.tiny import Tiny, TinySettings
+from train_core import TrainConfig
+from train_core.config.gate import GateOptions
+from train_core.engine.metrics.measure import split_metrics
+from train_core.engine.scoring.gate_metric import check_gate, metric_of
+from train_core.errors import ConfigError
+
+
+class Correlated(Tiny):
+    """Has a metric whose states are no sums."""
+
+    class_names = ()
+
+    def metrics(self) -> dict[str, torchmetrics.Metric]:
+        return {"r": torchmetrics.PearsonCorrCoef(), "error": torchmetrics.MeanSquaredError()}
+
+
+def config(**asked: Any) -> TrainConfig:
+    return TrainConfig(workload="tests.engine.tiny:Tiny", **asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "expected"),
+    [
+        ({}, {}, ("accuracy", "max")),
+        ({"monitor": "validation/loss", "monitor_order": "min"}, {}, ("loss", "min")),
+        # What is monitored is of the training alone.
+        ({"monitor": "train/grad_norm"}, {}, ("loss", "min")),
+        ({}, {"gate_metric": "loss"}, ("loss", "min")),
+        ({}, {"gate_metric": "test/count"}, ("count", "max")),
+        ({}, {"gate_metric": "count", "gate_order": "min"}, ("count", "min")),
+        ({"monitor_order": "min"}, {}, ("accuracy", "min")),
+        ({"monitor_order": "min"}, {"gate_metric": "count"}, ("count", "max")),
+        ({"monitor_order": "min"}, {"gate_order": "max"}, ("accuracy", "max")),
+    ],
+)
+def test_the_metric_is_the_monitored_one_unless_another_is_asked_for(
+    asked: dict[str, Any], options: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    names = list(split_metrics(Tiny(TinySettings())))
+    assert metric_of(config(**asked), GateOptions(**options), names) == expected
+
+
+@pytest.mark.promise("gate-rows")
+@pytest.mark.parametrize(
+    ("workload", "options", "told"),
+    [
+        (Tiny, {"gate_metric": "f1"}, "'f1' is not measured on the test split: .* gives loss, acc"),
+        (Tiny, {"gate_metric": "validation/accuracy"}, "is not measured on the test split"),
+        (Correlated, {"gate_metric": "r"}, "'r' cannot be compared row by row"),
+        (Correlated, {"gate_metric": "error", "max_recall_drop": 0.1}, "0.1 needs classes"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_the_training(
+    workload: type[Tiny], options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check_gate(workload(TinySettings()), config(), GateOptions(**options))
+
+
+def test_what_can_be_compared_is_not_refused() -> None:
+    check_gate(Tiny(TinySettings()), config(), GateOptions(max_recall_drop=0.1))
+    check_gate(Correlated(TinySettings()), config(), GateOptions(gate_metric="error"))

@@ -1,0 +1,212 @@
+"""A gate that asks a person: the flow run waits without a process, whatever is restarted."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.conftest import isolated
+from tests.flows.deployment.deployed import (
+    Server,
+    Site,
+    flow_runs,
+    hasty_automations,
+    log_of,
+    state,
+    wait_for,
+)
+from tests.flows.mlflow_side import mlflow_client
+from train_core.results import GateResult, Report
+from train_core.storage.coordination import lease
+from train_core.storage.model_registry import ModelRegistry
+from train_core.storage.run_folder import RunFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MODEL = "Digits"
+HEARTBEAT_S, MISSED_S = 30, 40
+ASKED = {
+    "epochs": 2,
+    "batch_size": 64,
+    "gpus_per_worker": 0,
+    "require_approval": True,
+    "min_improvement": -1,
+}
+
+
+class Deployed:
+    """A server and a worker, each of which can be restarted, and what they show."""
+
+    def __init__(self, home: Path) -> None:
+        environment = isolated(home) | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S)}
+        self.home, self.server = home, Server(home, environment)
+        self.site = Site(home, environment, self.server.url)
+        self.registry = ModelRegistry(str(home / "runs"), MODEL)
+        self._worker = ExitStack()
+
+    def start(self) -> None:
+        self.server.start()
+        if not (self.home / "deployed").exists():
+            self.site.deploy(hasty_automations(self.home, MISSED_S))
+            (self.home / "deployed").touch()
+        self._worker.enter_context(self.site.worker())
+
+    def stop(self) -> None:
+        self._worker.close()
+        self.server.stop()
+
+    def retrain(self, run: str) -> None:
+        """Begin a flow run that has to be approved, and wait until it waits for that."""
+        parameters = json.dumps({"run": run, **ASKED})
+        self.site.prefect(
+            "deployment", "run", "retrain/retrain", "--param", f"parameters={parameters}"
+        )
+        self.wait_for_state(run, "PAUSED")
+
+    def wait_for_state(self, run: str, expected: str) -> None:
+        ended = {"FAILED", "CRASHED", "CANCELLED"}
+
+        def is_there() -> bool:
+            now = state(self.server.url, run)
+            assert now == expected or now not in ended, log_of(self.server.url, run)
+            return now == expected
+
+        wait_for(is_there, self.home)
+
+    def form(self, run: str) -> tuple[dict[str, Any], str]:
+        """The fields that the reviewer fills in, and what stands above them."""
+        (flow_run,) = flow_runs(self.server.url, run)
+        keys = flow_run["state"]["state_details"]["run_input_keyset"]
+        asked = f"{self.server.url}/flow_runs/{flow_run['id']}/input"
+        found = []
+        for part in ("schema", "description"):
+            with urllib.request.urlopen(f"{asked}/{keys[part]}", timeout=60) as answer:
+                found.append(json.load(answer))
+        return found[0]["properties"], found[1]
+
+    def answer(self, run: str, **fields: Any) -> None:
+        """What the button of Prefect's page does."""
+        (flow_run,) = flow_runs(self.server.url, run)
+        request = urllib.request.Request(
+            f"{self.server.url}/flow_runs/{flow_run['id']}/resume",
+            json.dumps({"run_input": fields}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.load(answer)["status"] == "ACCEPT"
+
+    def gate(self, run: str) -> GateResult:
+        report = Report.model_validate(RunFolder(str(self.home / "runs"), run).report())
+        assert report.gate
+        return report.gate
+
+    def champions(self) -> list[str]:
+        return [entry.version.run for entry in self.registry.champions()]
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    found = Deployed(tmp_path_factory.mktemp("approval"))
+    found.start()
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.mark.promise("approval-suspended")
+def test_an_approval_is_waited_for_through_restarts_and_makes_the_version_champion(
+    deployed: Deployed,
+) -> None:
+    deployed.retrain("first")
+    suspended_at = time.monotonic()
+    (flow_run,) = flow_runs(deployed.server.url, "first")
+    assert flow_run["state"]["name"] == "Suspended"
+    fields, description = deployed.form("first")
+    assert set(fields) == {"approve", "person", "reason"}
+    assert fields["approve"]["default"] is False
+    for shown in ("models:/Digits/1 waits for approval", "accuracy", "ms for a row", "360 rows"):
+        assert shown in description
+    folder = RunFolder(str(deployed.home / "runs"), "first")
+    # Nothing waits: no process, and no lease.
+    wait_for(lambda: lease.holder_of(folder.store) is None, deployed.home)
+    with mlflow_client(f"sqlite:///{deployed.home}/mlflow.db") as client:
+        (version,) = client.search_model_versions(f"name='{MODEL}'")
+    assert "waits for approval" in version.description
+    assert deployed.champions() == []
+
+    deployed.stop()
+    deployed.start()
+    # Nobody takes it for dead, although its heart is silent.
+    time.sleep(max(0.0, suspended_at + MISSED_S + HEARTBEAT_S / 2 - time.monotonic()))
+    assert state(deployed.server.url, "first") == "PAUSED"
+
+    deployed.answer("first", approve=True, person="ann", reason="looked at it")
+    deployed.wait_for_state("first", "COMPLETED")
+    assert deployed.champions() == ["first"]
+    result = deployed.gate("first")
+    assert result.entry
+    assert result.summary.startswith(
+        "models:/Digits/1 is the champion: approved by ann (looked at it): every promotion has to"
+    )
+    # What was done before was not done again.
+    assert len(folder.store.names(f"decisions/{MODEL}/answers")) == 1
+    assert {str(one.name.attempt) for one in folder.checkpoints()} == {"1"}
+    with mlflow_client(f"sqlite:///{deployed.home}/mlflow.db") as client:
+        champion = client.get_model_version_by_alias(MODEL, "champion")
+    assert champion.tags["evertrain.run"] == "first"
+
+
+@pytest.mark.promise("approval-suspended")
+def test_a_version_that_is_rejected_is_not_champion(deployed: Deployed) -> None:
+    deployed.retrain("second")
+    deployed.answer("second", approve=False, person="bob", reason="not on a Friday")
+    deployed.wait_for_state("second", "COMPLETED")
+    result = deployed.gate("second")
+    assert (result.entry, result.status) == (None, "rejected")
+    assert "is rejected by bob (not on a Friday)" in result.summary
+    assert deployed.champions() == ["first"]
+
+
+@pytest.mark.promise("approval-suspended")
+def test_while_one_waits_others_run_and_one_that_is_overtaken_is_asked_again(
+    deployed: Deployed,
+) -> None:
+    deployed.retrain("waiting")
+    # The deployment runs one at a time, and this one waits for no slot.
+    deployed.retrain("overtaking")
+    deployed.answer("overtaking", approve=True, person="ann", reason="good")
+    deployed.wait_for_state("overtaking", "COMPLETED")
+    deployed.answer("waiting", approve=True, person="ann", reason="good, too")
+    # Its comparison was with a champion that is no more.
+    wait_for(lambda: flow_runs(deployed.server.url, "waiting")[0]["run_count"] == 2, deployed.home)
+    deployed.wait_for_state("waiting", "PAUSED")
+    _, description = deployed.form("waiting")
+    assert "of run `overtaking`" in description
+    deployed.answer("waiting", approve=False, person="ann", reason="the other one is as good")
+    deployed.wait_for_state("waiting", "COMPLETED")
+    assert deployed.champions() == ["first", "overtaking"]
+
+
+@pytest.mark.promise("rollback")
+def test_the_deployment_of_rollback_moves_the_champion(deployed: Deployed) -> None:
+    before = deployed.champions()
+    asked = {"model": MODEL, "reason": "the shop complains", "to": 1, "by": "ann"}
+    parameters = [
+        part for name, value in asked.items() for part in ("--param", f"{name}={json.dumps(value)}")
+    ]
+    shown = deployed.site.prefect("deployment", "run", "rollback/rollback", *parameters, "--watch")
+    assert "finished" in shown.lower()
+    assert deployed.champions() == [*before, "first"]
+    # The flow run is named after the model.
+    assert state(deployed.server.url, MODEL) == "COMPLETED"
+    with mlflow_client(f"sqlite:///{deployed.home}/mlflow.db") as client:
+        champion = client.get_model_version_by_alias(MODEL, "champion")
+    assert champion.tags["evertrain.run"] == "first"

@@ -1,0 +1,193 @@
+"""The champions of a registered model: who was it when, back to an earlier one, a person's answer.
+
+All functions raise ConfigError for a model, version or run that is not there, and StorageError.
+The storage's records are what counts; `show_champion` and `show_decision` bring MLflow up to date.
+"""
+
+from __future__ import annotations
+
+import getpass
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+from train_core.client.isolated import isolated_call
+from train_core.entry_points import SHOW_ALIASES, SHOW_GATE
+from train_core.errors import CheckpointError, ConfigError
+from train_core.policy.champions import Reign, champion_before
+from train_core.policy.gate import Outcome
+from train_core.policy.model_names import is_model_name
+from train_core.results import Approval, ChampionEntry, GateResult, ModelVersion
+from train_core.storage.decisions import entry_of, find_approval, gate_result, newest_decision
+from train_core.storage.model_registry import ModelRegistry, registered_models
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import ResultWriter
+
+_AT_ONCE = 16
+
+
+def champions(storage: str, model: str) -> list[ChampionEntry]:
+    """All champions of the model, oldest first; the last one is the champion now."""
+    return _registry(storage, model).champions()
+
+
+def versions(storage: str, model: str) -> list[tuple[ModelVersion, GateResult | None]]:
+    """All versions of the model, oldest first, each with the newest that the gate has decided.
+
+    None: nothing yet, or its run was deleted.
+    """
+    found = _registry(storage, model).versions()
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        return list(zip(found, threads.map(lambda one: _decided(storage, one), found), strict=True))
+
+
+def rollback(
+    storage: str, model: str, reason: str, *, to: int | None = None, person: str = ""
+) -> ChampionEntry:
+    """Make an earlier version the champion again: version `to`, or the champion before this one.
+
+    `person` is recorded, by default the user of this process. Raises ConfigError, too, if there is
+    no earlier champion, if the gate never decided on that version, or if its checkpoint is not
+    there any more.
+    """
+    registry = _registry(storage, model)
+    entries = registry.champions()
+    if not entries:
+        raise ConfigError(f"model {model!r} in {storage} has no champion that could be replaced")
+    if to is None:
+        history = [Reign(one.version.version, one.by == "rollback") for one in entries]
+        to = champion_before(history)
+    present = entries[-1].version
+    if to is None:
+        raise ConfigError(f"model {model!r} in {storage} had no champion before {present.address}")
+    version = registry.version(to)
+    if version == present:
+        raise ConfigError(f"{version.address} is the champion already")
+    _check_there(storage, version)
+    if _decided(storage, version) is None:
+        raise ConfigError(f"{version.address} cannot be champion: the gate has not decided on it")
+    chosen = [one for one in entries if one.version == version]
+    entry = ChampionEntry(
+        number=entries[-1].number + 1,
+        version=version,
+        created_at=datetime.now(UTC).isoformat(),
+        by="rollback",
+        decided_by=person or _user(),
+        reason=reason,
+        data_digest=chosen[-1].data_digest if chosen else "",
+        num_rows=chosen[-1].num_rows if chosen else 0,
+    )
+    return _added(registry, entry)
+
+
+def approve(
+    storage: str,
+    model: str,
+    version: int,
+    reason: str,
+    *,
+    is_approved: bool = True,
+    person: str = "",
+) -> GateResult:
+    """Answer a gate that asks for approval; an approved version becomes champion.
+
+    The same answer again completes what a process that was killed has left. Raises ConfigError,
+    too, if the gate does not ask, if somebody has given the other answer, or if another champion
+    was chosen since: then the run has to be continued, which compares its version with that one.
+    """
+    registry = _registry(storage, model)
+    found = registry.version(version)
+    folder = RunFolder(storage, found.run)
+    decision = newest_decision(folder, found)
+    if decision is None or decision.outcome != Outcome.ASK:
+        raise ConfigError(f"the gate does not ask for an approval of {found.address}")
+    result = gate_result(folder, decision)
+    if is_approved and not result.entry:
+        _check_there(storage, found)
+        champion = registry.champion()
+        if (champion.number if champion else 0) != decision.champion_number:
+            raise ConfigError(
+                f"another champion was chosen since {found.address} was compared: `evertrain runs "
+                f"resume {found.run}` compares it with that one"
+            )
+    answer = result.approval
+    if answer is None:
+        given = Approval(
+            version=found,
+            champion_number=decision.champion_number,
+            is_approved=is_approved,
+            person=person or _user(),
+            reason=reason,
+            created_at=datetime.now(UTC).isoformat(),
+        )
+        try:
+            ResultWriter(folder).commit_approval(decision, given)
+            answer = given
+        except FileExistsError:
+            # Somebody was faster.
+            answer = find_approval(folder, decision)
+    if answer is None or answer.is_approved != is_approved:
+        raise ConfigError(gate_result(folder, decision).summary)
+    if is_approved and not result.entry:
+        _added(registry, entry_of(folder, decision, answer))
+    return gate_result(folder, decision)
+
+
+def show_champion(storage: str, model: str, tracking_uri: str) -> None:
+    """Let MLflow's aliases follow the records. Raises StageError if MLflow does not answer."""
+    isolated_call(SHOW_ALIASES, storage=storage, model=model, tracking_uri=tracking_uri)
+
+
+def show_decision(storage: str, version: ModelVersion, tracking_uri: str) -> None:
+    """Show the newest decision on a version, and the aliases, in MLflow.
+
+    Raises TrackingError if it does not have the run, StageError if it does not answer.
+    """
+    url = RunFolder(storage, version.run).url
+    asked = {"model": version.model, "version": version.version, "tracking_uri": tracking_uri}
+    isolated_call(SHOW_GATE, run_url=url, **asked)
+
+
+def _registry(storage: str, model: str) -> ModelRegistry:
+    there = registered_models(storage)
+    if not is_model_name(model) or model not in there:
+        raise ConfigError(
+            f"there is no registered model {model!r} in {storage}: {', '.join(there) or 'none'}"
+        )
+    return ModelRegistry(storage, model)
+
+
+def _check_there(storage: str, version: ModelVersion) -> None:
+    folder = RunFolder(storage, version.run)
+    try:
+        digest = folder.find(version.checkpoint).digest
+    except (FileNotFoundError, CheckpointError) as error:
+        raise ConfigError(f"{version.address} cannot be champion: {error}") from error
+    if digest != version.checkpoint_digest:
+        raise ConfigError(
+            f"{version.address} cannot be champion: {version.checkpoint} of run {version.run!r} is "
+            "not what was registered"
+        )
+
+
+def _added(registry: ModelRegistry, entry: ChampionEntry) -> ChampionEntry:
+    try:
+        return registry.add_champion(entry)
+    except FileExistsError:
+        raise ConfigError(
+            f"another champion of {registry.model!r} was chosen just now: look at "
+            f"`evertrain champions {registry.model}` and try again"
+        ) from None
+
+
+def _decided(storage: str, version: ModelVersion) -> GateResult | None:
+    folder = RunFolder(storage, version.run)
+    decision = newest_decision(folder, version)
+    return gate_result(folder, decision) if decision else None
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # A container's user may have no name.
+        return "somebody"

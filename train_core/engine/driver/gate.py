@@ -1,0 +1,157 @@
+"""The stages `gate` and `promote`: they register a checkpoint, decide, and move the champion.
+
+Each step is committed before the next, and is found again by a driver that takes over:
+
+    1. the version          _models/NAME/versions/          claimed by one run
+    2. the decision         <run>/decisions/NAME/           created once
+    3. the champion         _models/NAME/champions/         the next number has one winner
+
+Whoever loses the third has compared the challenger with a champion that is no more, so it begins
+again with the second. See docs/design/champion.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from train_core.config import TrainConfig
+from train_core.config.gate import GateOptions
+from train_core.engine.cluster.pool import WorkerPool
+from train_core.engine.driver.held_run import HeldRun
+from train_core.engine.scoring.gate import measure
+from train_core.errors import CheckpointError
+from train_core.policy.gate import Outcome, decide
+from train_core.policy.model_names import default_model_name
+from train_core.results import (
+    Approval,
+    ChampionEntry,
+    CheckpointSummary,
+    Decision,
+    GateResult,
+    ModelVersion,
+)
+from train_core.storage.coordination.pins import REGISTERED_MODEL, pin
+from train_core.storage.decisions import (
+    entry_of,
+    find_decision,
+    gate_result,
+    is_answer_to,
+    newest_decision,
+)
+from train_core.storage.model_registry import ModelRegistry
+from train_core.storage.records.names import DecisionName
+from train_core.storage.run_folder import RunFolder
+
+_log = logging.getLogger("train_core.driver")
+
+
+class Gate:
+    """The gate of one run. `pool` gives the workers that score, when they are needed."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: TrainConfig,
+        options: GateOptions,
+        held: HeldRun,
+        pool: Callable[[], WorkerPool],
+    ) -> None:
+        self._folder = folder
+        self._config = config
+        self._options = options
+        self._held = held
+        self._pool = pool
+        name = options.registered_model or default_model_name(config.workload)
+        self.registry = ModelRegistry(folder.storage, name)
+
+    def decide(self, best: CheckpointSummary) -> GateResult:
+        """Register the checkpoint, and decide on it in comparison with the champion of now."""
+        return self._decided(self._register(best))
+
+    def promote(self, result: GateResult, approval: Approval | None) -> GateResult:
+        """Make the challenger champion, if that was decided or is approved.
+
+        Where another run has moved the champion meanwhile, it is compared with that one first; if a
+        person has to be asked about that comparison, it is returned without an answer.
+        """
+        while not result.entry:
+            if approval and is_answer_to(approval, result.decision):
+                self._commit_approval(result.decision, approval)
+            result = gate_result(self._folder, result.decision)
+            if result.entry or not _is_to_be_champion(result):
+                break
+            self._held.check()
+            try:
+                entry = entry_of(self._folder, result.decision, result.approval)
+                return result.model_copy(update={"entry": self.registry.add_champion(entry)})
+            except FileExistsError:
+                _log.info("another champion was chosen meanwhile: the challenger is compared again")
+            result = self._decided(result.decision.challenger)
+        return result
+
+    def _register(self, best: CheckpointSummary) -> ModelVersion:
+        checkpoint = self._folder.find(best.name)
+        why = f"it is a version of the registered model {self.registry.model}"
+        # The pin comes first: from then on no rule deletes what may become champion.
+        pin(self._folder.store, checkpoint.name, REGISTERED_MODEL, why, is_lasting=True)
+        self._held.check()
+        return self.registry.add_version(self._folder.name, best.name, checkpoint.digest)
+
+    def _decided(self, version: ModelVersion) -> GateResult:
+        """The decision on a version in comparison with the champion of now, found or made."""
+        champion = self.registry.champion()
+        if champion and champion.version == version:
+            return self._result_of_champion(champion)
+        name = DecisionName(version.model, version.version, champion.number if champion else 0)
+        decision = find_decision(self._folder, name) or self._new_decision(version, champion)
+        return gate_result(self._folder, decision)
+
+    def _new_decision(self, version: ModelVersion, champion: ChampionEntry | None) -> Decision:
+        made = (self._config, self._options, version, champion)
+        measured = measure(self._pool(), self._folder, *made)
+        rules = self._options.rules
+        outcome, reasons = decide(measured.metric, measured.order, measured.evidence, rules)
+        decision = Decision(
+            created_at=datetime.now(UTC).isoformat(),
+            challenger=version,
+            champion=champion.version if champion else None,
+            champion_number=champion.number if champion else 0,
+            metric=measured.metric,
+            order=measured.order,
+            comparison=measured.comparison,
+            evidence=measured.evidence,
+            rules=rules,
+            outcome=outcome,
+            reasons=reasons,
+        )
+        self._held.check()
+        self._held.writer.commit_decision(decision)
+        return decision
+
+    def _result_of_champion(self, champion: ChampionEntry) -> GateResult:
+        """What made this run's version the champion: its promotion, or a rollback to it."""
+        decision = newest_decision(self._folder, champion.version)
+        if champion.by != "rollback":
+            version = champion.version
+            name = DecisionName(version.model, version.version, champion.number - 1)
+            decision = find_decision(self._folder, name)
+        if decision is None:
+            raise CheckpointError(
+                f"{champion.version.address} is the champion, and the decision on it is not in "
+                f"{self._folder.url} any more"
+            )
+        return gate_result(self._folder, decision).model_copy(update={"entry": champion})
+
+    def _commit_approval(self, decision: Decision, approval: Approval) -> None:
+        try:
+            self._held.writer.commit_approval(decision, approval)
+        except FileExistsError:
+            _log.info("somebody has answered before: that counts")
+
+
+def _is_to_be_champion(result: GateResult) -> bool:
+    if result.decision.outcome == Outcome.ASK:
+        return result.approval is not None and result.approval.is_approved
+    return result.decision.outcome == Outcome.PROMOTE

@@ -1,0 +1,46 @@
+"""The metric by which a gate decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from train_core.config import TrainConfig
+from train_core.config.gate import GateOptions
+from train_core.engine.metrics.measure import split_metrics
+from train_core.engine.scoring.comparison import check_adds_up
+from train_core.errors import ConfigError
+from train_core.policy.metric_names import LOSS, TEST, split_and_name
+from train_core.policy.selection import Order
+from train_core.workload import Workload
+
+
+def check_gate(workload: Workload[Any], config: TrainConfig, options: GateOptions) -> None:
+    """Raise ConfigError if the workload's models cannot be compared by these options."""
+    metrics = split_metrics(workload)
+    name, _ = metric_of(config, options, list(metrics))
+    check_adds_up(name, metrics[name])
+    if options.max_recall_drop is not None and not workload.class_names:
+        raise ConfigError(
+            f"max_recall_drop {options.max_recall_drop:g} needs classes: {config.workload} has no "
+            "class_names"
+        )
+
+
+def metric_of(config: TrainConfig, options: GateOptions, names: Sequence[str]) -> tuple[str, Order]:
+    """The short name of the metric that decides, and its order.
+
+    Without `gate_metric` it is the monitored one, or the loss if that is of no evaluation. Raises
+    ConfigError for one that an evaluation does not measure.
+    """
+    split, wanted = split_and_name(options.gate_metric or config.monitor)
+    if options.gate_metric and (wanted not in names or split not in ("", TEST)):
+        raise ConfigError(
+            f"gate_metric {options.gate_metric!r} is not measured on the test split: "
+            f"{config.workload} gives {', '.join(names)}"
+        )
+    if wanted not in names:
+        wanted = LOSS
+    is_monitored = wanted == split_and_name(config.monitor)[1]
+    usual: Order = "min" if wanted == LOSS else "max"
+    return wanted, options.gate_order or (config.monitor_order if is_monitored else usual)

@@ -1,0 +1,189 @@
+"""The registered model in MLflow: its versions and aliases, written from the storage's records.
+
+MLflow numbers versions itself, in the order in which it gets them: where it was away meanwhile, or
+somebody registers by hand, the numbers differ. The tag `evertrain.version` has the storage's.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModel
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
+
+from train_core.engine.tracking.client_settings import ONE_QUESTION
+from train_core.engine.tracking.found_runs import has_run
+from train_core.engine.tracking.models.kept import model_of
+from train_core.engine.tracking.models.logged import copy_weights
+from train_core.engine.tracking.models.lookups import CHECKPOINT_TAG, DIGEST_TAG, is_copied
+from train_core.engine.tracking.runs import MlflowRuns
+from train_core.engine.tracking.server import existing_client
+from train_core.errors import TrackingError
+from train_core.policy.logins import public_uri
+from train_core.policy.model_names import CHALLENGER, CHAMPION
+from train_core.results import GateResult, ModelVersion
+from train_core.storage.decisions import gate_result, newest_decision
+from train_core.storage.model_registry import ModelRegistry
+from train_core.storage.records.names import CHECKPOINTS
+from train_core.storage.run_folder import RunFolder
+
+VERSION_TAG = "evertrain.version"
+_RUN_TAG = "evertrain.run"
+_GATE_TAG = "evertrain.gate"
+_GATE_FOLDER = "gate"
+_EXISTS = ErrorCode.Name(RESOURCE_ALREADY_EXISTS)
+_log = logging.getLogger(__name__)
+
+
+def show_gate(runs: MlflowRuns, result: GateResult) -> None:
+    """Show the decision in its run and on its version, and set the aliases."""
+    decision = result.decision
+    runs.set_tags("pipeline", {_GATE_TAG: result.summary})
+    runs.client.log_dict(
+        runs.run_id("pipeline"), result.model_dump(mode="json"), f"{_GATE_FOLDER}/decision.json"
+    )
+    version = _registered(runs, decision.challenger)
+    name = decision.challenger.model
+    runs.client.set_model_version_tag(name, version, _GATE_TAG, decision.outcome)
+    runs.client.update_model_version(name, version, description_of(result))
+    if missing := show_aliases(runs.client, ModelRegistry(runs.folder.storage, name)):
+        _log.warning("%s", _not_there(missing))
+
+
+def show_aliases(client: MlflowClient, registry: ModelRegistry) -> ModelVersion | None:
+    """Let MLflow's aliases point where the storage's records do, the champion's last.
+
+    The champion, if MLflow does not have that version; then the alias stays where it is.
+    """
+    known, numbers = _known(client, registry.model), registry.version_numbers()
+    if numbers and (number := known.get(_key(registry.version(numbers[-1])))):
+        client.set_registered_model_alias(registry.model, CHALLENGER, number)
+    shown, champion = None, registry.champion()
+    # Another pipeline may promote, and set the alias, in between.
+    while champion is not None and champion.number != shown:
+        key = _key(champion.version)
+        if key not in known:
+            known = _known(client, registry.model)
+        if key not in known:
+            return champion.version
+        client.set_registered_model_alias(registry.model, CHAMPION, known[key])
+        shown, champion = champion.number, registry.champion()
+    return None
+
+
+def show_aliases_of(storage: str, model: str, tracking_uri: str) -> None:
+    """`show_aliases` of a model at this MLflow.
+
+    Raises TrackingError if MLflow does not have the champion, and MLflow's own errors.
+    """
+    ONE_QUESTION.apply()
+    if missing := show_aliases(existing_client(tracking_uri), ModelRegistry(storage, model)):
+        raise TrackingError(_not_there(missing))
+
+
+def _not_there(champion: ModelVersion) -> str:
+    return (
+        f"MLflow does not have the champion {champion.address}: `evertrain mirror {champion.run}` "
+        "shows it there"
+    )
+
+
+def show_gate_at(run_url: str, model: str, version: int, tracking_uri: str) -> None:
+    """`show_gate` of the newest decision on a version of the run at this address.
+
+    Nobody has to drive the run. Raises TrackingError if this MLflow does not have it, and MLflow's
+    own errors.
+    """
+    ONE_QUESTION.apply()
+    folder = RunFolder.at(run_url)
+    decision = newest_decision(folder, ModelRegistry(folder.storage, model).version(version))
+    experiment = folder.record().requested.experiment
+    if decision is None or not has_run(folder, tracking_uri, experiment):
+        raise TrackingError(
+            f"MLflow at {public_uri(tracking_uri)!r} does not have run {folder.name!r}: "
+            f"`evertrain mirror {folder.name}` shows it there"
+        )
+    runs = MlflowRuns(folder, tracking_uri, experiment, is_live=False)
+    show_gate(runs, gate_result(folder, decision))
+
+
+def description_of(result: GateResult) -> str:
+    """The version's description: what it is, what was decided, and why."""
+    decision = result.decision
+    challenger = decision.challenger
+    where = f"checkpoint `{challenger.checkpoint}` of run `{challenger.run}`"
+    lines = [f"Version {challenger.version}: {where}.", result.summary]
+    if found := decision.evidence.improvement:
+        lines.append(
+            f"On {decision.comparison.num_rows} rows of the {decision.comparison.split} split: "
+            f"{decision.metric} improves by {found.value:+.4g} "
+            f"[{found.low:+.4g}, {found.high:+.4g}]."
+        )
+    lines.append(f"The evidence: `{result.decision_uri}`")
+    return "\n\n".join(lines)
+
+
+def _registered(runs: MlflowRuns, version: ModelVersion) -> str:
+    """MLflow's number of a version, which is registered if it is not yet."""
+    if number := _known(runs.client, version.model).get(_key(version)):
+        return number
+    try:
+        runs.client.create_registered_model(version.model)
+    except MlflowException as error:
+        if error.error_code != _EXISTS:
+            raise
+    run_id, logged = runs.run_id("pipeline"), _logged_model(runs, version)
+    made = runs.client.create_model_version(
+        version.model,
+        # Not `models:/ID`: for that, MLflow's client asks the process's one MLflow.
+        source=logged.artifact_location if is_copied(logged) else f"runs:/{run_id}/{_GATE_FOLDER}",
+        run_id=run_id,
+        model_id=logged.model_id,
+        tags={
+            VERSION_TAG: str(version.version),
+            _RUN_TAG: version.run,
+            CHECKPOINT_TAG: runs.folder.store.uri(f"{CHECKPOINTS}/{version.checkpoint}"),
+            DIGEST_TAG: version.checkpoint_digest,
+        },
+    )
+    if str(made.version) != str(version.version):
+        _log.warning(
+            "MLflow numbers %s as version %s, as it got others before",
+            version.address,
+            made.version,
+        )
+    return str(made.version)
+
+
+def _logged_model(runs: MlflowRuns, version: ModelVersion) -> LoggedModel:
+    """The version's LoggedModel, with a copy of the weights if the run wants any.
+
+    Nobody knows what is in a folder that a training function reported: its model refers to it.
+    """
+    checkpoint = runs.folder.find(version.checkpoint)
+    wants_copy = runs.folder.newest_request().requested.mirror_weights != "none"
+    if wants_copy and not runs.record.config.is_function:
+        copy_weights(runs, checkpoint)
+    return model_of(runs, checkpoint)
+
+
+def _key(version: ModelVersion) -> tuple[str, str]:
+    """What tells a version from all others, also of another storage under the same name."""
+    return version.run, version.checkpoint_digest
+
+
+def _known(client: MlflowClient, model: str) -> dict[tuple[str, str], str]:
+    """MLflow's numbers of the versions that evertrain has registered, by their keys."""
+    found: list[Any] = []
+    token = None
+    while True:
+        page = client.search_model_versions(f"name='{model}'", page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            break
+    ours = [one for one in found if one.tags.keys() >= {_RUN_TAG, DIGEST_TAG}]
+    return {(one.tags[_RUN_TAG], one.tags[DIGEST_TAG]): str(one.version) for one in ours}
