@@ -1,0 +1,101 @@
+"""Three nightly deployments on MNIST that end in a first champion, a refusal and a promotion.
+
+    python -m tests.flows.deployment.champion_nights FOLDER
+
+leaves the runs, MLflow's and Prefect's databases in FOLDER, to be looked at.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.flows.conftest import isolated
+from tests.flows.deployment.deployed import Server, Site, own_prefect_file
+
+MODEL = "MnistResNet18"
+TESTED = 2000
+"""MNIST's first test images, the same every night."""
+
+
+@dataclass(frozen=True)
+class Night:
+    """The training images that are there when it begins."""
+
+    run: str
+    mnist: int
+    fashion: int
+    """Images of Fashion-MNIST, labelled as they are there: nothing of MNIST can be learnt of them."""
+
+
+NIGHTS = (
+    Night("monday", mnist=3000, fashion=0),
+    Night("tuesday", mnist=1000, fashion=2000),
+    Night("wednesday", mnist=12000, fashion=0),
+)
+
+
+def read_idx(path: Path) -> npt.NDArray[np.uint8]:
+    with gzip.open(path) as file:
+        (magic,) = struct.unpack(">i", file.read(4))
+        shape = struct.unpack(f">{magic & 0xFF}i", file.read(4 * (magic & 0xFF)))
+        return np.frombuffer(file.read(), np.uint8).reshape(shape)
+
+
+def write_idx(path: Path, array: npt.NDArray[np.uint8]) -> None:
+    header = struct.pack(f">i{array.ndim}i", 0x800 | array.ndim, *array.shape)
+    path.write_bytes(header + array.tobytes())
+
+
+def deliver(data: Path, folder: Path, night: Night) -> None:
+    """Write the files of a night, over those of the night before."""
+    folder.mkdir(exist_ok=True)
+    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
+    for kind in kinds:
+        mnist = read_idx(data / f"mnist/train-{kind}.gz")[: night.mnist]
+        fashion = read_idx(data / f"fashion-mnist/train-{kind}.gz")[: night.fashion]
+        write_idx(folder / f"train-{kind}", np.concatenate([mnist, fashion]))
+        write_idx(folder / f"t10k-{kind}", read_idx(data / f"mnist/t10k-{kind}.gz")[:TESTED])
+
+
+def run_nights(home: Path, data: Path, api: str) -> Site:
+    """Deploy at the server, and run the three nights one after the other."""
+    file = own_prefect_file(
+        home / "own",
+        workload="train_core.workloads.mnist:MnistResNet18",
+        settings={"data": str(home / "data"), "validation_samples": 500},
+        epochs=1,
+        batch_size=64,
+        num_workers=1,
+        gate_minimum=0.5,
+    )
+    site = Site(home, isolated(home), api)
+    site.deploy(file=file)
+    with site.worker():
+        for night in NIGHTS:
+            deliver(data, home / "data", night)
+            site.prefect("deployment", "run", "retrain/retrain", "--watch")
+    return site
+
+
+def main() -> None:
+    """Run them with a server of their own."""
+    home = Path(sys.argv[1]).absolute()
+    home.mkdir(parents=True)
+    server = Server(home, isolated(home))
+    server.start()
+    try:
+        run_nights(home, Path(os.environ["EVERTRAIN_DATA"]), server.url)
+    finally:
+        server.stop()
+
+
+if __name__ == "__main__":
+    main()
