@@ -32,7 +32,7 @@ class Night:
     run: str
     mnist: int
     fashion: int
-    """Images of Fashion-MNIST, labelled as they are there: nothing of MNIST can be learnt of them."""
+    """Images of Fashion-MNIST with their labels, from which nothing of MNIST can be learnt."""
 
 
 NIGHTS = (
