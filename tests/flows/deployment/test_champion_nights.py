@@ -12,10 +12,10 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 
+from tasks.report.markdown import plain
 from tests.flows.conftest import isolated
 from tests.flows.deployment.champion_nights import MODEL, run_nights
 from tests.flows.deployment.deployed import Server, all_flow_runs, found
-from tasks.report.markdown import plain
 from train_core.client.champions import champions, versions
 from train_core.policy.gate import Outcome
 from train_core.results import GateResult
@@ -82,7 +82,8 @@ def test_mlflow_has_the_versions_the_aliases_and_the_reasons(nights: Nights) -> 
         assert result.decision.reasons[0] in version.description
         assert version.status == "READY"
     for alias in ("champion", "challenger"):
-        assert nights.mlflow.get_model_version_by_alias(MODEL, alias).version == "3"
+        version = nights.mlflow.get_model_version_by_alias(MODEL, alias)
+        assert version.tags["evertrain.version"] == "3"
 
 
 def test_prefect_has_the_evidence_of_each_night(nights: Nights) -> None:
