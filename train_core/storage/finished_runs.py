@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from train_core.config import TrainConfig
 from train_core.errors import ConfigError, EvertrainError
 from train_core.policy.stop_reasons import Reached, still_holds
+from train_core.storage.committed import in_threads
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import RUN_JSON, is_run_name
 from train_core.storage.records.run_record import RunRecord
@@ -18,7 +18,6 @@ from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_reports import reported
 
 _T = TypeVar("_T")
-_AT_ONCE = 16
 _MOST_NAMED = 10
 _log = logging.getLogger(__name__)
 
@@ -100,8 +99,7 @@ def read_runs(
         except (EvertrainError, OSError) as error:
             return on_fault(name, error)
 
-    with ThreadPoolExecutor(_AT_ONCE, "read") as pool:
-        found = list(pool.map(read_one, Store(storage).names()))
+    found = in_threads(read_one, Store(storage).names())
     return [one for one in found if one is not None]
 
 

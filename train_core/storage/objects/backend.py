@@ -81,6 +81,14 @@ class Backend:
         """The object's size."""
         return int(self.ask(left_s, "info", path)["size"])
 
+    def names(self, left_s: float, folder: str) -> set[str]:
+        """The names directly below. Raises FileNotFoundError or NotADirectoryError, or gives none.
+
+        An object that marks the folder, or the object itself, lists as its own content.
+        """
+        found = {path.rstrip("/") for path in self.ask(left_s, "ls", folder, detail=False)}
+        return {posixpath.basename(path) for path in found - {folder}}
+
     def in_folders(self, left_s: float, folder: str) -> dict[str, set[str]]:
         """The names in each folder directly below, by the folder's name.
 
@@ -91,8 +99,7 @@ class Backend:
         for one in self.ask(left_s, "ls", folder, detail=True):
             path = one["name"].rstrip("/")
             if one["type"] == "directory" and path != folder:
-                below = self.ask(left_s, "ls", path, detail=False)
-                found[posixpath.basename(path)] = {posixpath.basename(n.rstrip("/")) for n in below}
+                found[posixpath.basename(path)] = self.names(left_s, path)
         return found
 
     def load(

@@ -47,10 +47,14 @@ class DiskBackend(Backend):
         """The file as memory, and its digest; as `Backend.load`, but without a limit of time."""
         return local_disk.map_file(path, size_bytes, root)
 
+    def names(self, left_s: float, folder: str) -> set[str]:
+        """The names directly below. Raises FileNotFoundError or NotADirectoryError."""
+        return set(os.listdir(folder or "/"))
+
     def in_folders(self, left_s: float, folder: str) -> dict[str, set[str]]:
         """The names in each folder directly below, by the folder's name."""
         found = {}
-        with os.scandir(folder) as entries:
+        with os.scandir(folder or "/") as entries:
             below = [one for one in entries if one.is_symlink() or one.is_dir()]
         for one in below:
             try:

@@ -179,14 +179,12 @@ class StoreReader:
 
         def once(left_s: float) -> set[str]:
             try:
-                return {path.rstrip("/") for path in self._ask(left_s, "ls", folder, detail=False)}
+                return self._backend.names(left_s, folder)
             except (FileNotFoundError, NotADirectoryError):
                 return set()
 
         found = self._run("list", key, once)
-        # An object that marks the folder, or the object itself, lists as its own content.
-        names = {posixpath.basename(path) for path in found - {folder}}
-        return sorted(name for name in names if not name.startswith(TEMPORARY))
+        return sorted(name for name in found if not name.startswith(TEMPORARY))
 
     def in_folders(self, key: str) -> dict[str, set[str]]:
         """The names in each folder directly below `key`, by the folder's name; one listing on S3.
