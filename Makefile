@@ -8,7 +8,7 @@ FAST := tests/policy tests/storage tests/datasets tests/engine/metrics \
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo ui test test-fast test-all exact chaos soak night mutants check format bench-pipeline \
-	bench-checkpoint bench-recovery bench-functions bench-listing clean
+	bench-checkpoint bench-recovery bench-functions bench-listing bench-mirror clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -78,6 +78,9 @@ bench-functions: $(STAMP) ## Measure what a training function of Ray Train's cos
 
 bench-listing: $(STAMP) ## Measure how long listings of 2,000 checkpoints and of 2,000 runs take
 	$(BIN)/python -m benchmarks.listing
+
+bench-mirror: $(STAMP) ## Measure what mirroring to MLflow costs the training, and how fast it sends
+	$(BIN)/python -m benchmarks.mirror
 
 clean: ## Delete caches; runs and .venv stay
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache *.egg-info
