@@ -71,8 +71,12 @@ class RunBuilder:
         time_s: float = BEGIN_S,
         entries: list[Entry] | None = None,
         validated: bool = True,
+        **facts: Any,
     ) -> CheckpointSummary:
-        """Commit a checkpoint after the last of `steps`, whose journal is a new segment."""
+        """Commit a checkpoint after the last of `steps`, whose journal is a new segment.
+
+        `facts` replace those of its manifest.
+        """
         entries = entries or [entry(step, time_s) for step in steps]
         store, attempt = self.folder.store, self.lease.attempt
         self.segments = append(store, self.segments, entries, attempt)
@@ -93,7 +97,7 @@ class RunBuilder:
             stopped_by="epochs" if finished else "",
             journal=self.segments,
         )
-        RunWriter(self.folder, attempt).commit(manifest)
+        RunWriter(self.folder, attempt).commit(manifest.model_copy(update=facts))
         uri = store.uri(f"checkpoints/{name}")
         return CheckpointSummary(name=str(name), uri=uri, step=name.step, epoch=1, metrics=metrics)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import mlflow
 import pytest
 import torch
@@ -12,6 +14,7 @@ from mlflow.exceptions import MlflowException
 from tests.engine.tracking.run_builder import RunBuilder
 from tests.engine.tracking.test_mirror import mirror_once, points, stages
 from train_core.client.runs import prune_run
+from train_core.config import TrainConfig
 from train_core.engine.tracking.catch_up import catch_up
 from train_core.engine.tracking.mirror import Mirror
 from train_core.loading import load_workload
@@ -20,6 +23,8 @@ from train_core.policy.retention import RetentionRules
 from train_core.policy.selection import Candidate, ranked
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination.pins import valid_pins
+from train_core.storage.records.manifest import ReportedFolder
+from train_core.storage.run_folder import RunFolder
 
 DATA = {
     "train": {"samples": 100, "digest": "a" * 64},
@@ -212,3 +217,29 @@ def test_who_releases_models_has_them_deleted_with_their_checkpoints(
     with pytest.raises(MlflowException, match="not found"):
         MlflowClient(tracking_uri).get_logged_model(uri.removeprefix("models:/"))
     assert stages(tracking_uri)["pipeline"].info.status == "FINISHED"
+
+
+def test_what_a_training_function_reported_is_ranked_by_what_it_reported(
+    tmp_path: Path, tracking_uri: str
+) -> None:
+    config = TrainConfig(train_fn="package.module:function", monitor="accuracy")
+    run = RunBuilder(RunFolder(str(tmp_path / "runs"), "function"), config)
+    folder = ReportedFolder(name="", world_size=1)
+    found = [
+        run.commit(
+            range(step, step + 1),
+            metrics={"accuracy": accuracy, "text": None},
+            validated=False,
+            reported=folder,
+        )
+        for step, accuracy in ((1, 0.5), (2, 0.75), (3, 0.625))
+    ]
+    run.commit(range(4, 5), validated=False, stopped_by="function_end", scheduled=False)
+    assert published(run, tracking_uri, found[1]) == ""
+    client = MlflowClient(tracking_uri)
+    by_accuracy = [{"field_name": "metrics.accuracy", "ascending": False}]
+    ranked_ones = client.search_logged_models(["1"], order_by=by_accuracy)
+    # The end of the function is no folder, so it is no model.
+    assert steps(list(ranked_ones)) == [2, 3, 1]
+    assert {model.tags["evertrain.weights"] for model in ranked_ones} == {"referenced"}
+    assert stages(tracking_uri)["evaluate"].info.status == "FINISHED"

@@ -61,7 +61,7 @@ def class_table(scores: Sequence[ClassScore]) -> str:
 def per_class(scores: Sequence[ClassScore], title: str) -> Figure:
     """Precision and recall of each class, those with the worst F1 first; of many, only these."""
     worst = sorted(scores, key=lambda one: one.f1)[:_MAX_BARS]
-    figure = new_figure(7, 1.2 + 0.32 * len(worst), layout="constrained")
+    figure = new_figure(7, 1.5 + 0.32 * len(worst), layout="constrained")
     axes = figure.add_subplot()
     places = np.arange(len(worst))[::-1]
     for offset, label, color in ((0.2, "precision", GOOD), (-0.2, "recall", BAD)):
@@ -71,7 +71,7 @@ def per_class(scores: Sequence[ClassScore], title: str) -> Figure:
     axes.set_yticks(places, names)
     axes.set(xlim=(0, 1), title=f"{title}: worst F1 first (samples)")
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(loc="lower left")
+    figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 

@@ -89,7 +89,7 @@ def sync_models(runs: MlflowRuns, checkpoints: Sequence[Checkpoint], *, is_finis
     `checkpoints` are those that are there, oldest first. While the training goes on, one without a
     validation gets no model: most of them are soon deleted.
     """
-    for checkpoint in checkpoints:
+    for checkpoint in _with_weights(checkpoints):
         if is_finished or checkpoint.manifest.validated or checkpoint.manifest.reported:
             model_of(runs, checkpoint)
     kept = {checkpoint.digest for checkpoint in checkpoints}
@@ -115,7 +115,7 @@ def log_measured(runs: MlflowRuns, checkpoints: Sequence[Checkpoint]) -> None:
     """
     runs.known_models = None
     is_function, logged = runs.record.config.is_function, False
-    for checkpoint in checkpoints:
+    for checkpoint in _with_weights(checkpoints):
         if not (checkpoint.manifest.validated or is_function):
             continue
         model = model_of(runs, checkpoint)
@@ -139,6 +139,11 @@ def forget_deleted(run_url: str, tracking_uri: str) -> None:
         return
     runs = MlflowRuns(folder, tracking_uri, experiment, is_live=False)
     sync_models(runs, folder.checkpoints(), is_finished=False)
+
+
+def _with_weights(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Without the one that stands for the end of a training function, which has no files."""
+    return [one for one in checkpoints if not one.manifest.is_function_end]
 
 
 def _link(runs: MlflowRuns, model: LoggedModel, split: str) -> ModelLink:
