@@ -21,6 +21,7 @@ DOOR = {
     ("train_core/storage/records/documents.py", "store.read"),
     ("train_core/storage/records/verified_files.py", "store.chunks"),
     ("train_core/storage/records/verified_files.py", "store.load"),
+    ("train_core/storage/records/verified_files.py", "store.download"),
     # The header of a file whose digest was compared.
     ("train_core/storage/run_verification.py", "self._store.piece"),
 }
@@ -45,7 +46,7 @@ PARSERS = {
     ("train_core/storage/records/journal.py", "Entry.model_validate_json"),
     ("train_core/storage/records/data_files.py", "FileList.model_validate_json"),
     # A text that was typed.
-    ("train_core/config/options.py", "json.loads"),
+    ("train_core/config/json_text.py", "json.loads"),
     # From one process of evertrain's to another of the same user.
     ("train_core/client/driver.py", "json.loads"),
     ("train_core/client/isolated.py", "json.loads"),
@@ -55,6 +56,7 @@ PARSERS = {
     ("train_core/engine/driver/pipe_transport.py", "json.loads"),
     ("train_core/engine/driver/server.py", "Answer.model_validate_json"),
     ("train_core/engine/ray_train/channel.py", "json.loads"),
+    ("train_core/engine/ray_train/committer.py", "Entry.model_validate_json"),
     ("train_core/engine/tools/isolated_call.py", "json.load"),
     ("train_core/engine/tools/standalone.py", "StandaloneTask.model_validate_json"),
     # A model in MLflow, in the folder that MLflow has loaded.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 from pydantic import BaseModel, Field
 from pydantic_settings import CliPositionalArg
 
 from flows.cli.arguments import InStorage
 from flows.cli.output import DIFFERENT, Row, print_mapping, print_rows
 from flows.cli.run_views import print_runs, status_shown
-from flows.cli.terminal import Screen
+from flows.cli.terminal import Screen, complain
 from flows.defaults import default_storage
 from train_core.client.checkpoints import (
     ListedCheckpoint,
@@ -83,7 +81,7 @@ class VerifyCommand(Inspected):
         rows = [row for one in verdicts for row in verdict_rows(one)]
         print_rows(rows, as_json=self.as_json, empty=f"nothing to verify in {folder.url}")
         if found := findings_in_short(verdicts, folder):
-            sys.stderr.write(f"evertrain: {found}\n")
+            complain(found)
             raise SystemExit(DIFFERENT)
 
 

@@ -12,7 +12,7 @@ import pytest
 from train_core.errors import CheckpointError
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import FileEntry
-from train_core.storage.records.verified_files import copy_file
+from train_core.storage.records.verified_files import download_file
 
 ROOT = Path(__file__).parents[3]
 LARGE = 256 * 2**20
@@ -21,14 +21,14 @@ import sys
 from tests.engine.peak_memory import memory_bytes
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import FileEntry
-from train_core.storage.records.verified_files import copy_file
+from train_core.storage.records.verified_files import download_file
 store, size_bytes, digest = Store(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 # What is loaded when it is first used is loaded now.
 store.write("small", b"small")
-copy_file(store, "small", FileEntry.of("small", b"small"), sys.argv[4])
+download_file(store, "small", FileEntry.of("small", b"small"), sys.argv[4])
 before = memory_bytes("VmRSS")
 entry = FileEntry(name="large", size_bytes=size_bytes, digest=digest)
-copy_file(store, "large", entry, sys.argv[4])
+download_file(store, "large", entry, sys.argv[4])
 print(memory_bytes("VmHWM") - before)
 """
 
@@ -49,13 +49,13 @@ def test_a_file_that_is_not_what_was_committed_is_refused(storage_url: str, tmp_
     store = Store(storage_url)
     entry = FileEntry.of("file", b"committed")
     with pytest.raises(CheckpointError, match="file is missing"):
-        copy_file(store, "file", entry, tmp_path / "target")
+        download_file(store, "file", entry, tmp_path / "target")
     store.write("file", b"c0mmitted")
     with pytest.raises(CheckpointError, match="has a digest that is not the committed one"):
-        copy_file(store, "file", entry, tmp_path / "target")
+        download_file(store, "file", entry, tmp_path / "target")
     store.write("file", b"cut")
     with pytest.raises(CheckpointError, match="has 3 bytes, 9 were committed"):
-        copy_file(store, "file", entry, tmp_path / "target")
+        download_file(store, "file", entry, tmp_path / "target")
     store.write("file", b"committed")
-    copy_file(store, "file", entry, tmp_path / "target")
+    download_file(store, "file", entry, tmp_path / "target")
     assert (tmp_path / "target").read_bytes() == b"committed"

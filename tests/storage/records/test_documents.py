@@ -53,11 +53,11 @@ def refused(store: Store, data: bytes) -> str:
     """What a manifest of these bytes is refused with, in little time and memory."""
     store.write("manifest.json", data)
     tracemalloc.start()
-    begun = time.monotonic()
+    begun = time.process_time()
     try:
         with pytest.raises(CheckpointError) as refusal:
             read_manifest(store, CheckpointManifest)
-        assert time.monotonic() - begun < LIMIT_S
+        assert time.process_time() - begun < LIMIT_S
         assert tracemalloc.get_traced_memory()[1] < LIMIT_BYTES
     finally:
         tracemalloc.stop()
@@ -136,7 +136,7 @@ def test_a_setting_that_is_text_of_nested_json_is_refused(store: Store) -> None:
     content = json.loads(record().model_dump_json())
     content["config"]["settings"] = "[" * DEEP
     store.write("run.json", json.dumps(content).encode())
-    with pytest.raises(CheckpointError, match="nested too deeply"):
+    with pytest.raises(CheckpointError, match=r"nested too deeply|more than 100 deep"):
         read_document(store, RunRecord, "run.json", "the record of a run")
 
 

@@ -6,8 +6,6 @@ from functools import partial
 
 from train_core.engine.tracking.client_settings import ONE_QUESTION
 from train_core.engine.tracking.server import all_pages, client_of, existing_client
-from train_core.storage.objects.digests import digest_of
-from train_core.storage.records.names import RUN_JSON
 from train_core.storage.run_folder import RunFolder
 
 ID_TAG = "evertrain.id"
@@ -20,7 +18,7 @@ def has_run(folder: RunFolder, tracking_uri: str, experiment: str) -> bool:
     found = client.get_experiment_by_name(experiment)
     if found is None:
         return False
-    identity = digest_of(folder.store.read(RUN_JSON))
+    identity = folder.record_digest()
     asked = f"tags.`{ID_TAG}` = '{identity}' and tags.`{STAGE_TAG}` = 'pipeline'"
     return bool(client.search_runs([found.experiment_id], asked, max_results=1))
 
@@ -32,7 +30,7 @@ def delete_runs(run_url: str, tracking_uri: str) -> None:
     """
     ONE_QUESTION.apply()
     client = client_of(tracking_uri)
-    identity = digest_of(RunFolder.at(run_url).store.read(RUN_JSON))
+    identity = RunFolder.at(run_url).record_digest()
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     for run in client.search_runs(experiments, f"tags.`{ID_TAG}` = '{identity}'"):
         asked = [run.info.experiment_id], f"source_run_id = '{run.info.run_id}'"

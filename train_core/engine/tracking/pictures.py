@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import tempfile
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from train_core.engine.metrics.scores import Scores, WorstSample
 from train_core.engine.tracking.runs import MlflowRuns
 from train_core.results import EvaluationResult
 from train_core.storage.objects.store import Store
+from train_core.storage.records.documents import parse_json
 from train_core.storage.records.journal import read_good_segments
 from train_core.storage.records.manifest import EvaluationManifest, read_manifest
 from train_core.storage.records.names import CONFUSION_MATRIX_JSON, CURVES_PNG, SCORES_JSON
@@ -138,7 +138,10 @@ class _Evaluation:
 
     def _read(self, name: str) -> Any:
         file = self._files.get(name)
-        return json.loads(bytes(read_file(self._store, name, file))) if file else None
+        if file is None:
+            return None
+        data = read_file(self._store, name, file)
+        return parse_json(data, f"{self._store.uri(name)} is not JSON")
 
 
 def _images(
