@@ -145,7 +145,7 @@ class RunBuilder:
         self, checkpoint: CheckpointSummary, suffix: str = "", **said: Any
     ) -> PredictionsResult:
         """Commit predictions without files, with `said` of their input."""
-        key = f"predictions/{checkpoint.name}-00000000{suffix}"
+        key = f"predictions/{checkpoint.name}{suffix or '-00000000'}"
         store = self.folder.store.child(key)
         manifest = PredictionsManifest(
             created_at=now(),
