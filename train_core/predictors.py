@@ -28,16 +28,6 @@ from train_core.errors import WorkloadError
 _is_trusted: ContextVar[bool] = ContextVar("trust_pickle", default=False)
 
 
-@contextmanager
-def trusting_pickle(*, is_trusted: bool) -> Iterator[None]:
-    """Let `read` in the block read pickles, or not."""
-    token = _is_trusted.set(is_trusted)
-    try:
-        yield
-    finally:
-        _is_trusted.reset(token)
-
-
 def read(path: Path) -> Any:
     """What `torch.save` has written into the file, on the CPU.
 
@@ -82,15 +72,20 @@ def from_transformers(folder: Path, kind: Any) -> nn.Module:
     return model
 
 
-def as_module(predictor: object) -> nn.Module:
-    """The predictor as a module. Raises WorkloadError if it cannot be called."""
-    if isinstance(predictor, nn.Module):
-        return predictor
-    if not callable(predictor):
+def apply(predictor: Callable[[Path], object], folder: Path, *, is_trusted: bool) -> nn.Module:
+    """What the predictor makes of the folder, as a module; it may read pickles if `is_trusted`.
+
+    Raises WorkloadError if it cannot be called.
+    """
+    with _trusting_pickle(is_trusted=is_trusted):
+        made = predictor(folder)
+    if isinstance(made, nn.Module):
+        return made
+    if not callable(made):
         raise WorkloadError(
-            f"the predictor made {type(predictor).__name__}, and nothing that can be called"
+            f"the predictor made {type(made).__name__}, and nothing that can be called"
         )
-    return _Called(predictor)
+    return _Called(made)
 
 
 class _Called(nn.Module):
@@ -102,6 +97,16 @@ class _Called(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         return self._call(*inputs, **named)
+
+
+@contextmanager
+def _trusting_pickle(*, is_trusted: bool) -> Iterator[None]:
+    """Let `read` in the block read pickles, or not."""
+    token = _is_trusted.set(is_trusted)
+    try:
+        yield
+    finally:
+        _is_trusted.reset(token)
 
 
 def _with_weights(model: nn.Module, weights: Any, path: Path) -> nn.Module:

@@ -54,23 +54,28 @@ class Evil:
         return Path.touch, (self.place,)
 
 
+def read_as_model(folder: Path) -> nn.Module:
+    predictors.read(folder / "model.pt")
+    return nn.Identity()
+
+
 @pytest.mark.promise("own-predictor")
 def test_a_pickle_is_read_only_where_it_is_trusted(tmp_path: Path) -> None:
     path = save(tmp_path / "model.pt", Evil(tmp_path / "was-here"))
     with pytest.raises(WorkloadError, match="run with trust_pickle"):
         predictors.read(path)
     assert not (tmp_path / "was-here").exists()
-    with predictors.trusting_pickle(is_trusted=True):
-        predictors.read(path)
+    predictors.apply(read_as_model, tmp_path, is_trusted=True)
     assert (tmp_path / "was-here").exists()
     with pytest.raises(WorkloadError, match="run with trust_pickle"):
         predictors.read(path)
 
 
 def test_what_cannot_be_called_is_no_predictor() -> None:
-    assert predictors.as_module(lambda inputs: inputs + 1)(1) == 2
+    made = predictors.apply(lambda _: lambda inputs: inputs + 1, Path(), is_trusted=False)
+    assert made(1) == 2
     with pytest.raises(WorkloadError, match="made str, and nothing that can be called"):
-        predictors.as_module("model")
+        predictors.apply(str, Path(), is_trusted=False)
 
 
 @pytest.mark.parametrize(

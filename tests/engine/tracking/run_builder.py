@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,6 +27,7 @@ from train_core.storage.records.manifest import (
     EvaluationManifest,
     FileEntry,
     PredictionsManifest,
+    ReportedFolder,
 )
 from train_core.storage.records.names import MANIFEST_JSON, REPORT_JSON, CheckpointName
 from train_core.storage.records.run_record import RunRecord
@@ -71,24 +73,30 @@ class RunBuilder:
         time_s: float = BEGIN_S,
         entries: list[Entry] | None = None,
         validated: bool = True,
+        reported: Mapping[str, bytes] | None = None,
         **facts: Any,
     ) -> CheckpointSummary:
         """Commit a checkpoint after the last of `steps`, whose journal is a new segment.
 
-        `facts` replace those of its manifest.
+        `reported` is the folder of a training function, in place of a model. `facts` replace those
+        of its manifest.
         """
         entries = entries or [entry(step, time_s) for step in steps]
         store, attempt = self.folder.store, self.lease.attempt
         self.segments = append(store, self.segments, entries, attempt)
         name = CheckpointName(steps[-1], attempt)
         state = {} if model is None else model.state_dict()
-        weights = safetensors.torch.save(dict(state))
-        store.write(f"checkpoints/{name}/model.safetensors", weights)
+        files = {"model.safetensors": safetensors.torch.save(dict(state))}
+        if reported is not None:
+            files = {f"files/{path}": data for path, data in reported.items()}
+        for path, data in files.items():
+            store.write(f"checkpoints/{name}/{path}", data)
         metrics = metrics or {"validation/accuracy": 0.5 + steps[-1] / 1000, "train/loss": 0.1}
         manifest = CheckpointManifest(
             created_at=now(),
             attempt=attempt,
-            files=(FileEntry.of("model.safetensors", weights),),
+            files=tuple(FileEntry.of(path, data) for path, data in files.items()),
+            reported=None if reported is None else ReportedFolder(name="", world_size=1),
             step=name.step,
             epoch=1,
             samples_seen=10 * name.step,

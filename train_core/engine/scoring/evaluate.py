@@ -21,6 +21,7 @@ from torch.utils.data import Subset
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
+from train_core import predictors
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, Split
 from train_core.engine.checkpoint.reader import load_weights
@@ -44,7 +45,6 @@ from train_core.entry_points import MEASURE_SHARD
 from train_core.errors import CheckpointError, users_code
 from train_core.loading import load_function
 from train_core.log_lines import set_up_logging
-from train_core.predictors import as_module, trusting_pickle
 from train_core.results import CheckpointSummary, EvaluationResult
 from train_core.storage.records.journal import finite
 from train_core.storage.records.manifest import EvaluationManifest
@@ -208,11 +208,9 @@ def _model_of(
     """
     if config.is_function:
         predictor = load_function(config.predictor)
-        with (
-            tempfile.TemporaryDirectory(prefix="evertrain-") as cache,
-            trusting_pickle(is_trusted=config.trust_pickle),
-        ):
-            return as_module(predictor(verified_folder(folder, checkpoint, Path(cache))))
+        with tempfile.TemporaryDirectory(prefix="evertrain-") as cache:
+            reported = verified_folder(folder, checkpoint, Path(cache))
+            return predictors.apply(predictor, reported, is_trusted=config.trust_pickle)
     model = workload.model()
     model.load_state_dict(load_weights(folder.store, checkpoint))
     return model

@@ -115,7 +115,8 @@ class RunSender:
     ) -> None:
         """Complete the models of the kept checkpoints, and note the address of the best one's.
 
-        Nobody knows what is in a folder that a training function reported: a model refers to it.
+        Only a predictor knows what is in a folder that a training function reported: without one, a
+        model refers to it.
         """
         from train_core.engine.tracking.models.kept import log_measured, sync_models
         from train_core.engine.tracking.models.logged import copy_kept_models
@@ -123,7 +124,7 @@ class RunSender:
         checkpoints = runs.folder.checkpoints()
         sync_models(runs, checkpoints, is_finished=True)
         log_measured(runs, checkpoints)
-        if not runs.record.config.is_function:
+        if runs.folder.newest_request().config.has_workload:
             uri = copy_kept_models(runs, best, config)
             self.tracking = self.tracking.model_copy(update={"model_uri": uri})
 

@@ -1,9 +1,10 @@
-"""The model that MLflow serves: raw columns in, predictions out. No part of it is a pickle.
+"""The model that MLflow serves: raw columns in, predictions out. Nothing of ours in it is a pickle.
 
-It is loaded from a folder with two files, by MLflow's `loader_module`:
+It is loaded from a folder, by MLflow's `loader_module`:
 
-    model.safetensors    the checkpoint's weights, verified
     served.json          which workload, with which settings, and the types of its raw columns
+    model.safetensors    the checkpoint's weights, verified
+    files/               in their place, what a training function reported, for its predictor
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
+from mlflow.environment_variables import MLFLOW_ALLOW_PICKLE_DESERIALIZATION
 from pydantic import BaseModel
 from safetensors.torch import load_file
+from torch import nn
 
+from train_core import predictors
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Columns
-from train_core.loading import load_workload
-from train_core.storage.records.names import MODEL_FILE
+from train_core.errors import WorkloadError
+from train_core.loading import load_function, load_workload
+from train_core.storage.records.names import MODEL_FILE, REPORTED_FOLDER
 from train_core.workload import Workload
 
 SERVED_FILE = "served.json"
@@ -42,9 +47,7 @@ class ServedModel:
         served = Served.model_validate_json((folder / SERVED_FILE).read_bytes())
         self.config, self.dtypes = served.config, served.dtypes
         self.workload: Workload[Any] = load_workload(self.config.workload, self.config.settings)
-        self.model = self.workload.model()
-        self.model.load_state_dict(load_file(folder / MODEL_FILE))
-        self.model.eval()
+        self.model = _model(folder, self.config, self.workload).eval()
 
     def predict(self, data: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
         """A row for each sample: `prediction` and, for classifiers, `probabilities`.
@@ -70,6 +73,21 @@ class ServedModel:
             found = self.workload.predictions(outputs)
         tensors = {name: _plain(tensor) for name, tensor in found.items()}
         return pd.DataFrame({name: a if a.ndim == 1 else a.tolist() for name, a in tensors.items()})
+
+
+def _model(folder: Path, config: TrainConfig, workload: Workload[Any]) -> nn.Module:
+    if config.is_function:
+        if config.trust_pickle and not MLFLOW_ALLOW_PICKLE_DESERIALIZATION.get():
+            raise WorkloadError(
+                "the run was made with trust_pickle, so its files may hold pickles, which "
+                "run any code, and MLFLOW_ALLOW_PICKLE_DESERIALIZATION is false: set it to true if "
+                "you trust them, or train without trust_pickle"
+            )
+        predictor, reported = load_function(config.predictor), folder / REPORTED_FOLDER
+        return predictors.apply(predictor, reported, is_trusted=config.trust_pickle)
+    model = workload.model()
+    model.load_state_dict(load_file(folder / MODEL_FILE))
+    return model
 
 
 def _load_pyfunc(path: str) -> ServedModel:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 import train_core
 
@@ -21,31 +25,76 @@ REQUIREMENTS = (
 )
 
 
-def code_paths(workload: object) -> list[str]:
-    """The paths to copy: this library, and the user's module or package if it is not installed."""
-    paths = [str(Path(train_core.__file__).parent)]
-    top = _top_module(workload)
-    if top != "train_core" and not _is_installed(top):
-        module = sys.modules[top]
-        paths.append(str(module.__path__[0] if hasattr(module, "__path__") else module.__file__))
-    return paths
+@dataclass(frozen=True)
+class Code:
+    """What a model needs of this process, to be loaded by another one."""
+
+    paths: list[str]
+    """What is copied: this library, and modules and packages of the user's that are not installed.
+    """
+    requirements: list[str]
+    """What is installed, at the versions of this process."""
 
 
-def requirements(workload: object) -> list[str]:
-    """The packages to install, at the versions of this process."""
-    top = _top_module(workload)
-    owners = metadata.packages_distributions().get(top, []) if _is_installed(top) else []
-    return [
-        # A local label ("+cpu") is known to no index.
-        f"{name}=={metadata.version(name).partition('+')[0]}"
-        for name in (*REQUIREMENTS, *owners)
-    ]
+def code_of(names: Iterable[str]) -> Code:
+    """The code of what is named as `package.module:Name`, and of what its modules import.
+
+    Only modules that are loaded count: those that were needed so far.
+    """
+    own, installed = _loaded(name.partition(":")[0].partition(".")[0] for name in names)
+    unknown = installed - set(REQUIREMENTS)
+    owners = metadata.packages_distributions() if unknown else {}
+    found = {owner for top in unknown for owner in owners.get(top, [])} - set(REQUIREMENTS)
+    return Code(
+        paths=[str(Path(train_core.__file__).parent), *map(_path_of, sorted(own))],
+        requirements=[
+            # A local label ("+cpu") is known to no index.
+            f"{name}=={metadata.version(name).partition('+')[0]}"
+            for name in (*REQUIREMENTS, *sorted(found))
+        ],
+    )
 
 
-def _top_module(workload: object) -> str:
-    return type(workload).__module__.partition(".")[0]
+def _loaded(tops: Iterable[str]) -> tuple[set[str], set[str]]:
+    """The user's own modules, by their first names, that these and their imports are; the others.
+
+    Modules of Python's library and of evertrain are in neither.
+    """
+    own: set[str] = set()
+    installed: set[str] = set()
+    waiting = list(tops)
+    while waiting:
+        top = waiting.pop()
+        is_known = top in own or top in installed or top == train_core.__name__
+        if is_known or top in sys.stdlib_module_names or top not in sys.modules:
+            continue
+        if _is_installed(sys.modules[top]):
+            installed.add(top)
+        else:
+            own.add(top)
+            waiting += _imports_of(top)
+    return own, installed
 
 
-def _is_installed(top: str) -> bool:
-    file = getattr(sys.modules[top], "__file__", None) or ""
-    return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
+def _imports_of(top: str) -> Iterator[str]:
+    """The first names of what the loaded modules of a package, or the module, import."""
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.partition(".")[0] != top or not str(file).endswith(".py"):
+            continue
+        for node in ast.walk(ast.parse(Path(str(file)).read_bytes())):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module.partition(".")[0]
+
+
+def _path_of(top: str) -> str:
+    module = sys.modules[top]
+    return str(module.__path__[0] if hasattr(module, "__path__") else module.__file__)
+
+
+def _is_installed(module: ModuleType) -> bool:
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", [])]
+    parts = {part for place in places if place for part in Path(place).parts}
+    return bool({"site-packages", "dist-packages"} & parts)

@@ -1,4 +1,7 @@
-"""A checkpoint's model in MLflow, which anyone can load or serve. No part of it is a pickle."""
+"""A checkpoint's model in MLflow, which anyone can load or serve.
+
+Nothing of ours in it is a pickle; what a training function reported may hold some.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,16 @@ from train_core.config import TrainConfig
 from train_core.engine.checkpoint.reader import load_weights
 from train_core.engine.data.recorded import load_recorded
 from train_core.engine.tracking import serving
-from train_core.engine.tracking.models.code import code_paths, requirements
+from train_core.engine.tracking.models.code import code_of
 from train_core.engine.tracking.models.kept import known_models, model_of
 from train_core.engine.tracking.models.lookups import COPIED, WEIGHTS_TAG, is_copied
 from train_core.engine.tracking.runs import MlflowRuns
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination.pins import MLFLOW_MODEL, pin
+from train_core.storage.objects.store import Store
 from train_core.storage.records.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint
+from train_core.storage.verification import copy_files
 
 
 def copy_kept_models(
@@ -60,50 +65,79 @@ def copy_weights(
     why = "its model is in MLflow"
     pin(runs.folder.store, checkpoint.name, MLFLOW_MODEL, why, is_lasting=True)
     model = model_of(runs, checkpoint)
-    if not is_copied(model):
+    # The predictor may be another one than the run began with.
+    recorded = runs.folder.newest_request().config
+    predictor = _of_predictor(recorded)
+    if not (is_copied(model) and predictor.items() <= model.tags.items()):
         with tempfile.TemporaryDirectory() as folder:
-            _save(runs, checkpoint, model, Path(folder), config or runs.record.config)
-        runs.client.set_logged_model_tags(model.model_id, {WEIGHTS_TAG: COPIED})
+            _save(runs, checkpoint, model, Path(folder), recorded, config or recorded)
+        tags = {WEIGHTS_TAG: COPIED, **predictor}
+        runs.client.set_logged_model_tags(model.model_id, tags)
         known_models(runs)[checkpoint.digest] = runs.client.get_logged_model(model.model_id)
     return f"models:/{model.model_id}"
 
 
+def _of_predictor(config: TrainConfig) -> dict[str, str]:
+    """The tags that say how a reported folder became a model."""
+    if not config.is_function:
+        return {}
+    trusts = str(config.trust_pickle)
+    return {"evertrain.predictor": config.predictor, "evertrain.trust_pickle": trusts}
+
+
 def _save(
-    runs: MlflowRuns, checkpoint: Checkpoint, model: LoggedModel, folder: Path, asked: TrainConfig
+    runs: MlflowRuns,
+    checkpoint: Checkpoint,
+    model: LoggedModel,
+    folder: Path,
+    recorded: TrainConfig,
+    asked: TrainConfig,
 ) -> None:
     data = folder / "data"
-    data.mkdir()
-    weights = load_weights(runs.folder.store, checkpoint)
-    # safetensors refuses tensors that share memory.
-    own = {name: tensor.clone() for name, tensor in weights.items()}
-    safetensors.torch.save_file(own, data / MODEL_FILE, {"format": "pt"})
-    config = runs.record.config.model_copy(update={"runtime_env": {}})
+    _copy_checkpoint(runs.folder.store, checkpoint, data)
     columns = load_recorded(runs.folder, asked).example()
-    dtypes = {name: array.dtype.str for name, array in columns.items()}
-    described = serving.Served(config=config, dtypes=dtypes)
+    described = serving.Served(
+        config=recorded.model_copy(update={"runtime_env": {}}),
+        dtypes={name: array.dtype.str for name, array in columns.items()},
+    )
     (data / serving.SERVED_FILE).write_text(described.model_dump_json(indent=1))
     served = serving.ServedModel(data)
     example = _example(columns)
+    predicted = served.predict(example)
+    # It has run: all modules that it needs are loaded.
+    code = code_of(name for name in (recorded.workload, recorded.predictor) if name)
     run_id = runs.run_id("pipeline")
     mlflow.pyfunc.save_model(
         folder / "model",
         loader_module=serving.__name__,
         data_path=str(data),
-        code_paths=code_paths(served.workload),
+        code_paths=code.paths,
         mlflow_model=Model(
             artifact_path=model.artifact_location,
             model_uuid=model.model_id,
             model_id=model.model_id,
             run_id=run_id,
         ),
-        signature=_signature(example, served.predict(example)),
+        signature=_signature(example, predicted),
         input_example=example,
-        pip_requirements=requirements(served.workload),
+        pip_requirements=code.requirements,
     )
     outputs = runs.client.get_run(run_id).outputs
     if model.model_id not in {one.model_id for one in (outputs.model_outputs if outputs else [])}:
         runs.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, checkpoint.step)])
     runs.client.log_model_artifacts(model.model_id, str(folder / "model"))
+
+
+def _copy_checkpoint(store: Store, checkpoint: Checkpoint, data: Path) -> None:
+    """Write the verified weights, or the reported folder, into the new folder `data`."""
+    if checkpoint.manifest.reported:
+        copy_files(store, checkpoint.key, checkpoint.manifest.files, data)
+        return
+    data.mkdir()
+    weights = load_weights(store, checkpoint)
+    # safetensors refuses tensors that share memory.
+    own = {name: tensor.clone() for name, tensor in weights.items()}
+    safetensors.torch.save_file(own, data / MODEL_FILE, {"format": "pt"})
 
 
 def _signature(example: Any, predicted: Any) -> ModelSignature:

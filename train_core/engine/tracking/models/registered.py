@@ -161,11 +161,10 @@ def _registered(runs: MlflowRuns, version: ModelVersion) -> str:
 def _logged_model(runs: MlflowRuns, version: ModelVersion) -> LoggedModel:
     """The version's LoggedModel, with a copy of the weights if the run wants any.
 
-    Nobody knows what is in a folder that a training function reported: its model refers to it.
+    Only a predictor knows what is in a folder that a training function reported.
     """
-    checkpoint = runs.folder.find(version.checkpoint)
-    wants_copy = runs.folder.newest_request().requested.mirror_weights != "none"
-    if wants_copy and not runs.record.config.is_function:
+    checkpoint, asked = runs.folder.find(version.checkpoint), runs.folder.newest_request()
+    if asked.requested.mirror_weights != "none" and asked.config.has_workload:
         copy_weights(runs, checkpoint)
     return model_of(runs, checkpoint)
 
