@@ -37,7 +37,7 @@ def test_the_evidence_has_both_models_side_by_side_and_how_they_were_compared() 
         "The champion was chosen on other rows.",
         "Improvement: +0.05, 95% interval [+0.02, +0.08] (paired bootstrap, 2000 resamples).",
         "only the challenger is right on 9 rows, only the champion on 1; p = 0.0215.",
-        "Champion: models:/Digits/1, `step-00000001-a0001` of run `before`.",
+        "Champion: `models:/Digits/1`, `step-00000001-a0001` of run `before`.",
     ):
         assert line in shown
 

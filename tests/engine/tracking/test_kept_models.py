@@ -23,7 +23,6 @@ from train_core.policy.retention import RetentionRules
 from train_core.policy.selection import Candidate, ranked
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination.pins import valid_pins
-from train_core.storage.records.manifest import ReportedFolder
 from train_core.storage.run_folder import RunFolder
 
 DATA = {
@@ -224,17 +223,16 @@ def test_what_a_training_function_reported_is_ranked_by_what_it_reported(
 ) -> None:
     config = TrainConfig(train_fn="package.module:function", monitor="accuracy")
     run = RunBuilder(RunFolder(str(tmp_path / "runs"), "function"), config)
-    folder = ReportedFolder(name="", world_size=1)
     found = [
         run.commit(
             range(step, step + 1),
             metrics={"accuracy": accuracy, "text": None},
             validated=False,
-            reported=folder,
+            reported={"model.pt": b""},
         )
         for step, accuracy in ((1, 0.5), (2, 0.75), (3, 0.625))
     ]
-    run.commit(range(4, 5), validated=False, stopped_by="function_end", scheduled=False)
+    run.commit(range(4, 5), validated=False, stopped_by="function_end", scheduled=False, files=())
     assert published(run, tracking_uri, found[1]) == ""
     client = MlflowClient(tracking_uri)
     by_accuracy = [{"field_name": "metrics.accuracy", "ascending": False}]
