@@ -200,6 +200,9 @@ PROMISES: dict[str, dict[str, str]] = {
         "model": "The best checkpoint becomes a model, once; the model takes raw columns, also as "
         "JSON, and predicts what the checkpoint predicts.",
         "model-code": "The model contains the user's module, and loads without pickle.",
+        "function-model": "With a predictor, the best checkpoint of a training function becomes a "
+        "model that predicts what batch inference predicts and has the predictor's code; it reads "
+        "a pickle only where the run trusts it, and loads without any otherwise.",
         "model-pinned": "The checkpoint of a model is pinned before the model is made, and stays.",
     },
     "docs/operations.md": {
