@@ -105,7 +105,7 @@ class Bench:
         folder = self.fresh()
         run(
             [
-                *(str(BIN / "evertrain"), "retrain", "--run=mnist", "--num-workers=2"),
+                *(str(BIN / "evertrain"), "retrain", "--no-gate", "--run=mnist", "--num-workers=2"),
                 "--workload=train_core.workloads.mnist:MnistResNet18",
                 f"--settings={json.dumps({'data': self.data})}",
                 f"--storage={folder}",
@@ -137,7 +137,13 @@ class Bench:
         storage, notes = self.fresh(), self.fresh()
         run(
             [
-                *(str(BIN / "evertrain"), "retrain", f"--storage={storage}", "--run=trivial"),
+                *(
+                    str(BIN / "evertrain"),
+                    "retrain",
+                    "--no-gate",
+                    f"--storage={storage}",
+                    "--run=trivial",
+                ),
                 f"--settings={json.dumps({'notes': str(notes)})}",
                 *("--workload=benchmarks.trivial:Trivial", "--epochs=5", "--batch-size=100"),
                 *("--num-workers=2", "--monitor=validation/loss", "--monitor-order=min", *more),
