@@ -7,7 +7,7 @@ FAST := tests/policy tests/storage tests/datasets tests/engine/metrics \
 	tests/engine/tools/test_compare.py tests/engine/training/test_loop.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo ui test test-fast test-all exact chaos soak night mutants check format bench-pipeline \
+.PHONY: help venv demo ui test test-fast test-all exact hostile chaos soak night mutants check format bench-pipeline \
 	bench-checkpoint bench-recovery bench-functions bench-listing bench-mirror clean
 
 help: ## Show the targets
@@ -40,6 +40,9 @@ test-all: $(STAMP) ## Run all tests, those that need an S3 server and the slow o
 
 exact: $(STAMP) ## Kill trainings at every point, on 1 to 8 workers: the full table of exactness
 	$(BIN)/pytest tests/engine/training/test_exact.py tests/engine/training/test_entries.py --verbose --durations=12
+
+hostile: $(STAMP) ## Run the commands on 2,000 run folders that somebody has spoiled: most of an hour
+	$(BIN)/pytest tests/hostile -m table -s
 
 chaos: $(STAMP) ## Strike whole pipelines everywhere and compare each with an undisturbed one: hours
 	$(BIN)/python -m tests.chaos

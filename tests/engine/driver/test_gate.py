@@ -332,7 +332,10 @@ def test_who_comes_second_is_compared_with_the_one_who_came_first(place: Place) 
 
 
 @pytest.mark.promise("gate-killed")
-@pytest.mark.parametrize("done", [False, True], ids=["before it", "after it"])
+@pytest.mark.parametrize(
+    "done",
+    [pytest.param(False, id="before it"), pytest.param(True, id="after it", marks=SLOW)],
+)
 @pytest.mark.parametrize(
     "is_new_driver",
     [pytest.param(False, id="a retry"), pytest.param(True, id="another driver", marks=SLOW)],
