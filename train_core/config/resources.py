@@ -6,7 +6,6 @@ import os
 import sys
 from typing import Any, Literal, Self
 
-import psutil
 from pydantic import Field, field_validator, model_validator
 
 from train_core.config.options import MAY_CHANGE, Options, object_of
@@ -147,6 +146,9 @@ class WorkerOptions(Options):
 
 def loopback_interface() -> str:
     """The name of the network interface by which this machine reaches itself, and nobody else."""
+    # A model that MLflow serves is loaded without it.
+    import psutil
+
     names = (
         str(name)
         for name, addresses in psutil.net_if_addrs().items()
