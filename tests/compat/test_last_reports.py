@@ -14,6 +14,7 @@ from train_core.errors import FencedError
 from train_core.policy.stop_reasons import StopReason
 from train_core.storage.cleanup.superseded import delete_superseded
 from train_core.storage.finished_runs import is_training_finished
+from train_core.storage.records.documents import MAX_ENTRIES
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
 
@@ -110,3 +111,22 @@ def test_a_replaced_attempt_keeps_nothing(
     keep(folder, replaced)
     assert folder.checkpoints() == []
     assert str(FencedError(1, 2)) in caplog.text
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[f"m{number}" for number in range(MAX_ENTRIES + 1)], ["m" * 2000]],
+    ids=["too many", "too long"],
+)
+def test_metrics_that_no_manifest_can_have_do_not_hide_why_the_training_ended(
+    folder: RunFolder,
+    start: Callable[..., Ranks],
+    caplog: pytest.LogCaptureFixture,
+    names: list[str],
+) -> None:
+    ranks = start(1)
+    ranks.report([None], dict.fromkeys(names, 0.5))
+    ranks.close()
+    keep(folder, ranks)
+    assert folder.checkpoints() == []
+    assert "the metrics of the last reports are not kept" in caplog.text

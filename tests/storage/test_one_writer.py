@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 STORAGE = "train_core/storage"
 OWNERS = (
     f"{STORAGE}/run_writer.py",
+    f"{STORAGE}/fork.py",
     f"{STORAGE}/model_registry.py",
     f"{STORAGE}/cleanup",
     f"{STORAGE}/coordination",

@@ -3,6 +3,7 @@
 An import goes down this list only:
 
     cleanup/            deletes what nothing keeps: by the rules, after a death, `prune`
+    fork                begins a run with a checkpoint of another one
     run_writer          creates, commits and deletes, in the name of an attempt
     decisions           what the gate decided on a run's versions
     model_registry      the registered models of a storage, and their champions

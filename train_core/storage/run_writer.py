@@ -12,12 +12,11 @@ a quarantine mark is created once, by the process that met the damage.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from train_core.errors import CheckpointError, StorageError
+from train_core.errors import StorageError
 from train_core.results import Approval, Decision
 from train_core.storage.coordination import deletion_notices, lease
 from train_core.storage.coordination.fence_list import write_fence_list
@@ -26,7 +25,7 @@ from train_core.storage.decisions import approval_key, decision_key, is_answer_t
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.records import journal
-from train_core.storage.records.amendments import Amendment, amend, newest_amendment
+from train_core.storage.records.amendments import Amendment, amend
 from train_core.storage.records.data_files import FileList, key_of
 from train_core.storage.records.documents import with_checksum
 from train_core.storage.records.manifest import (
@@ -34,25 +33,19 @@ from train_core.storage.records.manifest import (
     EvaluationManifest,
     FileEntry,
     PredictionsManifest,
-    committed_bytes,
 )
 from train_core.storage.records.names import (
-    ASKED,
     CHECKPOINTS,
-    JOURNAL,
     LIVE_JSON,
     MANIFEST_JSON,
     RAY_SNAPSHOT_JSON,
     RUN_JSON,
     CheckpointName,
-    LeaseName,
-    check_new_run_name,
     is_of_function,
 )
 from train_core.storage.records.quarantine import mark_quarantined
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.records.verified_files import check_size, copy_file, write_file
-from train_core.storage.run_checks import check_leftovers
+from train_core.storage.records.verified_files import check_size, write_file
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 _log = logging.getLogger(__name__)
@@ -282,60 +275,3 @@ def quarantine_damaged(folder: RunFolder) -> list[Checkpoint]:
     for name, reason in found.damaged.items():
         quarantine(folder, name, reason)
     return found.good
-
-
-def fork_checkpoint(folder: RunFolder, checkpoint: Checkpoint, name: str) -> RunFolder:
-    """A new run beside this one that goes on from `checkpoint`, with the journal up to it.
-
-    The new run exists when all of it is copied. Raises FileExistsError if there is one,
-    ConfigError if there is a part of one or no run may be called so, RunBusyError if another
-    process makes one, and CheckpointError if a file of the checkpoint is not what was committed.
-    """
-    forked = RunFolder(folder.storage, check_new_run_name(name))
-    if forked.exists():
-        raise FileExistsError(f"{forked.url} exists")
-    check_leftovers(forked)
-    with _copied(folder, checkpoint, forked) as writer:
-        if amendment := newest_amendment(folder.store):
-            amend(forked.store, writer.attempt, amendment)
-        record = folder.record()
-        changed = {
-            "name": name,
-            "created_at": datetime.now(UTC).isoformat(),
-            "forked_from": folder.store.uri(checkpoint.key),
-            "flow_run": "",
-        }
-        try:
-            create_run(forked, record.model_copy(update=changed), folder.files_of(record))
-        except FileExistsError:
-            # Somebody else has begun it meanwhile, and it has nothing to do with our checkpoint.
-            writer.delete_checkpoint(checkpoint.name)
-            forked.store.delete(f"{ASKED}/{LeaseName(writer.attempt)}")
-            raise
-    return forked
-
-
-@contextmanager
-def _copied(folder: RunFolder, checkpoint: Checkpoint, forked: RunFolder) -> Iterator[RunWriter]:
-    """Copy the checkpoint, its manifest last, and hold the lease of `forked` for the block.
-
-    Every file is verified while it is copied: raises CheckpointError if one is not what was
-    committed.
-    """
-    manifest, source = checkpoint.manifest, folder.store
-    files = {f"{checkpoint.key}/{file.name}": file for file in manifest.files}
-    files |= {f"{JOURNAL}/{segment.name}": segment for segment in manifest.journal}
-    # Number new attempts above the copied checkpoint's, so that no two commits share a name.
-    held = lease.acquire(forked.store, forked.name, above=checkpoint.attempt)
-    with lease.alive_until_released(held):
-        writer = RunWriter(forked, held.attempt)
-        try:
-            for key, entry in files.items():
-                copy_file(source, key, forked.store, key, entry)
-            key = f"{checkpoint.key}/{MANIFEST_JSON}"
-            forked.store.create(key, committed_bytes(source, key, checkpoint.digest))
-        except CheckpointError:
-            # It would be in the way of a fork of another checkpoint.
-            writer.delete_checkpoint(checkpoint.name)
-            raise
-        yield writer

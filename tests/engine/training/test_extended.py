@@ -19,10 +19,11 @@ from train_core.config import TrainConfig
 from train_core.engine.data.recorded import check_continuation, with_defaults
 from train_core.engine.driver.preparing.preflight import new_record, pipeline_of
 from train_core.requests import DriverRequest
+from train_core.storage.fork import fork_checkpoint
 from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import RunWriter, begin_attempt, create_run, fork_checkpoint
+from train_core.storage.run_writer import RunWriter, begin_attempt, create_run
 
 # 5 steps an epoch.
 ASKED = CONFIG | {"epochs": 1, "keep_last": 99}

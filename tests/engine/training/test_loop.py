@@ -32,6 +32,7 @@ from train_core.errors import (
     NotFiniteError,
 )
 from train_core.storage.cleanup.superseded import _delete_merged_segments, delete_superseded
+from train_core.storage.fork import fork_checkpoint
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import read_segments
 from train_core.storage.records.manifest import FileEntry
@@ -42,7 +43,6 @@ from train_core.storage.run_writer import (
     RunWriter,
     begin_attempt,
     create_run,
-    fork_checkpoint,
     quarantine,
 )
 

@@ -29,8 +29,9 @@ from train_core.storage.coordination.stop_request import (
     ask_to_stop,
     stop_request,
 )
+from train_core.storage.fork import fork_checkpoint
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import begin_attempt, fork_checkpoint
+from train_core.storage.run_writer import begin_attempt
 from train_core.workload import Batch
 
 ASKED_AFTER = 2

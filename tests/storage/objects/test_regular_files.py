@@ -31,6 +31,8 @@ READS: dict[str, Callable[[Store, str], object]] = {
     "piece": lambda store, key: store.piece(key, 0, 1),
     "size": lambda store, key: store.size_bytes(key),
     "load": lambda store, key: store.load(key, 6),
+    "download": lambda store, key: store.download(key, os.devnull),
+    "digest": lambda store, key: store.digest(key, 6),
     "copy": lambda store, key: store.copy(key, store, "copy"),
     "link_or_copy": lambda store, key: store.link_or_copy(key, store, "copy"),
 }

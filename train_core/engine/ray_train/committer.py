@@ -15,7 +15,7 @@ from train_core.engine.ray_train.task import FunctionTask
 from train_core.errors import WorkloadError
 from train_core.policy.stop_reasons import StopReason
 from train_core.storage.cleanup.superseded import delete_superseded
-from train_core.storage.records.documents import LARGEST_NUMBER, MAX_ENTRIES
+from train_core.storage.records.documents import LARGEST_NUMBER, MAX_ENTRIES, MAX_TEXT
 from train_core.storage.records.journal import Entry, finite
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry, ReportedFolder
 from train_core.storage.run_folder import Checkpoint
@@ -130,7 +130,7 @@ def commit_reports(
     """
     known = before.manifest if before else None
     metrics = entries[-1].metrics if entries else known.metrics if known else {}
-    _check_counts(metrics, files)
+    _check_sizes(metrics, files)
     manifest = CheckpointManifest(
         created_at=datetime.now(UTC).isoformat(),
         attempt=writer.attempt,
@@ -171,11 +171,17 @@ def _epoch_after(before: Checkpoint | None, metrics: Mapping[str, float | None])
     return int(epoch)
 
 
-def _check_counts(metrics: Mapping[str, float | None], files: Sequence[FileEntry]) -> None:
-    """Raise WorkloadError if there are more than a manifest may list."""
+def _check_sizes(metrics: Mapping[str, float | None], files: Sequence[FileEntry]) -> None:
+    """Raise WorkloadError if a manifest cannot list as many, or as long a name."""
     for number, what in ((len(metrics), "metrics"), (len(files), "files")):
         if number > MAX_ENTRIES:
             raise WorkloadError(
                 f"a training function reported {number} {what}: a checkpoint has at most "
                 f"{MAX_ENTRIES} of them"
+            )
+    for name in metrics:
+        if len(name) > MAX_TEXT:
+            raise WorkloadError(
+                f"a training function reported a metric whose name has {len(name)} characters: a "
+                f"checkpoint has names of at most {MAX_TEXT}"
             )

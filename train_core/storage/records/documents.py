@@ -27,8 +27,10 @@ MAX_ENTRIES: Final = 10_000
 LARGEST_NUMBER: Final = 10**18 - 1
 """Of steps, attempts, bytes and rows."""
 
-Text = Annotated[str, Field(max_length=1024)]
-"""A name, a reason, a time."""
+MAX_TEXT: Final = 1024
+"""Characters of a name, a reason, a time."""
+
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Count = Annotated[int, Field(ge=0, le=LARGEST_NUMBER)]
 
 D = TypeVar("D", bound=BaseModel)
