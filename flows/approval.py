@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from prefect import runtime
+from prefect.events import emit_event
 from prefect.exceptions import Pause
 from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput
@@ -20,6 +22,9 @@ from tasks.session import Session, stopped
 from train_core.errors import StoppedError
 from train_core.policy.gate import Outcome
 from train_core.results import Approval, GateResult
+
+WAITS = "evertrain.flow-run.waits"
+"""The event after a suspended flow run's last heartbeat; an automation expects it."""
 
 
 class ApprovalInput(RunInput):
@@ -75,3 +80,12 @@ def approval_for(session: Session, result: GateResult) -> Approval | None:
         reason=answer.reason or "no reason given",
         created_at=datetime.now(UTC).isoformat(),
     )
+
+
+def announce_wait() -> None:
+    """Tell the automation that notices deaths that this suspended flow run has no heartbeat now.
+
+    Call it from the flow, as the last thing: a heartbeat that is sent after this event, as while
+    the session closes, would be missed later, and the flow run would crash in its wait.
+    """
+    emit_event(WAITS, resource={"prefect.resource.id": f"prefect.flow-run.{runtime.flow_run.id}"})

@@ -9,7 +9,7 @@ from prefect import State, flow, runtime
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Completed
 
-from flows.approval import AwaitsApprovalError, approval_for
+from flows.approval import AwaitsApprovalError, announce_wait, approval_for
 from flows.crash_loops import announce_schedule, refuse_crash_loop
 from flows.databases import create_tracking_database
 from flows.driving import Start, as_tasks, connected, drive
@@ -75,6 +75,7 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
             except UnchangedError as error:
                 return Completed(message=str(error))
     except AwaitsApprovalError as suspended:
+        announce_wait()
         raise suspended.pause from None
     except (KeyboardInterrupt, TerminationSignal, StoppedError) as error:
         # A signal that arrives after the report changes nothing.

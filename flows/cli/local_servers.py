@@ -52,8 +52,8 @@ class LocalServers:
     def start_prefect(self, port: int) -> None:
         """Start Prefect's server."""
         create_prefect_database()
-        # Its pages look for their data at the port that the environment names.
-        environment = {"PREFECT_SERVER_API_PORT": str(port)}
+        # Its pages look for their data at the host and port that the environment names.
+        environment = {"PREFECT_SERVER_API_HOST": LOOPBACK, "PREFECT_SERVER_API_PORT": str(port)}
         self._processes.append(
             _start("prefect", "server", "start", "--host", LOOPBACK, **environment)
         )

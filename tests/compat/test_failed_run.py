@@ -37,7 +37,7 @@ def test_all_metrics_of_a_failed_run_are_shown_and_none_is_there_twice_when_it_g
 
     def shown() -> list[tuple[int, float]]:
         (experiment,) = client.search_experiments(filter_string="name = 'evertrain'")
-        asked = "tags.`evertrain.stage` = 'train'"
+        asked = "tags.`evertrain.stage` = 'pipeline'"
         (run,) = client.search_runs([experiment.experiment_id], asked)
         history = client.get_metric_history(run.info.run_id, "epoch")
         return [(point.step, point.value) for point in history]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from flows.approval import WAITS
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import (
     Server,
@@ -111,6 +112,19 @@ class Deployed:
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert json.load(answer)["status"] == "ACCEPT"
 
+    def events(self, run: str) -> list[str]:
+        """The names of the flow run's events that Prefect's server has, oldest first."""
+        (flow_run,) = flow_runs(self.server.url, run)
+        resource = {"id": [f"prefect.flow-run.{flow_run['id']}"]}
+        asked = json.dumps({"filter": {"resource": resource, "order": "ASC"}, "limit": 50})
+        request = urllib.request.Request(
+            f"{self.server.url}/events/filter",
+            asked.encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return [event["event"] for event in json.load(answer)["events"]]
+
     def gate(self, run: str) -> GateResult:
         report = Report.model_validate(RunFolder(str(self.home / "runs"), run).report())
         assert report.gate
@@ -146,6 +160,8 @@ def test_an_approval_is_waited_for_through_restarts_and_makes_the_version_champi
     folder = RunFolder(str(deployed.home / "runs"), "first")
     # Nothing waits: no process, and no lease.
     wait_for(lambda: lease.holder_of(folder.store) is None, deployed.home)
+    # A heartbeat after the last of what the automation waits for would be followed by no other.
+    wait_for(lambda: deployed.events("first")[-1:] == [WAITS], deployed.home)
     with mlflow_client(f"sqlite:///{deployed.home}/mlflow.db") as client:
         (version,) = client.search_model_versions(f"name='{MODEL}'")
     assert "waits for approval" in version.description
