@@ -7,8 +7,9 @@ The storage's records are what counts; `show_champion` and `show_decision` bring
 from __future__ import annotations
 
 import getpass
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from train_core.client.isolated import isolated_call
 from train_core.entry_points import SHOW_ALIASES, SHOW_GATE
@@ -16,28 +17,48 @@ from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.champions import Reign, champion_before
 from train_core.policy.gate import Outcome
 from train_core.policy.model_names import is_model_name
-from train_core.results import Approval, ChampionEntry, GateResult, ModelVersion
+from train_core.results import Approval, ChampionEntry, GateResult, ModelVersion, Result
+from train_core.storage.committed import in_threads
 from train_core.storage.decisions import entry_of, find_approval, gate_result, newest_decision
 from train_core.storage.model_registry import ModelRegistry, registered_models
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import ResultWriter
 
-_AT_ONCE = 16
+T = TypeVar("T")
 
 
-def champions(storage: str, model: str) -> list[ChampionEntry]:
+class Unreadable(Result):
+    """A version, a champion's entry or a decision that cannot be read: it hides no other."""
+
+    number: int
+    fault: str
+
+
+def champions(storage: str, model: str) -> list[ChampionEntry | Unreadable]:
     """All champions of the model, oldest first; the last one is the champion now."""
-    return _registry(storage, model).champions()
+    registry = _registry(storage, model)
+    found = in_threads(lambda one: _read(registry.entry, one), registry.champion_numbers())
+    return [one for one in found if one]
 
 
-def versions(storage: str, model: str) -> list[tuple[ModelVersion, GateResult | None]]:
+def versions(
+    storage: str, model: str
+) -> list[tuple[ModelVersion | Unreadable, GateResult | Unreadable | None]]:
     """All versions of the model, oldest first, each with the newest that the gate has decided.
 
     None: nothing yet, or its run was deleted.
     """
-    found = _registry(storage, model).versions()
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        return list(zip(found, threads.map(lambda one: _decided(storage, one), found), strict=True))
+    registry = _registry(storage, model)
+
+    def both(
+        number: int,
+    ) -> tuple[ModelVersion | Unreadable, GateResult | Unreadable | None]:
+        version = _read(registry.version, number)
+        if isinstance(version, Unreadable):
+            return version, None
+        return version, _read(lambda _: _decided(storage, version), number)
+
+    return in_threads(both, registry.version_numbers())
 
 
 def rollback(
@@ -177,6 +198,13 @@ def _added(registry: ModelRegistry, entry: ChampionEntry) -> ChampionEntry:
             f"another champion of {registry.model!r} was chosen just now: look at "
             f"`evertrain champions {registry.model}` and try again"
         ) from None
+
+
+def _read(read: Callable[[int], T], number: int) -> T | Unreadable:
+    try:
+        return read(number)
+    except (CheckpointError, ConfigError) as error:
+        return Unreadable(number=number, fault=str(error))
 
 
 def _decided(storage: str, version: ModelVersion) -> GateResult | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from train_core.errors import CheckpointError
+from train_core.errors import CheckpointError, ConfigError
 from train_core.results import Approval, ChampionEntry, Decision, GateResult, ModelVersion
 from train_core.storage.model_registry import ModelRegistry
 from train_core.storage.records.documents import read_document
@@ -78,9 +78,31 @@ def is_answer_to(approval: Approval, decision: Decision) -> bool:
 
 
 def newest_decision(folder: RunFolder, version: ModelVersion) -> Decision | None:
-    """The newest decision on a version, which is one of this run; None if there is none."""
+    """The newest decision on a version, which is one of this run; None if there is none.
+
+    Raises CheckpointError if it was altered, or if another checkpoint is registered as the version.
+    """
     names = [one for one in _names(folder, version.model) if one.version == version.version]
-    return find_decision(folder, names[-1]) if names else None
+    found = find_decision(folder, names[-1]) if names else None
+    if found and found.challenger != version:
+        raise CheckpointError(
+            f"{folder.store.uri(decision_key(found))} is on another checkpoint than the one that "
+            f"is registered as {version.address}"
+        )
+    return found
+
+
+def faults_of_decisions(folder: RunFolder) -> dict[str, str]:
+    """What is wrong with decisions and answers that cannot be read, by the decision's key."""
+    faults = {}
+    models = sorted(folder.store.names(DECISIONS))
+    for name in (name for model in models for name in _names(folder, model)):
+        try:
+            if found := find_decision(folder, name):
+                find_approval(folder, found)
+        except (CheckpointError, ConfigError) as error:
+            faults[f"{DECISIONS}/{name}"] = str(error)
+    return faults
 
 
 def newest_decisions(folder: RunFolder) -> list[Decision]:

@@ -25,8 +25,20 @@ from train_core.policy.model_names import (
 )
 from train_core.results import ChampionEntry, ModelVersion
 from train_core.storage.objects.store import Store
-from train_core.storage.records.documents import read_document, with_checksum
-from train_core.storage.records.names import CHAMPIONS, MODELS, VERSIONS, number_of, numbered
+from train_core.storage.records.documents import (
+    LARGEST_NUMBER,
+    read_document,
+    with_checksum,
+)
+from train_core.storage.records.names import (
+    CHAMPIONS,
+    MODELS,
+    VERSIONS,
+    CheckpointName,
+    is_run_name,
+    number_of,
+    numbered,
+)
 
 D = TypeVar("D", ModelVersion, ChampionEntry)
 _AT_ONCE = 16
@@ -66,9 +78,13 @@ class ModelRegistry:
         """All entries, oldest first."""
         return self._all(CHAMPIONS, self._champion)
 
+    def champion_numbers(self) -> list[int]:
+        """Those of all entries, in their order."""
+        return self._numbers(CHAMPIONS)
+
     def champion(self) -> ChampionEntry | None:
         """The newest entry: who is champion now."""
-        numbers = self._numbers(CHAMPIONS)
+        numbers = self.champion_numbers()
         return self._champion(numbers[-1]) if numbers else None
 
     def entry(self, number: int) -> ChampionEntry | None:
@@ -85,9 +101,11 @@ class ModelRegistry:
                 return known
         while True:
             numbers = self.version_numbers()
+            number = numbers[-1] + 1 if numbers else 1
+            self._check_free(VERSIONS, number)
             made = ModelVersion(
                 model=self.model,
-                version=numbers[-1] + 1 if numbers else 1,
+                version=number,
                 run=run,
                 checkpoint=checkpoint,
                 checkpoint_digest=digest,
@@ -105,6 +123,7 @@ class ModelRegistry:
         The same decision again gives the entry that it has made. Raises FileExistsError if somebody
         else has made another version the champion meanwhile.
         """
+        self._check_free(CHAMPIONS, entry.number)
         try:
             self.store.create(f"{CHAMPIONS}/{numbered(entry.number)}", with_checksum(entry))
         except FileExistsError:
@@ -146,7 +165,21 @@ class ModelRegistry:
                 f"{self.store.uri(f'{log}/{numbered(number)}')} is that of number {its} of "
                 f"{version.model!r}: it was renamed"
             )
+        is_one = is_run_name(version.run) and CheckpointName.parse(version.checkpoint)
+        if not is_one or version.version > LARGEST_NUMBER:
+            raise CheckpointError(
+                f"{self.store.uri(f'{log}/{numbered(number)}')} names no checkpoint of a run: "
+                f"version {version.version} is {version.run!r}, {version.checkpoint!r}"
+            )
         return found
+
+    def _check_free(self, log: str, number: int) -> None:
+        """Raise CheckpointError if no document of that number would be found again."""
+        if number > LARGEST_NUMBER:
+            raise CheckpointError(
+                f"{self.store.uri(f'{log}/{numbered(number - 1)}')} is not evertrain's: no model "
+                "has so many. Delete it"
+            )
 
     def _numbers(self, log: str) -> list[int]:
         return sorted(filter(None, map(number_of, self.store.names(log))))

@@ -16,6 +16,7 @@ from train_core.results import Result
 from train_core.storage.committed import Checkpoint, Scan, open_result, scan
 from train_core.storage.coordination import lease, pins
 from train_core.storage.coordination.stop_request import stop_request
+from train_core.storage.decisions import faults_of_decisions
 from train_core.storage.records.amendments import read_amendment
 from train_core.storage.records.journal import fault_of_segment
 from train_core.storage.records.manifest import (
@@ -93,12 +94,14 @@ class RunVerification:
         return Verdict(what=RUN_JSON, faults=faults)
 
     def _bookkeeping(self) -> Iterator[Verdict]:
-        """What was asked later, and the leases: those that cannot be read."""
+        """What was asked later, the leases and the gate's decisions: those that cannot be read."""
         for name in filter(None, map(LeaseName.parse, self._store.names(ASKED))):
             yield from self._unreadable(f"{ASKED}/{name}", read_amendment, name.attempt)
         for name in filter(None, map(LeaseName.parse, self._store.names(LEASES))):
             for read in (lease.read, stop_request):
                 yield from self._unreadable(f"{LEASES}/{name}", read, name.attempt)
+        for key, fault in faults_of_decisions(self._folder).items():
+            yield Verdict(what=key, faults=[fault])
 
     def _unreadable(
         self, key: str, read: Callable[[Any, int], object], attempt: int

@@ -12,6 +12,7 @@ from flows.cli.output import Row, print_rows
 from flows.cli.terminal import complain, say
 from flows.defaults import tracking_uri_of
 from train_core.client.champions import (
+    Unreadable,
     approve,
     champions,
     rollback,
@@ -102,7 +103,9 @@ class ApproveCommand(_ChangeCommand):
         self._show_in_mlflow(version.run, lambda uri: show_decision(storage, version, uri))
 
 
-def _champion_row(entry: ChampionEntry, *, is_last: bool) -> Row:
+def _champion_row(entry: ChampionEntry | Unreadable, *, is_last: bool) -> Row:
+    if isinstance(entry, Unreadable):
+        return {"number": entry.number, "status": f"cannot be read: {entry.fault}"}
     return {
         "number": entry.number,
         "version": entry.version.version,
@@ -115,7 +118,9 @@ def _champion_row(entry: ChampionEntry, *, is_last: bool) -> Row:
     }
 
 
-def _version_row(version: ModelVersion, result: GateResult | None) -> Row:
+def _version_row(version: ModelVersion | Unreadable, result: GateResult | Unreadable | None) -> Row:
+    if isinstance(version, Unreadable):
+        return {"version": version.number, "status": f"cannot be read: {version.fault}"}
     row: Row = {
         "version": version.version,
         "registered": version.created_at[:19],
@@ -124,6 +129,8 @@ def _version_row(version: ModelVersion, result: GateResult | None) -> Row:
     }
     if result is None:
         return row | {"status": "no decision", "compared with": None, "why": None}
+    if isinstance(result, Unreadable):
+        return row | {"status": f"cannot be read: {result.fault}"}
     champion = result.decision.champion
     compared_with = champion.version if champion else None
     return row | {
