@@ -26,7 +26,7 @@ from tasks.select import select, with_metrics
 from tasks.session import Session, open_session, stopped
 from tasks.session_log import run_logger
 from tasks.train import train
-from train_core.errors import StoppedError, UnchangedError
+from train_core.errors import NothingBegunError, StoppedError
 from train_core.results import CheckpointSummary, GateResult, Report
 from train_core.storage.records.names import default_run_name
 
@@ -72,7 +72,7 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
                 if session.thread.is_without_flow:
                     # The server was lost before the flow began its stages, and may be back now.
                     show_report(report, session)
-            except UnchangedError as error:
+            except NothingBegunError as error:
                 return Completed(message=str(error))
     except AwaitsApprovalError as suspended:
         announce_wait()
@@ -90,12 +90,12 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
 def stages(parameters: RetrainParameters, start: Start, session: Session) -> Report:
     """The stages of a run in their order, each started by `start`.
 
-    Raises UnchangedError if nothing has changed and `skip_unchanged` is set.
+    Raises NothingBegunError if the request needed no run: nothing has changed since another one
+    and `skip_unchanged` is set, or it was a dry run of a training function.
     """
     request, server = session.request, session.server
     prepared = start(prepare, request)()
-    if prepared.unchanged_since:
-        raise UnchangedError(prepared.unchanged_since)
+    prepared.check_begun()
     if prepared.job_url:
         show_job(session, prepared.job_url)
     left = None

@@ -35,6 +35,11 @@ PROMISES: dict[str, dict[str, str]] = {
     },
     "docs/bring-your-own.md": {
         "functions-page-code": "The Python on that page is that of files, which are run.",
+        "dry-run-function": "A dry run of a training function makes all checks, creates nothing "
+        "and says what a run would do.",
+        "trainers-word": "A parameter that a factory's trainer has another value for is refused.",
+        "skip-unchanged-function": "With `skip_unchanged` a training function is not run again "
+        "where it, its configuration, its predictor and the data of the workload are unchanged.",
     },
     "docs/champion.md": {
         "gate-rules": "A version becomes champion by the rules of this page alone, and a person is "

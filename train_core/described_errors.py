@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from train_core.errors import (
+    CheckedOnlyError,
     CheckpointError,
     ConfigError,
     DataError,
@@ -18,6 +19,7 @@ from train_core.errors import (
     HiddenLoginError,
     JobEndedError,
     NotFiniteError,
+    NothingBegunError,
     ResourceError,
     RunBusyError,
     RunConflictError,
@@ -51,6 +53,8 @@ _TRAVELLING: Mapping[type[EvertrainError], Any] = {
     HiddenLoginError: tuple[str],
     RunConflictError: tuple[str, dict[str, tuple[object, object]]],
     RunBusyError: tuple[str, str],
+    NothingBegunError: _Message,
+    CheckedOnlyError: tuple[str],
     UnchangedError: tuple[str],
     StoppedError: tuple[str, int],
     FencedError: tuple[int, int],

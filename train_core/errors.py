@@ -87,7 +87,25 @@ class RunBusyError(EvertrainError, RuntimeError):
         return type(self), (self.run, self.holder)
 
 
-class UnchangedError(EvertrainError, RuntimeError):
+class NothingBegunError(EvertrainError, RuntimeError):
+    """A request was met without a run: there is no more to do, and the message says why."""
+
+
+class CheckedOnlyError(NothingBegunError):
+    """A dry run of a training function: it was checked, and `plan` is what a run would do."""
+
+    def __init__(self, plan: str) -> None:
+        self.plan = plan
+        super().__init__(
+            "all checks have passed, and nothing was trained or stored: evertrain cannot cut a "
+            f"training function short. A run would\n{plan}"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.plan,)
+
+
+class UnchangedError(NothingBegunError):
     """Nothing that counts has changed since `run`: there is nothing to train."""
 
     def __init__(self, run: str) -> None:

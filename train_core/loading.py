@@ -89,6 +89,8 @@ def _object(name: str, kind: str, is_one: Callable[[object], bool]) -> Any:
     module_name, _, object_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
+    except WorkloadError:
+        raise
     # A script that is no module may end the interpreter.
     except (Exception, SystemExit) as error:
         raise WorkloadError(

@@ -10,6 +10,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from train_core.config import TrainConfig
 from train_core.config.gate import GateOptions
+from train_core.errors import CheckedOnlyError, UnchangedError
 from train_core.results import Result
 
 DEFAULT_EXPERIMENT = "evertrain"
@@ -99,8 +100,17 @@ class Prepared(Result):
     total_steps: int
     unchanged_since: str = ""
     """The finished run since which nothing that counts has changed: this one was not created."""
+    plan: str = ""
+    """What a run would do, where a dry run of a training function created none."""
     job_url: str = ""
     """The page of the job that does it, if it is done on a cluster."""
+
+    def check_begun(self) -> None:
+        """Raise NothingBegunError, which says why, if no run was created."""
+        if self.unchanged_since:
+            raise UnchangedError(self.unchanged_since)
+        if self.plan:
+            raise CheckedOnlyError(self.plan)
 
 
 class StandaloneTask(Result):

@@ -20,7 +20,7 @@ from tasks.session import Session, Stages, open_session, stopped
 from train_core.client.driver import end_status
 from train_core.client.runs import refuse_driven
 from train_core.config import LOCAL
-from train_core.errors import StageError, UnchangedError
+from train_core.errors import NothingBegunError, StageError
 from train_core.log_lines import warning_in
 from train_core.policy.end_status import EndStatus
 from train_core.requests import Prepared
@@ -50,10 +50,13 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
     log = Path(HOME, "logs", f"{parameters.run}.log").absolute()
     with _naming_log(log), open_session(parameters.request()) as session:
         session.log.listen(LogFile(log))
-        # Before Prefect is loaded: an unchanged workload gets no flow run.
-        if parameters.skip_unchanged and (run := _prepared(session).unchanged_since):
-            say(str(UnchangedError(run)))
-            return
+        if parameters.skip_unchanged or (parameters.dry_run and parameters.is_function):
+            # Before Prefect is loaded: what begins no run gets no flow run.
+            try:
+                _prepared(session).check_begun()
+            except NothingBegunError as error:
+                say(str(error))
+                return
         with prefect_server.warming_up() as warming:
             prepared = _prepared(session)
             warming.join()

@@ -146,12 +146,16 @@ class TrainConfig(
     def deciding(self) -> dict[str, object]:
         """The fields that decide the numbers or how long it trains, settings and workload aside.
 
-        Without `num_shards` where that was not asked for: it follows the number of workers.
+        Without `num_shards` where that was not asked for: it follows the number of workers. What a
+        training function computes may depend on its workers.
         """
+        also = {*LengthOptions.model_fields, "train_loop_config", "predictor"}
+        if self.is_function:
+            also.add("num_workers")
         found = {
             name: getattr(self, name)
             for name, field in TrainConfig.model_fields.items()
-            if name in LengthOptions.model_fields or not may_change(field)
+            if name in also or not may_change(field)
         }
         left_out = {"workload", "settings"} | ({"num_shards"} if not self.num_shards else set())
         return {name: value for name, value in found.items() if name not in left_out}

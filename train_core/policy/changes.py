@@ -78,7 +78,9 @@ def _of_source(name: str, was: Inputs, now: Inputs) -> list[str]:
 
 
 def _of_split(split: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    if was.get("samples") != now.get("samples"):
+    if not was:
+        yield f"{split} was not compared before"
+    elif was.get("samples") != now.get("samples"):
         yield f"{split} {now.get('samples')} samples, not {was.get('samples')}"
     elif was.get("digest") != now.get("digest"):
         yield f"{split} changed"

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from ray.train import CheckpointConfig
 from ray.train.v2.api.config import FailureConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.torch.torch_trainer import TorchTrainer
 
-from train_core.config import LOCAL, TrainConfig, available_cpus
-from train_core.engine.ray_train.seam import (
-    EndWithDriver,
-    resources_of,
-    with_seam,
-)
+from train_core.config import TrainConfig
+from train_core.engine.ray_train.seam import EndWithDriver, with_seam
 from train_core.engine.ray_train.source import filesystem_of
 from train_core.engine.ray_train.task import FunctionTask
-from train_core.errors import ResourceError, WorkloadError
+from train_core.errors import WorkloadError, users_code
 from train_core.loading import load_function
 
 
 def new_trainer(config: TrainConfig) -> DataParallelTrainer:
     """The trainer of the configuration. Raises WorkloadError if there is none."""
     if config.trainer:
-        found = load_function(config.trainer)()
-        if not isinstance(found, DataParallelTrainer):
-            raise WorkloadError(
-                f"{config.trainer} returned {type(found).__name__}, and not a TorchTrainer or "
-                "another DataParallelTrainer of Ray Train V2"
-            )
-        return found
+        return _made_by_factory(config.trainer)
     resources = {"CPU": config.cpus_per_worker}
     if config.gpus_per_worker:
         resources["GPU"] = config.gpus_per_worker
@@ -48,71 +40,50 @@ def new_trainer(config: TrainConfig) -> DataParallelTrainer:
     )
 
 
-def with_trainers_settings(config: TrainConfig) -> TrainConfig:
-    """The configuration with what the factory's trainer asks for, in Ray's meaning.
-
-    Raises WorkloadError if there is no such function, or if it cannot be run.
-    """
-    if not config.trainer:
-        _check_parameters(config)
-        return config
-    trainer = new_trainer(config)
-    scaling, run = trainer.scaling_config, trainer.run_config
-    if not isinstance(scaling.num_workers, int) or scaling.num_workers < 1:
+def _made_by_factory(name: str) -> DataParallelTrainer:
+    """The trainer that the factory returns. Raises WorkloadError, or UserCodeError for its own."""
+    factory = load_function(name)
+    if needed := needed_by(factory):
         raise WorkloadError(
-            f"the trainer of {config.trainer} has num_workers={scaling.num_workers!r}: evertrain "
-            "runs it with a fixed number of at least 1"
+            f"trainer {name} needs {', '.join(needed)}: evertrain calls it without arguments. Give "
+            "them defaults, or name a function that calls it with them"
         )
-    if config.num_workers not in (1, scaling.num_workers):
+    with users_code("train", f"trainer {name}"), refusing_fit(f"trainer {name} calls .fit()"):
+        found = factory()
+    if not isinstance(found, DataParallelTrainer):
         raise WorkloadError(
-            f"num_workers is {config.num_workers}, and the trainer of {config.trainer} has "
-            f"{scaling.num_workers} in its ScalingConfig: say it there"
+            f"{name} returned {type(found).__name__}, and not a TorchTrainer or another "
+            "DataParallelTrainer of Ray Train V2"
         )
-    each = resources_of(scaling)
-    if trainer.datasets and config.ray_address == LOCAL:
-        _check_room_for_data(scaling.num_workers * each.get("CPU", 0), config)
-    checkpoints = run.checkpoint_config or CheckpointConfig()
-    kept, metric = checkpoints.num_to_keep, checkpoints.checkpoint_score_attribute or config.monitor
-    rules: dict[str, Any] = {"keep_every_steps": 1}
-    if kept is not None:
-        rules = {"keep_last": 1 if metric else kept, "keep_best": kept}
-    return config.model_copy(
-        update={
-            "num_workers": scaling.num_workers,
-            "cpus_per_worker": each.get("CPU", 0) or config.cpus_per_worker,
-            "gpus_per_worker": each.get("GPU", 0),
-            "monitor": metric,
-            "monitor_order": checkpoints.checkpoint_score_order or config.monitor_order,
-            "max_failures": config.max_failures
-            or (run.failure_config or FailureConfig()).max_failures,
-            **rules,
-        }
-    )
+    return found
 
 
-def _check_room_for_data(cpus: float, config: TrainConfig) -> None:
-    """Raise ResourceError if the workers take all CPUs: Ray Data would wait for one for ever."""
-    if cpus >= available_cpus():
-        raise ResourceError(
-            f"the workers of {config.trainer} take {cpus:g} CPUs of this machine's "
-            f"{available_cpus()}, and Ray Data, which reads its datasets, needs one: ask for fewer "
-            "workers, or for less than a CPU each (resources_per_worker)"
+@contextmanager
+def refusing_fit(what: str) -> Iterator[None]:
+    """Raise WorkloadError where a trainer is run inside the block: evertrain runs it itself."""
+
+    def refuse(self: DataParallelTrainer) -> NoReturn:  # noqa: ARG001 (of a method)
+        raise WorkloadError(
+            f"{what}, but evertrain runs the trainer itself: put the call below "
+            '`if __name__ == "__main__":`, or name a function that returns the trainer without '
+            ".fit() as trainer"
         )
 
+    fit = DataParallelTrainer.fit
+    DataParallelTrainer.fit = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DataParallelTrainer.fit = fit  # type: ignore[method-assign]
 
-def _check_parameters(config: TrainConfig) -> None:
-    """Raise WorkloadError if the training function takes other arguments than Ray gives it."""
-    function = load_function(config.train_fn)
-    needed = [
+
+def needed_by(function: Callable[..., Any]) -> list[str]:
+    """The parameters that have no default."""
+    return [
         one.name
         for one in inspect.signature(function).parameters.values()
         if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     ]
-    if len(needed) > 1:
-        raise WorkloadError(
-            f"{config.train_fn} needs {', '.join(needed)}: a training function takes nothing, or "
-            "one argument, which is train_loop_config"
-        )
 
 
 def make_ready(trainer: DataParallelTrainer, task: FunctionTask) -> DataParallelTrainer:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,17 +24,30 @@ def code_of(config: TrainConfig) -> dict[str, str]:
 
     `evertrain` is evertrain's version, `workload` the BLAKE3 digest of the source file that has
     the workload or the training function, and `commit` that of the git repository which tracks
-    this file. What cannot be known is left out.
+    this file. With a predictor, `predictor` and `data` are the digests of its file, and of that of
+    the workload that names the data. What cannot be known is left out.
     """
     found = {"evertrain": _version()}
     function = config.train_fn or config.trainer
     code = load_function(function) if function else workload_class(config.workload)
-    file = getattr(sys.modules.get(code.__module__), "__file__", None)
-    source = Path(file) if file else None
-    if source is not None and source.is_file():
+    source = _source_of(code)
+    if source is not None:
         found["workload"] = digest_of(source.read_bytes())
         found["commit"] = _commit(source)
+    if config.predictor:
+        for name, scoring in (
+            ("predictor", load_function(config.predictor)),
+            ("data", workload_class(config.workload)),
+        ):
+            if source := _source_of(scoring):
+                found[name] = digest_of(source.read_bytes())
     return {name: text for name, text in found.items() if text}
+
+
+def _source_of(code: Any) -> Path | None:
+    """The file that has the class or the function."""
+    file = getattr(sys.modules.get(code.__module__), "__file__", None)
+    return Path(file) if file and Path(file).is_file() else None
 
 
 def _version() -> str:

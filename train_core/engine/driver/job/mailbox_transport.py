@@ -170,7 +170,7 @@ class MailboxTransport:
         self._request = request_of(call.arguments["request"])
         assert isinstance(answer.result, dict)
         self._prepared = answer.result
-        if self._prepared["unchanged_since"]:
+        if self._prepared["unchanged_since"] or self._prepared["plan"]:
             return
         try:
             # The lease is this job's.

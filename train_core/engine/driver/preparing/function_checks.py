@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train_core.config import LOCAL
+from train_core.config import LOCAL, TrainConfig
 from train_core.datasets.protocols import Dataset, Split, Stream
 from train_core.engine.cluster.resources import check_resources
 from train_core.engine.data.inputs import open_input
@@ -14,14 +14,14 @@ from train_core.engine.data.recorded import (
 from train_core.engine.driver.preparing.preflight import Checked, check_request_continues
 from train_core.engine.metrics.measure import check_split
 from train_core.engine.ray_train.origin import find_reported
-from train_core.errors import ConfigError, HiddenLoginError
+from train_core.errors import ConfigError, HiddenLoginError, users_code
 from train_core.loading import load_function
-from train_core.policy.logins import has_hidden_login
+from train_core.policy.logins import has_hidden_login, hide_logins
 from train_core.requests import DriverRequest, Prepared
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import check_new_run_name
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import indexed, pinned_files
+from train_core.workload import indexed, load_split, pinned_files
 
 _SCORED: tuple[Split, ...] = ("validation", "test")
 
@@ -32,12 +32,12 @@ def check_function(folder: RunFolder, request: DriverRequest) -> Checked:
     Raises ConfigError for what is wrong.
     """
     config, resumed = request.config, folder.exists()
-    for name in ("dry_run", "skip_unchanged"):
-        if getattr(request, name):
-            raise ConfigError(
-                f"{name} needs a workload: evertrain does not know the steps and the data of the "
-                f"training function {config.workload}"
-            )
+    if request.skip_unchanged and not config.has_workload:
+        raise ConfigError(
+            "skip_unchanged needs workload and predictor: evertrain does not see which data the "
+            f"training function {config.workload} reads, and compares those of a workload. Give "
+            "them, or leave skip_unchanged out"
+        )
     for name, value in config.train_loop_config.items():
         if has_hidden_login(value):
             raise HiddenLoginError(f"train_loop_config.{name} ({value})")
@@ -61,6 +61,11 @@ def check_function(folder: RunFolder, request: DriverRequest) -> Checked:
         earlier = newest_files(request.storage, config.workload) if names_files else None
         files = pinned_files(workload, earlier)
         datasets = {split: indexed(workload, split) for split in _SCORED}
+        if request.skip_unchanged and files is None:
+            with users_code(
+                "prepare", f"{config.workload}, whose train split skip_unchanged needs"
+            ):
+                datasets = {"train": load_split(workload, "train"), **datasets}
         if source := request.pipeline.infer_input:
             open_input(source, workload)
     if not resumed:
@@ -73,3 +78,46 @@ def check_function(folder: RunFolder, request: DriverRequest) -> Checked:
         total_steps=0,
     )
     return Checked(prepared, datasets, origin, files)
+
+
+def plan_of(request: DriverRequest, prepared: Prepared) -> str:
+    """What a run of the request would do, in lines."""
+    config, counted = request.config, prepared.num_samples
+    each = _count(config.cpus_per_worker, "CPU")
+    if config.gpus_per_worker:
+        each += f" and {_count(config.gpus_per_worker, 'GPU')}"
+    metric = config.monitor
+    lines = {
+        "train": f"{config.train_fn or config.trainer} on "
+        f"{_count(config.num_workers, 'worker')}, each with {each}",
+        "keep": _kept(config),
+        "choose": f"the best by {metric} ({config.monitor_order})" if metric else "the newest",
+        "evaluate": "nothing: there is no predictor",
+        "store": hide_logins(prepared.url),
+        "mirror": f"into MLflow, as {request.experiment}" if request.tracking_uri else "nothing",
+    }
+    if config.predictor:
+        lines["evaluate"] = (
+            f"those on validation ({counted['validation']} samples), the best on test "
+            f"({counted['test']} samples)"
+        )
+        if source := request.pipeline.infer_input:
+            lines["evaluate"] += f", and score {hide_logins(source)}"
+    return "\n".join(f"  {verb:<8}  {what}" for verb, what in lines.items())
+
+
+def _count(number: float, what: str) -> str:
+    return f"{number:g} {what}{'' if number == 1 else 's'}"
+
+
+def _kept(config: TrainConfig) -> str:
+    if config.keep_every_steps == 1:
+        return "all checkpoints"
+    rules = [f"the newest {config.keep_last}"]
+    if config.monitor:
+        rules.append(f"the best {config.keep_best} by {config.monitor}")
+    if config.keep_every_steps:
+        rules.append(f"every step that is a multiple of {config.keep_every_steps}")
+    if config.keep_newer_than_s:
+        rules.append(f"those younger than {config.keep_newer_than_s:g} s")
+    return ", ".join(rules)

@@ -73,7 +73,9 @@ def effective(request: DriverRequest) -> TrainConfig:
             config = config.model_copy(update={"num_shards": begun.shards})
         if config.gpus_per_worker is None:
             config = config.model_copy(update={"gpus_per_worker": begun.gpus_per_worker})
-    return config.model_copy(update={"max_steps": 1}) if request.dry_run else config.fixed()
+    if request.dry_run and not config.is_function:
+        return config.model_copy(update={"max_steps": 1})
+    return config.fixed()
 
 
 def check(folder: RunFolder, request: DriverRequest) -> Checked:

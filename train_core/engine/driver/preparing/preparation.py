@@ -9,7 +9,7 @@ from train_core.config import TrainConfig
 from train_core.engine.cluster.resources import with_gpus
 from train_core.engine.data.recorded import check_continuation, with_defaults
 from train_core.engine.driver.held_run import HeldRun
-from train_core.engine.driver.preparing.function_checks import check_function
+from train_core.engine.driver.preparing.function_checks import check_function, plan_of
 from train_core.engine.driver.preparing.preflight import (
     Checked,
     check,
@@ -40,7 +40,7 @@ class PreparedRun:
     config: TrainConfig
     """With what was decided."""
     held: HeldRun | None = None
-    """The run; None if nothing has changed since another one, so that this one was not created."""
+    """The run; None if there was no need to create it: `prepared` says why."""
     mirror: Mirror | None = None
     """The mirror to MLflow; None: MLflow does not show the run."""
 
@@ -59,7 +59,7 @@ def prepare_run(
         if mirror is not None:
             begun.callback(mirror.close, None)
         if config.is_function:
-            config = _with_trainers_settings(config, workers)
+            config = _with_trainers_settings(config, folder, workers)
         checks = check_function if config.is_function else check
         checked = checks(folder, request.model_copy(update={"config": config}))
         prepared = checked.prepared
@@ -71,6 +71,9 @@ def prepare_run(
         config = with_gpus(config)
         if mirror is not None:
             mirror.check()
+        if config.is_function and request.dry_run:
+            plan = plan_of(request.model_copy(update={"config": config}), prepared)
+            return PreparedRun(prepared.model_copy(update={"plan": plan}), config)
         if record is not None:
             _create_run(folder, with_surroundings(record, config), checked.files)
         held = HeldRun.take(folder, job, timing)
@@ -85,17 +88,20 @@ def prepare_run(
     return PreparedRun(prepared, config, held, mirror)
 
 
-def _with_trainers_settings(config: TrainConfig, workers: Workers) -> TrainConfig:
+def _with_trainers_settings(
+    config: TrainConfig, folder: RunFolder, workers: Workers
+) -> TrainConfig:
     """The configuration with what the factory's trainer asks for, if there is one.
 
     A factory may read a dataset by Ray, so Ray has to be up.
     """
-    from train_core.engine.ray_train.trainer import with_trainers_settings
+    from train_core.engine.ray_train.trainer_settings import with_trainers_settings
 
     if config.trainer:
         workers.join(config)
         workers.wait_for_ray()
-    return with_trainers_settings(config)
+    recorded = folder.newest_request().config if folder.exists() else None
+    return with_trainers_settings(config, recorded)
 
 
 def _connected_mirror(request: DriverRequest, folder: RunFolder) -> Mirror | None:

@@ -1,0 +1,185 @@
+"""Before a training function is run: a dry run, and whether there would be anything new."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.without_ray import stages_without_ray
+from train_core.config import TrainConfig
+from train_core.errors import (
+    CheckedOnlyError,
+    ConfigError,
+    UnchangedError,
+    UserCodeError,
+    WorkloadError,
+)
+from train_core.requests import DriverRequest, PipelineRequest, Prepared
+from train_core.storage.coordination.lease import acquire
+from train_core.storage.records.manifest import CheckpointManifest
+from train_core.storage.records.names import REPORT_JSON
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import RunWriter
+from train_core.workloads.digits import Digits
+
+FUNCTIONS = "tests.compat.digits_function"
+FUNCTION = {
+    "train_fn": f"{FUNCTIONS}:train_digits",
+    "train_loop_config": {"epochs": 2},
+    "monitor": "loss",
+    "monitor_order": "min",
+}
+SCORED = {
+    "workload": "train_core.workloads.digits:Digits",
+    "predictor": f"{FUNCTIONS}:predictor",
+}
+
+
+class ScoredOnly(Digits):
+    """Has no training split: the function has it."""
+
+    def dataset(self, split: Any) -> Any:
+        if split == "train":
+            raise KeyError(split)
+        return super().dataset(split)
+
+
+def request(storage: Path, run: str = "run", **changes: Any) -> DriverRequest:
+    fields = {"dry_run", "skip_unchanged", "tracking_uri"}
+    config = {name: value for name, value in changes.items() if name not in fields}
+    return DriverRequest(
+        storage=str(storage),
+        run=run,
+        config=TrainConfig(**FUNCTION | config),
+        pipeline=PipelineRequest(infer_input="test"),
+        **{name: value for name, value in changes.items() if name in fields},
+    )
+
+
+def prepare(asked: DriverRequest) -> Prepared:
+    driver = stages_without_ray(asked)
+    try:
+        return Prepared.model_validate(driver.prepare())
+    finally:
+        driver.close("KILLED")
+
+
+@pytest.mark.promise("dry-run-function")
+def test_a_dry_run_checks_a_function_and_says_what_a_run_would_do(tmp_path: Path) -> None:
+    prepared = prepare(request(tmp_path, dry_run=True, num_workers=1, keep_last=4))
+    assert prepared.plan.splitlines() == [
+        "  train     tests.compat.digits_function:train_digits on 1 worker, each with 1 CPU",
+        "  keep      the newest 4, the best 3 by loss",
+        "  choose    the best by loss (min)",
+        "  evaluate  nothing: there is no predictor",
+        f"  store     {tmp_path}/run",
+        "  mirror    nothing",
+    ]
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(CheckedOnlyError, match="nothing was trained or stored"):
+        prepared.check_begun()
+
+
+def test_a_dry_run_with_a_predictor_names_what_is_evaluated(tmp_path: Path) -> None:
+    prepared = prepare(request(tmp_path, dry_run=True, **SCORED))
+    evaluated = f"those on validation ({prepared.num_samples['validation']} samples)"
+    assert (
+        f"  evaluate  {evaluated}, the best on test (360 samples), and score test" in prepared.plan
+    )
+
+
+@pytest.mark.promise("dry-run-function")
+@pytest.mark.parametrize(
+    ("changes", "error", "told"),
+    [
+        ({"train_fn": "no_such_module:f"}, WorkloadError, "no_such_module"),
+        ({**SCORED, "predictor": "no_such_module:f"}, WorkloadError, "no_such_module"),
+        ({**SCORED, "settings": {"no_such": 1}}, WorkloadError, "no_such"),
+        ({"num_workers": 1000}, ConfigError, "1000"),
+        ({"init_from": "no-such-run"}, ConfigError, "no-such-run"),
+    ],
+)
+def test_a_dry_run_finds_what_a_run_would_be_refused_for(
+    changes: dict[str, Any], error: type[Exception], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=told):
+        prepare(request(tmp_path, dry_run=True, **changes))
+    assert list(tmp_path.iterdir()) == []
+
+
+def finish(asked: DriverRequest) -> None:
+    """Create the run, and commit the function's end and a report."""
+    assert prepare(asked).unchanged_since == ""
+    folder = RunFolder(asked.storage, asked.run)
+    held = acquire(folder.store, folder.name)
+    manifest = CheckpointManifest(
+        created_at=datetime.now(UTC).isoformat(),
+        attempt=held.attempt,
+        files=(),
+        step=3,
+        epoch=1,
+        samples_seen=0,
+        metrics={"loss": 0.5},
+        validated=True,
+        stopped_by="function_end",
+        journal=(),
+    )
+    RunWriter(folder, held.attempt).commit(manifest)
+    folder.store.write(REPORT_JSON, b'{"train": {"step": 3}}')
+
+
+@pytest.mark.promise("skip-unchanged-function")
+def test_nothing_is_trained_where_function_predictor_and_the_workloads_data_are_the_same(
+    tmp_path: Path,
+) -> None:
+    finish(request(tmp_path, "last", skip_unchanged=True, **SCORED))
+    prepared = prepare(request(tmp_path, "next", skip_unchanged=True, **SCORED))
+    assert prepared.unchanged_since == "last"
+    with pytest.raises(UnchangedError, match="since run last"):
+        prepared.check_begun()
+    assert [path.name for path in tmp_path.iterdir()] == ["last"]
+
+
+@pytest.mark.promise("skip-unchanged-function")
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"train_loop_config": {"epochs": 3}}, "train_loop_config changed"),
+        ({"predictor": f"{FUNCTIONS}:whole_model"}, "predictor changed"),
+        ({"num_workers": 2, "cpus_per_worker": 0.5}, "num_workers changed (1 to 2)"),
+        ({"settings": {"width": 5}}, "settings.width changed"),
+    ],
+)
+def test_a_function_is_trained_again_where_something_that_counts_has_changed(
+    changes: dict[str, Any], told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    finish(request(tmp_path, "last", skip_unchanged=True, **SCORED))
+    with caplog.at_level(logging.INFO):
+        prepared = prepare(request(tmp_path, "next", skip_unchanged=True, **SCORED | changes))
+    assert prepared.unchanged_since == ""
+    assert told in caplog.text
+
+
+def test_without_a_workload_nobody_knows_whether_the_data_changed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="skip_unchanged needs workload and predictor"):
+        prepare(request(tmp_path, skip_unchanged=True))
+
+
+def test_a_workload_without_the_training_split_is_no_comparison(tmp_path: Path) -> None:
+    scored = SCORED | {"workload": f"{__name__}:ScoredOnly"}
+    assert prepare(request(tmp_path, "first", **scored)).plan == ""
+    with pytest.raises(UserCodeError, match="whose train split skip_unchanged needs: KeyError"):
+        prepare(request(tmp_path, "second", skip_unchanged=True, **scored))
+
+
+def test_the_first_run_that_is_compared_is_trained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    finish(request(tmp_path, "last", **SCORED))
+    with caplog.at_level(logging.INFO):
+        assert not prepare(request(tmp_path, "next", skip_unchanged=True, **SCORED)).unchanged_since
+    assert "new data: train was not compared before" in caplog.text
