@@ -185,6 +185,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "evaluated and scored; the artifacts lie beside the SQLite database.",
         "mlflow-compare": "Two retrainings are compared by ticking their rows: the curves are in "
         "their runs.",
+        "mlflow-champion": "The page of a registered model says which version serves, since when "
+        "and why, and a saved view of the table of runs has the decision on each retraining.",
         "mlflow-counters": "The counters of checkpoints grow from 0 over all attempts.",
         "mlflow-same-runs": "A run that is continued goes on in the same MLflow runs; another run "
         "at the same address gets new ones.",

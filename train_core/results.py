@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from train_core.policy.gate import Evidence, GateRules, Outcome
 from train_core.policy.selection import Order
 
+_BECAME, _WAITS = "became champion", "waits for approval"
 _MOST_REASONS = 3
 
 
@@ -179,6 +180,12 @@ class ChampionEntry(Result):
     """Of the split on which it was chosen."""
     num_rows: int = 0
 
+    @property
+    def why(self) -> str:
+        """The reason; of a rollback also who asked for it."""
+        is_rollback = self.by == "rollback"
+        return f"{self.decided_by} went back to it ({self.reason})" if is_rollback else self.reason
+
 
 class GateResult(Result):
     """The outcome of a gate."""
@@ -193,26 +200,27 @@ class GateResult(Result):
     def status(self) -> str:
         """What became of the challenger, in a few words."""
         if self.entry:
-            return "became champion"
+            return _BECAME
         if self.approval:
             return "approved" if self.approval.is_approved else "rejected"
         asks = self.decision.outcome == Outcome.ASK
-        return "waits for approval" if asks else "not promoted"
+        return _WAITS if asks else "not promoted"
+
+    @property
+    def outcome_line(self) -> str:
+        """What became of the challenger, and why. It stays true when another one is champion."""
+        if self.entry:
+            return f"{self.status}: {self.entry.why}"
+        if self.approval:
+            by = f"{self.approval.person} ({self.approval.reason})"
+            return f"{self.status} by {by}: {self.decision.why}"
+        return f"{self.status}: {self.decision.why}"
 
     @property
     def summary(self) -> str:
-        """One line: what became of the challenger, and why."""
-        address, why = self.decision.challenger.address, self.decision.why
-        if self.entry and self.entry.by == "rollback":
-            entry = self.entry
-            return f"{address} is the champion: {entry.decided_by} went back to it ({entry.reason})"
-        if self.entry:
-            return f"{address} is the champion: {self.entry.reason}"
-        if self.approval:
-            by = f"{self.approval.person} ({self.approval.reason})"
-            return f"{address} is {self.status} by {by}: {why}"
-        verb = "" if self.decision.outcome == Outcome.ASK else "is "
-        return f"{address} {verb}{self.status}: {why}"
+        """The line with the version's address before it."""
+        is_verb = self.status in (_BECAME, _WAITS)
+        return f"{self.decision.challenger.address} {'' if is_verb else 'is '}{self.outcome_line}"
 
 
 class ExportResult(Result):

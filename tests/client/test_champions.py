@@ -199,7 +199,7 @@ def test_an_approved_version_is_champion(models: Models, waiting: ModelVersion) 
     # The same answer again is none.
     assert approve(models) == "became champion"
     assert models.champions() == ["a", "b"]
-    with pytest.raises(ConfigError, match=r"models:/Digits/2 is the champion: approved by ann"):
+    with pytest.raises(ConfigError, match=r"models:/Digits/2 became champion: approved by ann"):
         approve(models, is_approved=False)
 
 

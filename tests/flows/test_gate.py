@@ -24,6 +24,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from tests.flows.conftest import Evertrain
@@ -125,7 +126,7 @@ def test_the_first_run_is_the_first_champion(gated: Gated) -> None:
     assert result.entry
     assert (result.entry.number, result.entry.by) == (1, "gate")
     assert result.decision.champion is None
-    assert "is the champion: there is no champion yet, and accuracy is 0." in result.summary
+    assert "became champion: there was no champion before it, and accuracy" in result.summary
 
 
 @pytest.mark.promise("gate-evidence")
@@ -192,7 +193,7 @@ def test_mlflow_has_the_versions_with_the_decision_and_the_aliases(gated: Gated)
         assert one.tags["evertrain.version"] == str(one.version)
         assert one.tags["evertrain.gate"] == result.decision.outcome
         assert one.tags["evertrain.checkpoint"].endswith(place.report(run).best.name)
-        assert result.summary in one.description
+        assert first_line(one) == capitalized(result.outcome_line)
         assert result.decision_uri in one.description
         model_id = model_id_of(one.model_id, one.source)
         assert f"models:/{model_id}" == place.report(run).tracking.model_uri
@@ -200,6 +201,52 @@ def test_mlflow_has_the_versions_with_the_decision_and_the_aliases(gated: Gated)
 
 def all_versions(client: MlflowClient) -> list[Any]:
     return list(client.search_model_versions(f"name='{MODEL}'"))
+
+
+def first_line(version: ModelVersion) -> str:
+    return str(version.description).splitlines()[0]
+
+
+def capitalized(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"
+
+
+def model_page(place: Place) -> list[str]:
+    """The lines of the registered model's description."""
+    with mlflow_client(place.tracking_uri) as client:
+        return str(client.get_registered_model(MODEL).description).splitlines()
+
+
+@pytest.mark.promise("mlflow-champion")
+def test_the_page_of_the_model_says_which_version_serves_since_when_and_why(gated: Gated) -> None:
+    first, better = gated.place.champions()
+    page = model_page(gated.place)
+    assert page[0].startswith(f"**Version 3 serves** since {better.created_at[:10]} ")
+    assert page[0].endswith(f" UTC: {better.reason}")
+    assert [line for line in page if line.startswith("- ")] == [
+        f"- version 3 of run `better`, {shown_time(better)}: {better.reason}",
+        f"- version 1 of run `first`, {shown_time(first)}: {first.reason}",
+    ]
+
+
+def shown_time(entry: ChampionEntry) -> str:
+    return f"{entry.created_at[:16].replace('T', ' ')} UTC"
+
+
+@pytest.mark.promise("mlflow-champion")
+def test_the_table_of_runs_has_a_view_with_the_decisions_of_the_model(gated: Gated) -> None:
+    with mlflow_client(gated.place.tracking_uri) as client:
+        experiment = client.get_experiment_by_name("evertrain")
+        assert experiment
+        view = json.loads(experiment.tags[f"mlflow.sharedViewState.evertrain-{MODEL}"])
+        state = json.loads(view["state"])
+        found = client.search_runs([experiment.experiment_id], state["searchFilter"])
+    assert view["name"] == f"{MODEL}: champions"
+    assert {run.info.run_name for run in found} == set(PIPELINES)
+    tag, metric = "tags.`evertrain.gate`", "metrics.`test/accuracy`"
+    assert set(state["selectedColumns"]) == {tag, metric} <= set(state["columnOrder"])
+    assert all("evertrain.gate" in run.data.tags for run in found)
+    assert all("test/accuracy" in run.data.metrics for run in found)
 
 
 @pytest.mark.promise("champions-command")
@@ -228,6 +275,18 @@ def test_a_rollback_moves_the_champion_and_mlflows_alias(gated: Gated, tmp_path:
     assert place.aliases() == {"challenger": "better 3", "champion": "first 1"}
     newest = place.champions()[-1]
     assert (newest.number, newest.version.run, newest.by) == (3, "first", "rollback")
+    page = model_page(place)
+    assert page[0].startswith("**Version 1 serves** since ")
+    assert page[0].endswith(": ann went back to it (the shop complains)")
+    assert len([line for line in page if line.startswith("- version 1 of run `first`")]) == 2
+
+
+def test_what_somebody_wrote_about_a_model_stays(gated: Gated, tmp_path: Path) -> None:
+    place = gated.place.copied(tmp_path)
+    with mlflow_client(place.tracking_uri) as client:
+        client.update_registered_model(MODEL, "Version 3 serves the shop.")
+    place.said("rollback", MODEL, "--reason", "the shop complains", "--by", "ann")
+    assert model_page(place) == ["Version 3 serves the shop."]
 
 
 @pytest.mark.promise("one-line-refusal")
@@ -306,13 +365,14 @@ def test_a_run_that_needs_approval_waits_for_it(gated: Gated, tmp_path: Path) ->
         assert f"models:/Digits/{version} waits for approval" in " ".join(printed.split())
         given = ("--reason", "looked at it", "--by", "ann", *answer)
         said = place.said("approve", MODEL, str(version), *given)
-        word = "is rejected by ann" if answer else "is the champion: approved by ann"
+        word = "is rejected by ann" if answer else "became champion: approved by ann"
         assert f"models:/Digits/{version} {word} (looked at it): every promotion" in said
         rows = json.loads(place.run("champions", MODEL, "--versions", "--json").stdout)
         assert {row["run"]: row["status"] for row in rows}[run] == status
         with mlflow_client(place.tracking_uri) as client:
             (shown,) = (one for one in all_versions(client) if one.tags["evertrain.run"] == run)
-        assert said.strip() in shown.description
+        line = said.strip().removeprefix(f"models:/Digits/{version} ").removeprefix("is ")
+        assert first_line(shown) == capitalized(line)
     assert [one.version.run for one in place.champions()] == ["first", "better", "first"]
     assert place.aliases() == {"challenger": "better 3", "champion": "first 1"}
 
@@ -336,7 +396,8 @@ def test_an_mlflow_that_was_lost_is_written_again_with_the_aliases(
     for run, one in versions.items():
         assert one.version == before[run].version
         assert one.tags["evertrain.gate"] == before[run].tags["evertrain.gate"]
-        assert place.gate(run).summary in one.description
+        assert first_line(one) == first_line(before[run])
+    assert model_page(place) == model_page(gated.place)
 
 
 @pytest.mark.slow

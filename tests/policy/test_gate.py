@@ -130,7 +130,7 @@ def test_with_order_min_the_worst_value_is_the_largest(
             {"min_improvement": 0.03},
             ["accuracy 0.9 → 0.95, an improvement of +0.05 [+0.02, +0.08], not all above 0.03"],
         ),
-        (FIRST, {}, ["there is no champion yet, and accuracy is 0.95"]),
+        (FIRST, {}, ["there was no champion before it, and accuracy is 0.95"]),
         (FIRST, {"minimum": 0.99}, ["accuracy 0.95 has to be at least 0.99"]),
         (
             replace(FIRST, failure="its run is gone"),

@@ -38,7 +38,7 @@ def decision(challenger: ModelVersion | None = None, champion: int = 0, **change
         evidence=Evidence(Score(0.9)),
         rules=GateRules(),
         outcome=Outcome.PROMOTE,
-        reasons=("there is no champion yet, and accuracy is 0.9",),
+        reasons=("there was no champion before it, and accuracy is 0.9",),
     )
     return made.model_copy(update=changes)
 

@@ -174,7 +174,7 @@ def test_an_approved_entry_says_who_approved_it_and_why(
     ModelRegistry(folder.storage, MODEL).add_champion(made)
     assert (made.by, made.decided_by) == ("approval", decided_by(folder, ASKS))
     assert gate_result(folder, ASKS).summary == (
-        "models:/Digits/1 is the champion: approved by ann (looked at it): every promotion has to "
+        "models:/Digits/1 became champion: approved by ann (looked at it): every promotion has to "
         "be approved; it is good"
     )
 

@@ -91,7 +91,9 @@ def decide(
     if evidence.failure:
         return Outcome.ASK, (f"they cannot be compared: {evidence.failure}",)
     if evidence.champion is None:
-        why = f"there is no champion yet, and {metric} is {_text(evidence.challenger.metric)}"
+        why = (
+            f"there was no champion before it, and {metric} is {_text(evidence.challenger.metric)}"
+        )
     else:
         why = _improvement_text(metric, evidence)
         if evidence.has_changed_data and rules.on_changed_data != "compare":

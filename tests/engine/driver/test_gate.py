@@ -439,7 +439,7 @@ def test_a_run_whose_version_was_gone_back_to_is_champion_by_that(place: Place) 
     result = place.gated("bad")
     assert result.entry == entry
     assert result.summary == (
-        "models:/Linear/1 is the champion: ann went back to it (the shop complains)"
+        "models:/Linear/1 became champion: ann went back to it (the shop complains)"
     )
 
 

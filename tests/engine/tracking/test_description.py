@@ -67,12 +67,12 @@ def test_the_description_says_in_five_lines_what_became_of_the_run(
     assert mirror.flush()
     begun = note(tracking_uri)
     assert len(begun) == 5
-    assert begun[1].startswith("- **Running**: since 2026-09-21 ")
-    assert begun[1].endswith("nothing is committed yet")
+    assert begun[3].startswith("- **Running**: since 2026-09-21 ")
+    assert begun[3].endswith("nothing is committed yet")
     best = run.commit(range(1, 20), finished=True)
     mirror.log_outcome(best, {"accuracy": 0.75}, decision="promoted, +0.02 accuracy")
     assert mirror.close(EndStatus.FINISHED)
-    trained, ended, chosen, gate, where = note(tracking_uri)
+    gate, chosen, trained, ended, where = note(tracking_uri)
     data = "train (100 samples, `aaaaaaaaaaaa`), test (10 samples)"
     assert trained == f"- **Trained**: `Digits` on {data}; with settings.width 4"
     assert ended == "- **Ended**: FINISHED, step 19, epoch 1; all epochs are trained"
@@ -88,7 +88,7 @@ def test_a_run_that_was_killed_says_so_and_nothing_of_a_best(
 ) -> None:
     run.commit(range(1, 20))
     mirror_once(run, tracking_uri, EndStatus.KILLED)
-    _, ended, best, gate, _ = note(tracking_uri)
+    gate, best, _, ended, _ = note(tracking_uri)
     assert ended == "- **Ended**: KILLED, step 19, epoch 1"
     assert (best, gate) == ("- **Best**: not chosen yet", "- **Gate**: not asked")
 
@@ -104,7 +104,7 @@ def test_who_mirrors_the_run_later_does_not_forget_what_was_told(
     mirror.log_outcome(best, tested, decision="kept", flow_run="[night](http://p/1)")
     assert mirror.close(EndStatus.FINISHED)
     before = note(tracking_uri)
-    assert before[3] == "- **Gate**: kept"
+    assert before[0] == "- **Gate**: kept"
     assert "[night](http://p/1)" in before[4]
     run.lease.release()
     catch_up_again(run.folder, tracking_uri)

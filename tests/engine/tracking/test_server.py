@@ -143,7 +143,7 @@ def test_a_server_keeps_the_model_and_the_page_of_the_run(
     tracking = mirror.tracking()
     assert mirror.close(EndStatus.FINISHED)
     page = f"{server.uri}/#/experiments/{tracking.experiment_id}/runs/{tracking.run_id}"
-    assert tracking.url == page
+    assert tracking.url == f"{page}?workflowType=machine_learning"
     mlflow.set_tracking_uri(server.uri)
     try:
         served = mlflow.pyfunc.load_model(tracking.model_uri)

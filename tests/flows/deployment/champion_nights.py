@@ -71,7 +71,7 @@ def run_nights(home: Path, data: Path, api: str) -> Site:
         home / "own",
         workload="train_core.workloads.mnist:MnistResNet18",
         settings={"data": str(home / "data"), "validation_samples": 500},
-        epochs=1,
+        epochs=2,
         batch_size=64,
         num_workers=1,
         gate_minimum=0.5,

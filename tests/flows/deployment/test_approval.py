@@ -164,7 +164,7 @@ def test_an_approval_is_waited_for_through_restarts_and_makes_the_version_champi
     wait_for(lambda: deployed.events("first")[-1:] == [WAITS], deployed.home)
     with mlflow_client(f"sqlite:///{deployed.home}/mlflow.db") as client:
         (version,) = client.search_model_versions(f"name='{MODEL}'")
-    assert "waits for approval" in version.description
+    assert version.description.startswith("Waits for approval: ")
     assert deployed.champions() == []
 
     deployed.stop()
@@ -179,7 +179,7 @@ def test_an_approval_is_waited_for_through_restarts_and_makes_the_version_champi
     result = deployed.gate("first")
     assert result.entry
     assert result.summary.startswith(
-        "models:/Digits/1 is the champion: approved by ann (looked at it): every promotion has to"
+        "models:/Digits/1 became champion: approved by ann (looked at it): every promotion has to"
     )
     # What was done before was not done again.
     assert len(folder.store.names(f"decisions/{MODEL}/answers")) == 1

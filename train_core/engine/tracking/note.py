@@ -1,4 +1,4 @@
-"""The description of a run in MLflow: what was trained, how it ended, which checkpoint is best."""
+"""The description of a run in MLflow: what the gate decided, what was trained, how it ended."""
 
 from __future__ import annotations
 
@@ -73,10 +73,11 @@ def note(
     if links.ray_job:
         where.append(f"[Ray's job]({links.ray_job})")
     lines = {
+        # MLflow's page folds what is below the first four or five lines of text.
+        "Gate": (outcome and outcome.decision) or "not asked",
+        "Best": best,
         "Trained": _trained(record),
         "Ended" if status != "RUNNING" else "Running": _ended(record, newest, status),
-        "Best": best,
-        "Gate": (outcome and outcome.decision) or "not asked",
         "Where": ", ".join(where),
     }
     return "\n".join(f"- **{name}**: {text}" for name, text in lines.items())

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from train_core.engine.tracking.system import SystemMetrics
 
 MAX_SAMPLES = 1000
+MACHINE_LEARNING_VIEW = "?workflowType=machine_learning"
+"""MLflow's pages show their view for GenAI to a browser that was told nothing else."""
 _log = logging.getLogger(__name__)
 
 Task = Callable[["MlflowRuns"], None]
@@ -157,7 +159,7 @@ class RunSender:
             outcome=self._outcome,
         )
         uri, run_id = public_uri(self._uri).rstrip("/"), runs.run_id("pipeline")
-        page = f"{uri}/#/experiments/{runs.experiment_id}/runs/{run_id}"
+        page = f"{uri}/#/experiments/{runs.experiment_id}/runs/{run_id}{MACHINE_LEARNING_VIEW}"
         self.tracking = Tracking(
             tracking_uri=uri,
             experiment_id=runs.experiment_id,

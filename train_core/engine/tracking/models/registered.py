@@ -19,6 +19,12 @@ from train_core.engine.tracking.found_runs import has_run
 from train_core.engine.tracking.models.kept import model_of
 from train_core.engine.tracking.models.logged import copy_weights
 from train_core.engine.tracking.models.lookups import CHECKPOINT_TAG, DIGEST_TAG, is_copied
+from train_core.engine.tracking.models.pages import (
+    GATE_TAG,
+    describe_model,
+    save_view,
+    version_description,
+)
 from train_core.engine.tracking.runs import MlflowRuns
 from train_core.engine.tracking.server import existing_client
 from train_core.errors import TrackingError
@@ -32,7 +38,6 @@ from train_core.storage.run_folder import RunFolder
 
 VERSION_TAG = "evertrain.version"
 _RUN_TAG = "evertrain.run"
-_GATE_TAG = "evertrain.gate"
 _GATE_FOLDER = "gate"
 _EXISTS = ErrorCode.Name(RESOURCE_ALREADY_EXISTS)
 _log = logging.getLogger(__name__)
@@ -41,14 +46,15 @@ _log = logging.getLogger(__name__)
 def show_gate(runs: MlflowRuns, result: GateResult) -> None:
     """Show the decision in its run and on its version, and set the aliases."""
     decision = result.decision
-    runs.set_tags("pipeline", {_GATE_TAG: result.summary})
+    runs.set_tags("pipeline", {GATE_TAG: result.summary})
     runs.client.log_dict(
         runs.run_id("pipeline"), result.model_dump(mode="json"), f"{_GATE_FOLDER}/decision.json"
     )
     version = _registered(runs, decision.challenger)
     name = decision.challenger.model
-    runs.client.set_model_version_tag(name, version, _GATE_TAG, decision.outcome)
-    runs.client.update_model_version(name, version, description_of(result))
+    runs.client.set_model_version_tag(name, version, GATE_TAG, decision.outcome)
+    runs.client.update_model_version(name, version, version_description(result))
+    save_view(runs.client, runs.experiment_id, decision)
     if missing := show_aliases(runs.client, ModelRegistry(runs.folder.storage, name)):
         _log.warning("%s", _not_there(missing))
 
@@ -70,6 +76,7 @@ def show_aliases(client: MlflowClient, registry: ModelRegistry) -> ModelVersion 
         if key not in known:
             return champion.version
         client.set_registered_model_alias(registry.model, CHAMPION, known[key])
+        describe_model(client, registry.model, registry.champions())
         shown, champion = champion.number, registry.champion()
     return None
 
@@ -108,22 +115,6 @@ def show_gate_at(run_url: str, model: str, version: int, tracking_uri: str) -> N
         )
     runs = MlflowRuns(folder, tracking_uri, experiment, is_live=False)
     show_gate(runs, gate_result(folder, decision))
-
-
-def description_of(result: GateResult) -> str:
-    """The version's description: what it is, what was decided, and why."""
-    decision = result.decision
-    challenger = decision.challenger
-    where = f"checkpoint `{challenger.checkpoint}` of run `{challenger.run}`"
-    lines = [f"Version {challenger.version}: {where}.", result.summary]
-    if found := decision.evidence.improvement:
-        lines.append(
-            f"On {decision.comparison.num_rows} rows of the {decision.comparison.split} split: "
-            f"{decision.metric} improves by {found.value:+.4g} "
-            f"[{found.low:+.4g}, {found.high:+.4g}]."
-        )
-    lines.append(f"The evidence: `{result.decision_uri}`")
-    return "\n\n".join(lines)
 
 
 def _registered(runs: MlflowRuns, version: ModelVersion) -> str:

@@ -1,0 +1,95 @@
+"""What MLflow's pages say of champions: of a model and its versions, and in a view of runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from mlflow import MlflowClient
+
+from train_core.engine.tracking.journal_to_mlflow import plain_key
+from train_core.policy.metric_names import TEST, full_name
+from train_core.results import ChampionEntry, Decision, GateResult
+from train_core.shown_text import shown
+
+GATE_TAG = "evertrain.gate"
+_OURS = re.compile(r"\*\*Version \d+ serves\*\* since ")
+"""How a description begins that evertrain wrote."""
+_MOST_CHAMPIONS, _MOST_CHARS = 8, 300
+"""MLflow takes descriptions of 5,000 characters."""
+_VIEW_TAG = "mlflow.sharedViewState.evertrain-"
+"""What MLflow's pages list under "Views" are tags of the experiment with this prefix and an id."""
+_VIEW_SAVED_MS = 1
+"""They sort views by the time of saving; one that is written again has to stay the same."""
+_RUN_NAME, _CREATED = "attributes.`Run Name`", "runDateAndNestInfo"
+_RUN_NAME_PX, _METRIC_PX, _DECISION_PX = 320, 150, 560
+"""With MLflow's own columns they fill a window of 1440 pixels."""
+
+
+def version_description(result: GateResult) -> str:
+    """The version's description. The table of versions shows how it begins."""
+    decision, challenger = result.decision, result.decision.challenger
+    compared = decision.comparison
+    rows = f"{compared.num_rows} rows of the {compared.split} split"
+    against = (
+        f"compared with version {decision.champion.version}" if decision.champion else "scored"
+    )
+    line = result.outcome_line
+    where = f"checkpoint `{challenger.checkpoint}` of run `{challenger.run}`"
+    lines = (
+        shown(f"{line[0].upper()}{line[1:]}"),
+        f"It is {where}, {against} on {rows}.",
+        f"The evidence: `{result.decision_uri}`",
+    )
+    return "\n\n".join(lines)
+
+
+def describe_model(client: MlflowClient, model: str, entries: Sequence[ChampionEntry]) -> None:
+    """Say on the model's page which version serves, and why; what somebody wrote there stays."""
+    known = client.get_registered_model(model).description or ""
+    text = _model_description(entries)
+    if text != known and (not known or _OURS.match(known)):
+        client.update_registered_model(model, text)
+
+
+def save_view(client: MlflowClient, experiment_id: str, decision: Decision) -> None:
+    """Save a view of the table of runs, unless there is one: the model's retrainings, decided on.
+
+    The table that MLflow shows otherwise has neither the metrics nor the decisions.
+    """
+    model = decision.challenger.model
+    key = f"{_VIEW_TAG}{model}"
+    if key in client.get_experiment(experiment_id).tags:
+        return
+    metric = plain_key(full_name(TEST, decision.metric))
+    columns = {f"metrics.`{metric}`": _METRIC_PX, f"tags.`{GATE_TAG}`": _DECISION_PX}
+    state = {
+        "searchFilter": f"tags.`{GATE_TAG}` LIKE 'models:/{model}/%'",
+        "selectedColumns": list(columns),
+        "columnOrder": [_RUN_NAME, _CREATED, *columns],
+        "columnWidths": {_RUN_NAME: _RUN_NAME_PX, **columns},
+    }
+    view = {
+        "name": f"{model}: champions",
+        "createdAt": _VIEW_SAVED_MS,
+        "updatedAt": _VIEW_SAVED_MS,
+        "state": json.dumps(state),
+    }
+    client.set_experiment_tag(experiment_id, key, json.dumps(view))
+
+
+def _model_description(entries: Sequence[ChampionEntry]) -> str:
+    newest, *_ = latest = list(reversed(entries))[:_MOST_CHAMPIONS]
+    lines = [
+        f"- version {entry.version.version} of run `{entry.version.run}`, {_time(entry)}: "
+        f"{shown(entry.why, _MOST_CHARS)}"
+        for entry in latest
+    ]
+    serves = f"**Version {newest.version.version} serves** since {_time(newest)}"
+    why = shown(newest.why, _MOST_CHARS)
+    return "\n".join((f"{serves}: {why}", "", "Champions, the newest first:", "", *lines))
+
+
+def _time(entry: ChampionEntry) -> str:
+    return f"{entry.created_at[:16].replace('T', ' ')} UTC"
