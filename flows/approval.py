@@ -83,9 +83,10 @@ def approval_for(session: Session, result: GateResult) -> Approval | None:
 
 
 def announce_wait() -> None:
-    """Tell the automation that notices deaths that this suspended flow run has no heartbeat now.
+    """Tell the automation `evertrain-notice-death` to expect no heartbeat of this flow run.
 
-    Call it from the flow, as the last thing: a heartbeat that is sent after this event, as while
-    the session closes, would be missed later, and the flow run would crash in its wait.
+    It must be the last thing that the flow does. The automation sets a flow run to Crashed if none
+    of the events that it expects follows a heartbeat, and Prefect sends heartbeats until the flow
+    has returned, also while a suspended flow run closes its session.
     """
     emit_event(WAITS, resource={"prefect.resource.id": f"prefect.flow-run.{runtime.flow_run.id}"})

@@ -30,7 +30,8 @@ END = REPORTS + 1
 STATES = [[1], [1, 3], [1, 3, 4], [3, 4], [3, 4, END]]
 SURPLUS = [1, 3, 4, END]
 """What there is where only the deletion failed."""
-EVERYWHERE, PARTS = slice(None), 4
+EVERYWHERE = slice(None)
+PARTS = 4
 """An attempt looks into its storage so often that a test of all looks would take minutes on S3."""
 
 

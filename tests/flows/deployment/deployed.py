@@ -207,12 +207,18 @@ def own_prefect_file(folder: Path, **parameters: Any) -> Path:
 
 def filtered(api: str, kind: str, **asked: Any) -> list[dict[str, Any]]:
     """What the server lists of a kind: `flow_runs`, `artifacts`, `logs`, …"""
+    listed: list[dict[str, Any]] = json.loads(posted(api, f"{kind}/filter", asked))
+    return listed
+
+
+def posted(api: str, path: str, body: object) -> bytes:
+    """The server's answer to a POST of JSON."""
     request = urllib.request.Request(
-        f"{api}/{kind}/filter", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+        f"{api}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
-        listed: list[dict[str, Any]] = json.load(answer)
-        return listed
+        content: bytes = answer.read()
+        return content
 
 
 def found(api: str, kind: str, flow_run: str) -> list[dict[str, Any]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tests.flows.deployment.deployed import (
     flow_runs,
     hasty_automations,
     log_of,
+    posted,
     state,
     wait_for,
 )
@@ -32,7 +35,7 @@ from train_core.storage.run_folder import RunFolder
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MODEL = "Digits"
-HEARTBEAT_S, MISSED_S = 30, 75
+HEARTBEAT, HEARTBEAT_S, MISSED_S = "prefect.flow-run.heartbeat", 30, 75
 ASKED = {
     "epochs": 2,
     "batch_size": 64,
@@ -104,26 +107,24 @@ class Deployed:
     def answer(self, run: str, **fields: Any) -> None:
         """What the button of Prefect's page does."""
         (flow_run,) = flow_runs(self.server.url, run)
-        request = urllib.request.Request(
-            f"{self.server.url}/flow_runs/{flow_run['id']}/resume",
-            json.dumps({"run_input": fields}).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            assert json.load(answer)["status"] == "ACCEPT"
+        path = f"flow_runs/{flow_run['id']}/resume"
+        answer = json.loads(posted(self.server.url, path, {"run_input": fields}))
+        assert answer["status"] == "ACCEPT"
 
-    def events(self, run: str) -> list[str]:
-        """The names of the flow run's events that Prefect's server has, oldest first."""
+    def events(self, run: str) -> list[dict[str, Any]]:
+        """The flow run's events that Prefect's server has, newest first."""
         (flow_run,) = flow_runs(self.server.url, run)
         resource = {"id": [f"prefect.flow-run.{flow_run['id']}"]}
-        asked = json.dumps({"filter": {"resource": resource, "order": "ASC"}, "limit": 50})
-        request = urllib.request.Request(
-            f"{self.server.url}/events/filter",
-            asked.encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return [event["event"] for event in json.load(answer)["events"]]
+        asked = {"filter": {"resource": resource, "order": "DESC"}, "limit": 50}
+        found: list[dict[str, Any]] = json.loads(posted(self.server.url, "events/filter", asked))[
+            "events"
+        ]
+        return found
+
+    def send_again(self, event: dict[str, Any]) -> None:
+        """Send an event as if it happened now."""
+        again = event | {"id": str(uuid.uuid4()), "occurred": datetime.now(UTC).isoformat()}
+        posted(self.server.url, "events", [again])
 
     def gate(self, run: str) -> GateResult:
         report = Report.model_validate(RunFolder(str(self.home / "runs"), run).report())
@@ -149,7 +150,6 @@ def test_an_approval_is_waited_for_through_restarts_and_makes_the_version_champi
     deployed: Deployed,
 ) -> None:
     deployed.retrain("first")
-    suspended_at = time.monotonic()
     (flow_run,) = flow_runs(deployed.server.url, "first")
     assert flow_run["state"]["name"] == "Suspended"
     fields, description = deployed.form("first")
@@ -160,8 +160,8 @@ def test_an_approval_is_waited_for_through_restarts_and_makes_the_version_champi
     folder = RunFolder(str(deployed.home / "runs"), "first")
     # Nothing waits: no process, and no lease.
     wait_for(lambda: lease.holder_of(folder.store) is None, deployed.home)
-    # A heartbeat after the last of what the automation waits for would be followed by no other.
-    wait_for(lambda: deployed.events("first")[-1:] == [WAITS], deployed.home)
+    # The process has sent its last event: it is no heartbeat, which would be missed later.
+    wait_for(lambda: deployed.events("first")[0]["event"] == WAITS, deployed.home)
     with mlflow_client(f"sqlite:///{deployed.home}/mlflow.db") as client:
         (version,) = client.search_model_versions(f"name='{MODEL}'")
     assert version.description.startswith("Waits for approval: ")
@@ -169,8 +169,12 @@ def test_an_approval_is_waited_for_through_restarts_and_makes_the_version_champi
 
     deployed.stop()
     deployed.start()
-    # Nobody takes it for dead, although its heart is silent.
-    time.sleep(max(0.0, suspended_at + MISSED_S + HEARTBEAT_S / 2 - time.monotonic()))
+    # A heartbeat may be sent between the suspension and the end of the process.
+    sent = deployed.events("first")
+    for name in (HEARTBEAT, WAITS):
+        deployed.send_again(next(event for event in sent if event["event"] == name))
+    # Nobody takes it for dead, although no heartbeat follows.
+    time.sleep(MISSED_S + HEARTBEAT_S / 2)
     assert state(deployed.server.url, "first") == "PAUSED"
 
     deployed.answer("first", approve=True, person="ann", reason="looked at it")

@@ -126,7 +126,7 @@ def commit_reports(
 
     One without a folder is not scheduled. `elapsed_s` are the seconds of training until here.
     Raises FencedError, StorageError, FileExistsError if there is such a commit, and WorkloadError
-    if it lists more than a manifest may.
+    if there are more files or metrics, or longer names of metrics, than a manifest may have.
     """
     known = before.manifest if before else None
     metrics = entries[-1].metrics if entries else known.metrics if known else {}
@@ -172,7 +172,7 @@ def _epoch_after(before: Checkpoint | None, metrics: Mapping[str, float | None])
 
 
 def _check_sizes(metrics: Mapping[str, float | None], files: Sequence[FileEntry]) -> None:
-    """Raise WorkloadError if a manifest cannot list as many, or as long a name."""
+    """Raise WorkloadError if there are too many for a manifest, or a metric's name is too long."""
     for number, what in ((len(metrics), "metrics"), (len(files), "files")):
         if number > MAX_ENTRIES:
             raise WorkloadError(
