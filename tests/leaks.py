@@ -12,6 +12,8 @@ import psutil
 
 # Threads that libraries start once and keep: fsspec's event loop and the executors of asyncio.
 _KEPT_THREADS = ("fsspecIO", "asyncio_")
+# Files that libraries keep open: Matplotlib the fonts that it has drawn with.
+_KEPT_FILES = (".ttf",)
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Belongings:
         return cls(
             frozenset(t for t in threading.enumerate() if not t.name.startswith(_KEPT_THREADS)),
             frozenset(process.children(recursive=True)),
-            frozenset(file.path for file in process.open_files()),
+            frozenset(f.path for f in process.open_files() if not f.path.endswith(_KEPT_FILES)),
         )
 
     def added(self, *, within_s: float) -> list[str]:

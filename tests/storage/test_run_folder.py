@@ -10,6 +10,7 @@ from tests.storage.samples import commit, manifest, record, save
 from train_core.errors import CheckpointError, ConfigError, RunBusyError
 from train_core.storage.addresses import named
 from train_core.storage.coordination import lease
+from train_core.storage.fork import fork_checkpoint
 from train_core.storage.objects.store import Store
 from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.names import CheckpointName
@@ -19,7 +20,6 @@ from train_core.storage.run_writer import (
     RunWriter,
     begin_attempt,
     create_run,
-    fork_checkpoint,
     quarantine,
 )
 from train_core.storage.verification import faults

@@ -12,12 +12,6 @@ from train_core.storage.records.journal import Entry
 from train_core.storage.run_folder import RunFolder
 
 
-@pytest.fixture(scope="module", autouse=True)
-def the_font_is_open() -> None:
-    """Matplotlib keeps the file of its font open once it has drawn."""
-    png(curves([Entry(step=1, time=0, metrics={"loss": 1})]))
-
-
 @pytest.mark.parametrize("name", ["$\\x$", "a$b$c", "\x1b[31m", "x" * 10_000, "a\nb", "_hidden"])
 def test_a_metric_of_any_name_is_drawn(name: str) -> None:
     """Between two dollars Matplotlib expects a formula."""

@@ -12,7 +12,6 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
-from io import BytesIO
 from pathlib import Path
 
 import psutil
@@ -24,13 +23,11 @@ from benchmarks.services import free_port
 from tests.engine.tracking.run_builder import RunBuilder
 from tests.leaks import Belongings
 from tests.web import served
-from train_core.engine.metrics.figures import curves
-from train_core.storage.records.journal import Entry
 from train_core.storage.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)
-def no_leaks(fonts: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As everywhere, once MLflow has closed the databases that it keeps open for the process."""
     # Its bar has a thread that stays.
     monkeypatch.setenv("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -52,12 +49,6 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Closed, it is one file.
     SqlAlchemyStore(f"sqlite:///{path}", str(path.parent / "unused")).engine.dispose()
     return path
-
-
-@pytest.fixture(scope="session", autouse=True)
-def fonts() -> None:
-    """Matplotlib keeps the files of its fonts open once it has drawn."""
-    curves([Entry(step=1, time=0, metrics={"loss": 1})]).savefig(BytesIO())
 
 
 @pytest.fixture
