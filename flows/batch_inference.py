@@ -11,20 +11,20 @@ from prefect.states import Cancelled
 
 from flows.defaults import default_storage, tracking_uri_of
 from flows.driving import as_tasks, connected, drive
+from tasks.driver_session.session import Session, open_session
+from tasks.driver_session.session_log import run_logger
 from tasks.infer import infer
 from tasks.prepare import prepare
 from tasks.report_predictions import report_predictions
-from tasks.session import Session, open_session
-from tasks.session_log import run_logger
 from train_core.client.runs import open_run
 from train_core.errors import ConfigError, StoppedError
-from train_core.policy.model_names import ModelAddress
+from train_core.policy.champion.model_names import ModelAddress
 from train_core.requests import ScoringRequest
 from train_core.results import CheckpointSummary, ModelVersion, PredictionsResult
 from train_core.storage.addresses import absolute
 from train_core.storage.finished_runs import newest_finished
-from train_core.storage.model_registry import ModelRegistry
 from train_core.storage.records.names import LATEST, CheckpointName
+from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_reports import reported_best
 

@@ -15,14 +15,14 @@ from typing import Any
 from prefect import State, Task
 from prefect.exceptions import CancelledRun, TerminationSignal
 
-from flows.cancellation import ending_when_cancelled, is_flow_run_cancelled
-from flows.policy import job_outlives_flow
-from flows.prefect_engine import exit_when_prefect_hangs
+from flows.flow_runs.cancellation import ending_when_cancelled, is_flow_run_cancelled
+from flows.flow_runs.endings import job_outlives_flow
+from flows.flow_runs.prefect_engine import exit_when_prefect_hangs
 from flows.timing import TIMING
+from tasks.driver_session.session import Session, Stages, stopped
 from tasks.retries import OPTIONS, is_transient
 from tasks.server.connection import ServerConnection
 from tasks.server.flow_run import deployment_of_flow_run
-from tasks.session import Session, Stages, stopped
 from train_core.config import LOCAL
 from train_core.errors import StoppedError
 from train_core.policy.end_status import EndStatus

@@ -17,10 +17,10 @@ from train_core.config import TrainConfig
 from train_core.config.gate import GateOptions
 from train_core.policy.logins import hide_secrets
 from train_core.requests import DEFAULT_EXPERIMENT, DriverRequest, MirrorWeights, PipelineRequest
-from train_core.shown_text import without_secrets
 from train_core.storage.addresses import absolute
 from train_core.storage.records.names import default_run_name
 from train_core.storage.run_folder import RunFolder
+from train_core.text.shown_text import without_secrets
 
 
 def new_run_name(workload: str) -> str:

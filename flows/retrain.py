@@ -9,12 +9,14 @@ from prefect import State, flow, runtime
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Completed
 
-from flows.approval import AwaitsApprovalError, announce_wait, approval_for
-from flows.crash_loops import announce_schedule, refuse_crash_loop
 from flows.databases import create_tracking_database
 from flows.driving import Start, as_tasks, connected, drive
-from flows.left_running import correct_states, left_running
+from flows.flow_runs.approval import AwaitsApprovalError, announce_wait, approval_for
+from flows.flow_runs.crash_loops import announce_schedule, refuse_crash_loop
+from flows.flow_runs.left_running import correct_states, left_running
 from flows.parameters import RetrainParameters
+from tasks.driver_session.session import Session, open_session, stopped
+from tasks.driver_session.session_log import run_logger
 from tasks.evaluate import evaluate
 from tasks.gate import gate
 from tasks.infer import infer
@@ -23,8 +25,6 @@ from tasks.promote import promote
 from tasks.publish import publish
 from tasks.report.artifacts import show_job, show_report
 from tasks.select import select, with_metrics
-from tasks.session import Session, open_session, stopped
-from tasks.session_log import run_logger
 from tasks.train import train
 from train_core.errors import NothingBegunError, StoppedError
 from train_core.results import CheckpointSummary, GateResult, Report

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from prefect import runtime, task
 
+from tasks.driver_session.session import session_of
 from tasks.retries import OPTIONS, cancelled_if_stopped
-from tasks.session import session_of
 from train_core.requests import Request
 from train_core.results import CheckpointSummary, PredictionsResult
-from train_core.shown_text import shown
+from train_core.text.shown_text import shown
 
 _MOST_CHARS = 300
 

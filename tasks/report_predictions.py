@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from prefect import task
 
+from tasks.driver_session.session import session_of
+from tasks.driver_session.session_log import run_logger
 from tasks.report.artifacts import new_artifact, show
 from tasks.report.markdown import code
 from tasks.retries import OPTIONS, cancelled_if_stopped
-from tasks.session import session_of
-from tasks.session_log import run_logger
 from train_core.client.isolated import mirror_predictions
 from train_core.errors import EvertrainError
 from train_core.requests import Request
 from train_core.results import PredictionsResult
-from train_core.shown_text import shown
 from train_core.storage.run_folder import RunFolder
+from train_core.text.shown_text import shown
 
 _REASON_CHARS = 300
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 from prefect import task
 from prefect.client.schemas.actions import ArtifactUpdate
 
+from tasks.driver_session.session import Session, session_of
+from tasks.driver_session.session_log import run_logger
+from tasks.driver_session.ticker import Ticker
 from tasks.report.artifacts import creator, new_artifact
 from tasks.retries import OPTIONS, cancelled_if_stopped
-from tasks.session import Session, session_of
-from tasks.session_log import run_logger
-from tasks.ticker import Ticker
 from tasks.timing import TIMING
 from train_core.client.live import LiveReader
 from train_core.requests import DriverRequest
 from train_core.results import TrainResult
-from train_core.shown_text import shown
 from train_core.storage.run_folder import RunFolder
+from train_core.text.shown_text import shown
 
 if TYPE_CHECKING:
     from uuid import UUID

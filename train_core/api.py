@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from train_core.errors import DataError
     from train_core.fitting import extend_run, fit
-    from train_core.policy.randomness import SampleRandom
+    from train_core.policy.samples.randomness import SampleRandom
     from train_core.workload import Batch, Settings, Workload
 
 _HOMES = {
@@ -42,7 +42,7 @@ _HOMES = {
     "Dataset": "train_core.datasets.protocols",
     "Run": "train_core.client.run",
     "SPLITS": "train_core.datasets.protocols",
-    "SampleRandom": "train_core.policy.randomness",
+    "SampleRandom": "train_core.policy.samples.randomness",
     "Settings": "train_core.workload",
     "ShardStream": "train_core.datasets.protocols",
     "Split": "train_core.datasets.protocols",

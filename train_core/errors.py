@@ -10,7 +10,7 @@ import traceback as tracebacks
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from train_core.shown_text import without_secrets
+from train_core.text.shown_text import without_secrets
 
 
 class EvertrainError(Exception):

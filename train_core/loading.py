@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from train_core.datasets.recorded import RecordedData
 from train_core.datasets.sources import PinnedFiles
 from train_core.errors import WorkloadError, words_of
-from train_core.shown_text import shown_value
+from train_core.text.shown_text import shown_value
 from train_core.workload import Settings, Workload
 
 _EXTRAS = {

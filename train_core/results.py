@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from train_core.policy.gate import Evidence, GateRules, Outcome
-from train_core.policy.selection import Order
+from train_core.policy.champion.gate import Evidence, GateRules, Outcome
+from train_core.policy.checkpoints.selection import Order
 
 _BECAME, _WAITS = "became champion", "waits for approval"
 _MOST_REASONS = 3

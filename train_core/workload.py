@@ -25,7 +25,7 @@ from train_core.datasets.protocols import Columns, Dataset, Split, Stream, fetch
 from train_core.datasets.recorded import RecordedData
 from train_core.datasets.sources import PinnedFiles
 from train_core.errors import WorkloadError
-from train_core.policy.randomness import SampleRandom
+from train_core.policy.samples.randomness import SampleRandom
 from train_core.storage.records.data_files import FileList
 
 Batch = dict[str, Tensor]

@@ -18,7 +18,7 @@ from train_core.config import TrainConfig
 from train_core.engine.checkpoint.state import pack
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
-from train_core.policy.layout import assign
+from train_core.policy.checkpoints.layout import assign
 from train_core.storage.records.manifest import CheckpointManifest
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter

@@ -32,8 +32,8 @@ from flows.cli.commands.ui import UiCommand
 from flows.cli.commands.verify_resume import VerifyResumeCommand
 from flows.cli.commands.workloads import WorkloadsCommand
 from flows.cli.configuration import configuration_of
+from flows.cli.output.terminal import complain, make_printable
 from flows.cli.refusals import of_arguments, of_values, with_plain_json
-from flows.cli.terminal import complain, make_printable
 from train_core.errors import EvertrainError, StoppedError
 
 BAD_INPUT = 2

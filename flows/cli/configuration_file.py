@@ -15,7 +15,7 @@ from yaml.constructor import ConstructorError
 
 from train_core.config.json_text import MOST_DEPTH, MOST_DIGITS
 from train_core.errors import ConfigError
-from train_core.shown_text import cut
+from train_core.text.shown_text import cut
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"

@@ -12,7 +12,7 @@ from pydantic_settings import SettingsError
 
 from train_core.config.json_text import parse_object
 from train_core.errors import ConfigError
-from train_core.shown_text import shown_value
+from train_core.text.shown_text import shown_value
 
 _JSON_FLAGS = ("--settings", "--runtime-env", "--train-loop-config", "--training")
 _OF_A_FLAG = re.compile(r"Parsing error encountered for (?:\w+\.)*(\w+): ")

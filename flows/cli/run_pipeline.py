@@ -10,26 +10,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.cli import prefect_server
-from flows.cli.terminal import Screen, complain, say, say_if_watched
+from flows.cli.output.terminal import Screen, complain, say, say_if_watched
 from flows.databases import create_tracking_database
 from flows.defaults import HOME
+from flows.flow_runs.endings import end_warning
 from flows.parameters import RetrainParameters, new_run_name
-from flows.policy import end_warning
 from flows.timing import TIMING
-from tasks.session import Session, Stages, open_session, stopped
+from tasks.driver_session.session import Session, Stages, open_session, stopped
 from train_core.client.driver import end_status
 from train_core.client.runs import refuse_driven
 from train_core.config import LOCAL
 from train_core.errors import NothingBegunError, StageError
-from train_core.log_lines import warning_in
 from train_core.policy.end_status import EndStatus
 from train_core.requests import Prepared
 from train_core.results import Report
 from train_core.storage.records.names import REPORT_JSON, check_run_name
 from train_core.storage.run_folder import RunFolder
+from train_core.text.log_lines import warning_in
 
 if TYPE_CHECKING:
-    from flows.prefect_engine import FlowThread
+    from flows.flow_runs.prefect_engine import FlowThread
 
 
 def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
@@ -75,10 +75,10 @@ def _run_flow(
     parameters: RetrainParameters, session: Session, *, resumed: bool, verbose: bool
 ) -> None:
     # Imported late: Prefect's import takes longer than the driver's start.
-    from flows.cli.progress import TerminalProgress
-    from flows.cli.summary import print_summary
+    from flows.cli.output.progress import TerminalProgress
+    from flows.cli.output.summary import print_summary
     from flows.driving import as_functions
-    from flows.prefect_engine import FlowThread
+    from flows.flow_runs.prefect_engine import FlowThread
     from flows.retrain import retrain, stages
     from tasks.server.connection import ServerConnection
 
@@ -110,7 +110,7 @@ def _outcome(session: Session, flow: FlowThread | None, stages: Stages) -> Repor
 
     `stages` are those that run if Prefect's engine does not begin its own.
     """
-    from flows.prefect_engine import begin
+    from flows.flow_runs.prefect_engine import begin
 
     try:
         begin(session, flow, stages)
@@ -130,7 +130,7 @@ def _outcome(session: Session, flow: FlowThread | None, stages: Stages) -> Repor
 
 def _await_report(session: Session, flow: FlowThread | None) -> None:
     """Let Prefect's engine report the end, and warn if it cannot."""
-    from flows.prefect_engine import await_prefect
+    from flows.flow_runs.prefect_engine import await_prefect
 
     is_reported = flow is not None and await_prefect(session, flow) and flow.has_ended
     if warning := end_warning(

@@ -16,18 +16,18 @@ from uuid import UUID
 from prefect import runtime
 from prefect.client.schemas.actions import ArtifactCreate
 
+from tasks.driver_session.session import Session
 from tasks.report.checkpoints import compared
 from tasks.report.markdown import link, plain
 from tasks.report.numbers import number
 from tasks.report.page import report_markdown
 from tasks.server.flow_run import deployment_of_flow_run
-from tasks.session import Session
 from train_core.errors import EvertrainError
 from train_core.policy.metric_names import VALIDATION, full_names
 from train_core.results import Report
-from train_core.shown_text import shown
 from train_core.storage.records.names import workload_slug
 from train_core.storage.run_folder import RunFolder
+from train_core.text.shown_text import shown
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

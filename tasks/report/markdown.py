@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from train_core.shown_text import shown
+from train_core.text.shown_text import shown
 
 MOST_CHARS = 1_000
 """Of one name or address on a page."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tests.chaos.standing import NOTES, stand_still
 from train_core import ArrayDataset, Batch, Columns, Settings, Workload
 from train_core.datasets.protocols import Split
-from train_core.policy.randomness import SampleRandom
+from train_core.policy.samples.randomness import SampleRandom
 
 ROWS = 400
 """Rows of each file that arrives."""

@@ -14,13 +14,13 @@ from tests.storage.samples import commit, manifest, record
 from train_core.client import champions
 from train_core.client.runs import delete_run, prune_run
 from train_core.errors import ConfigError
-from train_core.policy.gate import Outcome
-from train_core.policy.retention import RetentionRules
+from train_core.policy.champion.gate import Outcome
+from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.results import ModelVersion
 from train_core.storage.coordination.pins import REGISTERED_MODEL, pin
-from train_core.storage.decisions import decision_key, entry_of
-from train_core.storage.model_registry import ModelRegistry
 from train_core.storage.records.documents import with_checksum
+from train_core.storage.registered_models.decisions import decision_key, entry_of
+from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt, create_run
 

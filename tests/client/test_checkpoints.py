@@ -8,7 +8,7 @@ import pytest
 
 from tests.storage.samples import record
 from train_core.client.checkpoints import run_or_storage
-from train_core.client.numbered_runs import unfinished_or_next
+from train_core.client.run_summaries import unfinished_or_next
 from train_core.errors import ConfigError
 from train_core.storage.records.names import REPORT_JSON
 from train_core.storage.run_folder import RunFolder

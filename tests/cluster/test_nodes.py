@@ -46,7 +46,7 @@ CONFIG: dict[str, Any] = {
 }
 NUM_STEPS = 100
 FUNCTION: dict[str, Any] = {
-    "train_fn": "tests.compat.functions:save_and_resume",
+    "train_fn": "tests.compat.functions.plain:save_and_resume",
     "train_loop_config": {"num_epochs": 30, "pause_s": 1},
     "gpus_per_worker": 0,
     "keep_last": 99,

@@ -39,7 +39,7 @@ class Command:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "flows.cli", "retrain", "--run", "run"),
-                    *("--train-fn", "tests.compat.functions:save_and_resume"),
+                    *("--train-fn", "tests.compat.functions.plain:save_and_resume"),
                     *("--train-loop-config", config, "--num-workers", "2"),
                     *("--storage", self.folder.storage, "--tracking-uri", self.tracking_uri),
                     *("--monitor", "loss", "--monitor-order", "min", "--keep-last", str(EPOCHS)),

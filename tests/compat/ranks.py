@@ -10,8 +10,8 @@ from typing import Any
 
 from train_core import TrainConfig
 from train_core.engine.distributed.rendezvous import LOOPBACK, RendezvousStore
-from train_core.engine.ray_train.folder import LocalFolder
-from train_core.engine.ray_train.reporter import Reporter
+from train_core.engine.ray_train.reports.folder import LocalFolder
+from train_core.engine.ray_train.reports.reporter import Reporter
 from train_core.engine.ray_train.task import FunctionTask, Report, Settled
 from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import Checkpoint, RunFolder

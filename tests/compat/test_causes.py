@@ -9,7 +9,7 @@ from ray.train import ControllerError, WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from train_core.engine.ray_train.attempt import cause_of
-from train_core.engine.ray_train.channel import DriverLostError
+from train_core.engine.ray_train.reports.channel import DriverLostError
 from train_core.engine.ray_train.task import DamagedFolderError, TrainingEnds
 from train_core.errors import CheckpointError, FencedError, StorageError, UserCodeError
 

@@ -29,7 +29,7 @@ def test_all_metrics_of_a_failed_run_are_shown_and_none_is_there_twice_when_it_g
     tracking_uri = f"sqlite:///{tmp_path}/mlflow.db"
     create_tracking_database(tracking_uri)
     config = TrainConfig(
-        train_fn="tests.compat.functions:fails_between_two_folders",
+        train_fn="tests.compat.functions.plain:fails_between_two_folders",
         train_loop_config={"scratch": str(tmp_path)},
     )
     where: dict[str, Any] = {"storage": str(tmp_path / "runs"), "tracking_uri": tracking_uri}

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from flows.parameters import RetrainParameters
 from tests.storage.samples import record
 from train_core import TrainConfig
-from train_core.engine.tracking.parameters import parameters
+from train_core.engine.tracking.description.parameters import parameters
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry, ReportedFolder
 from train_core.storage.records.names import check_reported_name, is_of_function
 

@@ -17,7 +17,7 @@ from torch import nn
 from train_core import TrainConfig, predictors
 from train_core.errors import WorkloadError
 
-FUNCTION = "tests.compat.digits_function:train_digits"
+FUNCTION = "tests.compat.functions.digits_function:train_digits"
 DIGITS = "train_core.workloads.digits:Digits"
 
 
@@ -113,7 +113,7 @@ def retrain(place: Path, *more: str) -> subprocess.CompletedProcess[str]:
 def test_with_a_predictor_a_function_is_evaluated_and_the_best_checkpoint_infers(
     tmp_path: Path,
 ) -> None:
-    ended = retrain(tmp_path, "--predictor", "tests.compat.digits_function:predictor")
+    ended = retrain(tmp_path, "--predictor", "tests.compat.functions.digits_function:predictor")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     report = json.loads((tmp_path / "runs/run/report.json").read_text())
     accuracies = [
@@ -131,7 +131,7 @@ def test_with_a_predictor_a_function_is_evaluated_and_the_best_checkpoint_infers
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_whole_model_needs_trust(tmp_path: Path) -> None:
-    predictor = ("--whole", "--predictor", "tests.compat.digits_function:whole_model")
+    predictor = ("--whole", "--predictor", "tests.compat.functions.digits_function:whole_model")
     refused = retrain(tmp_path, *predictor)
     assert refused.returncode != 0
     assert "run with trust_pickle" in refused.stdout + refused.stderr

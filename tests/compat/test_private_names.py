@@ -100,4 +100,4 @@ def test_one_file_uses_private_names_of_ray_train() -> None:
         for path in PRODUCT.rglob("*.py")
         if "ray.train" in (text := path.read_text()) and "._internal" in text
     }
-    assert users == {"engine/ray_train/seam.py"}
+    assert users == {"engine/ray_train/ray_private_hooks.py"}

@@ -21,7 +21,7 @@ from train_core.errors import StorageError
 from train_core.storage.records.journal import read_segments
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
-from train_core.storage.verification import faults
+from train_core.storage.verification.checkpoints import faults
 
 ROOT = Path(__file__).parents[2]
 END = REPORTS + 1

@@ -16,9 +16,9 @@ from tests.compat.ranks import Given, Ranks, contents, entries, write
 from train_core.engine.checkpoint.verified_folder import cache_of, verified_folder
 from train_core.engine.distributed.rendezvous import LOOPBACK, Membership, RendezvousStore
 from train_core.engine.distributed.stop_source import post_stop
-from train_core.engine.ray_train import reporter as reporter_module
-from train_core.engine.ray_train.channel import DriverLostError, ReportChannel
-from train_core.engine.ray_train.folder import LocalFolder
+from train_core.engine.ray_train.reports import reporter as reporter_module
+from train_core.engine.ray_train.reports.channel import DriverLostError, ReportChannel
+from train_core.engine.ray_train.reports.folder import LocalFolder
 from train_core.engine.ray_train.task import Report, Settled
 from train_core.engine.ray_train.validations import record_validation
 from train_core.errors import CheckpointError, FencedError, UserCodeError, WorkloadError

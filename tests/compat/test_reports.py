@@ -14,16 +14,16 @@ from mlflow import MlflowClient
 from flows.databases import create_tracking_database
 from train_core import TrainConfig, fit, open_run, verify_run
 from train_core.errors import ResourceError, UserCodeError
-from train_core.log_lines import warning_in
 from train_core.results import TrainResult
 from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.text.log_lines import warning_in
 
 pytestmark = pytest.mark.timeout(240)
 FILES = {
     *("run.json", "live.json", ".validate_storage_marker", "checkpoint_manager_snapshot.json"),
 }
-FUNCTIONS = "tests.compat.functions"
+FUNCTIONS = "tests.compat.functions.plain"
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from train_core.storage.run_folder import RunFolder
 from train_core.storage.validations import committed_validations
 
 pytestmark = pytest.mark.timeout(240)
-FUNCTIONS = "tests.compat.functions"
+FUNCTIONS = "tests.compat.functions.plain"
 DEFAULT = {"fn_kwargs": None, "timeout_s": None}
 QUICK = Timing(validation_poll_s=0.05)
 

@@ -27,7 +27,7 @@ from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.rendezvous import Membership
 from train_core.engine.distributed.stop_source import StopFromDriver
 from train_core.engine.training.loop import Trainer
-from train_core.policy.steps import MicroBatch
+from train_core.policy.samples.steps import MicroBatch
 from train_core.storage.objects.retry_policy import RetryPolicy
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import CheckpointManifest

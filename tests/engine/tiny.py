@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from train_core import ArrayDataset, Batch, Columns, Settings, Workload
 from train_core.datasets.protocols import Dataset, Split, Stream
-from train_core.policy.randomness import SampleRandom
+from train_core.policy.samples.randomness import SampleRandom
 
 
 class TinySettings(Settings):

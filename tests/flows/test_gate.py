@@ -33,9 +33,9 @@ from train_core.datasets.protocols import fetch
 from train_core.engine.tracking.models.lookups import model_id_of
 from train_core.loading import load_workload
 from train_core.results import ChampionEntry, GateResult, PredictionsResult, Report
-from train_core.storage.model_registry import ModelRegistry
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import PredictionsManifest, read_manifest
+from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(300)

@@ -10,7 +10,7 @@ from flows.parameters import RetrainParameters, new_run_name
 from tests.storage.samples import record
 from train_core.config import TrainConfig
 from train_core.config.gate import GateOptions
-from train_core.policy.gate import GateRules
+from train_core.policy.champion.gate import GateRules
 from train_core.requests import DriverRequest, PipelineRequest, RecordedPipeline
 from train_core.storage.records.names import check_run_name
 from train_core.storage.run_folder import RunFolder
@@ -65,7 +65,7 @@ def test_a_request_has_the_gate_unless_there_is_nothing_to_compare() -> None:
     for without in (
         {"gate": False},
         {"dry_run": True},
-        {"train_fn": "tests.compat.functions:train", "trust_pickle": False},
+        {"train_fn": "tests.compat.functions.plain:train", "trust_pickle": False},
     ):
         assert RetrainParameters(run="r", **without).request().pipeline.gate is None
 

@@ -16,10 +16,10 @@ from tests.client.test_champions import MODEL, Models
 from tests.hostile.whole_run import Anything, reseal, resealed
 from train_core.client.checkpoints import verify_run
 from train_core.errors import CheckpointError
-from train_core.policy.gate import Outcome
-from train_core.storage.model_registry import ModelRegistry
+from train_core.policy.champion.gate import Outcome
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import LARGEST_NUMBER, MAX_DOCUMENT_BYTES, with_checksum
+from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(60)

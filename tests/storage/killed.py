@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import count
 
-from train_core.policy.retention import RetentionRules
+from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
 from train_core.storage.cleanup.prune import Pruning
 from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead

@@ -14,7 +14,7 @@ from pydantic import RootModel
 from tests.storage.faulty_store import FaultyStore
 from tests.storage.samples import commit, manifest, record, save
 from train_core.errors import CheckpointError, ConfigError
-from train_core.policy.retention import RetentionRules
+from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.storage.cleanup.orphans import find_orphans
 from train_core.storage.committed import scan
 from train_core.storage.coordination import lease

@@ -12,7 +12,7 @@ from tests.client.grown import create, grow
 from train_core.errors import CheckpointError
 from train_core.storage.fork import fork_checkpoint
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.verification import faults
+from train_core.storage.verification.checkpoints import faults
 
 MODEL = "checkpoints/step-00000002-a0001/model.safetensors"
 MANIFEST = "checkpoints/step-00000002-a0001/manifest.json"

@@ -23,7 +23,7 @@ DOOR = {
     ("train_core/storage/records/verified_files.py", "store.load"),
     ("train_core/storage/records/verified_files.py", "store.download"),
     # The header of a file whose digest was compared.
-    ("train_core/storage/run_verification.py", "self._store.piece"),
+    ("train_core/storage/verification/runs.py", "self._store.piece"),
 }
 OF_DATA = {
     ("train_core/datasets/files.py", "store.chunks"),
@@ -55,8 +55,8 @@ PARSERS = {
     ("train_core/engine/distributed/stop_source.py", "StopRequest.model_validate_json"),
     ("train_core/engine/driver/pipe_transport.py", "json.loads"),
     ("train_core/engine/driver/server.py", "Answer.model_validate_json"),
-    ("train_core/engine/ray_train/channel.py", "json.loads"),
-    ("train_core/engine/ray_train/committer.py", "Entry.model_validate_json"),
+    ("train_core/engine/ray_train/reports/channel.py", "json.loads"),
+    ("train_core/engine/ray_train/reports/committer.py", "Entry.model_validate_json"),
     ("train_core/engine/tools/isolated_call.py", "json.load"),
     ("train_core/engine/tools/standalone.py", "StandaloneTask.model_validate_json"),
     # A model in MLflow, in the folder that MLflow has loaded.

@@ -22,7 +22,7 @@ from train_core.storage.run_writer import (
     create_run,
     quarantine,
 )
-from train_core.storage.verification import faults
+from train_core.storage.verification.checkpoints import faults
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from train_core.datasets.protocols import Split, fetch
-from train_core.policy.randomness import SampleRandom
-from train_core.policy.sample_order import sample_order
+from train_core.policy.samples.randomness import SampleRandom
+from train_core.policy.samples.sample_order import sample_order
 from train_core.workload import Workload
 
 

@@ -16,7 +16,7 @@ from train_core.config import TrainConfig
 from train_core.datasets.protocols import SPLITS, fetch
 from train_core.errors import WorkloadError
 from train_core.loading import load_workload
-from train_core.policy.randomness import SampleRandom
+from train_core.policy.samples.randomness import SampleRandom
 from train_core.workload import Workload
 from train_core.workloads.digits import shift
 

@@ -19,7 +19,7 @@ from train_core.datasets.arrays import ArrayDataset
 from train_core.datasets.protocols import SPLITS, fetch
 from train_core.errors import DataError, WorkloadError
 from train_core.loading import load_workload
-from train_core.policy.randomness import SampleRandom
+from train_core.policy.samples.randomness import SampleRandom
 from train_core.workload import Workload
 
 DOCS = Path(__file__).parents[2] / "docs"

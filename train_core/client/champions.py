@@ -14,13 +14,18 @@ from typing import TypeVar
 from train_core.client.isolated import isolated_call
 from train_core.entry_points import SHOW_ALIASES, SHOW_GATE
 from train_core.errors import CheckpointError, ConfigError
-from train_core.policy.champions import Reign, champion_before
-from train_core.policy.gate import Outcome
-from train_core.policy.model_names import is_model_name
+from train_core.policy.champion.champions import Reign, champion_before
+from train_core.policy.champion.gate import Outcome
+from train_core.policy.champion.model_names import is_model_name
 from train_core.results import Approval, ChampionEntry, GateResult, ModelVersion, Result
 from train_core.storage.committed import in_threads
-from train_core.storage.decisions import entry_of, find_approval, gate_result, newest_decision
-from train_core.storage.model_registry import ModelRegistry, registered_models
+from train_core.storage.registered_models.decisions import (
+    entry_of,
+    find_approval,
+    gate_result,
+    newest_decision,
+)
+from train_core.storage.registered_models.model_registry import ModelRegistry, registered_models
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import ResultWriter
 

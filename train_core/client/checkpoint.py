@@ -24,7 +24,7 @@ from train_core.storage.records.names import (
 )
 from train_core.storage.run_folder import Checkpoint as CommittedCheckpoint
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.verification import check_files, copy_files
+from train_core.storage.verification.checkpoints import check_files, copy_files
 
 if TYPE_CHECKING:
     from ray.train import Checkpoint as RayCheckpoint

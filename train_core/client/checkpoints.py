@@ -13,7 +13,7 @@ from train_core.storage.addresses import absolute, run_at
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.run_verification import RunVerification, Verdict
+from train_core.storage.verification.runs import RunVerification, Verdict
 
 _NOWHERE = CheckpointName(0, 0)
 

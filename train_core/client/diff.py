@@ -1,12 +1,46 @@
-"""Two runs or two checkpoints, compared as `evertrain diff` does."""
+"""Two runs or two checkpoints, compared as `evertrain diff` does.
+
+In the records of two runs, names, times and addresses are ignored. Differences that decide the
+numbers count. Those of parameters that may change in a run, and of surroundings, are listed only:
+the comparison of the checkpoints shows whether they mattered.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
 from train_core.client.isolated import compare_checkpoints
-from train_core.client.run_differences import RecordsComparison, compare_records
-from train_core.differences import Comparison
+from train_core.config import TrainConfig
+from train_core.differences import Comparison, Kind, ValueDifference
 from train_core.results import Result
 from train_core.storage.addresses import find, find_checkpoint
+from train_core.storage.records.run_record import RunRecord
+from train_core.storage.run_folder import RunFolder
+
+_DATA = {"datasets", "sources", "origin"}
+# The digest identifies the data, not the address.
+_ADDRESSES = {"url", "uri"}
+_SURROUNDINGS = {"fingerprint", "code"}
+_ABSENT = object()
+
+
+class RecordsComparison(Result):
+    """The differences between the records of two runs."""
+
+    configuration: list[ValueDifference]
+    """Parameters and settings that decide the numbers."""
+    data: list[ValueDifference]
+    """Samples and digests of the splits, the files of the data, and the first weights."""
+    may_change: list[ValueDifference]
+    """Parameters that may change in a run, and the pipeline's. They do not count."""
+    surroundings: list[ValueDifference]
+    """Versions of libraries and code, and the machine. They do not count."""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether there are no differences that count."""
+        return not (self.configuration or self.data)
 
 
 class Diff(Result):
@@ -38,7 +72,7 @@ def diff(a: str, b: str, storage: str) -> Diff:
     folder_a, of_a = find_checkpoint(a, storage, prefer_best=True)
     folder_b, of_b = find_checkpoint(b, storage, prefer_best=True)
     are_runs = all(find(what, storage)[1] is None for what in (a, b))
-    records = compare_records(folder_a, folder_b) if are_runs else None
+    records = _compare_records(folder_a, folder_b) if are_runs else None
     pairs = [(of_a, of_b)]
     if are_runs:
         newest_a, newest_b = folder_a.newest() or of_a, folder_b.newest() or of_b
@@ -52,3 +86,73 @@ def diff(a: str, b: str, storage: str) -> Diff:
         records=records,
         newest=newest[0] if newest else None,
     )
+
+
+def _compare_records(a: RunFolder, b: RunFolder) -> RecordsComparison:
+    """Compare two runs as their folders record them. Raises as `RunFolder.record`."""
+    asked_a, asked_b = a.newest_request(), b.newest_request()
+    config = _differences(asked_a.config.model_dump(), asked_b.config.model_dump())
+    fixed = asked_a.config.differences(asked_b.config).keys()
+    decides = {name.partition(".")[0] for name in fixed}
+    record_a, record_b = a.record(), b.record()
+    records = [record.model_dump(mode="json") for record in (record_a, record_b)]
+    data_a, data_b = (_only(_DATA, one) for one in records)
+    around_a, around_b = (_only(_SURROUNDINGS, one) for one in records)
+    return RecordsComparison(
+        configuration=[one for one in config if _field(one) in decides],
+        data=[
+            one
+            for one in _differences(data_a, data_b)
+            if one.name.rpartition(".")[2] not in _ADDRESSES
+        ]
+        + _differences(_files(a, record_a), _files(b, record_b)),
+        may_change=[one for one in config if _field(one) not in decides]
+        + _differences({"pipeline": asked_a.pipeline}, {"pipeline": asked_b.pipeline}),
+        surroundings=_differences(around_a, around_b),
+    )
+
+
+def _files(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+    """The digest of each file of the data, by its source and its name."""
+    found = folder.files_of(record)
+    sources = found.sources if found else {}
+    return {
+        f"{name}: {file.name}": file.digest
+        for name, source in sources.items()
+        for file in source.files
+    }
+
+
+def _only(names: Collection[str], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Some entries of run.json; an older evertrain may have written only some of them."""
+    return {name: value for name, value in record.items() if name in names}
+
+
+def _field(difference: ValueDifference) -> str:
+    """The field of the configuration that a difference is in."""
+    name = difference.name.partition(".")[0]
+    assert name in TrainConfig.model_fields
+    return name
+
+
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ValueDifference]:
+    of_a, of_b = dict(_leaves(a)), dict(_leaves(b))
+    found = []
+    for name in dict.fromkeys([*of_a, *of_b]):
+        in_a, in_b = of_a.get(name, _ABSENT), of_b.get(name, _ABSENT)
+        if in_a != in_b:
+            kind: Kind = "values"
+            if in_a is _ABSENT or in_b is _ABSENT:
+                kind = "only in B" if in_a is _ABSENT else "only in A"
+            shown_a, shown_b = (None if one is _ABSENT else one for one in (in_a, in_b))
+            found.append(ValueDifference(name=name, kind=kind, a=shown_a, b=shown_b))
+    return found
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every plain value or list of a nested mapping, by its path; what is None is not there."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    elif value is not None:
+        yield path, value

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 from train_core.client.checkpoint import Checkpoint
 from train_core.errors import CheckpointError, ConfigError
-from train_core.policy.selection import Candidate, Order, ranked
+from train_core.policy.checkpoints.selection import Candidate, Order, ranked
 from train_core.storage.records.journal import Entry, read_good_segments, read_segments
 from train_core.storage.run_folder import RunFolder
 

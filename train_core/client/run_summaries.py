@@ -8,18 +8,20 @@ Both functions raise StorageError where the storage does not answer.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from train_core.client.live import Live, last_reading
 from train_core.client.run import Run, folder_of
 from train_core.config import TrainConfig
+from train_core.policy.checkpoints.selection import Candidate, ranked
 from train_core.policy.metric_names import VALIDATION, short_name
-from train_core.policy.selection import Candidate, ranked
 from train_core.results import Result
 from train_core.storage.committed import Scan
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.finished_runs import is_run_finished, read_runs
+from train_core.storage.objects.store import Store
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
@@ -139,3 +141,17 @@ def _tested_value(report: dict[str, Any] | None, config: TrainConfig) -> float |
     name = short_name(VALIDATION, config.monitor)
     value = measured.get(name) if isinstance(measured, dict) else None
     return value if isinstance(value, float) else None
+
+
+def unfinished_or_next(storage: str, prefix: str) -> RunFolder:
+    """The last of the runs `<prefix>-001`, `<prefix>-002`, … if it has no report, else the next.
+
+    Its folder may be without a record, if an attempt died early.
+    """
+    pattern = re.compile(rf"{re.escape(prefix)}-(\d{{3,}})")
+    found = (pattern.fullmatch(name) for name in Store(storage).names())
+    last = max((int(match[1]) for match in found if match), default=0)
+    folder = RunFolder(storage, f"{prefix}-{last:03d}")
+    if last and folder.report() is None:
+        return folder
+    return RunFolder(storage, f"{prefix}-{last + 1:03d}")

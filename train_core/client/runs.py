@@ -18,7 +18,7 @@ from typing import Any
 from train_core.client.isolated import delete_tracking, forget_models, unregistered_checkpoints
 from train_core.client.run import Run, folder_of
 from train_core.errors import ConfigError, RunBusyError, StorageError
-from train_core.policy.retention import RetentionRules
+from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.storage.addresses import absolute
 from train_core.storage.cleanup.orphans import abort_uploads
 from train_core.storage.cleanup.prune import Finding, Pruning
@@ -26,8 +26,8 @@ from train_core.storage.coordination import lease, pins
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.stop_request import ask_to_stop
 from train_core.storage.fork import fork_checkpoint
-from train_core.storage.model_registry import ModelRegistry, championships
 from train_core.storage.objects.retry_policy import SHORT
+from train_core.storage.registered_models.model_registry import ModelRegistry, championships
 from train_core.storage.run_checks import check_no_link
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from train_core.config.options import Options
-from train_core.policy.gate import GateRules
-from train_core.policy.model_names import check_model_name
+from train_core.policy.champion.gate import GateRules
+from train_core.policy.champion.model_names import check_model_name
 
 ModelName = Annotated[str, AfterValidator(lambda name: name and check_model_name(name))]
 """A registered model's name, or nothing."""

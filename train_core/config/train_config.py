@@ -17,10 +17,10 @@ from train_core.config.training import (
     StepOptions,
     WorkloadOptions,
 )
+from train_core.policy.checkpoints.retention import RetentionRules
+from train_core.policy.checkpoints.save_schedule import SaveRules
 from train_core.policy.logins import hide_logins
-from train_core.policy.retention import RetentionRules
-from train_core.policy.save_schedule import SaveRules
-from train_core.policy.steps import StepPlan
+from train_core.policy.samples.steps import StepPlan
 from train_core.policy.stop_reasons import StopLimits
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from train_core.shown_text import HIDDEN, LOGIN, without_logins, without_secrets
+from train_core.text.shown_text import HIDDEN, LOGIN, without_logins, without_secrets
 
 
 def hide_logins(value: Any) -> Any:

@@ -22,7 +22,6 @@ from train_core.results import Approval, Decision
 from train_core.storage.coordination import deletion_notices, lease
 from train_core.storage.coordination.fence_list import write_fence_list
 from train_core.storage.coordination.timing import TIMING, Timing
-from train_core.storage.decisions import approval_key, decision_key, is_answer_to
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.records import journal
@@ -47,6 +46,7 @@ from train_core.storage.records.names import (
 from train_core.storage.records.quarantine import mark_quarantined
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.records.verified_files import check_size, write_file
+from train_core.storage.registered_models.decisions import approval_key, decision_key, is_answer_to
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 _log = logging.getLogger(__name__)

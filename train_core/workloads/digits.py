@@ -14,7 +14,7 @@ from torch import nn
 
 from train_core.datasets.arrays import ArrayDataset
 from train_core.datasets.protocols import Split
-from train_core.policy.randomness import SampleRandom
+from train_core.policy.samples.randomness import SampleRandom
 from train_core.workloads.images import ImageClassifier, ImageSettings
 
 ORDER = Path(__file__).with_name("digits_order.txt")

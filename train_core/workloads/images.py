@@ -17,7 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from train_core.datasets.protocols import Columns
 from train_core.errors import DataError
-from train_core.policy.randomness import SampleRandom
+from train_core.policy.samples.randomness import SampleRandom
 from train_core.workload import Batch, Settings, Workload
 
 

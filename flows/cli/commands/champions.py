@@ -8,8 +8,8 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from flows.cli.arguments import InStorage
-from flows.cli.output import Row, print_rows
-from flows.cli.terminal import complain, say
+from flows.cli.output.listings import Row, print_rows
+from flows.cli.output.terminal import complain, say
 from flows.defaults import tracking_uri_of
 from train_core.client.champions import (
     Unreadable,

@@ -8,11 +8,10 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from flows.cli.arguments import InStorage
-from flows.cli.difference_rows import tensor_rows, value_rows
-from flows.cli.output import DIFFERENT, print_mapping, print_rows
-from flows.cli.terminal import say
-from train_core.client.diff import Diff, diff
-from train_core.client.run_differences import RecordsComparison
+from flows.cli.output.difference_rows import tensor_rows, value_rows
+from flows.cli.output.listings import DIFFERENT, print_mapping, print_rows
+from flows.cli.output.terminal import say
+from train_core.client.diff import Diff, RecordsComparison, diff
 from train_core.differences import Comparison
 from train_core.storage.addresses import absolute
 

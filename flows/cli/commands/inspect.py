@@ -6,9 +6,9 @@ from pydantic import BaseModel, Field
 from pydantic_settings import CliPositionalArg
 
 from flows.cli.arguments import InStorage
-from flows.cli.output import DIFFERENT, Row, print_mapping, print_rows
-from flows.cli.run_views import print_runs, status_shown
-from flows.cli.terminal import Screen, complain
+from flows.cli.output.listings import DIFFERENT, Row, print_mapping, print_rows
+from flows.cli.output.run_views import print_runs, status_shown
+from flows.cli.output.terminal import Screen, complain
 from flows.defaults import default_storage
 from train_core.client.checkpoints import (
     ListedCheckpoint,
@@ -20,7 +20,7 @@ from train_core.client.checkpoints import (
 )
 from train_core.storage.addresses import absolute, find, named
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.run_verification import Verdict
+from train_core.storage.verification.runs import Verdict
 
 
 class LsCommand(BaseModel):

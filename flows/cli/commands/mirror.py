@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from flows.cli.arguments import InStorage
-from flows.cli.output import print_mapping
+from flows.cli.output.listings import print_mapping
 from flows.databases import create_tracking_database
 from flows.defaults import tracking_uri_of
 from train_core.client.isolated import mirror_run

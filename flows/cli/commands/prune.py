@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from flows.cli.arguments import InStorage
-from flows.cli.output import Row, print_rows
+from flows.cli.output.listings import Row, print_rows
 from flows.defaults import tracking_uri_of
 from train_core.client.runs import prune_run, retention_rules
 from train_core.config.checkpoints import RetentionOptions

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from flows.defaults import default_storage
 from flows.parameters import RetrainParameters
-from train_core.client.numbered_runs import unfinished_or_next
+from train_core.client.run_summaries import unfinished_or_next
 from train_core.config import available_cpus
 
 

@@ -6,9 +6,9 @@ from pydantic import BaseModel, Field
 from pydantic_settings import CliApp, CliPositionalArg, CliSubCommand
 
 from flows.cli.arguments import InStorage
-from flows.cli.output import print_mapping
-from flows.cli.run_views import print_runs, status_shown
-from flows.cli.terminal import agrees, say
+from flows.cli.output.listings import print_mapping
+from flows.cli.output.run_views import print_runs, status_shown
+from flows.cli.output.terminal import agrees, say
 from flows.defaults import tracking_uri_of
 from flows.parameters import RetrainParameters
 from train_core.client.runs import (

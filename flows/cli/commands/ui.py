@@ -7,7 +7,7 @@ import os
 from pydantic import BaseModel, Field
 
 from flows.cli.local_servers import LocalServers, refuse_taken_port
-from flows.cli.terminal import say
+from flows.cli.output.terminal import say
 from flows.defaults import default_tracking_uri
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 from pydantic_settings import CliPositionalArg
 
-from flows.cli.output import print_mapping, print_rows
+from flows.cli.output.listings import print_mapping, print_rows
 from train_core.client.isolated import settings_schema
 
 SHIPPED = {

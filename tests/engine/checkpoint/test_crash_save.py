@@ -27,7 +27,7 @@ from train_core.errors import StorageError, UnsavedError
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import read_segments
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.verification import faults
+from train_core.storage.verification.checkpoints import faults
 
 ROOT = Path(__file__).parents[3]
 run = partial(alone.run, timing=SaveTiming(retry_s=0.01))

@@ -13,7 +13,7 @@ from tests.engine.training.test_loop import run
 from train_core.engine.checkpoint.reader import load_weights
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.verification import faults
+from train_core.storage.verification.checkpoints import faults
 
 FROZEN, TRAINED = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 CONFIG = {"workload": "tests.engine.tiny:Backbone", "keep_last": 9}

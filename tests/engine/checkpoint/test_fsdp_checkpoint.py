@@ -16,7 +16,7 @@ from train_core.client.isolated import export_weights
 from train_core.engine.checkpoint.reader import load_state, load_weights
 from train_core.engine.checkpoint.state import pack
 from train_core.engine.driver.preparing.origin import find_origin
-from train_core.policy.layout import part_of
+from train_core.policy.checkpoints.layout import part_of
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
 

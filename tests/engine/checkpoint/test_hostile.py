@@ -30,7 +30,7 @@ from train_core.engine.checkpoint.reader import load_state
 from train_core.engine.scoring.evaluate import load_model
 from train_core.engine.tools.compare import compare_runs
 from train_core.errors import CheckpointError, EvertrainError
-from train_core.policy.retention import RetentionRules
+from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.storage.cleanup.prune import Pruning
 from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
@@ -38,7 +38,7 @@ from train_core.storage.coordination.pins import pin
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, quarantine
-from train_core.storage.verification import faults
+from train_core.storage.verification.checkpoints import faults
 
 STEPS = (2, 4, 5, 6, 8, 10)
 OLDEST, NEWEST = (f"checkpoints/step-{step:08d}-a0001" for step in (STEPS[0], STEPS[-1]))

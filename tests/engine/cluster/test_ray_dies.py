@@ -17,9 +17,9 @@ from tests.storage.fault_proxy import Fault, FaultProxy, Kind
 from train_core import TrainConfig
 from train_core.client.driver import Driver
 from train_core.errors import StageError
-from train_core.log_lines import warning_in
 from train_core.requests import DriverRequest
 from train_core.storage.run_folder import RunFolder
+from train_core.text.log_lines import warning_in
 
 pytestmark = pytest.mark.timeout(240)
 

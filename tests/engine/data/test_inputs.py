@@ -24,7 +24,7 @@ from train_core.described_errors import describe, rebuild
 from train_core.engine.data.inputs import Input, open_input, read_input
 from train_core.engine.data.raw_columns import MissingColumnError, prepared
 from train_core.errors import DataError
-from train_core.policy.randomness import SampleRandom
+from train_core.policy.samples.randomness import SampleRandom
 from train_core.storage.objects.store import Store
 
 

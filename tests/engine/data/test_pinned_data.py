@@ -19,7 +19,7 @@ from train_core.config import TrainConfig
 from train_core.datasets.protocols import SPLITS
 from train_core.datasets.sources import PinnedFiles
 from train_core.engine.data.inputs import open_input
-from train_core.engine.data.recorded import load_recorded, newest_files
+from train_core.engine.data.recorded_workload import load_recorded, newest_files
 from train_core.engine.distributed.group import Group
 from train_core.engine.driver.preparing.preflight import check, new_record
 from train_core.engine.scoring.evaluate import dataset_of, load_model, measure_one_shard

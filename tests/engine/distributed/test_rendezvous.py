@@ -20,10 +20,10 @@ from train_core import TrainConfig
 from train_core.client.driver import Driver
 from train_core.engine.distributed.rendezvous import LOOPBACK
 from train_core.errors import StageError
-from train_core.log_lines import warning_in
 from train_core.requests import DriverRequest
 from train_core.results import CheckpointSummary
 from train_core.storage.run_folder import RunFolder
+from train_core.text.log_lines import warning_in
 
 pytestmark = pytest.mark.timeout(180)
 FROZEN_S, HANG_TIMEOUT_S = 45, 30

@@ -32,7 +32,6 @@ from train_core.errors import (
     StageError,
     UserCodeError,
 )
-from train_core.log_lines import warning_in
 from train_core.requests import DriverRequest, ScoringRequest
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination.pins import valid_pins
@@ -40,6 +39,7 @@ from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import PredictionsManifest, read_manifest
 from train_core.storage.run_folder import RunFolder
+from train_core.text.log_lines import warning_in
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -30,13 +30,13 @@ from train_core.engine.driver.gate import Gate
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.scoring.evaluate import evaluate
 from train_core.errors import FencedError, StorageError
+from train_core.policy.champion.gate import Outcome
 from train_core.policy.end_status import EndStatus
-from train_core.policy.gate import Outcome
 from train_core.results import Approval, GateResult
 from train_core.storage.coordination.pins import REGISTERED_MODEL, valid_pins
-from train_core.storage.decisions import find_decision, newest_decisions
-from train_core.storage.model_registry import ModelRegistry
 from train_core.storage.records.names import DecisionName
+from train_core.storage.registered_models.decisions import find_decision, newest_decisions
+from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
 

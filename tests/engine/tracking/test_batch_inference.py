@@ -10,11 +10,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from tests.engine.tracking.conftest import MlflowServer
+from tests.engine.tracking.delivery.test_mirror import mirror_once, stages
 from tests.engine.tracking.run_builder import RunBuilder
-from tests.engine.tracking.test_mirror import mirror_once, stages
 from train_core.client.isolated import mirror_predictions
 from train_core.engine.tracking.batch_inference import show_batch_inference
-from train_core.engine.tracking.catch_up import catch_up
+from train_core.engine.tracking.delivery.catch_up import catch_up
 from train_core.errors import StageError, TrackingError
 from train_core.results import CheckpointSummary, PredictionsResult
 

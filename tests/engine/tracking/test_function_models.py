@@ -19,12 +19,12 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from tests.compat.digits_function import new_model
+from tests.compat.functions.digits_function import new_model
 from tests.engine.tracking.run_builder import RunBuilder
 from tests.engine.tracking.test_models import LOADER, PLAIN_WORKLOAD, load, log_best
 from train_core.config import TrainConfig
 from train_core.engine.data.inputs import open_input, read_input
-from train_core.engine.data.recorded import load_recorded
+from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.scoring.predict import score_one_part
 from train_core.engine.tracking.serving import SERVED_FILE
 from train_core.errors import WorkloadError
@@ -33,7 +33,7 @@ from train_core.storage.records.amendments import Amendment
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
 
-FUNCTIONS = "tests.compat.digits_function"
+FUNCTIONS = "tests.compat.functions.digits_function"
 FUNCTION = {
     "train_fn": f"{FUNCTIONS}:train_digits",
     "workload": "train_core.workloads.digits:Digits",

@@ -11,16 +11,16 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel
 from mlflow.exceptions import MlflowException
 
+from tests.engine.tracking.delivery.test_mirror import mirror_once, points, stages
 from tests.engine.tracking.run_builder import RunBuilder
-from tests.engine.tracking.test_mirror import mirror_once, points, stages
 from train_core.client.runs import prune_run
 from train_core.config import TrainConfig
-from train_core.engine.tracking.catch_up import catch_up
-from train_core.engine.tracking.mirror import Mirror
+from train_core.engine.tracking.delivery.catch_up import catch_up
+from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.loading import load_workload
+from train_core.policy.checkpoints.retention import RetentionRules
+from train_core.policy.checkpoints.selection import Candidate, ranked
 from train_core.policy.end_status import EndStatus
-from train_core.policy.retention import RetentionRules
-from train_core.policy.selection import Candidate, ranked
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination.pins import valid_pins
 from train_core.storage.run_folder import RunFolder

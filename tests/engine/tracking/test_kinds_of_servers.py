@@ -16,10 +16,10 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.engine.tracking.conftest import MlflowServer
+from tests.engine.tracking.delivery.test_mirror import mirror_once, points, stages
 from tests.engine.tracking.postgresql import postgresql, programs
 from tests.engine.tracking.run_builder import RunBuilder
-from tests.engine.tracking.test_mirror import mirror_once, points, stages
-from train_core.engine.tracking.mirror import Mirror
+from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
 from train_core.storage.records.journal import read_segments

@@ -21,7 +21,7 @@ from train_core.config import TrainConfig
 from train_core.datasets.arrays import ArrayDataset
 from train_core.datasets.protocols import Split
 from train_core.engine.driver.preparing.origin import find_origin
-from train_core.engine.tracking.mirror import Mirror
+from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.engine.tracking.models.logged import copy_weights
 from train_core.engine.tracking.models.lookups import model_id_of, unregistered_checkpoints
 from train_core.engine.tracking.runs import MlflowRuns

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from tests.engine.tracking.delivery.test_mirror import stages
 from tests.engine.tracking.run_builder import RunBuilder
-from tests.engine.tracking.test_mirror import stages
 from train_core.engine.metrics.scores import ConfidenceBin, Scores, WorstSample
-from train_core.engine.tracking.mirror import Mirror
+from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.policy.end_status import EndStatus
 
 DATA = {"test": {"samples": 360, "digest": None}}

@@ -10,10 +10,10 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.engine.tracking.conftest import MlflowServer
+from tests.engine.tracking.delivery.test_mirror import expected, mirror_once, points, stages
 from tests.engine.tracking.run_builder import RunBuilder
-from tests.engine.tracking.test_mirror import expected, mirror_once, points, stages
 from tests.engine.tracking.test_models import commit_digits
-from train_core.engine.tracking.mirror import Mirror
+from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
 

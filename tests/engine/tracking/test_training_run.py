@@ -8,10 +8,10 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric, RunTag
 
+from tests.engine.tracking.delivery.test_mirror import expected, mirror_once, points, stages
 from tests.engine.tracking.run_builder import RunBuilder, entry
-from tests.engine.tracking.test_mirror import expected, mirror_once, points, stages
-from train_core.engine.tracking.catch_up import catch_up
-from train_core.engine.tracking.mirror import Mirror
+from train_core.engine.tracking.delivery.catch_up import catch_up
+from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.policy.end_status import EndStatus
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.run_folder import RunFolder

@@ -25,7 +25,7 @@ from tests.engine.digests import digest_of_training
 from tests.engine.processes import train
 from tests.engine.training.test_exact import EVERYTHING, STOPS_EARLY, TABLE
 from tests.marks import slow
-from train_core.policy.layout import part_of
+from train_core.policy.checkpoints.layout import part_of
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import MANIFEST_JSON, STATE_JSON
 from train_core.storage.run_folder import RunFolder

@@ -16,7 +16,7 @@ from tests.engine.processes import train
 from tests.engine.training.test_exact import CONFIG
 from tests.marks import slow
 from train_core.config import TrainConfig
-from train_core.engine.data.recorded import check_continuation, with_defaults
+from train_core.engine.data.recorded_workload import check_continuation, with_defaults
 from train_core.engine.driver.preparing.preflight import new_record, pipeline_of
 from train_core.requests import DriverRequest
 from train_core.storage.fork import fork_checkpoint

@@ -17,7 +17,7 @@ from tests.engine.processes import files, ranks, train
 from tests.engine.rank import MortalTrainer
 from tests.engine.training.test_exact import CONFIG
 from tests.marks import slow
-from train_core.policy.steps import MicroBatch
+from train_core.policy.samples.steps import MicroBatch
 from train_core.storage.objects.store import Store
 from train_core.workload import Batch
 

@@ -16,7 +16,7 @@ from flows.cli.commands.verify_resume import print_verdict
 from tests.engine.alone import run
 from train_core.client.verify_resume import ResumeVerdict
 from train_core.differences import Comparison, MetricDifference, RunsComparison, TensorDifference
-from train_core.engine.data.recorded import files_in_record
+from train_core.engine.data.recorded_workload import files_in_record
 from train_core.storage.fork import fork_checkpoint
 from train_core.storage.records.data_files import FileList, FileRecord, SourceFiles, key_of
 from train_core.storage.records.names import MODEL_FILE, REPORT_JSON, RUN_JSON

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flows.approval import WAITS
+from flows.flow_runs.approval import WAITS
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import (
     Server,
@@ -29,7 +29,7 @@ from tests.flows.deployment.deployed import (
 from tests.flows.mlflow_side import mlflow_client
 from train_core.results import GateResult, Report
 from train_core.storage.coordination import lease
-from train_core.storage.model_registry import ModelRegistry
+from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -24,7 +24,7 @@ from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
-from train_core.storage.verification import faults
+from train_core.storage.verification.checkpoints import faults
 
 ROOT = Path(__file__).parents[3]
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")

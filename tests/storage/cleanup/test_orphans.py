@@ -14,13 +14,13 @@ from train_core.storage.cleanup.orphans import collect_orphans, delete_orphans, 
 from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.pins import pin, pinned
-from train_core.storage.objects import local_disk
+from train_core.storage.objects.backends import local_disk
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, quarantine
-from train_core.storage.verification import faults
+from train_core.storage.verification.checkpoints import faults
 
 COVERED = "steps-00000001-00000001-a0001.jsonl"
 UNCOVERED = "steps-00000002-00000003-a0001.jsonl"

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.storage.samples import commit, manifest, save
-from train_core.policy.retention import RetentionRules
+from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.storage.cleanup.prune import Pruning
 from train_core.storage.coordination.pins import pinned
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, quarantine
-from train_core.storage.verification import faults
+from train_core.storage.verification.checkpoints import faults
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 RULES = RetentionRules("validation/accuracy", "max", keep_last=1, keep_best=1)

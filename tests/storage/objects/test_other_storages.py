@@ -38,7 +38,7 @@ from tests.storage.objects.test_transfer import (  # noqa: F401 (run here again)
     test_what_is_put_is_read_from_where_it_lies,
     test_what_was_put_is_whole_and_hashed_on_its_way_in_and_out,
 )
-from train_core.storage.objects import s3_backend
+from train_core.storage.objects.backends import s3 as s3_backend
 from train_core.storage.objects.store import Store
 
 pytestmark = pytest.mark.s3

@@ -22,7 +22,7 @@ import s3fs
 from flows.cli.app import main
 from tests.storage.fault_proxy import Fault, FaultProxy, Kind
 from tests.storage.samples import commit, record
-from train_core.policy.retention import RetentionRules
+from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.storage.cleanup.orphans import (
     collect_orphans,
     delete_unfinished_results,
@@ -33,12 +33,12 @@ from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.pins import pin, pinned
-from train_core.storage.objects.s3_backend import S3Backend
+from train_core.storage.objects.backends.s3 import S3Backend
 from train_core.storage.objects.store import Store
 from train_core.storage.objects.uploads import Upload
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, create_run
-from train_core.storage.verification import file_faults
+from train_core.storage.verification.checkpoints import file_faults
 
 pytestmark = pytest.mark.s3
 

@@ -20,7 +20,7 @@ from train_core.engine.checkpoint.writer import CheckpointWriter, Save, SaveTimi
 from train_core.engine.distributed.group import Group
 from train_core.errors import EvertrainError, StorageError, UnsavedError
 from train_core.policy import metric_names
-from train_core.policy.save_state import SaveState, SaveStatus
+from train_core.policy.checkpoints.save_state import SaveState, SaveStatus
 from train_core.storage.records.journal import Entry, finite
 from train_core.storage.run_folder import Checkpoint, RunFolder
 

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from train_core.config import TrainConfig
+from train_core.policy.checkpoints.save_schedule import AfterStep
+from train_core.policy.checkpoints.selection import score
 from train_core.policy.metric_names import EPOCH_LOSS
-from train_core.policy.save_schedule import AfterStep
-from train_core.policy.selection import score
-from train_core.policy.steps import StepPlan
+from train_core.policy.samples.steps import StepPlan
 from train_core.policy.stop_reasons import Reached, StopReason, reason_to_stop
 
 

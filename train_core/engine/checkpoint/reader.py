@@ -28,7 +28,7 @@ from train_core.engine.checkpoint.state import unpack
 from train_core.engine.distributed.fsdp import is_distributed
 from train_core.engine.distributed.group import Group
 from train_core.errors import CheckpointError
-from train_core.policy.layout import MODEL, OPTIMIZER, part_of
+from train_core.policy.checkpoints.layout import MODEL, OPTIMIZER, part_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import parse_json
 from train_core.storage.records.manifest import FileEntry

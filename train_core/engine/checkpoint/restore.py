@@ -11,7 +11,7 @@ import torch
 from train_core.engine.checkpoint.reader import Assembly, read_buffers
 from train_core.engine.distributed.group import Group
 from train_core.errors import CheckpointError
-from train_core.policy.layout import assign
+from train_core.policy.checkpoints.layout import assign
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import quarantine, quarantine_damaged
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from train_core.engine.distributed.fsdp import is_distributed
 from train_core.engine.distributed.group import Group
 from train_core.errors import CheckpointError, WorkloadError
-from train_core.policy.sharding import rows_of_rank
+from train_core.policy.samples.sharding import rows_of_rank
 from train_core.storage.records.documents import parse_json
 from train_core.storage.records.tensor_file import MAX_SIZE
 

@@ -20,7 +20,7 @@ from train_core.engine.checkpoint.state import pack
 from train_core.engine.distributed.fsdp import is_distributed
 from train_core.engine.distributed.group import Group
 from train_core.errors import WorkloadError
-from train_core.policy.layout import (
+from train_core.policy.checkpoints.layout import (
     MODEL,
     PlannedFile,
     TensorInfo,
@@ -28,9 +28,9 @@ from train_core.policy.layout import (
     plan_files,
     plan_row_files,
 )
-from train_core.policy.sharding import shards_of_rank
+from train_core.policy.samples.sharding import shards_of_rank
+from train_core.storage.objects.backends.local_disk import BLOCK_BYTES
 from train_core.storage.objects.digests import digest_of
-from train_core.storage.objects.local_disk import BLOCK_BYTES
 from train_core.storage.records.names import STATE_JSON
 from train_core.storage.records.tensor_file import TensorFile, lay_out
 

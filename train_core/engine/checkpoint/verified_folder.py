@@ -14,7 +14,7 @@ from train_core.errors import StorageError
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.names import REPORTED_FOLDER
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.verification import check_files, copy_files
+from train_core.storage.verification.checkpoints import check_files, copy_files
 
 _DONE = "verified"
 

@@ -21,9 +21,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Columns, Dataset, ShardStream, Stream, fetch
 from train_core.engine.distributed.group import Group
-from train_core.policy.randomness import AUGMENT, SampleRandom, derive_seed
-from train_core.policy.sample_order import sample_order
-from train_core.policy.steps import MicroBatch, Pass
+from train_core.policy.samples.randomness import AUGMENT, SampleRandom, derive_seed
+from train_core.policy.samples.sample_order import sample_order
+from train_core.policy.samples.steps import MicroBatch, Pass
 from train_core.workload import Batch, Workload
 
 T = TypeVar("T")

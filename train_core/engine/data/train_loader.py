@@ -15,8 +15,8 @@ from train_core.engine.data.batches import (
     load_ahead,
 )
 from train_core.engine.distributed.group import Group
-from train_core.policy.sharding import shards_of_rank
-from train_core.policy.steps import MicroBatch, Pass, in_order
+from train_core.policy.samples.sharding import shards_of_rank
+from train_core.policy.samples.steps import MicroBatch, Pass, in_order
 from train_core.workload import Batch, Workload
 
 

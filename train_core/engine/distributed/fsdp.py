@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from train_core.datasets.protocols import Dataset, Stream, is_stream
 from train_core.engine.distributed.group import Group
 from train_core.errors import ConfigError, WorkloadError
-from train_core.policy.steps import StepPlan
+from train_core.policy.samples.steps import StepPlan
 from train_core.workload import Workload
 
 if TYPE_CHECKING:

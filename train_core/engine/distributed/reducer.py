@@ -1,8 +1,8 @@
 """The one reducer: gradients summed over shards in one fixed binary tree, on any ranks.
 
 Which rank computes a shard depends on the number of ranks; in which order the shards'
-gradients are added does not (`policy.sharding`). Each rank adds up the aligned subtrees that
-it has, and the ranks exchange only those. Gradients live in flat buckets that are sent while
+gradients are added does not (`policy.samples.sharding`). Each rank adds up the aligned subtrees
+that it has, and the ranks exchange only those. Gradients live in flat buckets that are sent while
 backward still computes the others.
 
 Two ranks with one subtree each use a plain all-reduce: a + b is the tree. Otherwise, each rank
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from train_core.engine.distributed.group import Group
-from train_core.policy.sharding import Node, shards_of_rank, siblings, tree_cover, tree_sum
+from train_core.policy.samples.sharding import Node, shards_of_rank, siblings, tree_cover, tree_sum
 
 # What is left to send when backward ends is at most one bucket, so a bucket is small.
 BUCKET_BYTES = 4 * 2**20

@@ -22,8 +22,8 @@ from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.scoring.gate import measure
 from train_core.errors import CheckpointError
-from train_core.policy.gate import Outcome, decide
-from train_core.policy.model_names import default_model_name
+from train_core.policy.champion.gate import Outcome, decide
+from train_core.policy.champion.model_names import default_model_name
 from train_core.results import (
     Approval,
     ChampionEntry,
@@ -33,15 +33,15 @@ from train_core.results import (
     ModelVersion,
 )
 from train_core.storage.coordination.pins import REGISTERED_MODEL, pin
-from train_core.storage.decisions import (
+from train_core.storage.records.names import DecisionName
+from train_core.storage.registered_models.decisions import (
     entry_of,
     find_decision,
     gate_result,
     is_answer_to,
     newest_decision,
 )
-from train_core.storage.model_registry import ModelRegistry
-from train_core.storage.records.names import DecisionName
+from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
 
 _log = logging.getLogger("train_core.driver")

@@ -29,8 +29,8 @@ from train_core.engine.driver.server import Stages, StageServer
 from train_core.engine.driver.stages import stages_of
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import LocalWorkers
-from train_core.log_lines import set_up_logging
 from train_core.requests import Request
+from train_core.text.log_lines import set_up_logging
 
 _log = logging.getLogger("train_core.driver")
 

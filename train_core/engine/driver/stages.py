@@ -15,7 +15,7 @@ from train_core.engine.driver.server import Stages
 from train_core.engine.driver.timeline import EVALUATED, RAY_UP, WORKERS_READY, Timeline
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import Workers
-from train_core.engine.tracking.mirror import Mirror
+from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.errors import StageError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Request, ScoringRequest

@@ -21,10 +21,10 @@ from train_core.policy.metric_names import (
     SAMPLES_PER_S,
     split_and_name,
 )
-from train_core.shown_text import shown
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import Entry, read_good_segments
 from train_core.storage.run_folder import Checkpoint
+from train_core.text.shown_text import shown
 
 GOOD, BAD, GREY = "#0072b2", "#d55e00", "#767676"
 """Colours that people who see few colours can tell apart."""

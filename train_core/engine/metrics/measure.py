@@ -21,8 +21,8 @@ from train_core.engine.data.batches import seed_generators, to_device
 from train_core.engine.metrics.scores import SCORES
 from train_core.errors import DataError, WorkloadError
 from train_core.policy.metric_names import LOSS
-from train_core.policy.randomness import EVALUATE, derive_seed
-from train_core.policy.sharding import split_evenly
+from train_core.policy.samples.randomness import EVALUATE, derive_seed
+from train_core.policy.samples.sharding import split_evenly
 from train_core.workload import Batch, Workload
 
 CONFUSION = "confusion_matrix"

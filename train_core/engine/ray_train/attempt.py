@@ -12,8 +12,8 @@ from ray.train import TrainingFailedError, WorkerGroupError
 from train_core.config import LOCAL, TrainConfig
 from train_core.engine.cluster.resources import remove_placement_groups
 from train_core.engine.distributed.rendezvous import LOOPBACK
-from train_core.engine.ray_train.channel import DriverLostError
-from train_core.engine.ray_train.seam import ABORT, RayTrainError
+from train_core.engine.ray_train.ray_private_hooks import ABORT, RayTrainError
+from train_core.engine.ray_train.reports.channel import DriverLostError
 from train_core.engine.ray_train.task import DamagedFolderError, FunctionTask, TrainingEnds
 from train_core.engine.ray_train.trainer import make_ready, new_trainer
 from train_core.engine.training.rank import follows_from_another_end

@@ -14,8 +14,8 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.torch.torch_trainer import TorchTrainer
 
 from train_core.config import TrainConfig
-from train_core.engine.ray_train.seam import EndWithDriver, with_seam
-from train_core.engine.ray_train.source import filesystem_of
+from train_core.engine.ray_train.ray_private_hooks import EndWithDriver, with_seam
+from train_core.engine.ray_train.reports.source import filesystem_of
 from train_core.engine.ray_train.task import FunctionTask
 from train_core.errors import WorkloadError, users_code
 from train_core.loading import load_function

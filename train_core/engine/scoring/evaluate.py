@@ -28,7 +28,7 @@ from train_core.engine.checkpoint.reader import load_weights
 from train_core.engine.checkpoint.verified_folder import verified_folder
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.data.batches import model_to_device
-from train_core.engine.data.recorded import load_recorded
+from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.distributed.group import Group, use_deterministic_algorithms
 from train_core.engine.distributed.watchdog import watching
 from train_core.engine.metrics.measure import (
@@ -44,7 +44,6 @@ from train_core.engine.metrics.scores import SCORES, score_states
 from train_core.entry_points import MEASURE_SHARD
 from train_core.errors import CheckpointError, users_code
 from train_core.loading import load_function
-from train_core.log_lines import set_up_logging
 from train_core.results import CheckpointSummary, EvaluationResult
 from train_core.storage.records.journal import finite
 from train_core.storage.records.manifest import EvaluationManifest
@@ -52,6 +51,7 @@ from train_core.storage.records.names import CONFUSION_MATRIX_JSON, EVALUATIONS,
 from train_core.storage.records.verified_files import are_there
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import ResultWriter, quarantine
+from train_core.text.log_lines import set_up_logging
 from train_core.workload import Workload, indexed
 
 METRICS_JSON = "metrics.json"

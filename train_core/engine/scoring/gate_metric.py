@@ -10,8 +10,8 @@ from train_core.config.gate import GateOptions
 from train_core.engine.metrics.measure import split_metrics
 from train_core.engine.scoring.comparison import check_adds_up
 from train_core.errors import ConfigError
+from train_core.policy.checkpoints.selection import Order
 from train_core.policy.metric_names import LOSS, TEST, split_and_name
-from train_core.policy.selection import Order
 from train_core.workload import Workload
 
 

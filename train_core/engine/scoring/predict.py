@@ -24,15 +24,14 @@ from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.data.batches import seed_generators, to_device
 from train_core.engine.data.inputs import Input, open_input, read_input
 from train_core.engine.data.raw_columns import prepared
-from train_core.engine.data.recorded import load_recorded
+from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.distributed.watchdog import watching
 from train_core.engine.metrics.measure import batches_of_shard
 from train_core.engine.scoring.evaluate import load_model
 from train_core.entry_points import SCORE_PART
 from train_core.errors import WorkloadError, users_code
-from train_core.log_lines import set_up_logging
 from train_core.policy.logins import hide_logins
-from train_core.policy.randomness import EVALUATE, derive_seed
+from train_core.policy.samples.randomness import EVALUATE, derive_seed
 from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.storage.objects.digests import new_digest
 from train_core.storage.predictions import result_of
@@ -41,6 +40,7 @@ from train_core.storage.records.names import PREDICTIONS, CheckpointName
 from train_core.storage.records.verified_files import are_there
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import ResultWriter
+from train_core.text.log_lines import set_up_logging
 from train_core.workload import Workload
 
 _RESERVED = ("id", "model_step")

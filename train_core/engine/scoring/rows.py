@@ -31,8 +31,8 @@ from train_core.engine.metrics.measure import (
 from train_core.engine.scoring.comparison import RowScores
 from train_core.engine.scoring.evaluate import dataset_of, load_model
 from train_core.errors import users_code
-from train_core.log_lines import set_up_logging
 from train_core.policy.metric_names import LOSS
+from train_core.text.log_lines import set_up_logging
 from train_core.workload import Batch, Workload
 
 _TIMED_ROWS = 50

@@ -25,7 +25,7 @@ from train_core.errors import CheckpointError
 from train_core.policy.metric_names import VALIDATION, is_of
 from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.verification import check_files
+from train_core.storage.verification.checkpoints import check_files
 
 # Seconds belong to the machine and the hour.
 _IGNORED = {"progress/elapsed_s"}

@@ -22,20 +22,20 @@ import torch
 import torch.distributed as dist
 
 from train_core.datasets.protocols import Dataset, Stream
-from train_core.engine.data.recorded import files_in_record
+from train_core.engine.data.recorded_workload import files_in_record
 from train_core.engine.distributed.group import Group
 from train_core.engine.tools.provenance import fingerprint
 from train_core.engine.training.loop import Trainer
 from train_core.engine.training.opened import OpenedWorkload
 from train_core.errors import ConfigError
 from train_core.loading import load_workload
-from train_core.log_lines import set_up_logging
-from train_core.policy.steps import MicroBatch
+from train_core.policy.samples.steps import MicroBatch
 from train_core.requests import StandaloneTask, died_mark, error_file
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt, create_run
+from train_core.text.log_lines import set_up_logging
 from train_core.workload import Batch, pinned_files
 
 

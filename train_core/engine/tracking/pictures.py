@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import fetch
-from train_core.engine.data.recorded import load_recorded
+from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.metrics import figures, score_figures
 from train_core.engine.metrics.scores import Scores, WorstSample
 from train_core.engine.tracking.runs import MlflowRuns

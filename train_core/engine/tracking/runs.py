@@ -17,9 +17,11 @@ from mlflow.entities import LoggedModel, Run, RunTag
 from mlflow.utils import mlflow_tags
 from pydantic import ValidationError
 
-from train_core.engine.tracking.datasets import dataset_input, dataset_inputs
+from train_core.engine.tracking.description.datasets import dataset_input, dataset_inputs
+from train_core.engine.tracking.description.note import Links, Outcome, note
+from train_core.engine.tracking.description.parameters import parameters
 from train_core.engine.tracking.found_runs import ID_TAG, STAGE_TAG
-from train_core.engine.tracking.journal_to_mlflow import (
+from train_core.engine.tracking.metric_batches import (
     MAX_METRICS,
     Counters,
     ModelLink,
@@ -28,16 +30,14 @@ from train_core.engine.tracking.journal_to_mlflow import (
     metrics_of,
     plain_key,
 )
-from train_core.engine.tracking.note import Links, Outcome, note
-from train_core.engine.tracking.parameters import parameters
 from train_core.engine.tracking.server import client_of, experiment_id
 from train_core.errors import CheckpointError
 from train_core.policy.end_status import EndStatus
 from train_core.results import Report
-from train_core.shown_text import shown as as_text
-from train_core.shown_text import without_secrets
 from train_core.storage.records.journal import Entry
 from train_core.storage.run_folder import RunFolder
+from train_core.text.shown_text import shown as as_text
+from train_core.text.shown_text import without_secrets
 
 Stage = Literal["pipeline", "train", "evaluate", "infer"]
 """`pipeline` is the parent run; earlier versions of evertrain had the training in a nested one."""

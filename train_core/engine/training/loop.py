@@ -37,9 +37,9 @@ from train_core.engine.training.stop_listener import StopListener, StopTiming
 from train_core.engine.training.train_state import TrainState
 from train_core.engine.training.validation import validate
 from train_core.policy import metric_names
-from train_core.policy.randomness import FORWARD, derive_seed
-from train_core.policy.save_schedule import Backpressure, SaveDue
-from train_core.policy.steps import MicroBatch
+from train_core.policy.checkpoints.save_schedule import Backpressure, SaveDue
+from train_core.policy.samples.randomness import FORWARD, derive_seed
+from train_core.policy.samples.steps import MicroBatch
 from train_core.policy.stop_reasons import Reached, StopReason, has_reached
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter

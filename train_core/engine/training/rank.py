@@ -15,8 +15,8 @@ from train_core.engine.distributed.rendezvous import Membership, process_group
 from train_core.engine.distributed.stop_source import StopFromDriver
 from train_core.engine.training.loop import Trainer
 from train_core.errors import EvertrainError, UserCodeError, words_of
-from train_core.log_lines import set_up_logging
 from train_core.storage.run_folder import RunFolder
+from train_core.text.log_lines import set_up_logging
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a training records of its steps: the journal, the progress for people, and the clock.
 
 Metrics reach MLflow with the next commit: the driver sends what a manifest's journal covers
-(`engine/tracking/mirror.py`).
+(`engine/tracking/delivery/mirror.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from train_core.config import TrainConfig
 from train_core.engine.checkpoint.journal_buffer import JournalBuffer
 from train_core.engine.checkpoint.progress import Progress
 from train_core.policy import metric_names
-from train_core.policy.steps import StepPlan
+from train_core.policy.samples.steps import StepPlan
 from train_core.storage.run_writer import RunWriter
 
 _CLOCK_TICK_S = 1e-9

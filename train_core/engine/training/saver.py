@@ -13,7 +13,7 @@ from train_core.engine.distributed.watchdog import Watchdog
 from train_core.engine.training.records import TrainRecords
 from train_core.engine.training.train_state import TrainState
 from train_core.policy import metric_names
-from train_core.policy.save_schedule import (
+from train_core.policy.checkpoints.save_schedule import (
     AfterStep,
     Backpressure,
     SaveDue,
@@ -22,7 +22,7 @@ from train_core.policy.save_schedule import (
     is_due_by_time,
     save_due,
 )
-from train_core.policy.save_state import SaveState
+from train_core.policy.checkpoints.save_state import SaveState
 
 
 class Saver:

@@ -19,8 +19,8 @@ from train_core.engine.distributed import fsdp
 from train_core.engine.distributed.buffers import Buffers
 from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.reducer import Reducer
-from train_core.policy.randomness import INIT, UPDATE, derive_seed
-from train_core.policy.sharding import shards_of_rank
+from train_core.policy.samples.randomness import INIT, UPDATE, derive_seed
+from train_core.policy.samples.sharding import shards_of_rank
 from train_core.storage.records.run_record import Origin
 from train_core.workload import Workload
 

@@ -13,7 +13,7 @@ from train_core.engine.distributed.watchdog import Watchdog
 from train_core.engine.metrics.measure import MetricStates, measure_shard, merge, split_metrics
 from train_core.engine.training.stop_listener import StopListener
 from train_core.policy.metric_names import VALIDATION, full_name
-from train_core.policy.sharding import shards_of_rank
+from train_core.policy.samples.sharding import shards_of_rank
 from train_core.workload import Workload
 
 

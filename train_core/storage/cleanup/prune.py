@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
-from train_core.policy.retention import RetentionRules
+from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
 from train_core.storage.cleanup.orphans import delete_orphans, find_orphans
 from train_core.storage.cleanup.verdicts import verdicts
 from train_core.storage.coordination import pins
-from train_core.storage.model_registry import championships
+from train_core.storage.registered_models.model_registry import championships
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter
-from train_core.storage.verification import file_faults
+from train_core.storage.verification.checkpoints import file_faults
 
 Kind = Literal["checkpoint", "damaged", "newer", "quarantined", "orphan"]
 """`newer`: a newer evertrain committed it; nothing is pruned then."""

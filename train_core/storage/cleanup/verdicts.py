@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Collection
 from datetime import UTC, datetime
 
-from train_core.policy.retention import (
+from train_core.policy.checkpoints.retention import (
     RetentionRules,
     RetentionVerdict,
     finalists,
     retention_verdicts,
 )
-from train_core.policy.selection import Candidate
+from train_core.policy.checkpoints.selection import Candidate
 from train_core.results import ModelVersion
 from train_core.storage.coordination import pins
 from train_core.storage.records.names import REPORT_JSON

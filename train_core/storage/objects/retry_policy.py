@@ -11,7 +11,7 @@ For a slow storage these times matter, too: `storage/coordination/timing.py` (ta
 `SaveTiming` in `engine/checkpoint/writer.py` (commits), `config/checkpoints.py` (`grace_s`,
 `max_unsaved_s`, `hang_timeout_s`), `engine/driver/timing.py` (stop requests, jobs), `transfer.py`
 and `s3_client.py` (parts and connections), `StopTiming` in `engine/training/stop_listener.py` (the
-end of a training), `engine/tracking/delivery_thread.py` (MLflow).
+end of a training), `engine/tracking/delivery/delivery_thread.py` (MLflow).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from fsspec import get_filesystem_class
 from fsspec.utils import get_protocol
 
 from train_core.errors import ConfigError
-from train_core.shown_text import cut
+from train_core.text.shown_text import cut
 
 _OF_OTHERS = frozenset(
     {

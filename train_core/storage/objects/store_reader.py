@@ -18,9 +18,10 @@ from fsspec.core import has_magic
 from fsspec.utils import get_protocol, stringify_path
 
 from train_core.errors import ConfigError
-from train_core.storage.objects import disk_backend, s3_backend
-from train_core.storage.objects.backend import Backend
-from train_core.storage.objects.local_disk import TEMPORARY
+from train_core.storage.objects.backends import disk as disk_backend
+from train_core.storage.objects.backends import s3 as s3_backend
+from train_core.storage.objects.backends.backend import Backend
+from train_core.storage.objects.backends.local_disk import TEMPORARY
 from train_core.storage.objects.retry_policy import (
     DEFAULT,
     RetryPolicy,

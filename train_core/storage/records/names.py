@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Self
 
 from train_core.errors import ConfigError
-from train_core.policy.model_names import is_model_name
+from train_core.policy.champion.model_names import is_model_name
 
 RUN_JSON = "run.json"
 REPORT_JSON = "report.json"

@@ -26,7 +26,7 @@ from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
 from train_core.workloads.digits import Digits
 
-FUNCTIONS = "tests.compat.digits_function"
+FUNCTIONS = "tests.compat.functions.digits_function"
 FUNCTION = {
     "train_fn": f"{FUNCTIONS}:train_digits",
     "train_loop_config": {"epochs": 2},
@@ -72,7 +72,7 @@ def prepare(asked: DriverRequest) -> Prepared:
 def test_a_dry_run_checks_a_function_and_says_what_a_run_would_do(tmp_path: Path) -> None:
     prepared = prepare(request(tmp_path, dry_run=True, num_workers=1, keep_last=4))
     assert prepared.plan.splitlines() == [
-        "  train     tests.compat.digits_function:train_digits on 1 worker, each with 1 CPU",
+        f"  train     {FUNCTIONS}:train_digits on 1 worker, each with 1 CPU",
         "  keep      the newest 4, the best 3 by loss",
         "  choose    the best by loss (min)",
         "  evaluate  nothing: there is no predictor",

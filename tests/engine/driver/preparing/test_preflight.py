@@ -19,7 +19,7 @@ from tests.engine.without_ray import stages_without_ray
 from tests.storage.samples import record
 from train_core.config import TrainConfig
 from train_core.engine.data.inputs import open_input
-from train_core.engine.data.recorded import check_continuation
+from train_core.engine.data.recorded_workload import check_continuation
 from train_core.engine.distributed.group import Group
 from train_core.engine.driver.preparing.preflight import check, new_record
 from train_core.engine.training.loop import Trainer

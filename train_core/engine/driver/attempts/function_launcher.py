@@ -11,14 +11,14 @@ from functools import partial
 
 from train_core.config import LOCAL
 from train_core.engine.cluster.scaling import ClusterWatch
-from train_core.engine.data.recorded import with_login
+from train_core.engine.data.recorded_workload import with_login
 from train_core.engine.distributed.rendezvous import RendezvousStore
 from train_core.engine.distributed.stop_source import post_stop
 from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.ray_train.attempt import ABORT, driver_host, start_fit
-from train_core.engine.ray_train.committer import commit_reports, uncovered_entries
 from train_core.engine.ray_train.origin import pinned_origin
+from train_core.engine.ray_train.reports.committer import commit_reports, uncovered_entries
 from train_core.engine.ray_train.task import DamagedFolderError, FunctionTask, TrainingEnds
 from train_core.errors import EvertrainError, StorageError, UserCodeError
 from train_core.policy.restarts import Asked

@@ -20,10 +20,10 @@ from train_core.engine.driver.stages import stages_of
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import ClusterWorkers
 from train_core.errors import ConfigError
-from train_core.log_lines import set_up_logging
 from train_core.policy.end_status import EndStatus
 from train_core.storage.coordination.job_mailbox import THE_JOB, Mailbox
 from train_core.storage.run_folder import RunFolder
+from train_core.text.log_lines import set_up_logging
 
 _log = logging.getLogger("train_core.driver")
 

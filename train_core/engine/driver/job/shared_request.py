@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from train_core.engine.data.recorded import with_defaults
+from train_core.engine.data.recorded_workload import with_defaults
 from train_core.engine.driver.preparing.preflight import effective
 from train_core.errors import RunBusyError
 from train_core.requests import DriverRequest, Request

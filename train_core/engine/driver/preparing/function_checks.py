@@ -6,7 +6,7 @@ from train_core.config import LOCAL, TrainConfig
 from train_core.datasets.protocols import Dataset, Split, Stream
 from train_core.engine.cluster.resources import check_resources
 from train_core.engine.data.inputs import open_input
-from train_core.engine.data.recorded import (
+from train_core.engine.data.recorded_workload import (
     check_settings,
     load_recorded,
     newest_files,

@@ -16,7 +16,7 @@ from train_core.engine.checkpoint.init_from import InitialState
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.cluster.resources import check_resources
 from train_core.engine.data.inputs import open_input
-from train_core.engine.data.recorded import (
+from train_core.engine.data.recorded_workload import (
     check_continuation,
     check_settings,
     files_in_record,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from train_core.config import TrainConfig
 from train_core.engine.cluster.resources import with_gpus
-from train_core.engine.data.recorded import check_continuation, with_defaults
+from train_core.engine.data.recorded_workload import check_continuation, with_defaults
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.driver.preparing.function_checks import check_function, plan_of
 from train_core.engine.driver.preparing.preflight import (
@@ -21,7 +21,7 @@ from train_core.engine.driver.preparing.preflight import (
 from train_core.engine.driver.preparing.unchanged import run_that_has_it
 from train_core.engine.driver.timing import Timing
 from train_core.engine.driver.workers import Workers
-from train_core.engine.tracking.mirror import Mirror
+from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Prepared
 from train_core.storage.records.amendments import Amendment

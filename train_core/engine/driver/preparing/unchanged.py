@@ -6,9 +6,9 @@ import logging
 
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import SPLITS
-from train_core.engine.data.recorded import with_known_defaults
+from train_core.engine.data.recorded_workload import with_known_defaults
 from train_core.errors import EvertrainError
-from train_core.policy.changes import Inputs, changes
+from train_core.policy.champion.changes import Inputs, changes
 from train_core.policy.logins import hide_logins
 from train_core.requests import DriverRequest, RecordedPipeline
 from train_core.storage.finished_runs import FinishedRun, finished_runs, is_run_finished

@@ -14,9 +14,9 @@ from functools import partial
 from mlflow.entities import LoggedModel, LoggedModelStatus
 
 from train_core.engine.tracking.client_settings import ONE_QUESTION
-from train_core.engine.tracking.datasets import dataset_id
+from train_core.engine.tracking.description.datasets import dataset_id
 from train_core.engine.tracking.found_runs import has_run
-from train_core.engine.tracking.journal_to_mlflow import ModelLink, plain_key
+from train_core.engine.tracking.metric_batches import ModelLink, plain_key
 from train_core.engine.tracking.models.lookups import (
     CHECKPOINT_TAG,
     DIGEST_TAG,

@@ -21,7 +21,7 @@ from mlflow.models import Model, ModelSignature, infer_signature
 
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.reader import load_weights
-from train_core.engine.data.recorded import load_recorded
+from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.tracking import serving
 from train_core.engine.tracking.models.code import code_of
 from train_core.engine.tracking.models.kept import known_models, model_of
@@ -32,7 +32,7 @@ from train_core.storage.coordination.pins import MLFLOW_MODEL, pin
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint
-from train_core.storage.verification import copy_files
+from train_core.storage.verification.checkpoints import copy_files
 
 
 def copy_kept_models(

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from mlflow import MlflowClient
 
-from train_core.engine.tracking.journal_to_mlflow import plain_key
+from train_core.engine.tracking.metric_batches import plain_key
 from train_core.policy.metric_names import TEST, full_name
 from train_core.results import ChampionEntry, Decision, GateResult
-from train_core.shown_text import shown
+from train_core.text.shown_text import shown
 
 GATE_TAG = "evertrain.gate"
 _OURS = re.compile(r"\*\*Version \d+ serves\*\* since ")

@@ -28,12 +28,12 @@ from train_core.engine.tracking.models.pages import (
 from train_core.engine.tracking.runs import MlflowRuns
 from train_core.engine.tracking.server import existing_client
 from train_core.errors import TrackingError
+from train_core.policy.champion.model_names import CHALLENGER, CHAMPION
 from train_core.policy.logins import public_uri
-from train_core.policy.model_names import CHALLENGER, CHAMPION
 from train_core.results import GateResult, ModelVersion
-from train_core.storage.decisions import gate_result, newest_decision
-from train_core.storage.model_registry import ModelRegistry
 from train_core.storage.records.names import CHECKPOINTS
+from train_core.storage.registered_models.decisions import gate_result, newest_decision
+from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
 
 VERSION_TAG = "evertrain.version"

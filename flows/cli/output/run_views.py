@@ -1,0 +1,41 @@
+"""Runs as the terminal and programs see them: a table of all, and one run's state."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from flows.cli.output.listings import print_rows
+from flows.defaults import default_storage
+from train_core.client.live import Live
+from train_core.client.run_summaries import list_runs, run_status
+from train_core.storage.run_folder import RunFolder
+
+
+def print_runs(storage: str, *, as_json: bool) -> None:
+    """Print the runs of a storage, oldest first."""
+    rows = [one.model_dump(exclude_unset=True) for one in list_runs(storage)]
+    print_rows(rows, as_json=as_json, empty=f"no runs in {storage}{_storage_origin(storage)}")
+
+
+def status_shown(folder: RunFolder, *, as_json: bool) -> dict[str, Any]:
+    """A run's state; its training's newest reading is one line, for programs a mapping."""
+    status = run_status(folder)
+    shown = status.model_dump(exclude={"driven_by", "live"})
+    if status.driven_by:
+        live = status.live and (status.live.model_dump() if as_json else _line(status.live))
+        shown |= {"driven by": status.driven_by, "live": live}
+    return shown
+
+
+def _line(live: Live) -> str:
+    return f"{live.stage}: {live}"
+
+
+def _storage_origin(storage: str) -> str:
+    """Which setting names that storage, if the command did not."""
+    if storage != default_storage():
+        return ""
+    if os.environ.get("EVERTRAIN_STORAGE"):
+        return ", which EVERTRAIN_STORAGE names"
+    return ": EVERTRAIN_STORAGE is not set, so runs are looked for below the current directory"

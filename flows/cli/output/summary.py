@@ -1,0 +1,66 @@
+"""The outcome of a pipeline run, for the terminal."""
+
+from __future__ import annotations
+
+from flows.cli.output.terminal import Screen
+from tasks.report.checkpoints import compared
+from tasks.report.numbers import number
+from train_core.policy.stop_reasons import StopReason
+from train_core.results import Report, TrainResult
+
+
+def print_summary(report: Report, report_uri: str, screen: Screen) -> None:
+    """Print the outcome. The last line is `report: <address of report.json>`."""
+    _print_checkpoints(report, screen)
+    # Not as a table: addresses are there to be copied, so they may not be wrapped.
+    for name, value in _facts(report).items():
+        if value:
+            screen.line(f"{name:<12} {value}")
+    screen.line(f"report: {report_uri}")
+
+
+def _print_checkpoints(report: Report, screen: Screen) -> None:
+    chosen_from = compared(report)
+    # A training function may report the epoch as a metric, too.
+    names = sorted({name for one in chosen_from for name in one.metrics} - {"step", "epoch"})
+    measured = "on validation" if report.evaluations else "as reported"
+    best = [one.name == report.best.name for one in chosen_from]
+    screen.table(
+        ["checkpoint", "step", "epoch", *names, ""],
+        [
+            [
+                *(one.name, str(one.step), str(one.epoch)),
+                *(number(one.metrics.get(name)) for name in names),
+                "best" if is_best else "",
+            ]
+            for one, is_best in zip(chosen_from, best, strict=True)
+        ],
+        title=f"Checkpoints of {report.run}, {measured}",
+        highlighted=best.index(True) if True in best else None,
+        right=True,
+    )
+
+
+def _facts(report: Report) -> dict[str, str]:
+    test = ", ".join(f"{name} {number(value)}" for name, value in report.test_metrics.items())
+    seconds = ", ".join(f"{stage} {spent:.1f}" for stage, spent in report.seconds.items())
+    timeline = ", ".join(f"{event} {at:.1f}" for event, at in report.timeline.items())
+    scored = report.predictions
+    return {
+        "best": "" if test else report.best.uri,
+        "test": test and f"{test} ({report.best.name})",
+        "gate": report.gate.summary if report.gate else "",
+        "seconds": seconds,
+        "since start": timeline,
+        "training": _length(report.train),
+        "predictions": f"{scored.uri} ({scored.num_rows} rows)" if scored else "",
+        "MLflow": report.tracking.url,
+        "see": "`evertrain ui`, in this folder, opens MLflow's and Prefect's pages",
+    }
+
+
+def _length(train: TrainResult) -> str:
+    if train.stopped_by == StopReason.FUNCTION_END:
+        # Its end counts as one more.
+        return f"{train.step - 1} reports"
+    return f"{train.samples_per_s:,.0f} samples/s, {train.step} steps"

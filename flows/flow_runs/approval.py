@@ -1,0 +1,92 @@
+"""A person's answer to a gate that asks for one: the flow run is suspended until it is given.
+
+A suspended flow run occupies no process, and survives a restart of worker and server. When it is
+resumed, a worker runs the flow again from its beginning: what is finished is not done twice, so it
+comes back here, and Prefect hands over the answer. Only a deployment's flow run can be suspended;
+after any other, `evertrain approve` gives the answer.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from prefect import runtime
+from prefect.events import emit_event
+from prefect.exceptions import Pause
+from prefect.flow_runs import suspend_flow_run
+from prefect.input import RunInput
+
+from tasks.driver_session.session import Session, stopped
+from tasks.report.gate import evidence_markdown
+from tasks.server.flow_run import deployment_of_flow_run
+from train_core.errors import StoppedError
+from train_core.policy.champion.gate import Outcome
+from train_core.results import Approval, GateResult
+
+WAITS = "evertrain.flow-run.waits"
+"""The event after a suspended flow run's last heartbeat; an automation expects it."""
+
+
+class ApprovalInput(RunInput):
+    """What the reviewer fills in."""
+
+    approve: bool
+    person: str
+    reason: str
+
+
+class AwaitsApprovalError(StoppedError):
+    """The flow run is suspended: what it has done so far is stored."""
+
+    def __init__(self, run: str, step: int, pause: Pause) -> None:
+        super().__init__(run, step)
+        self.pause = pause
+        """What Prefect's engine expects to be raised."""
+
+
+def approval_for(session: Session, result: GateResult) -> Approval | None:
+    """The answer, if the gate asks for one and it was given; None if nobody can be asked here.
+
+    Raises AwaitsApprovalError once the flow run is suspended.
+    """
+    if result.decision.outcome != Outcome.ASK or result.approval or result.entry:
+        return None
+    if not deployment_of_flow_run() or session.server is None:
+        return None
+    decision = result.decision
+    version = decision.challenger
+    instead = f"give the answer with `evertrain approve {version.model} {version.version}`"
+    if not session.server.wait_for_answer():
+        session.log.add_warning(f"nobody can be asked for approval now: {instead}")
+        return None
+    form = ApprovalInput.with_initial_data(
+        description=evidence_markdown(result), approve=False, person="", reason=""
+    )
+    # Another comparison is another question, and the same one is asked once. Prefect takes no dots.
+    key = f"approve-{version.version}-{decision.champion_number}"
+    try:
+        answer = suspend_flow_run(wait_for_input=form, key=key)
+    except Pause as pause:
+        step = stopped(session.request).step
+        raise AwaitsApprovalError(session.request.run, step, pause) from None
+    except Exception as error:  # noqa: BLE001 (whatever Prefect's client raises)
+        session.log.add_warning(f"nobody could be asked for approval ({error}): {instead}")
+        return None
+    return Approval(
+        version=version,
+        champion_number=decision.champion_number,
+        is_approved=answer.approve,
+        person=answer.person or "somebody",
+        reason=answer.reason or "no reason given",
+        created_at=datetime.now(UTC).isoformat(),
+    )
+
+
+def announce_wait() -> None:
+    """Tell the automation `evertrain-notice-death` to expect no heartbeat of this flow run.
+
+    It must be the last thing that the flow does. The automation sets a flow run to Crashed if none
+    of the events that it expects follows a heartbeat, and Prefect sends heartbeats until the flow
+    has returned, also while a suspended flow run closes its session.
+    """
+    emit_event(WAITS, resource={"prefect.resource.id": f"prefect.flow-run.{runtime.flow_run.id}"})

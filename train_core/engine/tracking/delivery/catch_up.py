@@ -1,0 +1,63 @@
+"""Sends MLflow the parts of a run that it missed, while no process drives the run."""
+
+from __future__ import annotations
+
+from train_core.engine.tracking.delivery.delivery_thread import TIMING, Timing
+from train_core.engine.tracking.delivery.mirror import Mirror
+from train_core.errors import TrackingError
+from train_core.policy.end_status import EndStatus
+from train_core.policy.logins import public_uri
+from train_core.results import Report, Tracking
+from train_core.storage.coordination import lease
+from train_core.storage.finished_runs import is_run_finished
+from train_core.storage.predictions import committed_predictions
+from train_core.storage.registered_models.decisions import gate_result, newest_decisions
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.validations import committed_validations
+
+
+def catch_up_at(run_url: str, tracking_uri: str) -> Tracking:
+    """`catch_up` of the run at this address."""
+    return catch_up(RunFolder.at(run_url), tracking_uri)
+
+
+def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> Tracking:
+    """Send MLflow the parts of the run that it missed; return where MLflow shows the run.
+
+    Raises RunBusyError if a process drives the run: the mirror of that process catches up by
+    itself. Raises TrackingError if MLflow refuses, cannot show a part of the run, or has not
+    received everything within `catch_up_s`.
+    """
+    held = lease.acquire(folder.store, folder.name)
+    with lease.alive_until_released(held):
+        found = folder.report()
+        report = Report.model_validate(found) if found else None
+        is_whole = is_run_finished(folder, found, folder.newest())
+        experiment = folder.record().requested.experiment
+        mirror = Mirror(folder, tracking_uri, experiment, is_live=False, timing=timing)
+        mirror.check()
+        mirror.start()
+        if folder.record().config.is_function:
+            mirror.log_evaluations(committed_validations(folder))
+        if report:
+            mirror.log_evaluations(report.evaluations)
+            mirror.log_outcome(report.best, report.test_metrics)
+        # Not the report's: what a person has answered since is no part of it, and a run that waits
+        # for an answer has none.
+        for decision in newest_decisions(folder):
+            mirror.log_gate(gate_result(folder, decision))
+        # The predictions of the report, and those of later batch inferences.
+        for predictions in committed_predictions(folder):
+            mirror.log_predictions(predictions)
+        is_sent = mirror.flush(timing.catch_up_s)
+        status = EndStatus.FINISHED if is_whole else EndStatus.KILLED
+        if held.end == EndStatus.FAILED and not is_whole:
+            status = EndStatus.FAILED
+        is_sent = mirror.close(status) and is_sent
+    if mirror.not_shown or not is_sent:
+        why = "; ".join(mirror.not_shown) or "it does not answer"
+        raise TrackingError(
+            f"MLflow at {public_uri(tracking_uri)} has not all of run {folder.name!r} ({why}). "
+            "Fix that and mirror the run again; nothing is sent twice"
+        )
+    return mirror.tracking()

@@ -1,0 +1,1 @@
+"""What MLflow is told of a run: its description, its parameters and its datasets."""

@@ -1,0 +1,127 @@
+"""The description of a run in MLflow: what the gate decided, what was trained, how it ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from train_core.engine.tracking.description.parameters import set_parameters
+from train_core.policy.metric_names import TEST, TRAIN, full_names
+from train_core.policy.stop_reasons import StopReason
+from train_core.results import CheckpointSummary
+from train_core.storage.records.run_record import RunRecord
+from train_core.storage.run_folder import Checkpoint
+
+_DIGEST_CHARS = 12
+_MAX_TEXT = 40
+_REASONS = {
+    StopReason.EPOCHS: "all epochs are trained",
+    StopReason.MAX_STEPS: "max_steps is reached",
+    StopReason.EARLY_STOPPING: "the monitored metric improved no more",
+    StopReason.MAX_DURATION: "max_duration_s is over",
+    StopReason.FUNCTION_END: "the training function returned",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a pipeline, as far as its description tells it."""
+
+    best: CheckpointSummary
+    test_metrics: Mapping[str, float | None]
+    decision: str = ""
+    """What the gate decided, in a line of Markdown; empty: no gate was asked."""
+    flow_run: str = ""
+    """The flow run that ended the pipeline, in Markdown; empty: unknown."""
+
+    def metrics(self, monitor: str) -> dict[str, float | None]:
+        """The monitored metric and those of the test split."""
+        chosen = {name: value for name, value in self.best.metrics.items() if name == monitor}
+        return chosen | full_names(TEST, self.test_metrics)
+
+
+@dataclass(frozen=True)
+class Links:
+    """Where a run can be looked at outside of MLflow, in Markdown; empty where it cannot."""
+
+    flow_run: str = ""
+    ray_job: str = ""
+
+
+def note(
+    record: RunRecord,
+    newest: Checkpoint | None,
+    status: str,
+    outcome: Outcome | None,
+    *,
+    folder_url: str,
+    links: Links,
+) -> str:
+    """Five lines of Markdown. `newest` is the newest checkpoint, `status` MLflow's of the run."""
+    best = "not chosen yet"
+    if outcome:
+        metrics = [
+            f"{name} {_number(v)}" for name, v in outcome.metrics(record.config.monitor).items()
+        ]
+        best = f"`{outcome.best.name}` (step {outcome.best.step})"
+        best += f": {', '.join(metrics)}" if metrics else ""
+    where = [f"run folder `{folder_url}`"]
+    if links.flow_run:
+        where.append(f"flow run {links.flow_run}")
+    if links.ray_job:
+        where.append(f"[Ray's job]({links.ray_job})")
+    lines = {
+        # MLflow's page folds what is below the first four or five lines of text.
+        "Gate": (outcome and outcome.decision) or "not asked",
+        "Best": best,
+        "Trained": _trained(record),
+        "Ended" if status != "RUNNING" else "Running": _ended(record, newest, status),
+        "Where": ", ".join(where),
+    }
+    return "\n".join(f"- **{name}**: {text}" for name, text in lines.items())
+
+
+def _trained(record: RunRecord) -> str:
+    name = record.config.workload.rpartition(":")[2]
+    data = ", ".join(_data(record.datasets))
+    chosen = ", ".join(f"{key} {_short(value)}" for key, value in set_parameters(record).items())
+    begun = f", beginning with `{record.origin.uri}`" if record.origin else ""
+    return (
+        f"`{name}`{f' on {data}' if data else ''}{begun}; "
+        f"{f'with {chosen}' if chosen else 'all parameters are defaults'}"
+    )
+
+
+def _data(datasets: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Each split with its samples; the training's with its digest, as that of the report."""
+    for split, facts in datasets.items():
+        digest = f", `{facts['digest'][:_DIGEST_CHARS]}`" if facts.get("digest") else ""
+        shown = digest if split == TRAIN else ""
+        yield f"{split} ({facts.get('samples', '?')} samples{shown})"
+
+
+def _ended(record: RunRecord, newest: Checkpoint | None, status: str) -> str:
+    begun = record.created_at[:16].replace("T", " ")
+    if newest is None:
+        so_far = "nothing is committed yet" if status == "RUNNING" else "nothing was committed"
+    else:
+        manifest, spent_s = newest.manifest, newest.manifest.elapsed_s
+        so_far = f"step {manifest.step}, epoch {manifest.epoch}"
+        if spent_s:
+            so_far += f", after {spent_s:,.0f} s of training"
+            if manifest.samples_seen:
+                so_far += f" at {manifest.samples_seen / spent_s:,.0f} samples/s"
+        if manifest.is_last:
+            so_far += f"; {_REASONS[StopReason(manifest.stopped_by)]}"
+    return f"since {begun} UTC, {so_far}" if status == "RUNNING" else f"{status}, {so_far}"
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"

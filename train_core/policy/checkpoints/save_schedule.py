@@ -1,0 +1,89 @@
+"""When a checkpoint is taken: what is due after a step, and what one that is in flight changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from train_core.policy.samples.steps import due
+from train_core.policy.stop_reasons import is_final
+
+
+class SaveDue(Enum):
+    """Whether a checkpoint is due after a step."""
+
+    NO = "no"
+    SCHEDULED = "scheduled"
+    UNSCHEDULED = "unscheduled"
+    """For a request to stop, or after one that failed: the next commit replaces it."""
+
+
+class Backpressure(Enum):
+    """What a checkpoint in flight means for the one that is due."""
+
+    NONE = "none"
+    WAIT = "wait"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True)
+class SaveRules:
+    """When checkpoints are scheduled; 0: not by this rule."""
+
+    every_steps: int = 0
+    every_epochs: int = 0
+    every_s: float = 0
+    skips_if_busy: bool = False
+    """Whether one that is due while another is in flight is left out."""
+
+
+@dataclass(frozen=True)
+class AfterStep:
+    """Where a training stands after a step, and after its validation if that is due."""
+
+    step: int
+    epoch: int
+    step_in_epoch: int
+    awaits_validation: bool = False
+    is_validated: bool = False
+    stopped_by: str = ""
+
+
+def save_due(
+    after: AfterStep,
+    rules: SaveRules,
+    *,
+    saved_step: int,
+    is_wanted: bool = False,
+    is_retry_wanted: bool = False,
+) -> SaveDue:
+    """Whether a checkpoint is due.
+
+    `is_wanted` is what rank 0's clock says by `is_due_by_time`; `is_retry_wanted` says that one
+    failed on any rank. Both are what all ranks received.
+    """
+    if saved_step == after.step:
+        return SaveDue.NO
+    by_epochs = after.step_in_epoch == 0 and due(rules.every_epochs, after.epoch)
+    by_rule = by_epochs or due(rules.every_steps, after.step) or is_wanted
+    # The choice of the best counts scheduled ones, and this one lacks its validation.
+    if not after.awaits_validation and (by_rule or is_final(after.stopped_by)):
+        return SaveDue.SCHEDULED
+    return SaveDue.UNSCHEDULED if after.stopped_by or is_retry_wanted else SaveDue.NO
+
+
+def is_due_by_time(rules: SaveRules, *, since_last_s: float, is_busy: bool) -> bool:
+    """Whether the time between two checkpoints is over; not if it would be left out anyway."""
+    is_over = 0 < rules.every_s <= since_last_s
+    return is_over and not (rules.skips_if_busy and is_busy)
+
+
+def backpressure(after: AfterStep, rules: SaveRules, *, is_busy: bool) -> Backpressure:
+    """What to do with a checkpoint that is due, where any rank still stores the last.
+
+    One with a validation is never skipped: the choice of the best must not depend on the storage.
+    """
+    if not is_busy:
+        return Backpressure.NONE
+    is_optional = not after.stopped_by and not after.is_validated
+    return Backpressure.SKIP if rules.skips_if_busy and is_optional else Backpressure.WAIT

@@ -1,0 +1,1 @@
+"""Registered models in the storage: versions, champions, and the gate's decisions."""

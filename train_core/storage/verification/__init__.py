@@ -1,0 +1,1 @@
+"""Verification: whether a checkpoint and a run still are what was committed."""

@@ -1,0 +1,1 @@
+"""Text that people read: in a terminal, in a log, on a page."""
