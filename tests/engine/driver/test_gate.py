@@ -101,8 +101,8 @@ class Pipeline:
 class Place:
     """A copy of the trained runs, where the gates of a test do their work."""
 
-    def __init__(self, trained: Path, storage: Path, pool: WorkerPool) -> None:
-        shutil.copytree(trained, storage)
+    def __init__(self, copied: Path, storage: Path, pool: WorkerPool) -> None:
+        shutil.copytree(copied, storage)
         self.storage = str(storage)
         self.registry = ModelRegistry(self.storage, MODEL)
         self._pool = pool
@@ -153,6 +153,36 @@ class Place:
 @pytest.fixture
 def place(trained: Path, tmp_path: Path, pool: WorkerPool) -> Place:
     return Place(trained, tmp_path / "runs", pool)
+
+
+@pytest.fixture(scope="module")
+def with_champion(
+    trained: Path, pool: WorkerPool, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The storage after the gate of "bad", which is the first champion."""
+    place = Place(trained, tmp_path_factory.mktemp("champion") / "runs", pool)
+    assert place.gated("bad").entry
+    return Path(place.storage)
+
+
+@dataclass
+class Overtaken:
+    """A storage where "same" was to follow the champion "bad", and "good" came first."""
+
+    storage: Path
+    decided: GateResult
+    """Of "same", in comparison with "bad"."""
+
+
+@pytest.fixture(scope="module")
+def overtaken(
+    with_champion: Path, pool: WorkerPool, tmp_path_factory: pytest.TempPathFactory
+) -> Overtaken:
+    place = Place(with_champion, tmp_path_factory.mktemp("overtaken") / "runs", pool)
+    with place.driving("same", min_improvement=-1) as (pipeline, _):
+        decided = pipeline.decide()
+        place.gated("good")
+    return Overtaken(Path(place.storage), decided)
 
 
 def check_log(place: Place) -> None:
@@ -264,17 +294,21 @@ def end_at(place: Place, name: str, number: int, *, done: bool) -> bool:
 @pytest.mark.promise("gate-killed")
 @pytest.mark.parametrize("done", [False, True], ids=["before it", "after it"])
 @pytest.mark.parametrize(
-    ("champion", "expected"),
-    [("", ["good"]), ("bad", ["bad", "good"])],
+    ("begun_with", "expected"),
+    [("trained", ["good"]), ("with_champion", ["bad", "good"])],
     ids=["first", "second"],
 )
 def test_a_gate_that_ends_at_any_change_is_completed_by_the_next_driver(
-    trained: Path, tmp_path: Path, pool: WorkerPool, champion: str, expected: list[str], done: bool
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    pool: WorkerPool,
+    begun_with: str,
+    expected: list[str],
+    done: bool,
 ) -> None:
+    storage: Path = request.getfixturevalue(begun_with)
     for number in count(1):
-        place = Place(trained, tmp_path / f"{number}", pool)
-        if champion:
-            place.gated(champion)
+        place = Place(storage, tmp_path / f"{number}", pool)
         is_through = end_at(place, "good", number, done=done)
         check_log(place)
         # What the dead one had committed, the next one uses.
@@ -341,23 +375,21 @@ def test_who_comes_second_is_compared_with_the_one_who_came_first(place: Place) 
     [pytest.param(False, id="a retry"), pytest.param(True, id="another driver", marks=SLOW)],
 )
 def test_one_that_is_overtaken_and_ends_at_any_change_is_completed(
-    trained: Path, tmp_path: Path, pool: WorkerPool, done: bool, is_new_driver: bool
+    overtaken: Overtaken, tmp_path: Path, pool: WorkerPool, done: bool, is_new_driver: bool
 ) -> None:
     for number in count(1):
-        place = Place(trained, tmp_path / f"{number}", pool)
-        place.gated("bad")
-        with place.driving("same", min_improvement=-1) as (pipeline, store):
-            decided = pipeline.decide()
-            place.gated("good")
-            store.fail_at(len(store.operations) + number, done=done)
+        place = Place(overtaken.storage, tmp_path / f"{number}", pool)
+        notes = tmp_path / f"notes-{number}"
+        with place.driving("same", notes, min_improvement=-1) as (pipeline, store):
+            store.fail_at(number, done=done)
             try:
-                pipeline.promote(decided)
+                pipeline.promote(overtaken.decided)
                 is_through = True
             except StorageError:
                 is_through = False
             store.work_again()
             if not is_new_driver:
-                result = pipeline.promote(decided)
+                result = pipeline.promote(overtaken.decided)
         if is_new_driver:
             result = place.gated("same", min_improvement=-1)
         assert result.entry
@@ -465,13 +497,11 @@ def delete_run(place: Place) -> str:
 @pytest.mark.promise("gate-rules")
 @pytest.mark.parametrize("spoil", [delete_checkpoint, damage_weights, delete_run])
 def test_a_champion_that_cannot_be_scored_is_a_persons_matter(
-    place: Place, pool: WorkerPool, spoil: Callable[[Place], str]
+    with_champion: Path, tmp_path: Path, pool: WorkerPool, spoil: Callable[[Place], str]
 ) -> None:
-    place.gated("bad")
+    # The workers keep a model that they have verified: they have not seen this copy.
+    place = Place(with_champion, tmp_path / "runs", pool)
     why = spoil(place)
-    if spoil is damage_weights:
-        # The workers keep a model that they have verified.
-        pool.close()
     with place.driving("good") as (pipeline, _):
         asked = pipeline.to_the_end()
         assert asked.decision.outcome is Outcome.ASK
