@@ -6,6 +6,9 @@ FAST := tests/policy tests/storage tests/datasets tests/engine/metrics \
 	$(patsubst %,tests/engine/checkpoint/test_%.py,row_shards snapshot state) \
 	tests/engine/tools/test_compare.py tests/engine/training/test_loop.py
 
+# Many short processes import evertrain: with its bytecode kept, each starts sooner.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help venv demo ui test test-fast test-all exact hostile chaos soak night mutants check format bench-pipeline \
 	bench-checkpoint bench-recovery bench-functions bench-listing bench-mirror clean

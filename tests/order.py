@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,13 +33,9 @@ GROUPS = {
 }
 """By how their names below `tests/` begin; every other file is a group of its own."""
 LONGEST = (
-    *(
-        CLUSTER,
-        DEPLOYMENTS,
-        PIPELINES,
-        "engine/driver/test_driver",
-        "engine/driver/job/test_remote_stages",
-    ),
+    *(CLUSTER, DEPLOYMENTS, PIPELINES, "flows/test_gate", "engine/driver/job/test_remote_stages"),
+    *("compat/test_reports", "hostile/test_hostile_folders", "engine/driver/test_driver"),
+    *("engine/driver/test_gate", "engine/cluster/test_pool"),
     *(
         "engine/training/test_exact",
         "engine/driver/attempts/test_launchers",
@@ -67,13 +63,14 @@ MEASURES_TIME = (
     ),
     "storage/objects/test_standstill",
 )
-"""They say how long something takes. They come last, when those that were begun first have ended;
-and no test of these runs beside one that loads both cores.
+"""They say how long something takes, and wait for most of it. They come last, when those that were
+begun first have ended; and no test of these runs beside one that loads both cores.
 """
 LOADS_BOTH_CORES = (
     *(CLUSTER, DEPLOYMENTS, PIPELINES, "chaos/", "flows/deployment/", "engine/driver/test_driver"),
     *("engine/driver/attempts/test_launchers", "engine/driver/job/test_remote_stages"),
     *("engine/training/test_exact", "engine/training/test_entries", "flows/test_secrets"),
+    *("engine/driver/test_gate", "flows/test_gate"),
 )
 """Whole pipelines and trainings, by how their groups begin."""
 
@@ -96,21 +93,27 @@ def place_of(nodeid: str) -> int:
 
 @contextmanager
 def cores_for(group: str, locks: Path) -> Iterator[None]:
-    """Wait until a test of the group may run, and keep it so: a lock that all processes share.
+    """Wait until a test of the group may run, and keep it so: locks that all processes share.
 
-    Many that load both cores hold it at once, one that measures time holds it alone, and those
-    that wait for it are not overtaken.
+    Those that load both cores run side by side, and those that measure time do; never one kind
+    beside the other. A test that waits is not overtaken.
     """
     if group in MEASURES_TIME:
-        how = fcntl.LOCK_EX
+        kinds = ["measuring", "loading"]
     elif group.startswith(LOADS_BOTH_CORES):
-        how = fcntl.LOCK_SH
+        kinds = ["loading", "measuring"]
     else:
         yield
         return
-    with (locks / "queue").open("w") as queue, (locks / "cores").open("w") as cores:
+    with ExitStack() as files:
+        queue, own, other = (
+            files.enter_context((locks / name).open("w")) for name in ("queue", *kinds)
+        )
         fcntl.flock(queue, fcntl.LOCK_EX)
-        fcntl.flock(cores, how)
+        # Nobody of the other kind runs any more, and none can begin before `own` is taken.
+        fcntl.flock(other, fcntl.LOCK_EX)
+        fcntl.flock(own, fcntl.LOCK_SH)
+        fcntl.flock(other, fcntl.LOCK_UN)
         fcntl.flock(queue, fcntl.LOCK_UN)
         yield
 

@@ -116,6 +116,7 @@ def test_a_function_without_a_predictor_has_no_model(tmp_path: Path, tracking_ur
     assert log_best(run, tracking_uri, report(run)) == ""
 
 
+@pytest.mark.slow
 def test_the_newest_predictor_makes_the_model(tmp_path: Path, tracking_uri: str) -> None:
     run = digits_run(tmp_path, predictor="tests.compat.no_such_module:predictor")
     best, folder = report(run), run.folder
