@@ -1,4 +1,4 @@
-"""Links in README and docs lead to files and headings that are there."""
+"""Links and modules that README and docs name are there."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "deployments/**/*.md")
     for page in ROOT.glob(pattern)
 )
-PICTURES = ROOT / "docs/pictures"
-MAX_PICTURE_BYTES = 200_000
-"""A clone gets every one of them."""
+MODULES = [
+    f"/{path.relative_to(ROOT)}"
+    for folder in ("benchmarks", "deployments", "flows", "tasks", "tests", "train_core")
+    for path in (ROOT / folder).rglob("*.py")
+]
 
 
 def without_code(text: str) -> str:
@@ -43,12 +45,29 @@ def broken(page: Path) -> Iterator[str]:
             yield link
 
 
+def without_file(page: Path) -> list[str]:
+    """The modules that a page names, by a path or the end of one, and that are not there."""
+    named = re.findall(r"`([\w/.-]*\w\.py)(?::\w+)?`", page.read_text())
+    return [name for name in named if not any(one.endswith(f"/{name}") for one in MODULES)]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_to_a_file_and_a_heading_that_are_there(page: Path) -> None:
     assert list(broken(page)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_module_that_a_page_names_is_there(page: Path) -> None:
+    assert without_file(page) == []
 
 
 def test_a_link_to_what_is_not_there_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# One page\n[a](#one-page) [b](#two) ![c](c.png) [d](page.md) `[e](e.md)`\n")
     assert list(broken(page)) == ["#two", "c.png"]
+
+
+def test_a_module_that_is_not_there_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("`train_core/config/gate.py`, `gate.py`, `no_such/gate.py`, `ate.py:main`\n")
+    assert without_file(page) == ["no_such/gate.py", "ate.py"]
