@@ -16,7 +16,7 @@ PAGES = sorted(
 )
 MODULES = [
     f"/{path.relative_to(ROOT)}"
-    for folder in ("benchmarks", "deployments", "flows", "tasks", "tests", "train_core")
+    for folder in ("benchmarks", "deployments", "docs", "flows", "tasks", "tests", "train_core")
     for path in (ROOT / folder).rglob("*.py")
 ]
 
