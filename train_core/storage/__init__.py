@@ -5,18 +5,17 @@ An import goes down this list only:
     cleanup/            deletes what nothing keeps: by the rules, after a death, `prune`
     fork                begins a run with a checkpoint of another one
     run_writer          creates, commits and deletes, in the name of an attempt
-    decisions           what the gate decided on a run's versions
-    model_registry      the registered models of a storage, and their champions
+    verification/       whether a checkpoint and a whole run are what was committed
+    registered_models/  the registered models of a storage, their champions, the gate's decisions
     finished_runs       the runs of a storage, and whether one is over
     addresses           what people call a run or a checkpoint
     predictions         what batch inferences committed
-    run_verification    whether all of a run is what was committed
+    validations         what validation functions of a training function measured
     run_checks          what is checked before a folder is used
     run_reports         what report.json says
-    verification        whether a checkpoint is what was committed
     run_folder          reads a run; its docstring has the layout
     committed           finds what was committed, by a listing, and opens it
     coordination/       who may do what: lease, heartbeat, pins, requests to stop, mailbox
     records/            what lies in a run folder: names, manifest, journal, run.json, …
-    objects/            a folder on any storage: Store, one backend a kind, retries, transfer
+    objects/            a folder on any storage: Store, retries, transfer, and its backends/
 """

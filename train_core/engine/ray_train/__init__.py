@@ -1,12 +1,11 @@
 """Training functions that were written for Ray Train: they run on Ray Train itself.
 
-seam                the one file with private names of Ray: the worker's calls, seen and carried out
-source              a folder that a rank reports: where it is read, and what becomes of it
+ray_private_hooks   the one file with private names of Ray: what a function calls in its worker
 trainer             a function, or a factory's trainer, made ready for one attempt
-reporter            a rank's reports, in their order, each settled with the other ranks
-committer           rank 0's side: one checkpoint of the run folder for each reported folder
-channel             the ranks' messages, by the driver's store
-folder              the files of a reported folder: which rank stores which
-plain               metrics as plain numbers and texts
+trainer_settings    what a factory's trainer says of workers and checkpoints
+origin              the folder of another run that a function begins with
+attempt, task       one attempt, and what its workers are sent
+reports/            each rank's reports, and the checkpoint of the run folder that they become
+validations         what validation functions measure, in the driver
 timing              the times of all of these
 """

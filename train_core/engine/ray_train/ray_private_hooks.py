@@ -1,4 +1,4 @@
-"""The seam: what a training function asks of Ray Train, seen and carried out in its worker.
+"""Private hooks of Ray Train: what a training function calls in its worker, seen and carried out.
 
 This is the one file with private names of Ray Train. `set_train_fn_utils` takes the object that
 every public function of `ray.train` calls, whenever the function has imported it.

@@ -1,1 +1,8 @@
-"""The checkpoints of a training: when one is due, its files, the best, and which are kept."""
+"""The checkpoints of a training.
+
+* `save_schedule`: when a checkpoint is taken
+* `save_state`: what became of the last one
+* `layout`: which tensor is in which file, and which rank writes it
+* `selection`: which checkpoint is best
+* `retention`: which checkpoints stay, and why
+"""
