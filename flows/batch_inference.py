@@ -22,11 +22,11 @@ from train_core.policy.champion.model_names import ModelAddress
 from train_core.requests import ScoringRequest
 from train_core.results import CheckpointSummary, ModelVersion, PredictionsResult
 from train_core.storage.addresses import absolute
-from train_core.storage.finished_runs import newest_finished
 from train_core.storage.records.names import LATEST, CheckpointName
 from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_reports import reported_best
+from train_core.storage.runs_of_storage import newest_finished
 
 BEST = "best"
 

@@ -1,4 +1,4 @@
-"""The mirror flow: it sends MLflow the metrics and models that it missed while it was down."""
+"""The mirror flow: it sends MLflow the metrics and models that MLflow missed in an outage."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from flows.defaults import default_storage, default_tracking_uri
 from train_core.config import TrainConfig
-from train_core.config.gate import GateOptions
+from train_core.config.gate_options import GateOptions
 from train_core.policy.logins import hide_secrets
 from train_core.requests import DEFAULT_EXPERIMENT, DriverRequest, MirrorWeights, PipelineRequest
 from train_core.storage.addresses import absolute

@@ -1,4 +1,4 @@
-"""The retrain flow: train, evaluate, select the best, test it and infer with it, publish."""
+"""The retrain flow: train, evaluate, select the best, test it, infer, gate, promote, publish."""
 
 from __future__ import annotations
 

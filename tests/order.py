@@ -35,7 +35,7 @@ GROUPS = {
 LONGEST = (
     *(CLUSTER, DEPLOYMENTS, PIPELINES, "flows/test_gate", "engine/driver/job/test_remote_stages"),
     *("compat/test_reports", "hostile/test_hostile_folders", "engine/driver/test_driver"),
-    *("engine/driver/test_gate", "engine/cluster/test_pool"),
+    *("engine/driver/test_gate_stages", "engine/cluster/test_pool"),
     *(
         "engine/training/test_exact",
         "engine/driver/attempts/test_launchers",
@@ -70,7 +70,7 @@ LOADS_BOTH_CORES = (
     *(CLUSTER, DEPLOYMENTS, PIPELINES, "chaos/", "flows/deployment/", "engine/driver/test_driver"),
     *("engine/driver/attempts/test_launchers", "engine/driver/job/test_remote_stages"),
     *("engine/training/test_exact", "engine/training/test_entries", "flows/test_secrets"),
-    *("engine/driver/test_gate", "flows/test_gate"),
+    *("engine/driver/test_gate_stages", "flows/test_gate"),
 )
 """Whole pipelines and trainings, by how their groups begin."""
 

@@ -69,5 +69,5 @@ def test_a_link_to_what_is_not_there_is_found(tmp_path: Path) -> None:
 
 def test_a_module_that_is_not_there_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("`train_core/config/gate.py`, `gate.py`, `no_such/gate.py`, `ate.py:main`\n")
-    assert without_file(page) == ["no_such/gate.py", "ate.py"]
+    page.write_text("`tasks/train.py`, `train.py`, `no_such/train.py`, `rain.py:main`\n")
+    assert without_file(page) == ["no_such/train.py", "rain.py"]

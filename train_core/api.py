@@ -1,6 +1,7 @@
 """The public names of `train_core`: what a workload's author, a script or a notebook imports.
 
-They are imported from `train_core` itself. Each name is loaded when it is used, so that
+They are imported from `train_core` itself; predictors that are ready to use from
+`train_core.predictors`. Each name is loaded when it is used, so that
 `from train_core import TrainConfig` loads neither torch nor Ray.
 """
 

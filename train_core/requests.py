@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from train_core.config import TrainConfig
-from train_core.config.gate import GateOptions
+from train_core.config.gate_options import GateOptions
 from train_core.errors import CheckedOnlyError, UnchangedError
 from train_core.results import Result
 

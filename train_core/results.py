@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from train_core.policy.champion.gate import Evidence, GateRules, Outcome
+from train_core.policy.champion.gate_decision import Evidence, GateRules, Outcome
 from train_core.policy.checkpoints.selection import Order
 
 _BECAME, _WAITS = "became champion", "waits for approval"

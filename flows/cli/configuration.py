@@ -1,4 +1,4 @@
-"""Values below the flags of `retrain`: those of a file, and those that its run recorded."""
+"""Defaults of `retrain`, over which flags win: of a `--config` file, then those of its run."""
 
 from __future__ import annotations
 

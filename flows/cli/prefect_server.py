@@ -1,7 +1,7 @@
 """Prefect inside the command line: a temporary server, started while Ray starts.
 
-Set before Prefect is imported, and only where the user has set nothing else; a worker that runs
-a deployment does not come here.
+Its settings are made before Prefect is imported, and never override the user's. A worker that runs
+a deployment does not use this module.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput
 
 from tasks.driver_session.session import Session, stopped
-from tasks.report.gate import evidence_markdown
+from tasks.report.gate_table import evidence_markdown
 from tasks.server.flow_run import deployment_of_flow_run
 from train_core.errors import StoppedError
-from train_core.policy.champion.gate import Outcome
+from train_core.policy.champion.gate_decision import Outcome
 from train_core.results import Approval, GateResult
 
 WAITS = "evertrain.flow-run.waits"

@@ -9,16 +9,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.report.gate import evidence_markdown
+from tasks.report.gate_table import evidence_markdown
 from tasks.report.markdown import code, link, plain, table
 from tasks.report.numbers import number
 from train_core.errors import StorageError
 from train_core.policy.metric_names import TEST, VALIDATION, short_names
 from train_core.results import Report
-from train_core.storage.finished_runs import finished_runs
 from train_core.storage.records.names import REPORT_JSON
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.runs_of_storage import finished_runs
 
 Datasets = Mapping[str, Mapping[str, Any]]
 """The samples of each split, and its digest if it has one, as run.json records them."""

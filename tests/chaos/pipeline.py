@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 from tests.chaos.stages import SHOWN, is_held
 from tests.engine.digests import digest_of_training
 from tests.flows.mlflow_side import shown_at
-from train_core.policy.champion.gate import Outcome
+from train_core.policy.champion.gate_decision import Outcome
 from train_core.results import Report
 from train_core.storage.cleanup.orphans import find_orphans
 from train_core.storage.coordination import job_mailbox
 from train_core.storage.coordination.lease import newest_attempt
 from train_core.storage.coordination.pins import MLFLOW_MODEL, REGISTERED_MODEL, valid_pins
-from train_core.storage.objects.backends.local_disk import TEMPORARY
+from train_core.storage.objects.backends.disk_files import TEMPORARY
 from train_core.storage.objects.store import Store
 from train_core.storage.registered_models.decisions import newest_decisions
 from train_core.storage.registered_models.model_registry import ModelRegistry

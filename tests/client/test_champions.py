@@ -14,7 +14,7 @@ from tests.storage.samples import commit, manifest, record
 from train_core.client import champions
 from train_core.client.runs import delete_run, prune_run
 from train_core.errors import ConfigError
-from train_core.policy.champion.gate import Outcome
+from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.results import ModelVersion
 from train_core.storage.coordination.pins import REGISTERED_MODEL, pin

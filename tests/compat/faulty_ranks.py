@@ -21,7 +21,7 @@ from tests.storage.killed import kill_before_each_change
 from train_core import TrainConfig
 from train_core.engine.checkpoint import journal_buffer
 from train_core.engine.ray_train.task import FunctionTask
-from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
+from train_core.storage.cleanup.orphans import delete_orphans_of_the_dead
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
 

@@ -13,10 +13,10 @@ from train_core.engine.driver.attempts.function_launcher import _keep_metrics
 from train_core.errors import FencedError
 from train_core.policy.stop_reasons import StopReason
 from train_core.storage.cleanup.superseded import delete_superseded
-from train_core.storage.finished_runs import is_training_finished
 from train_core.storage.records.documents import MAX_ENTRIES
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
+from train_core.storage.runs_of_storage import is_training_finished
 
 
 def keep(folder: RunFolder, ranks: Ranks, why: StopReason = StopReason.FAILURE) -> None:

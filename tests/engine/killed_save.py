@@ -16,7 +16,8 @@ from tests.engine.alone import run
 from tests.storage.faulty_store import FaultyStore
 from tests.storage.killed import kill_before_each_change
 from train_core.engine.checkpoint import journal_buffer
-from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead, delete_superseded
+from train_core.storage.cleanup.orphans import delete_orphans_of_the_dead
+from train_core.storage.cleanup.superseded import delete_superseded
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
 

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from flows.parameters import RetrainParameters, new_run_name
 from tests.storage.samples import record
 from train_core.config import TrainConfig
-from train_core.config.gate import GateOptions
-from train_core.policy.champion.gate import GateRules
+from train_core.config.gate_options import GateOptions
+from train_core.policy.champion.gate_decision import GateRules
 from train_core.requests import DriverRequest, PipelineRequest, RecordedPipeline
 from train_core.storage.records.names import check_run_name
 from train_core.storage.run_folder import RunFolder

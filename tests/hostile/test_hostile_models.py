@@ -16,7 +16,7 @@ from tests.client.test_champions import MODEL, Models
 from tests.hostile.whole_run import Anything, reseal, resealed
 from train_core.client.checkpoints import verify_run
 from train_core.errors import CheckpointError
-from train_core.policy.champion.gate import Outcome
+from train_core.policy.champion.gate_decision import Outcome
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import LARGEST_NUMBER, MAX_DOCUMENT_BYTES, with_checksum
 from train_core.storage.registered_models.model_registry import ModelRegistry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from train_core.policy.champion.gate import Evidence, GateRules, Outcome, Score
+from train_core.policy.champion.gate_decision import Evidence, GateRules, Outcome, Score
 from train_core.results import Approval, ChampionEntry, Comparison, Decision, ModelVersion
 
 MODEL = "Digits"

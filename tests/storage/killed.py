@@ -17,8 +17,8 @@ from itertools import count
 
 from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
+from train_core.storage.cleanup.orphans import delete_orphans_of_the_dead
 from train_core.storage.cleanup.prune import Pruning
-from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt

@@ -32,7 +32,7 @@ OF_DATA = {
     ("train_core/engine/data/input_files.py", "self._store.piece"),
     ("train_core/engine/data/input_files.py", "store.chunks"),
     ("train_core/engine/data/input_files.py", "store.read"),
-    ("train_core/engine/driver/preparing/origin.py", "store.chunks"),
+    ("train_core/engine/driver/preparing/init_source.py", "store.chunks"),
     ("train_core/workloads/idx.py", "store.piece"),
     ("train_core/workloads/idx.py", "store.read"),
     ("train_core/workloads/resnet.py", "DataStore(folder).read"),

@@ -16,7 +16,7 @@ STORAGE = "train_core/storage"
 OWNERS = (
     f"{STORAGE}/run_writer.py",
     f"{STORAGE}/fork.py",
-    f"{STORAGE}/model_registry.py",
+    f"{STORAGE}/registered_models/model_registry.py",
     f"{STORAGE}/cleanup",
     f"{STORAGE}/coordination",
     f"{STORAGE}/records",
@@ -82,7 +82,7 @@ def test_coordination_changes_nothing_but_its_own_objects() -> None:
 
 
 def test_the_registry_of_models_creates_documents_in_its_own_logs_and_changes_no_other() -> None:
-    found = list(changes_and_names(ROOT / STORAGE / "model_registry.py"))
+    found = list(changes_and_names(ROOT / STORAGE / "registered_models" / "model_registry.py"))
     assert found
     for call, named in found:
         assert call.startswith("self.store.create("), call

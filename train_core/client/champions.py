@@ -14,9 +14,9 @@ from typing import TypeVar
 from train_core.client.isolated import isolated_call
 from train_core.entry_points import SHOW_ALIASES, SHOW_GATE
 from train_core.errors import CheckpointError, ConfigError
-from train_core.policy.champion.champions import Reign, champion_before
-from train_core.policy.champion.gate import Outcome
+from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.champion.model_names import is_model_name
+from train_core.policy.champion.rollback import Reign, champion_before
 from train_core.results import Approval, ChampionEntry, GateResult, ModelVersion, Result
 from train_core.storage.committed import in_threads
 from train_core.storage.registered_models.decisions import (

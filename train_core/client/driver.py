@@ -2,7 +2,8 @@
 
 Ray, torch and MLflow live there and not in the flow's process: a Ray started from a thread
 that ends takes its program with it, and Prefect runs tasks in threads. The two talk in JSON
-lines; the driver ends when the program that started it does.
+lines; the driver ends when the program that started it does. With a `ray_address`, Ray, torch and
+MLflow live in a job of the cluster, which outlives the driver, and the driver only forwards calls.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Functions that need torch or MLflow, each called in a process of its own.
 
-Like the driver, a door for programs that import neither themselves.
+Like the driver, for programs that import neither themselves.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ from train_core.results import Result
 from train_core.storage.committed import Scan
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.holder import Holder
-from train_core.storage.finished_runs import is_run_finished, read_runs
 from train_core.storage.objects.store import Store
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.runs_of_storage import is_run_finished, read_runs
 
 _DIGEST_SHOWN = 8
 

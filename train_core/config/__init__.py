@@ -2,18 +2,25 @@
 
 `TrainConfig` is the whole of it: it is what `fit` takes, what `run.json` records and what the
 flow's parameters extend. A field whose schema says `may_change` can be given another value
-when an unfinished run is continued; every other field decides the numbers and may not.
+when an unfinished run is continued. Every other field decides the numbers, which checkpoint is the
+best, or where the training ends, and may not change.
 
-A new parameter is a field of one of the groups: in `training.py` the workload, the length, the
-steps, the monitored metric and the first weights; in `checkpoints.py` when checkpoints are written
-and which are kept; in `resources.py` the workers and where they run. Nothing else has to change:
-the flow, the command line and `deployments/prefect.yaml` take their parameters from here.
+A new parameter is a field of one of the groups:
+
+* `training_options`: the workload, the length, the steps, the monitored metric, the first weights
+* `checkpoint_options`: when checkpoints are written, which are kept, and the limits of waiting
+* `worker_options`: the workers and where they run
+* `function_options`: what only a training function has; if functions obey the new parameter, it is
+  named in `_USED` there
+* `gate_options`: when a new model becomes champion
+
+The flow, the command line and `deployments/prefect.yaml` take their parameters from here.
 """
 
-from train_core.config.options import MAY_CHANGE
-from train_core.config.resources import LOCAL, available_cpus, loopback_interface
+from train_core.config.option_groups import MAY_CHANGE
 from train_core.config.train_config import TrainConfig
-from train_core.config.training import WorkloadName
+from train_core.config.training_options import WorkloadName
+from train_core.config.worker_options import LOCAL, available_cpus, loopback_interface
 
 __all__ = [
     "LOCAL",

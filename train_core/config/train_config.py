@@ -1,4 +1,7 @@
-"""What a training is asked to do: all of its parameters, checked where they are made."""
+"""All parameters of a training, assembled from the groups in `*_options.py`.
+
+A new parameter is a field there; this file has only the checks across groups.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,17 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from train_core.config.checkpoints import CheckpointOptions, RetentionOptions
-from train_core.config.function import FunctionOptions
-from train_core.config.options import may_change
-from train_core.config.resources import WorkerOptions
-from train_core.config.training import (
+from train_core.config.checkpoint_options import CheckpointOptions, RetentionOptions
+from train_core.config.function_options import FunctionOptions
+from train_core.config.option_groups import may_change
+from train_core.config.training_options import (
     InitOptions,
     LengthOptions,
     MonitorOptions,
     StepOptions,
     WorkloadOptions,
 )
+from train_core.config.worker_options import WorkerOptions
 from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.policy.checkpoints.save_schedule import SaveRules
 from train_core.policy.logins import hide_logins

@@ -1,1 +1,1 @@
-"""What moves: the loop, the checkpointer, Ray, evaluation, inference, the MLflow mirror."""
+"""What runs in the driver and in the workers: training, checkpoints, Ray, scoring, MLflow."""

@@ -1,4 +1,4 @@
-"""The address that models in MLflow name which an earlier evertrain has logged."""
+"""The old name of `tracking/serving.py`: models that earlier versions logged are loaded by it."""
 
 from train_core.engine.tracking.serving import _load_pyfunc
 

@@ -2,8 +2,7 @@
 
 * `samples/`: the numbers of a training: seeds, the order of samples, steps and shards
 * `checkpoints/`: when a checkpoint is taken, its files, which is best, which stay
-* `champion/`: the gate's decision, the champions of a model, whether a training is worth it
-* `segments`: how many segments of the journal become one
+* `champion/`: the gate's decision, the way back to an earlier champion, what has changed since
 
 How attempts and runs go on and end:
 
@@ -11,6 +10,10 @@ How attempts and runs go on and end:
 * `restarts`: what follows an attempt
 * `stop_reasons`: why a training ends, and whether that still holds
 * `end_status`: how a run ended
+
+Files:
+
+* `journal_segments`: which segments of the journal become one
 
 Names:
 

@@ -7,7 +7,7 @@ An import goes down this list only:
     run_writer          creates, commits and deletes, in the name of an attempt
     verification/       whether a checkpoint and a whole run are what was committed
     registered_models/  the registered models of a storage, their champions, the gate's decisions
-    finished_runs       the runs of a storage, and whether one is over
+    runs_of_storage     the runs of a storage, and whether one is over
     addresses           what people call a run or a checkpoint
     predictions         what batch inferences committed
     validations         what validation functions of a training function measured

@@ -4,10 +4,10 @@ Others write their own objects, and no others: `fork` copies a checkpoint into a
 deletes, `coordination` has leases, pins, requests to stop and mailboxes
 (tests/storage/test_one_writer.py lists all of them).
 
-What an attempt changes is fenced: `RunWriter` has the attempt's number, and looks at the lease
-before each commit and each deletion. `ResultWriter` is the part of it that needs no lease. The
-functions beside them need none, either: a run is created before anybody drives it, and a quarantine
-mark is created once, by the process that met the damage.
+What an attempt changes is fenced: `RunWriter` has the attempt's number, and checks the lease before
+each commit and before it deletes anything that was committed. `ResultWriter` is the part of it that
+needs no lease. `create_run` and `quarantine` need none, either: a run is created before anybody
+drives it, and a quarantine mark is created once, by the process that met the damage.
 """
 
 from __future__ import annotations

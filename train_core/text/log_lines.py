@@ -1,4 +1,4 @@
-"""How processes of ours log: plain lines, which the flow hears; a warning says that it is one."""
+"""How drivers and workers log: plain lines that the flow reads; a warning has a mark before it."""
 
 from __future__ import annotations
 

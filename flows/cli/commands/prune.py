@@ -11,8 +11,8 @@ from flows.cli.arguments import InStorage
 from flows.cli.output.listings import Row, print_rows
 from flows.defaults import tracking_uri_of
 from train_core.client.runs import prune_run, retention_rules
-from train_core.config.checkpoints import RetentionOptions
-from train_core.config.options import overrides_of
+from train_core.config.checkpoint_options import RetentionOptions
+from train_core.config.option_groups import overrides_of
 from train_core.errors import ConfigError
 from train_core.storage.addresses import absolute, find
 from train_core.storage.cleanup.prune import Finding

@@ -1,4 +1,4 @@
-"""The door to the terminal: whatever a command shows goes through here, and nothing goes round it.
+"""All output of commands to the terminal goes through this module.
 
 What is shown may come from a run folder that somebody else wrote, or from an argument. So control
 characters are shown as escapes, markup of rich is plain text, secrets in addresses are masked, and

@@ -15,7 +15,7 @@ from tests.storage.samples import record
 from train_core.client.isolated import export_weights
 from train_core.engine.checkpoint.reader import load_state, load_weights
 from train_core.engine.checkpoint.state import pack
-from train_core.engine.driver.preparing.origin import find_origin
+from train_core.engine.driver.preparing.init_source import find_origin
 from train_core.policy.checkpoints.layout import part_of
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run

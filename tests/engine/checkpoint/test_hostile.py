@@ -31,8 +31,8 @@ from train_core.engine.scoring.evaluate import load_model
 from train_core.engine.tools.compare import compare_runs
 from train_core.errors import CheckpointError, EvertrainError
 from train_core.policy.checkpoints.retention import RetentionRules
+from train_core.storage.cleanup.orphans import delete_orphans_of_the_dead
 from train_core.storage.cleanup.prune import Pruning
-from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.pins import pin
 from train_core.storage.records.manifest import FileEntry

@@ -19,7 +19,7 @@ from train_core.client.isolated import compare_checkpoints, export_weights
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.init_from import InitialState
 from train_core.engine.checkpoint.reader import load_state, load_weights
-from train_core.engine.driver.preparing.origin import find_origin
+from train_core.engine.driver.preparing.init_source import find_origin
 from train_core.engine.driver.preparing.preflight import check, new_record
 from train_core.errors import CheckpointError, ConfigError
 from train_core.requests import DriverRequest

@@ -10,7 +10,7 @@ from safetensors.torch import load
 
 from train_core.engine.checkpoint.snapshot import Snapshot
 from train_core.engine.distributed.group import Group
-from train_core.storage.objects.backends.local_disk import BLOCK_BYTES
+from train_core.storage.objects.backends.disk_files import BLOCK_BYTES
 
 
 def state(*, value: float, rows: int = 3, dtype: torch.dtype = torch.float32) -> dict[str, Any]:

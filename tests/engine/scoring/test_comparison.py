@@ -35,7 +35,7 @@ from train_core.engine.scoring.comparison import (
     mcnemar,
     recalls,
 )
-from train_core.engine.scoring.rows import RowScoring
+from train_core.engine.scoring.gate_rows import RowScoring
 from train_core.errors import ConfigError
 from train_core.policy.metric_names import LOSS
 from train_core.results import McNemar

@@ -20,11 +20,11 @@ from tests.engine.tracking.run_builder import RunBuilder
 from train_core.config import TrainConfig
 from train_core.datasets.arrays import ArrayDataset
 from train_core.datasets.protocols import Split
-from train_core.engine.driver.preparing.origin import find_origin
+from train_core.engine.driver.preparing.init_source import find_origin
 from train_core.engine.tracking.delivery.mirror import Mirror
+from train_core.engine.tracking.mlflow_runs import MlflowRuns
 from train_core.engine.tracking.models.logged import copy_weights
 from train_core.engine.tracking.models.lookups import model_id_of, unregistered_checkpoints
-from train_core.engine.tracking.runs import MlflowRuns
 from train_core.engine.tracking.serving import SERVED_FILE
 from train_core.errors import ConfigError, StorageError, TrackingError
 from train_core.loading import load_workload

@@ -21,7 +21,7 @@ from flows.cli.refusals import with_plain_json
 from tests.marks import slow
 from tests.web import QuietFiles, served
 from train_core.errors import ConfigError
-from train_core.storage.objects.served import refuse_unserved
+from train_core.storage.objects.supported_protocols import refuse_unserved
 
 LONG = "9" * 5000
 PASSWORD = "hunter2"

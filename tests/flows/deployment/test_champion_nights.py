@@ -17,7 +17,7 @@ from tests.flows.conftest import isolated
 from tests.flows.deployment.champion_nights import MODEL, run_nights
 from tests.flows.deployment.deployed import Server, all_flow_runs, found
 from train_core.client.champions import champions, versions
-from train_core.policy.champion.gate import Outcome
+from train_core.policy.champion.gate_decision import Outcome
 from train_core.results import GateResult
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

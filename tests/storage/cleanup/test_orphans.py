@@ -10,11 +10,15 @@ import pytest
 
 from tests.storage.samples import commit, manifest, save
 from train_core.errors import FencedError, StorageError
-from train_core.storage.cleanup.orphans import collect_orphans, delete_orphans, find_orphans
-from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
+from train_core.storage.cleanup.orphans import (
+    collect_orphans,
+    delete_orphans,
+    delete_orphans_of_the_dead,
+    find_orphans,
+)
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.pins import pin, pinned
-from train_core.storage.objects.backends import local_disk
+from train_core.storage.objects.backends import disk_files
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry
 from train_core.storage.records.names import CheckpointName
@@ -248,10 +252,10 @@ def test_results_without_a_manifest_are_deleted_once_nobody_works_on_them(
 
 WRITER = """
 import os, signal, sys
-from train_core.storage.objects import local_disk
+from train_core.storage.objects.backends import disk_files
 from train_core.storage.run_writer import begin_attempt
-with local_disk.temporary_beside(sys.argv[1]) as temporary:
-    local_disk.write_new(temporary, b"half", durable=False)
+with disk_files.temporary_beside(sys.argv[1]) as temporary:
+    disk_files.write_new(temporary, b"half", durable=False)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -261,7 +265,7 @@ def test_temporary_files_of_killed_processes_are_deleted(folder: RunFolder) -> N
     place = Path(folder.url) / "checkpoints/step-00000001-a0001"
     subprocess.run([sys.executable, "-c", WRITER, str(place / "model")], check=False)
     (killed,) = place.iterdir()
-    with local_disk.temporary_beside(str(place / "state")) as ours:
+    with disk_files.temporary_beside(str(place / "state")) as ours:
         Path(ours).write_bytes(b"half")
         # It may be of another machine, where its writer lives.
         folder.store.sweep()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.syncs import Named, Syncs, recorded
-from train_core.storage.objects.backends.local_disk import BLOCK_BYTES
+from train_core.storage.objects.backends.disk_files import BLOCK_BYTES
 from train_core.storage.objects.store import Store
 
 DATA = os.urandom(3 * BLOCK_BYTES + 5)  # whole blocks, and a rest

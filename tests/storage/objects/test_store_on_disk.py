@@ -14,7 +14,7 @@ import pytest
 from blake3 import blake3
 
 from train_core.errors import ConfigError, StorageError
-from train_core.storage.objects.backends.local_disk import BLOCK_BYTES
+from train_core.storage.objects.backends.disk_files import BLOCK_BYTES
 from train_core.storage.objects.store import Store
 
 

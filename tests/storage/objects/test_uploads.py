@@ -25,11 +25,11 @@ from tests.storage.samples import commit, record
 from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.storage.cleanup.orphans import (
     collect_orphans,
+    delete_orphans_of_the_dead,
     delete_unfinished_results,
     find_orphans,
 )
 from train_core.storage.cleanup.prune import Pruning
-from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.pins import pin, pinned

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.storage.champions import MODEL, approval, decision, entry, version
 from tests.storage.samples import damaged, record
 from train_core.errors import CheckpointError, ConfigError, FencedError
-from train_core.policy.champion.gate import Evidence, Improvement, Outcome, Score
+from train_core.policy.champion.gate_decision import Evidence, Improvement, Outcome, Score
 from train_core.results import Decision, McNemar
 from train_core.storage.records.documents import with_checksum
 from train_core.storage.registered_models.decisions import (

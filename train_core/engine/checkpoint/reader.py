@@ -1,4 +1,4 @@
-"""Reading a checkpoint's files: verified, put together, without a copy where it can be.
+"""Reads a checkpoint's files, verifies them and reassembles split tensors, with few copies.
 
 model.safetensors       parameters and buffers; loads with safetensors alone
 optimizer.safetensors   `state/<parameter>/<name>`: moments and steps

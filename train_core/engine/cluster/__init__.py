@@ -1,1 +1,4 @@
-"""Everything that imports Ray: the pool of workers, its placement, its failures."""
+"""Ray: starting it, its jobs, the pool of workers, their placement, calls to them and failures.
+
+Ray Train is in `engine/ray_train`.
+"""

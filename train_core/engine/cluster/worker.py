@@ -1,4 +1,7 @@
-"""A worker: a Ray actor that runs functions named `module:name`, one after the other."""
+"""A worker: a Ray actor that runs functions named `module:name`, one after the other.
+
+What a training does at SIGTERM is in `engine/training/stop_listener.py`; here nothing handles it.
+"""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from train_core.datasets.recorded import RecordedData
 from train_core.errors import HiddenLoginError, RunConflictError, WorkloadError
 from train_core.loading import load_workload, parse_settings
 from train_core.policy.logins import has_hidden_login, hide_logins, with_login_of
-from train_core.storage.finished_runs import recorded_runs
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import Origin, RunRecord
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.runs_of_storage import recorded_runs
 from train_core.workload import Workload
 
 

@@ -1,9 +1,9 @@
 """The control message: what every rank has to know of a step, in one small all-reduce.
 
 It carries each shard's loss in a slot of its own, so that the sum of all ranks' messages is exact
-and each rank adds up the losses in the same order, and the requests of the ranks. The message of
-a step travels while backward computes and is read before the next step: what one rank requests,
-all ranks do after the same step.
+and each rank adds up the losses in the same order, and the requests of the ranks. It is
+sent after the step's last backward pass, travels while gradients and buffers are exchanged, and is
+read before the next step: what one rank requests, all ranks do after the same step.
 """
 
 from __future__ import annotations

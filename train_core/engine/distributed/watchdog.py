@@ -3,7 +3,8 @@
 It is the interpreter's own, a thread that waits for no lock: it also fires when a library hangs
 within one. What it writes, `Timeout` and the stacks of all threads, goes to stderr, and so into the
 log. If one rank is frozen from outside, the ranks that wait for it fire too; the driver notices the
-frozen process by the pings in `engine/cluster/calls.py`.
+frozen process by the pings in `engine/cluster/worker_calls.py`. A training function is not watched:
+`hang_timeout_s` has no effect on it.
 """
 
 from __future__ import annotations

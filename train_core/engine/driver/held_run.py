@@ -11,7 +11,7 @@ from train_core.engine.driver.timing import TIMING, Timing
 from train_core.errors import StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.storage.cleanup.dead_scorers import clearing_dead_scorers
-from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
+from train_core.storage.cleanup.orphans import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.lease import Lease
 from train_core.storage.run_folder import RunFolder

@@ -1,4 +1,4 @@
-"""The stages of a batch inference: it scores with a run that exists, which nobody has to have."""
+"""The stages of a batch inference: it reads an existing run, and takes no lease."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from train_core.storage.validations import committed_validations
 
 if TYPE_CHECKING:
     from train_core.engine.cluster.pool import WorkerPool
-    from train_core.engine.driver.gate import Gate
+    from train_core.engine.driver.gate_stages import Gate
 
 
 def stages_of(request: Request, workers: Workers, job: str = "", timing: Timing = TIMING) -> Stages:
@@ -189,7 +189,7 @@ class RunStages:
         return PoolLauncher(self._workers.for_training(self.config))
 
     def _gate(self, stage: str) -> Gate:
-        from train_core.engine.driver.gate import Gate
+        from train_core.engine.driver.gate_stages import Gate
 
         held, options = self._checked(stage), self._request.pipeline.gate
         if options is None:

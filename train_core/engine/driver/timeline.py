@@ -1,4 +1,4 @@
-"""When a pipeline reached what it waits for, since the process that was asked for it began."""
+"""Seconds from the start of the process that was asked for a pipeline until its milestones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The times of the driver, in seconds."""
+"""The times of the driver, in seconds.
+
+`storage/objects/retry_policy.py` lists all numbers that matter on a slow storage.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ class Timing:
     Whatever the driver uses gets its times from here.
     """
 
-    # Those of other rooms.
+    # Those of other packages.
     coordination: CoordinationTiming = field(default_factory=CoordinationTiming)
     """Of leases and mailboxes, which all processes of a run share."""
     cluster: ClusterTiming = field(default_factory=ClusterTiming)

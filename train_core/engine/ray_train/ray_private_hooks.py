@@ -1,4 +1,4 @@
-"""Private hooks of Ray Train: what a training function calls in its worker, seen and carried out.
+"""Intercepts what a training function calls of Ray Train in its worker, such as `report`.
 
 This is the one file with private names of Ray Train. `set_train_fn_utils` takes the object that
 every public function of `ray.train` calls, whenever the function has imported it.
@@ -30,7 +30,7 @@ from ray.train.v2.api.reported_checkpoint import ReportedCheckpoint, ReportedChe
 
 from train_core.engine.checkpoint.verified_folder import cache_of, verified_folder
 from train_core.engine.distributed.rendezvous import Membership
-from train_core.engine.ray_train.origin import reported_at
+from train_core.engine.ray_train.init_folder import reported_at
 from train_core.engine.ray_train.reports.channel import ReportChannel
 from train_core.engine.ray_train.reports.plain import plain
 from train_core.engine.ray_train.reports.reporter import Reporter

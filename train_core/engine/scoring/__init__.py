@@ -1,1 +1,1 @@
-"""Evaluation and batch inference with a checkpoint."""
+"""Scoring with checkpoints: evaluation, batch inference, and the evidence of a gate."""

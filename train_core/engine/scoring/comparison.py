@@ -20,7 +20,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat, dim_zero_sum
 
 from train_core.errors import ConfigError
-from train_core.policy.champion.gate import Improvement
+from train_core.policy.champion.gate_decision import Improvement
 from train_core.policy.checkpoints.selection import Order
 from train_core.results import McNemar
 

@@ -16,9 +16,9 @@ def show_batch_inference(run_url: str, predictions_url: str, tracking_uri: str) 
     have the run, and what its client raises if it does not answer.
     """
     ONE_QUESTION.apply()
-    from train_core.engine.tracking.found_runs import has_run
-    from train_core.engine.tracking.runs import MlflowRuns
-    from train_core.engine.tracking.stage_runs import show_predictions
+    from train_core.engine.tracking.existing_mlflow_runs import has_run
+    from train_core.engine.tracking.mlflow_runs import MlflowRuns
+    from train_core.engine.tracking.show_stages import show_predictions
 
     folder = RunFolder.at(run_url)
     experiment = folder.record().requested.experiment

@@ -16,7 +16,7 @@ from train_core.datasets.protocols import fetch
 from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.metrics import figures, score_figures
 from train_core.engine.metrics.scores import Scores, WorstSample
-from train_core.engine.tracking.runs import MlflowRuns
+from train_core.engine.tracking.mlflow_runs import MlflowRuns
 from train_core.results import EvaluationResult
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import parse_json

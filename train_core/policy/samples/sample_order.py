@@ -1,4 +1,7 @@
-"""Which sample is at which position of an epoch's order, derived from the seed and the epoch."""
+"""Which sample is at which position of an epoch's order, derived from the seed and the epoch.
+
+A stream has an order of its own (`datasets/protocols.py`).
+"""
 
 from __future__ import annotations
 

@@ -209,3 +209,12 @@ def _manifests(
 
 def _segments(manifests: Iterable[CheckpointManifest]) -> set[str]:
     return {entry.name for manifest in manifests for entry in manifest.journal}
+
+
+def delete_orphans_of_the_dead(writer: RunWriter) -> None:
+    """Delete what earlier attempts left without a commit; a failure leaves it to the next."""
+    try:
+        for orphan in collect_orphans(writer):
+            _log.info("deleted %s of run %r: %s", orphan.key, writer.folder.name, orphan.why)
+    except (OSError, CheckpointError) as error:
+        _log.warning("what an earlier attempt left could not be deleted: %s", error)

@@ -1,4 +1,4 @@
-"""Retention while a run is driven: after each commit, and when an attempt begins."""
+"""Retention while a run is driven: after each commit, and when its training ends."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from train_core.config import TrainConfig
-from train_core.errors import CheckpointError, EvertrainError, FencedError
+from train_core.errors import EvertrainError, FencedError
 from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
-from train_core.storage.cleanup.orphans import collect_orphans
 from train_core.storage.cleanup.verdicts import verdicts
 from train_core.storage.records.names import JOURNAL
 from train_core.storage.run_folder import Checkpoint
@@ -68,12 +67,3 @@ def _delete_merged_segments(
     # mirror may, finds a beginning without a gap, and not what comes after one.
     for name in sorted(listed[True] - listed[False], reverse=True):
         folder.store.delete(f"{JOURNAL}/{name}")
-
-
-def delete_orphans_of_the_dead(writer: RunWriter) -> None:
-    """Delete what earlier attempts left without a commit; a failure leaves it to the next."""
-    try:
-        for orphan in collect_orphans(writer):
-            _log.info("deleted %s of run %r: %s", orphan.key, writer.folder.name, orphan.why)
-    except (OSError, CheckpointError) as error:
-        _log.warning("what an earlier attempt left could not be deleted: %s", error)

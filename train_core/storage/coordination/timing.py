@@ -1,4 +1,7 @@
-"""The seconds by which processes that share a run judge one another."""
+"""The seconds by which processes that share a run judge one another.
+
+`storage/objects/retry_policy.py` lists all numbers that matter on a slow storage.
+"""
 
 from __future__ import annotations
 

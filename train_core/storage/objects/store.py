@@ -2,7 +2,7 @@
 
 Small objects are written whole, by fsspec. `put` is for a checkpoint's large files: on S3 obstore
 sends them in parallel parts, on a disk they are written past the system's cache
-(`local_disk.write_large`).
+(`disk_files.write_large`).
 `create` writes an object that must not exist yet, in one step that has one winner: it is what every
 commit and every lease stands on. `StoreReader` is the half that reads.
 """

@@ -1,7 +1,7 @@
 """A folder on any fsspec storage, to be read: addresses, retries, objects and listings.
 
 Small objects are read whole, by fsspec. `load` is for a checkpoint's large files: on S3 obstore
-fetches them in parallel parts, on a disk they are mapped (`local_disk.map_file`). Nothing goes
+fetches them in parallel parts, on a disk they are mapped (`disk_files.map_file`). Nothing goes
 through `open()`, whose single stream is an order of magnitude slower on an object store. Errors
 that pass by themselves are tried again (`retry_policy.py`).
 """
@@ -18,10 +18,9 @@ from fsspec.core import has_magic
 from fsspec.utils import get_protocol, stringify_path
 
 from train_core.errors import ConfigError
-from train_core.storage.objects.backends import disk as disk_backend
-from train_core.storage.objects.backends import s3 as s3_backend
-from train_core.storage.objects.backends.backend import Backend
-from train_core.storage.objects.backends.local_disk import TEMPORARY
+from train_core.storage.objects.backends import disk, s3
+from train_core.storage.objects.backends.disk_files import TEMPORARY
+from train_core.storage.objects.backends.fsspec_backend import Backend
 from train_core.storage.objects.retry_policy import (
     DEFAULT,
     RetryPolicy,
@@ -31,8 +30,8 @@ from train_core.storage.objects.retry_policy import (
 )
 
 _BACKENDS: dict[str, type[Backend]] = {
-    **dict.fromkeys(disk_backend.PROTOCOLS, disk_backend.DiskBackend),
-    **dict.fromkeys(s3_backend.PROTOCOLS, s3_backend.S3Backend),
+    **dict.fromkeys(disk.PROTOCOLS, disk.DiskBackend),
+    **dict.fromkeys(s3.PROTOCOLS, s3.S3Backend),
 }
 """By protocol; every other one is spoken to through fsspec alone."""
 _T = TypeVar("_T")

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from train_core.errors import CheckpointError
-from train_core.policy.segments import segments_to_merge
+from train_core.policy.journal_segments import segments_to_merge
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import Count, parse_json
 from train_core.storage.records.manifest import FileEntry

@@ -1,4 +1,7 @@
-"""Every name in a run folder, built and parsed here and nowhere else."""
+"""The names in a run folder, built and parsed here.
+
+`storage/coordination` names its heartbeats, requests to stop and calls itself.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.tracking.delivery.delivery_thread import Timing
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.engine.tracking.metric_batches import Position
-from train_core.engine.tracking.runs import MlflowRuns
+from train_core.engine.tracking.mlflow_runs import MlflowRuns
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
 from train_core.storage.records.data_files import SourceRecord

@@ -17,7 +17,7 @@ from train_core.engine.distributed.stop_source import post_stop
 from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.ray_train.attempt import ABORT, driver_host, start_fit
-from train_core.engine.ray_train.origin import pinned_origin
+from train_core.engine.ray_train.init_folder import pinned_origin
 from train_core.engine.ray_train.reports.committer import commit_reports, uncovered_entries
 from train_core.engine.ray_train.task import DamagedFolderError, FunctionTask, TrainingEnds
 from train_core.errors import EvertrainError, StorageError, UserCodeError

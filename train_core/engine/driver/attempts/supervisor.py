@@ -26,14 +26,14 @@ from train_core.policy.restarts import (
     after_attempt,
 )
 from train_core.policy.stop_reasons import StopReason
-from train_core.storage.cleanup.superseded import delete_orphans_of_the_dead
+from train_core.storage.cleanup.orphans import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.lease import Lease
 from train_core.storage.coordination.stop_request import stop_request
-from train_core.storage.finished_runs import is_training_finished
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter, next_attempt
+from train_core.storage.runs_of_storage import is_training_finished
 
 _log = logging.getLogger("train_core.driver")
 

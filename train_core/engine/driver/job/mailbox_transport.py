@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from train_core.described_errors import describe
-from train_core.engine.driver.job.callers import Callers
+from train_core.engine.driver.job.caller_heartbeats import Callers
 from train_core.engine.driver.job.outbox import Outbox
 from train_core.engine.driver.job.shared_request import refuse_another
 from train_core.engine.driver.server import CLOSE, PREPARE, as_answer

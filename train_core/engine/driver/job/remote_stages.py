@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from train_core.engine.cluster.jobs import RayJobsClient
 from train_core.engine.driver.job.attachment import Attachment
-from train_core.engine.driver.job.choice import JobChoice, JobOfRun, JobOfScoring
+from train_core.engine.driver.job.job_of_request import JobChoice, JobOfRun, JobOfScoring
 from train_core.engine.driver.server import CLOSE, PREPARE
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.entry_points import JOB

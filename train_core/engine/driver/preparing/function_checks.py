@@ -13,7 +13,7 @@ from train_core.engine.data.recorded_workload import (
 )
 from train_core.engine.driver.preparing.preflight import Checked, check_request_continues
 from train_core.engine.metrics.measure import check_split
-from train_core.engine.ray_train.origin import find_reported
+from train_core.engine.ray_train.init_folder import find_reported
 from train_core.errors import ConfigError, HiddenLoginError, users_code
 from train_core.loading import load_function
 from train_core.policy.logins import has_hidden_login, hide_logins

@@ -27,7 +27,7 @@ from train_core.engine.data.recorded_workload import (
     without_login,
 )
 from train_core.engine.distributed.fsdp import check_passes
-from train_core.engine.driver.preparing.origin import find_origin
+from train_core.engine.driver.preparing.init_source import find_origin
 from train_core.engine.metrics.measure import check_split, split_metrics
 from train_core.engine.scoring.gate_metric import check_gate
 from train_core.engine.tools.provenance import code_of, fingerprint

@@ -11,9 +11,9 @@ from train_core.errors import EvertrainError
 from train_core.policy.champion.changes import Inputs, changes
 from train_core.policy.logins import hide_logins
 from train_core.requests import DriverRequest, RecordedPipeline
-from train_core.storage.finished_runs import FinishedRun, finished_runs, is_run_finished
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
+from train_core.storage.runs_of_storage import FinishedRun, finished_runs, is_run_finished
 
 # What the numbers may depend on, too, but changes with the machine that a night happens to run on.
 _OF_THE_MACHINE = ("machine", "cpu_capability", "device", "num_workers", "threads_per_worker")

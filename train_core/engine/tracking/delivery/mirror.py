@@ -28,7 +28,7 @@ from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from train_core.config import TrainConfig
-    from train_core.engine.tracking.runs import MlflowRuns
+    from train_core.engine.tracking.mlflow_runs import MlflowRuns
 
 _log = logging.getLogger(__name__)
 
@@ -181,6 +181,6 @@ def _show_figures(runs: MlflowRuns, result: EvaluationResult, config: TrainConfi
 
 def _stages() -> ModuleType:
     """The functions that show a stage; imported late, as they load MLflow and matplotlib."""
-    from train_core.engine.tracking import stage_runs
+    from train_core.engine.tracking import show_stages
 
-    return stage_runs
+    return show_stages

@@ -21,7 +21,7 @@ from train_core.storage.run_folder import RunFolder
 if TYPE_CHECKING:
     from train_core.config import TrainConfig
     from train_core.engine.tracking.description.note import Outcome
-    from train_core.engine.tracking.runs import MlflowRuns
+    from train_core.engine.tracking.mlflow_runs import MlflowRuns
     from train_core.engine.tracking.system import SystemMetrics
 
 MAX_SAMPLES = 1000
@@ -107,7 +107,7 @@ class RunSender:
     ) -> None:
         """Show the outcome on the parent run, and tell it in every later description."""
         from train_core.engine.tracking.description.note import Outcome
-        from train_core.engine.tracking.stage_runs import show_outcome
+        from train_core.engine.tracking.show_stages import show_outcome
 
         self._outcome = Outcome(best, test_metrics, decision, flow_run)
         show_outcome(runs, self._outcome)
@@ -148,7 +148,7 @@ class RunSender:
             raise
 
     def _open_runs(self) -> MlflowRuns:
-        from train_core.engine.tracking.runs import MlflowRuns
+        from train_core.engine.tracking.mlflow_runs import MlflowRuns
 
         runs = MlflowRuns(
             self._folder,
@@ -187,7 +187,7 @@ class Commits:
 
     def send(self, runs: MlflowRuns) -> None:
         """Send the entries that MLflow does not have, if there is a new commit."""
-        from train_core.engine.tracking.stage_runs import show_training
+        from train_core.engine.tracking.show_stages import show_training
 
         committed = self._committed_names()
         if self._sent is None or not committed <= self._sent:

@@ -23,10 +23,10 @@ from train_core.config import TrainConfig
 from train_core.engine.checkpoint.reader import load_weights
 from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.tracking import serving
+from train_core.engine.tracking.mlflow_runs import MlflowRuns
 from train_core.engine.tracking.models.code import code_of
 from train_core.engine.tracking.models.kept import known_models, model_of
 from train_core.engine.tracking.models.lookups import COPIED, WEIGHTS_TAG, is_copied
-from train_core.engine.tracking.runs import MlflowRuns
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination.pins import MLFLOW_MODEL, pin
 from train_core.storage.objects.store import Store

@@ -11,8 +11,8 @@ from pathlib import Path
 import fsspec
 
 from train_core.storage.objects import regular_files
-from train_core.storage.objects.backends import local_disk
-from train_core.storage.objects.backends.backend import Backend
+from train_core.storage.objects.backends import disk_files
+from train_core.storage.objects.backends.fsspec_backend import Backend
 from train_core.storage.objects.digests import new_digest
 
 PROTOCOLS = ("file", "local")
@@ -46,7 +46,7 @@ class DiskBackend(Backend):
         self, left_s: float, path: str, root: str | None, size_bytes: int
     ) -> tuple[memoryview, str]:
         """The file as memory, and its digest; as `Backend.load`, but without a limit of time."""
-        return local_disk.map_file(path, size_bytes, root)
+        return disk_files.map_file(path, size_bytes, root)
 
     def names(self, left_s: float, folder: str) -> set[str]:
         """The names directly below. Raises FileNotFoundError or NotADirectoryError."""
@@ -76,23 +76,23 @@ class DiskBackend(Backend):
     ) -> str:
         """Give `write` the file's bytes; as `Backend.pass_on`, but without a limit of time."""
         with regular_files.opened(path, root) as file:
-            return local_disk.read_through(file, size_bytes, write)
+            return disk_files.read_through(file, size_bytes, write)
 
     def write(self, left_s: float, path: str, data: bytes, *, durable: bool) -> None:
         """Write or replace a file, whole."""
-        with local_disk.temporary_beside(path) as temporary:
-            local_disk.write_new(temporary, data, durable=durable)
-            local_disk.replace(path, temporary, durable=durable)
+        with disk_files.temporary_beside(path) as temporary:
+            disk_files.write_new(temporary, data, durable=durable)
+            disk_files.replace(path, temporary, durable=durable)
 
     def create(self, left_s: float, path: str, data: bytes) -> None:
         """Write a file that must not exist yet; durable and whole, or not there.
 
         Every commit and lease stands on it: `link` fails where there is a file.
         """
-        with local_disk.temporary_beside(path) as temporary:
-            local_disk.write_new(temporary, data, durable=True)
+        with disk_files.temporary_beside(path) as temporary:
+            disk_files.write_new(temporary, data, durable=True)
             os.link(temporary, path)
-        local_disk.sync(os.path.dirname(path))
+        disk_files.sync(os.path.dirname(path))
 
     def put(self, left_s: float, path: str, data: memoryview) -> str:
         """Store the bytes as a new file, durable when this returns; their digest.
@@ -102,33 +102,33 @@ class DiskBackend(Backend):
         digest = new_digest()
         # The digest is computed while the disk writes.
         with ThreadPoolExecutor(1, "write") as thread:
-            written = thread.submit(local_disk.write_large, path, data)
+            written = thread.submit(disk_files.write_large, path, data)
             digest.update(data)
             written.result()
         return digest.hexdigest()
 
     def upload(self, left_s: float, local: str | Path, path: str) -> None:
         """Copy a local file; whole and durable when this returns."""
-        local_disk.copy_file(str(local), path)
+        disk_files.copy_file(str(local), path)
 
     def copy(self, left_s: float, source: str, root: str | None, path: str) -> None:
         """Copy a file; whole and durable when this returns."""
-        local_disk.copy_file(source, path, root)
+        disk_files.copy_file(source, path, root)
 
     def link_or_copy(self, left_s: float, source: str, root: str | None, path: str) -> None:
         """Give the file a second name, or copy it where the disk cannot."""
         if root is not None:
             regular_files.size_of(source, root)
-        local_disk.link_or_copy_file(source, path)
+        disk_files.link_or_copy_file(source, path)
 
     def delete(self, left_s: float, path: str) -> None:
         """Delete the file, the link or the folder with all that is in it; fine if it is gone."""
-        local_disk.delete(path)
+        disk_files.delete(path)
 
     def check_inside(self, path: str, root: str) -> None:
         """Raise ConfigError if a link on the way to `path` leads out of the folder `root`."""
-        local_disk.check_inside(path, root)
+        disk_files.check_inside(path, root)
 
     def sweep(self, root: str) -> None:
         """Delete the temporary files below `root` of processes that were killed."""
-        local_disk.sweep(root, self.retry_policy.abandoned_s)
+        disk_files.sweep(root, self.retry_policy.abandoned_s)

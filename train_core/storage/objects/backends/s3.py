@@ -11,7 +11,7 @@ import fsspec
 from fsspec.asyn import sync
 
 from train_core.storage.objects import uploads
-from train_core.storage.objects.backends.backend import Backend
+from train_core.storage.objects.backends.fsspec_backend import Backend
 from train_core.storage.objects.backends.s3_client import bucket_of, builtin_errors
 from train_core.storage.objects.digests import new_digest
 from train_core.storage.objects.regular_files import check_size

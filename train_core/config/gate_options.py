@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from train_core.config.options import Options
-from train_core.policy.champion.gate import GateRules
+from train_core.config.option_groups import Options
+from train_core.policy.champion.gate_decision import GateRules
 from train_core.policy.champion.model_names import check_model_name
 
 ModelName = Annotated[str, AfterValidator(lambda name: name and check_model_name(name))]

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from train_core.config import TrainConfig
-from train_core.config.gate import GateOptions
+from train_core.config.gate_options import GateOptions
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.driver.held_run import HeldRun
-from train_core.engine.scoring.gate import measure
+from train_core.engine.scoring.gate_evidence import measure
 from train_core.errors import CheckpointError
-from train_core.policy.champion.gate import Outcome, decide
+from train_core.policy.champion.gate_decision import Outcome, decide
 from train_core.policy.champion.model_names import default_model_name
 from train_core.results import (
     Approval,

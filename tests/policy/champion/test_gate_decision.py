@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train_core.policy.champion.gate import Evidence, GateRules, Improvement, Outcome, Score, decide
+from train_core.policy.champion.gate_decision import (
+    Evidence,
+    GateRules,
+    Improvement,
+    Outcome,
+    Score,
+    decide,
+)
 from train_core.policy.checkpoints.selection import Order
 
 PROMOTE, KEEP, ASK = Outcome.PROMOTE, Outcome.KEEP, Outcome.ASK

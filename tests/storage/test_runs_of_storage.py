@@ -4,11 +4,11 @@ import pytest
 
 from tests.storage.samples import record
 from train_core.errors import ConfigError
-from train_core.storage.finished_runs import finished_runs, newest_finished
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import REPORT_JSON, RUN_JSON
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
+from train_core.storage.runs_of_storage import finished_runs, newest_finished
 
 OURS = "clinic:Clinic"
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from train_core.engine.metrics import figures
 from train_core.engine.tracking.description.note import Outcome
+from train_core.engine.tracking.mlflow_runs import MlflowRuns, seconds
 from train_core.engine.tracking.models.kept import log_evaluation, sync_models
 from train_core.engine.tracking.pictures import show_curves
-from train_core.engine.tracking.runs import MlflowRuns, seconds
 from train_core.errors import CheckpointError
 from train_core.loading import workload_class
 from train_core.policy.end_status import EndStatus

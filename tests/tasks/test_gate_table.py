@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.report.gate import evidence_markdown
+from tasks.report.gate_table import evidence_markdown
 from tests.storage.champions import decision, version
-from train_core.policy.champion.gate import Evidence, Improvement, Outcome, Score
+from train_core.policy.champion.gate_decision import Evidence, Improvement, Outcome, Score
 from train_core.results import GateResult, McNemar
 
 NEW = Score(0.95, {"cat": 0.9, "dog": None}, row_ms=0.25, batch_ms=2.0, size_bytes=1000)

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from train_core.engine.tracking.description.datasets import dataset_input, dataset_inputs
 from train_core.engine.tracking.description.note import Links, Outcome, note
 from train_core.engine.tracking.description.parameters import parameters
-from train_core.engine.tracking.found_runs import ID_TAG, STAGE_TAG
+from train_core.engine.tracking.existing_mlflow_runs import ID_TAG, STAGE_TAG
 from train_core.engine.tracking.metric_batches import (
     MAX_METRICS,
     Counters,

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from train_core.config.options import MAY_CHANGE, Options, object_of
+from train_core.config.option_groups import MAY_CHANGE, Options, object_of
 from train_core.policy.metric_names import VALIDATION_ACCURACY
 
 NAME_OF_OBJECT = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"

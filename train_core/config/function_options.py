@@ -6,10 +6,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
-from train_core.config.checkpoints import CheckpointOptions
-from train_core.config.options import MAY_CHANGE, Options, object_of
-from train_core.config.resources import WorkerOptions
-from train_core.config.training import (
+from train_core.config.checkpoint_options import CheckpointOptions
+from train_core.config.option_groups import MAY_CHANGE, Options, object_of
+from train_core.config.training_options import (
     NAME_OF_OBJECT,
     InitOptions,
     LengthOptions,
@@ -18,6 +17,7 @@ from train_core.config.training import (
     WorkloadOptions,
     check_name,
 )
+from train_core.config.worker_options import WorkerOptions
 
 _USED = {"workload", "init_from", "grace_s", "monitor", "monitor_order"} | (
     set(WorkerOptions.model_fields)

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from train_core.config.options import MAY_CHANGE, Options
+from train_core.config.option_groups import MAY_CHANGE, Options
 
 
 class CheckpointOptions(Options):

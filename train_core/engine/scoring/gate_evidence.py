@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from torchmetrics import Metric
 
 from train_core.config import TrainConfig
-from train_core.config.gate import GateOptions
-from train_core.config.resources import WorkerOptions
+from train_core.config.gate_options import GateOptions
+from train_core.config.worker_options import WorkerOptions
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.metrics.measure import merge, split_metrics
@@ -25,10 +25,10 @@ from train_core.engine.scoring.comparison import (
     recalls,
 )
 from train_core.engine.scoring.gate_metric import metric_of
-from train_core.engine.scoring.rows import Model, Rows
+from train_core.engine.scoring.gate_rows import Model, Rows
 from train_core.entry_points import MEASURE_COST, SCORE_ROWS
 from train_core.errors import CheckpointError, ConfigError, UserCodeError
-from train_core.policy.champion.gate import Evidence, Score
+from train_core.policy.champion.gate_decision import Evidence, Score
 from train_core.policy.checkpoints.selection import Order
 from train_core.policy.metric_names import TEST
 from train_core.results import ChampionEntry, Comparison, ModelVersion

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tasks.report.markdown import code, plain, table
 from tasks.report.numbers import number
-from train_core.policy.champion.gate import Score
+from train_core.policy.champion.gate_decision import Score
 from train_core.results import GateResult
 
 

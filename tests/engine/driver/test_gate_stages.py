@@ -22,15 +22,15 @@ from tests.engine.alone import run
 from tests.marks import SLOW
 from tests.storage.faulty_store import FaultyStore
 from train_core.client.champions import rollback
-from train_core.config.gate import GateOptions
+from train_core.config.gate_options import GateOptions
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.cluster.pool_settings import POOL_SETTINGS
 from train_core.engine.cluster.runtime import start_ray
-from train_core.engine.driver.gate import Gate
+from train_core.engine.driver.gate_stages import Gate
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.scoring.evaluate import evaluate
 from train_core.errors import FencedError, StorageError
-from train_core.policy.champion.gate import Outcome
+from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.end_status import EndStatus
 from train_core.results import Approval, GateResult
 from train_core.storage.coordination.pins import REGISTERED_MODEL, valid_pins
@@ -66,7 +66,7 @@ def pool() -> Iterator[WorkerPool]:
 
     config = TrainConfig(**ASKED)
     start_ray(config, POOL_SETTINGS)
-    found = WorkerPool(config, ["train_core.engine.scoring.rows"])
+    found = WorkerPool(config, ["train_core.engine.scoring.gate_rows"])
     yield found
     found.end()
     ray.shutdown()

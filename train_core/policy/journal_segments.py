@@ -1,4 +1,4 @@
-"""How many segments a journal has: about as many as the number of its steps has binary digits."""
+"""Which segments of a journal are merged, so that n steps make about log2(n) segments."""
 
 from __future__ import annotations
 

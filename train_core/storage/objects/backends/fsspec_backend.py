@@ -1,4 +1,4 @@
-"""A kind of storage: what a folder on it needs of it, each operation tried once.
+"""The operations that a `Store` needs of a kind of storage, without retries.
 
 `Backend` speaks to a filesystem through fsspec alone, and so serves all that fsspec reaches.
 `DiskBackend` and `S3Backend` change the operations that their kind does in another way. Paths are

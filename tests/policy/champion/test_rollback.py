@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train_core.policy.champion.champions import Reign, champion_before
+from train_core.policy.champion.rollback import Reign, champion_before
 
 
 def history(text: str) -> list[Reign]:
