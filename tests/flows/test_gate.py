@@ -199,6 +199,26 @@ def test_mlflow_has_the_versions_with_the_decision_and_the_aliases(gated: Gated)
         assert f"models:/{model_id}" == place.report(run).tracking.model_uri
 
 
+@pytest.mark.promise("figures")
+def test_a_run_that_was_compared_has_the_challenger_beside_the_champion_in_a_figure(
+    gated: Gated,
+) -> None:
+    with mlflow_client(gated.place.tracking_uri) as client:
+        shown = {
+            run: {
+                one.path
+                for one in client.list_artifacts(gated.place.report(run).tracking.run_id, "gate")
+            }
+            for run in PIPELINES
+        }
+    decision, figure = "gate/decision.json", "gate/champion_and_challenger.png"
+    assert shown == {
+        "first": {decision},
+        "worse": {decision, figure},
+        "better": {decision, figure},
+    }
+
+
 def all_versions(client: MlflowClient) -> list[Any]:
     return list(client.search_model_versions(f"name='{MODEL}'"))
 

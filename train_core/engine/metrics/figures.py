@@ -68,9 +68,9 @@ def curves(entries: Iterable[Entry]) -> Figure:
         axes = figure.add_subplot(len(panels), 1, number)
         for split, (steps, values) in sorted(lines.items()):
             axes.plot(
-                steps, values, label=_plain(split or name), marker="." if len(steps) < 50 else ""
+                steps, values, label=plain(split or name), marker="." if len(steps) < 50 else ""
             )
-        axes.set(xlabel="step", ylabel=_plain(name))
+        axes.set(xlabel="step", ylabel=plain(name))
         axes.grid(alpha=0.3)
         axes.legend()
     return figure
@@ -131,8 +131,8 @@ def confusion_matrix(counts: Sequence[Sequence[int]], labels: Sequence[str], tit
     figure = new_figure(side, side, layout="constrained")
     axes = figure.add_subplot()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axes.set(xlabel="predicted", ylabel="true", title=_plain(title))
-    labels = list(map(_plain, labels))
+    axes.set(xlabel="predicted", ylabel="true", title=plain(title))
+    labels = list(map(plain, labels))
     axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right")
     axes.set_yticks(range(len(labels)), labels)
     if len(labels) <= _MAX_CELLS_WITH_NUMBERS:
@@ -149,9 +149,9 @@ def png(figure: Figure) -> bytes:
     return picture.getvalue()
 
 
-def _plain(text: str) -> str:
+def plain(text: str, max_chars: int = _MAX_CHARS) -> str:
     """A name in a figure, where dollars begin a formula, and `_` a name without a legend."""
-    text = shown(text, _MAX_CHARS).replace("$", r"\$")
+    text = shown(text, max_chars).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 

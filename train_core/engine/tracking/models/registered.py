@@ -14,6 +14,7 @@ from mlflow.entities import LoggedModel
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
+from train_core.engine.metrics.gate_figures import champion_and_challenger
 from train_core.engine.tracking.client_settings import ONE_QUESTION
 from train_core.engine.tracking.existing_mlflow_runs import has_run
 from train_core.engine.tracking.mlflow_runs import MlflowRuns
@@ -39,6 +40,7 @@ from train_core.storage.run_folder import RunFolder
 VERSION_TAG = "evertrain.version"
 _RUN_TAG = "evertrain.run"
 _GATE_FOLDER = "gate"
+_FIGURE = "champion_and_challenger.png"
 _EXISTS = ErrorCode.Name(RESOURCE_ALREADY_EXISTS)
 _log = logging.getLogger(__name__)
 
@@ -50,6 +52,9 @@ def show_gate(runs: MlflowRuns, result: GateResult) -> None:
     runs.client.log_dict(
         runs.run_id("pipeline"), result.model_dump(mode="json"), f"{_GATE_FOLDER}/decision.json"
     )
+    figure = champion_and_challenger(result)
+    if figure is not None:
+        runs.client.log_figure(runs.run_id("pipeline"), figure, f"{_GATE_FOLDER}/{_FIGURE}")
     version = _registered(runs, decision.challenger)
     name = decision.challenger.model
     runs.client.set_model_version_tag(name, version, GATE_TAG, decision.outcome)
