@@ -137,6 +137,25 @@ def test_parameters_that_were_set_are_apart_and_all_are_found_by_their_names(
     assert client.search_runs(["1"], "params.`set.batch_size` LIKE '%'") == []
 
 
+@pytest.mark.promise("mlflow-compare")
+def test_two_retrainings_that_differ_in_their_data_alone_differ_in_that_parameter(
+    tmp_path: Path, tracking_uri: str
+) -> None:
+    found = []
+    for samples, digest in ((2500, "a" * 64), (11500, None)):
+        run = RunBuilder(RunFolder(str(tmp_path / "runs"), f"of-{samples}"))
+        train = {"samples": samples, "digest": digest}
+        run.change_record(datasets={"train": train, "test": {"samples": 10, "digest": "b" * 64}})
+        mirror_once(run, tracking_uri)
+        client = MlflowClient(tracking_uri)
+        (shown,) = client.search_runs(["1"], f"attributes.run_name = 'of-{samples}'")
+        found.append(shown.data.params)
+    first, second = found
+    assert first.items() - second.items() == {("data.train", f"2500 samples, {'a' * 12}")}
+    assert second.items() - first.items() == {("data.train", "11500 samples")}
+    assert first["data.test"] == f"10 samples, {'b' * 12}"
+
+
 def test_the_commit_of_the_workload_is_the_source_version(
     run: RunBuilder, tracking_uri: str
 ) -> None:

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from train_core.engine.tracking.description.parameters import set_parameters
+from train_core.engine.tracking.description.parameters import DIGEST_CHARS, set_parameters
 from train_core.policy.metric_names import TEST, TRAIN, full_names
 from train_core.policy.stop_reasons import StopReason
 from train_core.results import CheckpointSummary
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import Checkpoint
 
-_DIGEST_CHARS = 12
 _MAX_TEXT = 40
 _REASONS = {
     StopReason.EPOCHS: "all epochs are trained",
@@ -97,7 +96,7 @@ def _trained(record: RunRecord) -> str:
 def _data(datasets: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Each split with its samples; the training's with its digest, as that of the report."""
     for split, facts in datasets.items():
-        digest = f", `{facts['digest'][:_DIGEST_CHARS]}`" if facts.get("digest") else ""
+        digest = f", `{facts['digest'][:DIGEST_CHARS]}`" if facts.get("digest") else ""
         shown = digest if split == TRAIN else ""
         yield f"{split} ({facts.get('samples', '?')} samples{shown})"
 

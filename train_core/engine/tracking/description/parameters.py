@@ -17,17 +17,22 @@ from train_core.storage.records.run_record import RunRecord
 
 SET = "set."
 """Parameters that differ from their defaults are there under their names with this before them."""
+DATA = "data."
+"""The data of the splits, which nobody sets, are there under the splits' names with this before."""
+DIGEST_CHARS = 12
+"""Enough to tell data apart, and as many as the report shows."""
 _MAX_LENGTH = 6000
 
 
 def parameters(record: RunRecord) -> list[Param]:
-    """The configuration, the workload's settings and the pipeline's parameters.
+    """The configuration, the workload's settings, the pipeline's parameters and the data.
 
     Each is there under its name, whether somebody set it or not; `set.` and the name is there for
     each that differs from its default.
     """
     apart = {f"{SET}{name}": value for name, value in set_parameters(record).items()}
-    return [Param(plain_key(key), _text(value)) for key, value in (_all(record) | apart).items()]
+    found = _all(record) | apart | _data(record)
+    return [Param(plain_key(key), _text(value)) for key, value in found.items()]
 
 
 def set_parameters(record: RunRecord) -> dict[str, Any]:
@@ -47,6 +52,15 @@ def set_parameters(record: RunRecord) -> dict[str, Any]:
         for name, value in found.items()
         if name not in left_out and (name not in defaults or value != defaults[name])
     }
+
+
+def _data(record: RunRecord) -> dict[str, str]:
+    """The data of each split: MLflow's page for two runs compares parameters, and no datasets."""
+    found = {}
+    for split, facts in record.datasets.items():
+        digest = f", {facts['digest'][:DIGEST_CHARS]}" if facts.get("digest") else ""
+        found[f"{DATA}{split}"] = f"{facts.get('samples', '?')} samples{digest}"
+    return found
 
 
 def _all(record: RunRecord) -> dict[str, Any]:
