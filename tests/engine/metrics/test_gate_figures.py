@@ -12,7 +12,7 @@ from PIL import Image
 from tests.storage.champions import decision
 from train_core.engine.metrics.figures import png
 from train_core.engine.metrics.gate_figures import champion_and_challenger
-from train_core.policy.champion.gate import Evidence, GateRules, Improvement, Score
+from train_core.policy.champion.gate_decision import Evidence, GateRules, Improvement, Score
 from train_core.results import GateResult
 
 CHAMPION = Score(0.9, {"cat": 0.9, "a$b$c": 0.8, "_dog": 1.0, "none": None}, 1.0, 20.0, 10**7)

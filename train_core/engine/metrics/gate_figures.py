@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from train_core.engine.metrics.figures import BAD, GOOD, GREY, new_figure, plain
-from train_core.policy.champion.gate import Score
+from train_core.policy.champion.gate_decision import Score
 from train_core.results import Decision, GateResult
 
 if TYPE_CHECKING:
@@ -33,12 +33,14 @@ def champion_and_challenger(result: GateResult) -> Figure | None:
     figure = new_figure(_WIDTH, max(4.5, 1.8 + 0.36 * len(classes)), layout="constrained")
     title = plain(result.summary, 4 * _TITLE_CHARS)
     figure.suptitle("\n".join(textwrap.wrap(title, _TITLE_CHARS)), fontsize="medium")
-    left, right = figure.subfigures(1, 2, width_ratios=[1.1, 1]) if classes else (figure, None)
-    above, below = left.subplots(2, 1)
+    parts = [figure]
+    if classes:
+        parts = list(figure.subfigures(1, 2, squeeze=False, width_ratios=[1.1, 1])[0])
+    above, below = parts[0].subplots(2, 1)
     _draw_improvement(above, result.decision)
     _draw_costs(below, champion, challenger, result.decision.rules.max_latency_ratio)
-    if right:
-        _draw_recalls(right.subplots(), classes, champion, challenger)
+    if classes:
+        _draw_recalls(parts[1].subplots(), classes, champion, challenger)
     return figure
 
 
