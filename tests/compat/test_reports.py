@@ -83,7 +83,7 @@ def test_an_error_of_the_function_is_shown_with_its_place(tmp_path: Path) -> Non
         run_function(
             str(tmp_path), "save_and_resume", train_loop_config={"num_epochs": 5, "fails_at": 0}
         )
-    assert "plain.py" in raised.value.traceback
+    assert "functions/plain.py" in raised.value.traceback
     assert [one.step for one in RunFolder(str(tmp_path), "run").checkpoints()] == [1]
 
 

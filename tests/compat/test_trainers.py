@@ -11,6 +11,7 @@ import pytest
 from ray.train import CheckpointConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
+from tests.compat.functions.reference_functions import keep_best, keep_most_recent
 from train_core import TrainConfig
 from train_core.engine.ray_train.trainer_settings import with_trainers_settings
 from train_core.errors import UserCodeError, WorkloadError
@@ -48,6 +49,14 @@ def says_all() -> TorchTrainer:
             )
         ),
     )
+
+
+def keeps_most_recent() -> TorchTrainer:
+    return TorchTrainer(train_nothing, run_config=keep_most_recent())
+
+
+def keeps_best() -> TorchTrainer:
+    return TorchTrainer(train_nothing, run_config=keep_best())
 
 
 def settings_of(factory: str, recorded: TrainConfig | None = None, **asked: Any) -> TrainConfig:
@@ -143,6 +152,19 @@ def test_what_a_trainer_says_takes_the_place_of_defaults() -> None:
     assert found.placement_strategy == "SPREAD"
     assert (found.monitor, found.monitor_order) == ("loss", "min")
     assert (found.keep_last, found.keep_best, found.keep_every_steps) == (1, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("factory", "keep_last", "keep_best", "monitor"),
+    [("keeps_most_recent", 2, 2, ""), ("keeps_best", 1, 2, "mean_accuracy")],
+)
+def test_the_examples_of_rays_page_on_checkpoints_are_taken_in_rays_meaning(
+    factory: str, keep_last: int, keep_best: int, monitor: str
+) -> None:
+    found = settings_of(factory)
+    kept = (found.keep_last, found.keep_best, found.keep_every_steps)
+    assert kept == (keep_last, keep_best, 0)
+    assert found.monitor == monitor
 
 
 @pytest.mark.promise("trainers-word")
