@@ -7,12 +7,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NoReturn
 
 from pydantic import Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliApp,
+    CliSettingsSource,
     CliSubCommand,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -104,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments = with_plain_json(arguments)
         configuration: dict[str, Any] = configuration_of(arguments)
         with _orderly_termination():
-            CliApp.run(Evertrain, arguments or ["--help"], **configuration)
+            CliApp.run(Evertrain, arguments or ["--help"], _parser(), **configuration)
     except ValidationError as error:
         return _refuse(of_values(error, arguments))
     except SettingsError as error:
@@ -117,6 +119,12 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
+
+
+@cache
+def _parser() -> CliSettingsSource[Evertrain]:
+    """The parser of all commands' arguments; to make it takes longer than most commands do."""
+    return CliSettingsSource(Evertrain)
 
 
 def command() -> NoReturn:

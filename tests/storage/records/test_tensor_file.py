@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from train_core.engine.checkpoint.snapshot import DTYPES, tensors_in
 from train_core.errors import CheckpointError
-from train_core.storage.records.tensor_file import DTYPE_BYTES, lay_out, read_layout
+from train_core.storage.records.tensor_file import DTYPE_BYTES, MAX_TENSORS, lay_out, read_layout
 
 NAMES = st.text(min_size=1, max_size=20).filter(lambda name: name != "__metadata__")
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -102,6 +102,14 @@ def with_header(change: str, value: object) -> bytes:
 def test_a_file_that_lies_is_refused(data: bytes) -> None:
     with pytest.raises(CheckpointError, match=r"model\.safetensors is not a safetensors file"):
         read_layout(memoryview(data), "model.safetensors")
+
+
+def test_more_tensors_than_are_read_are_refused() -> None:
+    one = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    text = json.dumps({str(number): one for number in range(MAX_TENSORS + 1)}).encode()
+    data = len(text).to_bytes(8, "little") + text
+    with pytest.raises(CheckpointError, match="it has 100001 tensors, more than 100000"):
+        read_layout(memoryview(data), "file")
 
 
 @given(st.data())

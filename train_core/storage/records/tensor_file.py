@@ -118,11 +118,13 @@ def layout_of(head: bytes | memoryview, size_bytes: int, file: str) -> TensorFil
     header = parse_json(head[_LENGTH_BYTES:], refusal)
     try:
         metadata = {str(key): str(value) for key, value in header.pop(_METADATA, {}).items()}
+        if len(header) > MAX_TENSORS:
+            raise CheckpointError(
+                f"{refusal}: it has {len(header)} tensors, more than {MAX_TENSORS}"
+            )
         ranges = {name: _range_of(entry, begin) for name, entry in header.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{refusal}: {error!r}") from error
-    if len(ranges) > MAX_TENSORS:
-        raise CheckpointError(f"{refusal}: it has {len(ranges)} tensors, more than {MAX_TENSORS}")
     end = begin
     for name, one in sorted(ranges.items(), key=lambda item: (item[1].start, item[1].stop)):
         expected = DTYPE_BYTES[one.dtype] * math.prod(one.shape)
