@@ -33,6 +33,7 @@ GROUPS = {
 }
 """By how their names below `tests/` begin; every other file is a group of its own."""
 LONGEST = (
+    "compat/test_kills",
     *(CLUSTER, DEPLOYMENTS, PIPELINES, "flows/test_gate", "engine/driver/job/test_remote_stages"),
     *("compat/test_reports", "hostile/test_hostile_folders", "engine/driver/test_driver"),
     *("engine/driver/test_gate_stages", "engine/cluster/test_pool"),
@@ -70,7 +71,7 @@ LOADS_BOTH_CORES = (
     *(CLUSTER, DEPLOYMENTS, PIPELINES, "chaos/", "flows/deployment/", "engine/driver/test_driver"),
     *("engine/driver/attempts/test_launchers", "engine/driver/job/test_remote_stages"),
     *("engine/training/test_exact", "engine/training/test_entries", "flows/test_secrets"),
-    *("engine/driver/test_gate_stages", "flows/test_gate"),
+    *("engine/driver/test_gate_stages", "flows/test_gate", "compat/test_kills"),
 )
 """Whole pipelines and trainings, by how their groups begin."""
 

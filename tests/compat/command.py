@@ -1,8 +1,9 @@
-"""`evertrain retrain --train-fn` as a process of its own, to be watched and struck."""
+"""`evertrain retrain` of a training function as a process of its own, to be watched and struck."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -12,56 +13,65 @@ from pathlib import Path
 import psutil
 
 from flows.databases import create_tracking_database
-from train_core.storage.run_folder import RunFolder
+from tests.compat.kinds import EPOCHS, NUM_WORKERS, PAUSE_S, PLAIN, Kind
+from train_core.storage.run_folder import Checkpoint, RunFolder
 
-EPOCHS = 12
-PAUSE_S = 0.3
+SEED = "EVERTRAIN_TEST_SEED"
 
 
 class Command:
-    """`evertrain retrain --train-fn`, as a process that can be killed and started again."""
+    """`evertrain retrain` of a function, as a process that can be killed and started again."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, kind: Kind = PLAIN) -> None:
         self.place = place
+        self.kind = kind
         self.folder = RunFolder(str(place / "runs"), "run")
         self.tracking_uri = f"sqlite:///{place}/mlflow.db"
         create_tracking_database(self.tracking_uri)
         self.process: subprocess.Popen[bytes] | None = None
-        seed = random.randrange(2**32)
+        seed = int(os.environ.get(SEED) or random.randrange(2**32))
         # pytest shows it if the test fails.
-        print(f"seed {seed}")  # noqa: T201
+        print(f"{SEED}={seed} chooses the same moments again")  # noqa: T201
         self.rng = random.Random(seed)
 
     def start(self, **changes: object) -> None:
         """Start it, with other values of the function's own configuration."""
-        config = json.dumps({"num_epochs": EPOCHS, "pause_s": PAUSE_S, **changes})
         with open(self.place / "log.txt", "a") as log:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "flows.cli", "retrain", "--run", "run"),
-                    *("--train-fn", "tests.compat.functions.plain:save_and_resume"),
-                    *("--train-loop-config", config, "--num-workers", "2"),
+                    *self._function(changes),
                     *("--storage", self.folder.storage, "--tracking-uri", self.tracking_uri),
-                    *("--monitor", "loss", "--monitor-order", "min", "--keep-last", str(EPOCHS)),
                     *("--grace-s", "5"),
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
 
+    def _function(self, changes: dict[str, object]) -> list[str]:
+        """What names and configures the function; a factory configures it itself."""
+        if self.kind.is_factory:
+            return ["--trainer", self.kind.name]
+        config = {self.kind.num_epochs: EPOCHS, "pause_s": PAUSE_S, **changes}
+        return [
+            *("--train-fn", self.kind.name, "--train-loop-config", json.dumps(config)),
+            *("--num-workers", str(NUM_WORKERS), "--keep-last", str(EPOCHS)),
+            *("--monitor", self.kind.metric, "--monitor-order", "min"),
+        ]
+
     def descendants(self) -> list[psutil.Process]:
         assert self.process is not None
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def wait_for_reports(self, number: int) -> None:
-        """Until so many reports were committed."""
+    def wait_for_reports(self, number: int, *, after_attempt: int = 0) -> Checkpoint:
+        """The newest checkpoint, when there are so many, and it is of a later attempt."""
         deadline = time.monotonic() + 120
         while True:
             assert self.process is not None
-            assert self.process.poll() is None, (self.place / "log.txt").read_text()[-3000:]
+            assert self.process.poll() is None, self.log()[-3000:]
             newest = self.folder.newest()
-            if newest and newest.step >= number:
-                return
+            if newest and newest.step >= number and newest.attempt > after_attempt:
+                return newest
             assert time.monotonic() < deadline, "no report"
             time.sleep(0.05)
 

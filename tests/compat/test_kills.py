@@ -1,23 +1,24 @@
-"""A training function whose processes are killed at random moments ends with every report, once."""
+"""Functions of each kind that are killed at random moments end with every report, once."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 from mlflow import MlflowClient
 
-from tests.compat.command import EPOCHS, PAUSE_S, Command
+from tests.compat.command import Command
+from tests.compat.kinds import EPOCHS, KINDS, NUM_WORKERS, PAUSE_S, Kind
 from train_core import verify_run
 from train_core.storage.records.journal import read_segments
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
-NUM_WORKERS = 2
+Kill = Callable[[Command], None]
 
 
 @pytest.fixture(autouse=True)
@@ -55,37 +56,92 @@ def name_of(process: psutil.Process) -> str:
         return ""
 
 
+CASES = [
+    *((kill, after) for kill in (kill_worker, kill_controller) for after in [(1, 3), (5, 7), (9,)]),
+    # A new command takes longest to come to its first report.
+    *((kill_command, (after,)) for after in (1, 3, 5, 7, 9)),
+]
+"""Five moments each: so many reports are there at the earliest, and then a random while passes."""
+
+
+def name_of_case(value: Kill | Sequence[int]) -> str:
+    return "-".join(map(str, value)) if isinstance(value, Sequence) else value.__name__
+
+
 @pytest.mark.promise("own-training-function")
-@pytest.mark.parametrize("kill", [kill_worker, kill_controller, kill_command])
-def test_every_report_is_there_once(tmp_path: Path, kill: Callable[[Command], None]) -> None:
-    command = Command(tmp_path)
+@pytest.mark.parametrize(("kill", "after_reports"), CASES, ids=name_of_case)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_every_report_is_there_once(
+    tmp_path: Path, kind: Kind, kill: Kill, after_reports: Sequence[int]
+) -> None:
+    if kind.library:
+        pytest.importorskip(kind.library)
+    command = Command(tmp_path, kind)
+    seen = run_and_kill(command, kill, after_reports)
+    check_that_each_report_is_there_once(command)
+    check_that_none_was_lost(command, seen)
+
+
+def run_and_kill(
+    command: Command, kill: Kill, after_reports: Sequence[int]
+) -> list[dict[str, float]]:
+    """Run it to its end with these kills: what was committed before each, with its metric.
+
+    A report has returned only if its checkpoint was committed.
+    """
+    seen: list[dict[str, float]] = []
+    attempt = 0
     command.start()
     try:
-        reported: list[str] = []
-        for after in (1, 3, 5, 7, 9):
-            command.wait_for_reports(after)
-            # Those of the attempt before have ended.
+        for number in after_reports:
+            # The kill before has ended its attempt: there is a report of a later one.
+            attempt = command.wait_for_reports(number, after_attempt=attempt).attempt
             assert len(workers_of(command)) <= NUM_WORKERS
-            time.sleep(command.rng.uniform(0, 2 * PAUSE_S))
-            reported += [str(one.name) for one in command.folder.checkpoints()]
+            time.sleep(command.rng.uniform(0, 3 * PAUSE_S))
+            checkpoints = command.folder.checkpoints()
+            seen.append(
+                {str(one.name): one.manifest.metrics[command.kind.metric] for one in checkpoints}
+            )
             kill(command)
-        assert command.end() == 0, (tmp_path / "log.txt").read_text()[-3000:]
+        assert command.end() == 0, command.log()[-3000:]
     finally:
         if command.process and command.process.poll() is None:
             command.process.kill()
             command.process.wait()
-    newest = command.folder.newest()
+    return seen
+
+
+def check_that_each_report_is_there_once(command: Command) -> None:
+    """In the run folder, in the journal and in MLflow."""
+    folder, metric = command.folder, command.kind.metric
+    steps = list(range(1, EPOCHS + 1))
+    newest = folder.newest()
     assert newest is not None
     assert newest.manifest.is_function_end
-    found = list(read_segments(command.folder.store, newest.manifest.journal))
-    assert [entry.step for entry in found] == list(range(1, EPOCHS + 1))
-    assert [entry.metrics["epoch"] for entry in found] == list(range(EPOCHS))
-    kept = {str(one.name) for one in command.folder.checkpoints()}
-    assert set(reported) <= kept
-    assert not [one for one in verify_run(command.folder) if one.faults]
+    journal = list(read_segments(folder.store, newest.manifest.journal))
+    assert [entry.step for entry in journal] == steps
+    first = command.kind.first_epoch
+    assert [entry.metrics["epoch"] for entry in journal] == list(range(first, first + EPOCHS))
+    reported = [one for one in folder.checkpoints() if not one.manifest.is_function_end]
+    values = [entry.metrics[metric] for entry in journal]
+    assert [(one.step, one.manifest.metrics[metric]) for one in reported] == list(
+        zip(steps, values, strict=True)
+    )
+    assert not [one for one in verify_run(folder) if one.faults]
     client = MlflowClient(command.tracking_uri)
     (experiment,) = client.search_experiments(filter_string="name = 'evertrain'")
     (run,) = client.search_runs([experiment.experiment_id], "tags.`evertrain.stage` = 'pipeline'")
-    history = client.get_metric_history(run.info.run_id, "loss")
-    assert [point.step for point in history] == [entry.step for entry in found]
-    assert [point.value for point in history] == [entry.metrics["loss"] for entry in found]
+    history = client.get_metric_history(run.info.run_id, metric)
+    assert [(point.step, point.value) for point in history] == list(zip(steps, values, strict=True))
+
+
+def check_that_none_was_lost(command: Command, seen: Sequence[dict[str, float]]) -> None:
+    """What was there before a kill is there in the end, and the next attempt began after it."""
+    checkpoints = command.folder.checkpoints()
+    metrics = {str(one.name): one.manifest.metrics.get(command.kind.metric) for one in checkpoints}
+    for before in seen:
+        assert before.items() <= metrics.items()
+        newest = max(
+            (one for one in checkpoints if str(one.name) in before), key=lambda one: one.step
+        )
+        assert newest.step < min(one.step for one in checkpoints if one.attempt > newest.attempt)
