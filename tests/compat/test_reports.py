@@ -78,6 +78,7 @@ def test_a_function_saves_fails_and_resumes(tmp_path: Path) -> None:
     assert {one.attempt for one in folder.checkpoints()} == {2}
 
 
+@pytest.mark.slow
 def test_an_error_of_the_function_is_shown_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(UserCodeError, match="RuntimeError: Intentional error") as raised:
         run_function(

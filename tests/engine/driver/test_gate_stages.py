@@ -279,6 +279,9 @@ def test_what_may_become_champion_is_pinned_before_it_is_a_version(place: Place)
     assert place.registry.versions() == []
 
 
+WHEN = [pytest.param(False, id="before it"), pytest.param(True, id="after it", marks=SLOW)]
+
+
 def end_at(place: Place, name: str, number: int, *, done: bool) -> bool:
     """Run the gate of a run, which ends at its change of that number; whether it got through."""
     notes = Path(place.storage, f"notes-{name}-{number}-{done}")
@@ -292,7 +295,7 @@ def end_at(place: Place, name: str, number: int, *, done: bool) -> bool:
 
 
 @pytest.mark.promise("gate-killed")
-@pytest.mark.parametrize("done", [False, True], ids=["before it", "after it"])
+@pytest.mark.parametrize("done", WHEN)
 @pytest.mark.parametrize(
     ("begun_with", "expected"),
     [("trained", ["good"]), ("with_champion", ["bad", "good"])],
@@ -368,7 +371,7 @@ def test_who_comes_second_is_compared_with_the_one_who_came_first(place: Place) 
 @pytest.mark.promise("gate-killed")
 @pytest.mark.parametrize(
     "done",
-    [pytest.param(False, id="before it"), pytest.param(True, id="after it", marks=SLOW)],
+    WHEN,
 )
 @pytest.mark.parametrize(
     "is_new_driver",
