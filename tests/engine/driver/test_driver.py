@@ -392,13 +392,29 @@ def test_a_ray_that_did_not_start_is_started_for_the_next_try(
 
 
 @pytest.mark.slow
-def test_workers_that_never_begin_are_given_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param({}, id="workload"),
+        pytest.param({"train_fn": "tests.compat.functions.plain:metrics_only"}, id="function"),
+    ],
+)
+def test_workers_that_never_begin_are_given_up(tmp_path: Path, what: dict[str, str]) -> None:
     # No process group comes about, and the workers have all CPUs that there are.
     config = TrainConfig(
         num_workers=2,
         cpus_per_worker=available_cpus() / 2,
         runtime_env={"env_vars": {"GLOO_SOCKET_IFNAME": "nowhere"}},
+        **what,
     )
     request = DriverRequest(storage=str(tmp_path), run="run", config=config)
-    with Driver(request) as driver, pytest.raises(GaveUpError, match="gave up after 4 tries"):
+    log: list[str] = []
+    with (
+        Driver(request, log.append) as driver,
+        pytest.raises(GaveUpError, match=r"gave up after 4 tries.*nowhere"),
+    ):
         driver.train()
+    tries = [line for line in log if "begins again" in line]
+    assert len(tries) == 3
+    # None of them waited for CPUs that the one before had not given back.
+    assert all("Unable to find address for: nowhere" in line for line in tries), "\n".join(tries)

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import ray
 from ray.exceptions import RayActorError, RayError
-from ray.train import TrainingFailedError, WorkerGroupError
+from ray.train import WorkerGroupError
 
 from train_core.config import LOCAL, TrainConfig
 from train_core.engine.cluster.resources import remove_placement_groups
@@ -50,11 +50,9 @@ def _fit(task: FunctionTask) -> None:
     RunWriter(task.folder, task.attempt).delete_ray_snapshot()
     try:
         make_ready(new_trainer(task.config), task).fit()
-    except (TrainingFailedError, RayTrainError) as error:
-        raise cause_of(error) from error
-    except RayError as error:
-        # Ray Train's controller died. Its workers end with it, and nobody gives back what they
-        # reserve: its own cleaner needs Ray's dashboard.
+    except (RayTrainError, RayError) as error:
+        # Where the workers did not begin, or Ray Train's controller died, Ray keeps what they have
+        # reserved until the job ends, and the next attempt would wait for it.
         remove_placement_groups()
         raise cause_of(error) from error
 
