@@ -27,6 +27,7 @@ def net() -> Iterator[Network]:
     before = Belongings.now()
     with network() as made:
         yield made
+        assert not made.processes()
     assert not before.added(within_s=10)
 
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import random
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+
+import psutil
+
+PREFIX = "evt"
+"""With which the names of the interfaces outside of the machines begin."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,14 @@ class Machine:
         """The command, on that machine."""
         return ["ip", "netns", "exec", self.namespace, *command]
 
+    def processes(self) -> list[psutil.Process]:
+        """All that runs on it, also what has lost its parent."""
+        found = []
+        for pid in _ip("netns", "pids", self.namespace).split():
+            with suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(int(pid)))
+        return found
+
     def cut_off(self) -> None:
         """Nothing reaches it any more, and nobody is told."""
         _ip("link", "set", self.link, "down")
@@ -35,7 +48,7 @@ class Network:
 
     def __init__(self) -> None:
         # Two may be there at once, and names of links have 15 letters at most.
-        self._name = f"evt{random.randrange(16**4):04x}"
+        self._name = f"{PREFIX}{random.randrange(16**4):04x}"
         self._subnet = f"10.{random.randrange(100, 250)}.{random.randrange(250)}"
         self._machines: list[Machine] = []
 
@@ -58,6 +71,10 @@ class Network:
         _ip(*inside, "link", "set", "eth0", "up")
         _ip(*inside, "link", "set", "lo", "up")
         return machine
+
+    def processes(self) -> list[psutil.Process]:
+        """All that runs on its machines."""
+        return [process for machine in self._machines for process in machine.processes()]
 
     def _open(self) -> None:
         _ip("link", "add", self._name, "type", "bridge")
@@ -83,5 +100,5 @@ def network() -> Iterator[Network]:
         made._close()
 
 
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,20 +72,19 @@ class Node:
 
     def processes(self) -> list[psutil.Process]:
         """All that runs on it."""
-        try:
-            return psutil.Process(self._process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
+        return self.machine.processes()
 
     def kill(self) -> None:
         """As a machine that loses its power."""
-        left = self.processes()
         self._process.kill()
         self._process.wait()
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, timeout=10)
+        deadline = time.monotonic() + _WITHIN_S
+        while left := self.processes():
+            assert time.monotonic() < deadline, f"{left} cannot be killed"
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            time.sleep(0.05)
 
 
 class RayCluster:
@@ -152,8 +150,9 @@ class RayCluster:
 
     def kill(self) -> None:
         """Kill the head and then all nodes: a job shall not see a node go before its head."""
-        for node in [self.head, *self.nodes]:
-            node.kill()
+        with ExitStack() as all_of_them:
+            for node in reversed([self.head, *self.nodes]):
+                all_of_them.callback(node.kill)
 
     def start_again(self) -> None:
         """Start the head again when all was killed; who needs nodes adds them."""

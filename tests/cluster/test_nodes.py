@@ -7,13 +7,13 @@ program that asks is on none of the nodes.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -64,34 +64,10 @@ class Training:
     """A training on the cluster, in a thread."""
 
     def __init__(
-        self,
-        cluster: RayCluster,
-        place: Place,
-        num_workers: Any,
-        scratch: Path,
-        config: dict[str, Any],
+        self, folder: RunFolder, log: list[str], scratch: Path, ending: Future[TrainResult]
     ) -> None:
-        config = config | {"num_workers": num_workers, "ray_address": cluster.dashboard}
-        if "workload" in config:
-            config["settings"] = {"scratch": str(scratch)}
-        self._scratch = scratch
-        request = DriverRequest(storage=place.storage, run="run", config=TrainConfig(**config))
-        self.folder = RunFolder(place.storage, "run")
-        self.log: list[str] = []
-        self._result: TrainResult | None = None
-        # This process has other connections to that server, by another address.
-        with patch.dict(os.environ, place.environment):
-            self._driver = Driver(request, self._hear)
-        self._thread = threading.Thread(target=self._train)
-
-    def __enter__(self) -> Self:
-        self._driver.prepared()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._driver.close()
-        self._thread.join()
+        self.folder, self.log = folder, log
+        self._scratch, self._ending = scratch, ending
 
     def wait_for_step(self, step: int) -> None:
         wait_for(lambda: (self.folder.live() or {}).get("step", 0) >= step, self.log)
@@ -102,20 +78,19 @@ class Training:
     def result(self) -> TrainResult:
         """Its end, to which it need not take its time any more."""
         (self._scratch / "go-on").touch()
-        self._thread.join(180)
-        assert self._result, "\n".join(self.log[-40:])
-        return self._result
-
-    def _train(self) -> None:
         try:
-            self._result = self._driver.train()
-        except JobEndedError as error:
-            # As the flow does.
-            self._hear(str(error))
-            self._result = self._driver.train()
+            return self._ending.result(180)
+        except Exception as error:
+            raise AssertionError("\n".join(self.log[-40:])) from error
 
-    def _hear(self, line: str) -> None:
-        self.log.append(line)
+
+def train(driver: Driver, log: list[str]) -> TrainResult:
+    try:
+        return driver.train()
+    except JobEndedError as error:
+        # As the flow does.
+        log.append(str(error))
+        return driver.train()
 
 
 def wait_for(what: Callable[[], object], log: list[str]) -> None:
@@ -151,13 +126,21 @@ def training(
     config: dict[str, Any] = CONFIG,
 ) -> Iterator[Training]:
     """A training on a cluster of so many nodes."""
-    cluster.have(num_nodes)
-    with (
-        TemporaryDirectory() as scratch,
-        replaced_on_failure(cluster),
-        Training(cluster, place, num_workers, Path(scratch), config) as begun,
-    ):
-        yield begun
+    config = config | {"num_workers": num_workers, "ray_address": cluster.dashboard}
+    log: list[str] = []
+    with TemporaryDirectory() as scratch, replaced_on_failure(cluster):
+        if "workload" in config:
+            config["settings"] = {"scratch": scratch}
+        request = DriverRequest(storage=place.storage, run="run", config=TrainConfig(**config))
+        cluster.have(num_nodes)
+        # This process has other connections to that server, by another address.
+        with patch.dict(os.environ, place.environment):
+            driver = Driver(request, log.append)
+        # A driver that is closed ends what the thread waits for.
+        with ThreadPoolExecutor(1) as thread, driver:
+            driver.prepared()
+            ending = thread.submit(train, driver, log)
+            yield Training(RunFolder(place.storage, "run"), log, Path(scratch), ending)
 
 
 def test_a_node_that_loses_its_power(cluster: RayCluster, place: Place, undisturbed: str) -> None:
