@@ -11,7 +11,8 @@ from ray.train import ValidationConfig, ValidationTaskConfig
 from ray.train.v2._internal import constants
 from ray.train.v2._internal.exceptions import RayTrainError
 from ray.train.v2._internal.execution import context, storage, train_fn_utils
-from ray.train.v2._internal.execution.callback import ControllerCallback
+from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
+from ray.train.v2._internal.execution.worker_group import Worker, WorkerGroup
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
@@ -88,6 +89,12 @@ def test_a_validation_is_configured_as_evertrain_carries_it_out() -> None:
 
 def test_the_controller_calls_back_and_its_files_have_their_names() -> None:
     assert parameters(ControllerCallback.after_controller_start) == ["self", "train_run_context"]
+    hook = WorkerGroupCallback.before_init_train_context
+    assert parameters(hook) == ["self", "workers"]
+    assert parameters(Worker.execute_async) == ["self", "fn", "fn_args", "fn_kwargs"]
+    # A backend connects the workers in a callback that comes later.
+    begin = inspect.getsource(WorkerGroup._start_impl)
+    assert begin.index("_init_train_context(") < begin.index(".after_worker_group_start(")
     assert storage.CHECKPOINT_MANAGER_SNAPSHOT_FILENAME == RAY_SNAPSHOT_JSON
     environment = ray_train_settings(Timing(controller_poll_s=0.5)).environment
     assert environment == {constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR: "0.5"}

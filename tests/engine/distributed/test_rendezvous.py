@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,14 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import psutil
 import pytest
 
+from tests.cluster.network import PREFIX
 from tests.engine.ray_processes import part_of_ray
 from train_core import TrainConfig
 from train_core.client.driver import Driver
-from train_core.engine.distributed.rendezvous import LOOPBACK
+from train_core.engine.distributed.rendezvous import LOOPBACK, choose_interfaces
 from train_core.errors import StageError
 from train_core.requests import DriverRequest
 from train_core.results import CheckpointSummary
@@ -146,6 +149,32 @@ def test_a_driver_whose_ray_dies_ends_so_that_the_next_try_has_a_new_one(trained
     with pytest.raises(StageError, match="ended unexpectedly"):
         trained.driver.evaluate(trained.finalists, "validation")
     assert any("Ray's raylet died" in (warning_in(line) or "") for line in trained.log)
+
+
+def test_gloo_takes_the_interface_that_leads_to_the_driver() -> None:
+    for interface, addresses in psutil.net_if_addrs().items():
+        for host in [one.address for one in addresses if one.family == socket.AF_INET]:
+            # Those of the tests of several nodes come and go.
+            if not interface.startswith(PREFIX):
+                of_nccl = interface if host == LOOPBACK else None
+                assert chosen_for(host) == (interface, of_nccl)
+
+
+def chosen_for(host: str) -> tuple[str | None, str | None]:
+    """The interfaces of gloo and nccl, where none was set before."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    with patch.dict(os.environ):
+        for name in names:
+            os.environ.pop(name, None)
+        choose_interfaces(host)
+        gloo, nccl = map(os.environ.get, names)
+        return gloo, nccl
+
+
+def test_an_interface_that_is_set_stays() -> None:
+    with patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": "another"}):
+        choose_interfaces(LOOPBACK)
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "another"
 
 
 @pytest.mark.slow

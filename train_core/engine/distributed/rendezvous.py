@@ -97,12 +97,7 @@ def process_group(own: Membership, *, uses_gpu: bool) -> Iterator[None]:
 
     A group that broke is not torn down: its process is about to end.
     """
-    # By itself gloo listens on the address of the machine's name, which may be the loopback's; in a
-    # cluster nccl finds the fastest network.
-    libraries = ("GLOO", "NCCL") if own.host == LOOPBACK else ("GLOO",)
-    for name in (f"{library}_SOCKET_IFNAME" for library in libraries):
-        if name not in os.environ and (interface := _interface_towards(own.host)):
-            os.environ[name] = interface
+    choose_interfaces(own.host)
     if uses_gpu:
         torch.cuda.set_device(own.device)
     dist.init_process_group(
@@ -114,6 +109,18 @@ def process_group(own: Membership, *, uses_gpu: bool) -> Iterator[None]:
     )
     yield
     dist.destroy_process_group()
+
+
+def choose_interfaces(host: str) -> None:
+    """Have gloo connect this process by the interface that leads to the host, unless one is set.
+
+    On the loopback nccl does so, too; in a cluster it finds the fastest network.
+    """
+    # By itself gloo listens on the address of the machine's name, which may be the loopback's.
+    for library in ("GLOO", "NCCL") if host == LOOPBACK else ("GLOO",):
+        name = f"{library}_SOCKET_IFNAME"
+        if name not in os.environ and (interface := _interface_towards(host)):
+            os.environ[name] = interface
 
 
 def _interface_towards(host: str) -> str | None:

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import ray
 from ray.train import Checkpoint
 from ray.train.v2._internal.exceptions import RayTrainError
-from ray.train.v2._internal.execution.callback import ControllerCallback
+from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2._internal.execution.train_fn_utils import (
     DistributedTrainFnUtils,
@@ -29,7 +30,7 @@ from ray.train.v2.api.report_config import CheckpointConsistencyMode, Checkpoint
 from ray.train.v2.api.reported_checkpoint import ReportedCheckpoint, ReportedCheckpointStatus
 
 from train_core.engine.checkpoint.verified_folder import cache_of, verified_folder
-from train_core.engine.distributed.rendezvous import Membership
+from train_core.engine.distributed.rendezvous import Membership, choose_interfaces
 from train_core.engine.ray_train.init_folder import reported_at
 from train_core.engine.ray_train.reports.channel import ReportChannel
 from train_core.engine.ray_train.reports.plain import plain
@@ -50,6 +51,7 @@ from train_core.text.log_lines import set_up_own_logging
 
 __all__ = [
     "ABORT",
+    "ConnectByTheDriversNetwork",
     "EndWithDriver",
     "RayTrainError",
     "WorkerCalls",
@@ -266,3 +268,15 @@ class EndWithDriver(ControllerCallback):
             ReportChannel(self._own, self._long_wait_s).wait_for(ABORT)
         finally:
             os._exit(1)
+
+
+class ConnectByTheDriversNetwork(WorkerGroupCallback):
+    """Has gloo connect the workers by the network in which they reach the driver."""
+
+    def __init__(self, task: FunctionTask) -> None:
+        self._host = task.host
+
+    def before_init_train_context(self, workers: list[Any]) -> dict[str, list[Any]]:
+        """Choose each worker's interface: the trainer's backend, which needs it, starts later."""
+        ray.get([worker.execute_async(choose_interfaces, self._host) for worker in workers])
+        return {}

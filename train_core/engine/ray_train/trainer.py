@@ -14,7 +14,11 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.torch.torch_trainer import TorchTrainer
 
 from train_core.config import TrainConfig
-from train_core.engine.ray_train.ray_private_hooks import EndWithDriver, with_seam
+from train_core.engine.ray_train.ray_private_hooks import (
+    ConnectByTheDriversNetwork,
+    EndWithDriver,
+    with_seam,
+)
 from train_core.engine.ray_train.reports.source import filesystem_of
 from train_core.engine.ray_train.task import FunctionTask
 from train_core.errors import WorkloadError, users_code
@@ -102,7 +106,11 @@ def make_ready(trainer: DataParallelTrainer, task: FunctionTask) -> DataParallel
             max_failures=0, controller_failure_limit=0, max_preemption_failures=0
         ),
         checkpoint_config=replace(run.checkpoint_config or CheckpointConfig(), num_to_keep=None),
-        callbacks=[*(run.callbacks or []), EndWithDriver(task)],
+        callbacks=[
+            *(run.callbacks or []),
+            EndWithDriver(task),
+            ConnectByTheDriversNetwork(task),
+        ],
     )
     trainer.train_run_context = replace(trainer.train_run_context, run_config=ready)
     task = replace(task, has_validation=trainer.validation_config is not None)
