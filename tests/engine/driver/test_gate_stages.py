@@ -369,10 +369,7 @@ def test_who_comes_second_is_compared_with_the_one_who_came_first(place: Place) 
 
 
 @pytest.mark.promise("gate-killed")
-@pytest.mark.parametrize(
-    "done",
-    WHEN,
-)
+@pytest.mark.parametrize("done", WHEN)
 @pytest.mark.parametrize(
     "is_new_driver",
     [pytest.param(False, id="a retry"), pytest.param(True, id="another driver", marks=SLOW)],
