@@ -56,7 +56,7 @@ __all__ = [
     "RayTrainError",
     "WorkerCalls",
     "resources_of",
-    "with_seam",
+    "with_intercepted_calls",
 ]
 
 ABORT = "abort"
@@ -68,7 +68,7 @@ def resources_of(scaling: Any) -> dict[str, float]:
     return dict(scaling._resources_per_worker_not_none)  # noqa: SLF001 (nothing public has them)
 
 
-def with_seam(function: Callable[..., Any], task: FunctionTask) -> Callable[..., Any]:
+def with_intercepted_calls(function: Callable[..., Any], task: FunctionTask) -> Callable[..., Any]:
     """The training function, which reports into the run folder."""
 
     # Ray counts the parameters of what it is given, through this.

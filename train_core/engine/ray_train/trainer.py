@@ -17,7 +17,7 @@ from train_core.config import TrainConfig
 from train_core.engine.ray_train.ray_private_hooks import (
     ConnectByTheDriversNetwork,
     EndWithDriver,
-    with_seam,
+    with_intercepted_calls,
 )
 from train_core.engine.ray_train.reports.source import filesystem_of
 from train_core.engine.ray_train.task import FunctionTask
@@ -116,5 +116,5 @@ def make_ready(trainer: DataParallelTrainer, task: FunctionTask) -> DataParallel
     task = replace(task, has_validation=trainer.validation_config is not None)
     # The driver calls the validation function, which outlives the attempt.
     trainer.validation_config = None
-    trainer.train_loop_per_worker = with_seam(trainer.train_loop_per_worker, task)
+    trainer.train_loop_per_worker = with_intercepted_calls(trainer.train_loop_per_worker, task)
     return trainer
