@@ -44,6 +44,8 @@ OVERHEAD = "the second beside the first, %"
 SENT = "a journal mirrored, points/s"
 LOG_BATCH = "MLflow's log_batch in a tight loop, points/s"
 RATIO = "the first beside the second"
+WITH_TAG = "log_batch with a tag in each request, points/s"
+RATIO_WITH_TAG = "the mirrored journal beside that"
 
 
 def loop_ms(folder: Path, steps: int, tracking_uri: str) -> float:
@@ -102,13 +104,22 @@ def mirrored_per_s(folder: Path, entries: list[Entry], tracking_uri: str) -> flo
     return len(entries) * METRICS_PER_STEP / spent_s
 
 
-def logged_per_s(entries: list[Entry], tracking_uri: str) -> float:
-    """Points that `log_batch` sends in a second, in requests as large as MLflow takes."""
+def logged_per_s(entries: list[Entry], tracking_uri: str, *, with_tag: bool = False) -> float:
+    """Points that `log_batch` sends in a second, in requests as large as MLflow takes.
+
+    `with_tag`: each request sets a tag, too, as a mirror's does, which records how far it has come.
+    """
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
+    from mlflow.entities import Metric, RunTag
 
     client = MlflowClient(tracking_uri)
     run_id = client.create_run(client.create_experiment("tight")).info.run_id
+    size = POINTS_PER_REQUEST - with_tag
+
+    def send(points: list[Metric], step: int) -> None:
+        tags = [RunTag("position", str(step))] if with_tag else []
+        client.log_batch(run_id, points, tags=tags)
+
     begin = time.perf_counter()
     batch: list[Metric] = []
     for entry in entries:
@@ -117,11 +128,11 @@ def logged_per_s(entries: list[Entry], tracking_uri: str) -> float:
             Metric(key, value, time_ms, entry.step)
             for key, value in (entry.metrics | entry.rates).items()
         ]
-        if len(batch) >= POINTS_PER_REQUEST:
-            client.log_batch(run_id, batch[:POINTS_PER_REQUEST])
-            batch = batch[POINTS_PER_REQUEST:]
+        if len(batch) >= size:
+            send(batch[:size], entry.step)
+            batch = batch[size:]
     if batch:
-        client.log_batch(run_id, batch)
+        send(batch, entries[-1].step)
     return len(entries) * METRICS_PER_STEP / (time.perf_counter() - begin)
 
 
@@ -146,13 +157,19 @@ def measure(scratch: Path, report: Report, *, rounds: int, loop_steps: int, step
             report.add(series, loop_ms(folder, loop_steps, uris[series]))
         alone, mirrored = report.series[ALONE][-1], report.series[MIRRORED][-1]
         report.add(OVERHEAD, 100 * (mirrored / alone - 1))
-        uris = {SENT: database(f"sent-{number}"), LOG_BATCH: database(f"logged-{number}")}
+        uris = {
+            SENT: database(f"sent-{number}"),
+            LOG_BATCH: database(f"logged-{number}"),
+            WITH_TAG: database(f"tagged-{number}"),
+        }
         for series in list(uris) if number % 2 == 0 else list(uris)[::-1]:
             if series == SENT:
                 report.add(series, mirrored_per_s(folder, entries, uris[series]))
             else:
-                report.add(series, logged_per_s(entries, uris[series]))
+                with_tag = series == WITH_TAG
+                report.add(series, logged_per_s(entries, uris[series], with_tag=with_tag))
         report.add(RATIO, report.series[SENT][-1] / report.series[LOG_BATCH][-1])
+        report.add(RATIO_WITH_TAG, report.series[SENT][-1] / report.series[WITH_TAG][-1])
 
 
 def main() -> None:
