@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.words import PYTHONS_WORDS
 from train_core.engine.checkpoint.reader import Assembly
 from train_core.errors import CheckpointError
 from train_core.storage.records.tensor_file import lay_out
@@ -78,11 +79,13 @@ def test_rows_that_do_not_make_a_tensor_are_refused(files: list[torch.Tensor]) -
 )
 def test_a_file_that_lies_about_its_rows_is_refused(said: Any) -> None:
     for files in ([a_file(0, 4), a_file(4, 8, said={"w": said})], [a_file(4, 8, said={"w": said})]):
-        with pytest.raises(CheckpointError):
+        with pytest.raises(CheckpointError) as why:
             put_together(*files)
+        assert not PYTHONS_WORDS.search(str(why.value))
 
 
 @pytest.mark.parametrize("said", [[], 5, None, "w"])
 def test_what_does_not_say_rows_by_name_is_refused(said: Any) -> None:
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError) as why:
         put_together(a_file(0, 8, said=said))
+    assert not PYTHONS_WORDS.search(str(why.value))

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.words import PYTHONS_WORDS
 from train_core.engine.checkpoint.state import (
     TrainingState,
     load_optimizer_state,
@@ -139,8 +140,9 @@ def deep(levels: int) -> Any:
     ids=str,
 )
 def test_what_was_never_packed_is_refused(plain: Any) -> None:
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError) as why:
         unpack(plain, {})
+    assert not PYTHONS_WORDS.search(str(why.value))
 
 
 @pytest.mark.parametrize("saved", [None, 5, [], {}, {"param_groups": 5}, {"state": {}}])

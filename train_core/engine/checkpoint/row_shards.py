@@ -15,6 +15,7 @@ from train_core.errors import CheckpointError, WorkloadError
 from train_core.policy.samples.sharding import rows_of_rank
 from train_core.storage.records.documents import parse_json
 from train_core.storage.records.tensor_file import MAX_SIZE
+from train_core.text.shown_text import shown_value
 
 ROWS = "rows"
 
@@ -84,7 +85,8 @@ def read_rows(metadata: dict[str, str], file: str) -> dict[str, tuple[int, tuple
             name: (int(start), tuple(map(int, shape))) for name, (start, *shape) in found.items()
         }
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise CheckpointError(f"{file} does not say which rows it has: {error!r}") from error
+        said = shown_value(metadata[ROWS])
+        raise CheckpointError(f"{file} does not say which rows it has, but {said}") from error
     for name, (start, shape) in rows.items():
         if not shape or not all(0 <= number < MAX_SIZE for number in (start, *shape)):
             raise CheckpointError(f"{file} says that {name!r} begins at row {start} of {shape}")

@@ -85,7 +85,10 @@ def unpack(plain: Any, tensors: dict[str, Tensor]) -> Any:
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"the checkpoint's state is malformed: {error!r}") from error
+        raise CheckpointError(
+            "the checkpoint's state is not as evertrain writes one: a part of it is missing, of "
+            "another kind, or nested too deeply"
+        ) from error
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

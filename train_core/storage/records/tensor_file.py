@@ -16,6 +16,7 @@ from typing import Any
 
 from train_core.errors import CheckpointError, ConfigError
 from train_core.storage.records.documents import parse_json
+from train_core.text.shown_text import shown_value
 
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -116,15 +117,17 @@ def layout_of(head: bytes | memoryview, size_bytes: int, file: str) -> TensorFil
     """The layout of a file of that size, by its beginning until the header's end. Raises so."""
     begin, refusal = len(head), f"{file} is not a safetensors file"
     header = parse_json(head[_LENGTH_BYTES:], refusal)
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{refusal}: its header is no JSON object")
+    metadata = header.pop(_METADATA, {})
+    if not isinstance(metadata, dict):
+        raise CheckpointError(f"{refusal}: its {_METADATA} is no JSON object")
+    if len(header) > MAX_TENSORS:
+        raise CheckpointError(f"{refusal}: it has {len(header)} tensors, more than {MAX_TENSORS}")
     try:
-        metadata = {str(key): str(value) for key, value in header.pop(_METADATA, {}).items()}
-        if len(header) > MAX_TENSORS:
-            raise CheckpointError(
-                f"{refusal}: it has {len(header)} tensors, more than {MAX_TENSORS}"
-            )
-        ranges = {name: _range_of(entry, begin) for name, entry in header.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{refusal}: {error!r}") from error
+        ranges = {name: _range_of(name, entry, begin) for name, entry in header.items()}
+    except ValueError as error:
+        raise CheckpointError(f"{refusal}: {error}") from error
     end = begin
     for name, one in sorted(ranges.items(), key=lambda item: (item[1].start, item[1].stop)):
         expected = DTYPE_BYTES[one.dtype] * math.prod(one.shape)
@@ -136,15 +139,23 @@ def layout_of(head: bytes | memoryview, size_bytes: int, file: str) -> TensorFil
         end = one.stop
     if end != size_bytes:
         raise CheckpointError(f"{refusal}: its tensors end at byte {end} of {size_bytes}")
-    return TensorFile(bytes(head), ranges, size_bytes, metadata)
+    texts = {str(key): str(value) for key, value in metadata.items()}
+    return TensorFile(bytes(head), ranges, size_bytes, texts)
 
 
-def _range_of(entry: Any, begin: int) -> TensorRange:
-    dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    numbers = [start, stop, *shape]
+def _range_of(name: str, entry: Any, begin: int) -> TensorRange:
+    """Where the tensor lies, by its entry in the header. Raises ValueError if that cannot be."""
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [start, stop]}:
+            numbers = [start, stop, *shape]
+        case _:
+            raise ValueError(f"tensor {name!r} has no type, shape and place: {shown_value(entry)}")
     are_sizes = all(type(number) is int and 0 <= number < MAX_SIZE for number in numbers)
     # Zeros aside: torch counts the strides of an empty tensor, too.
     fits = are_sizes and len(shape) <= _MAX_DIMENSIONS and math.prod(filter(None, shape)) < MAX_SIZE
     if dtype not in DTYPE_BYTES or not fits:
-        raise ValueError(f"type {dtype!r}, shape {shape!r}, data_offsets {[start, stop]!r}")
+        raise ValueError(
+            f"tensor {name!r} is said to have type {shown_value(dtype)}, "
+            f"shape {shown_value(shape)} and data_offsets {shown_value([start, stop])}"
+        )
     return TensorRange(dtype, tuple(shape), begin + start, begin + stop)

@@ -1,0 +1,10 @@
+"""What no message says."""
+
+from __future__ import annotations
+
+import re
+
+PYTHONS_WORDS = re.compile(
+    r"[a-z]Error\(|to unpack|object is not|not iterable|has no attribute|expected at most"
+)
+"""Words of Python's own errors: whoever reads them would have to know the code."""
