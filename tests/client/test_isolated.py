@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from train_core.client.isolated import isolated_call
+from train_core.described_errors import FAILED
 from train_core.differences import ValueDifference
 from train_core.errors import RunBusyError, StageError
 
@@ -45,6 +46,16 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def end_at_once(code: int) -> None:
+    os._exit(code)
+
+
+def print_below() -> str:
+    """As a library written in C, or a program that is started."""
+    os.write(1, b"\xff printed\n")
+    return "the answer"
+
+
 def named(name: str) -> str:
     return f"{__name__}:{name}"
 
@@ -75,3 +86,13 @@ def test_a_process_that_dies_is_an_error_with_its_last_words() -> None:
     with pytest.raises(StageError, match="die: it ended with code -9") as died:
         isolated_call(named("die"))
     assert died.value.traceback == "out of memory\n"
+
+
+@pytest.mark.parametrize("code", [0, FAILED])
+def test_a_process_that_ends_by_itself_has_no_answer(code: int) -> None:
+    with pytest.raises(StageError, match=f"ended with code {code}, without an answer"):
+        isolated_call(named("end_at_once"), code=code)
+
+
+def test_what_is_printed_below_python_is_no_part_of_the_answer() -> None:
+    assert isolated_call(named("print_below")) == "the answer"

@@ -45,14 +45,22 @@ def isolated_call(function: str, **arguments: Any) -> Any:
         input=json.dumps(arguments),
         capture_output=True,
         text=True,
+        # What a user's module prints may be in any encoding.
+        errors="replace",
         check=False,
     )
+    name = function.rpartition(":")[2]
+    died = StageError(name, f"it ended with code {done.returncode}, without an answer", done.stderr)
+    if done.returncode not in (0, FAILED):
+        raise died
+    try:
+        answer = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        # It ended by itself, as by os._exit(0).
+        raise died from None
     if done.returncode == FAILED:
-        raise rebuild(json.loads(done.stdout))
-    if done.returncode:
-        name = function.rpartition(":")[2]
-        raise StageError(name, f"it ended with code {done.returncode}", done.stderr)
-    return json.loads(done.stdout)
+        raise rebuild(answer)
+    return answer
 
 
 def settings_schema(workload: str) -> dict[str, Any]:

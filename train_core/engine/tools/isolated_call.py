@@ -5,15 +5,15 @@ object on stdin: they may be longer than a command line may be, and may hold a l
 of processes may show.
 
 The result goes to stdout as JSON, and so does an error, described: the exit code tells them apart.
-What a user's module prints goes to stderr.
+What a user's module prints goes to stderr, and so does what the programs print that it starts.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
-from contextlib import redirect_stdout
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -30,13 +30,14 @@ def call(function: str, arguments: dict[str, Any]) -> Any:
 def main() -> None:
     """Entry point: the function's name."""
     function, code = sys.argv[1], 0
-    with redirect_stdout(sys.stderr):
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answer:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         try:
             result = call(function, json.load(sys.stdin))
         # A user's module may end the interpreter as it is imported.
         except (Exception, SystemExit) as error:  # noqa: BLE001 (the other process raises it)
             result, code = describe(function.rpartition(":")[2], error), FAILED
-    sys.stdout.write(json.dumps(result))
+        answer.write(json.dumps(result))
     sys.exit(code)
 
 
