@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 from pydantic_settings import CliPositionalArg
 
 from flows.cli.output.listings import print_mapping, print_rows
 from train_core.client.isolated import settings_schema
+from train_core.config.training import check_name
 
 SHIPPED = {
     "train_core.workloads.digits:Digits": "Handwritten digits of scikit-learn; no download.",
@@ -22,6 +23,11 @@ class WorkloadsCommand(BaseModel):
 
     name: CliPositionalArg[str] = Field(default="", description="A workload, package.module:Name.")
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        return str(check_name(name)) if name else ""
 
     def cli_cmd(self) -> None:
         """Print the list or the settings."""

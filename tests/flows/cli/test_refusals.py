@@ -99,6 +99,8 @@ def test_bad_parameters_are_one_line(
         (["show", "run", "--storage", "{web}/x"], "http://***@127.0.0.1:"),
         (["ls", "\ud800"], r"'\ud800' is no address"),
         (["show", "run", "--storage", "a\0b"], r"'a\x00b' is no address"),
+        (["workloads", f"http://me:{PASSWORD}@host/x"], "got 'http://***@host/x'"),
+        (["workloads", "x[/nope]\x1b[31m:X"], r"got 'x[/nope]\x1b[31m:X'"),
         (["diff", "x[/nope]", "y"], "there is no run 'x[/nope]'"),
         (["\x1b[31m"], r"invalid choice: '\x1b[31m'"),
     ],
