@@ -119,6 +119,22 @@ def test_what_a_record_says_of_its_data_is_shown_if_it_can_be(
     assert run_status(folder).state == "finished"
 
 
+def test_a_copied_checkpoint_does_not_count_as_the_step_of_its_name(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied = "step-00000170-a0001"
+    shutil.copytree(
+        Path(folder.url, f"checkpoints/{NEWEST}"), Path(folder.url, "checkpoints", copied)
+    )
+    storage = ("--storage", folder.storage)
+    assert printed(capsys, "runs", "status", "run", *storage)["step"] == STEPS[-1]
+    (run,) = printed(capsys, "runs", "list", *storage)
+    assert (run["step"], run["state"]) == (STEPS[-1], "finished")
+    *_, last = printed(capsys, "ls", folder.url)
+    assert (last["checkpoint"], last["epoch"]) == (copied, None)
+    assert f"has the manifest of {NEWEST}" in last["fault"]
+
+
 @pytest.mark.promise("untrusted-files")
 def test_nothing_is_deleted_through_a_run_folder_that_is_a_link(
     folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]

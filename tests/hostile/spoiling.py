@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import socket
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,36 @@ def listens(path: Path) -> None:
             bound.bind(f"/proc/self/fd/{here}/{path.name}")
         finally:
             os.close(here)
+
+
+def is_device(path: Path) -> None:
+    """One without an end, whose size is 0."""
+    with suppress(PermissionError):  # only root makes devices
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
+
+
+def vouches_for_nothing(key: str, make: Callable[[Path], object]) -> Spoil:
+    """What is no file in place of the newest checkpoint's, which is listed with no bytes."""
+
+    def spoil(folder: RunFolder, outside: Path) -> None:
+        vouch_for(folder, NEWEST, key, b"")
+        make(_place(folder, f"checkpoints/{NEWEST}/{key}"))
+
+    return _where_it_is(spoil)
+
+
+def says_digits(key: str, field: str, num_digits: int) -> Spoil:
+    """A number so long that Python does not make an int of it."""
+
+    def spoil(folder: RunFolder, outside: Path) -> None:
+        reseal(folder, key, lambda content: content | {field: 0})
+        text = folder.store.read(key, MAX_DOCUMENT_BYTES)
+        long = text.replace(
+            b'"%s": 0' % field.encode(), b'"%s": ' % field.encode() + b"9" * num_digits
+        )
+        Path(folder.url, key).write_bytes(resealed(long))
+
+    return _where_it_is(spoil)
 
 
 def has_bytes(key: str, data: bytes) -> Spoil:
@@ -237,6 +269,10 @@ KNOWN: dict[str, Spoil] = {
     **{f"{key} is a link": links(key) for key in EVERYTHING},
     "a link to itself": links(f"checkpoints/{NEWEST}", is_chain=True),
     **{f"{key} is a pipe": is_special(key, os.mkfifo) for key in (*MANIFESTS, *DOCUMENTS, *FILES)},
+    "a manifest is a device": is_special(MANIFESTS[1], is_device),
+    "run.json is a device": is_special("run.json", is_device),
+    "a model of no bytes is a pipe": vouches_for_nothing("model.safetensors", os.mkfifo),
+    "a model of no bytes is a device": vouches_for_nothing("model.safetensors", is_device),
     "a socket": is_special(f"checkpoints/{NEWEST}/manifest.json", listens),
     **{f"{key} is a folder": is_special(key, os.mkdir) for key in (*MANIFESTS, *DOCUMENTS)},
     **{f"{key} is huge": has_size(key, 2**40) for key in (*MANIFESTS, *DOCUMENTS, *FILES)},
@@ -245,6 +281,7 @@ KNOWN: dict[str, Spoil] = {
     **{f"{key} is of format 2": says(key, "format", 2) for key in (*MANIFESTS, "run.json")},
     "run.json is deep": has_bytes("run.json", b'{"config": ' + b"[" * 100_000),
     "report.json is deep": has_bytes("report.json", b'{"a": ' + b"[" * 190 + b"]" * 190 + b"}"),
+    "a step of 5,000 digits": says_digits(MANIFESTS[1], "step", 5000),
     "a step of 10^300": says(MANIFESTS[1], "step", 10**300),
     "a long time": says(MANIFESTS[1], "created_at", "x" * (MAX_DOCUMENT_BYTES - 10_000)),
     "many files": _where_it_is(many_files),
@@ -252,6 +289,7 @@ KNOWN: dict[str, Spoil] = {
     "many orphans": many_orphans,
     "lease 10^6": leases(10**6),
     "lease 10^18 - 1": leases(10**18 - 1),
+    "lease 10^18": has_bytes(f"lease/{10**18}.json", b"{}"),
     "a copied checkpoint": copies(f"checkpoints/{BEST}", "checkpoints/step-00000170-a0001"),
     "300,000 empty tensors": empty_tensors(300_000),
     "100,000 empty tensors": empty_tensors(100_000),

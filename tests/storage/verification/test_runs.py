@@ -71,6 +71,22 @@ def a_device(folder: RunFolder, key: str) -> None:
         pytest.skip("only root makes devices")
 
 
+def vouched_for_as_nothing(
+    spoil: Callable[[RunFolder, str], None],
+) -> Callable[[RunFolder, str], None]:
+    """What has no size, and is listed with none."""
+
+    def spoil_it(folder: RunFolder, key: str) -> None:
+        vouch_for(folder, NEWEST, key.rpartition("/")[2], b"")
+        spoil(folder, key)
+
+    return spoil_it
+
+
+def a_pipe(folder: RunFolder, key: str) -> None:
+    replace(folder, key, os.mkfifo)
+
+
 def all_checkpoints_gone(folder: RunFolder, _: str) -> None:
     shutil.rmtree(Path(folder.url, "checkpoints"))
 
@@ -159,9 +175,12 @@ CASES: list[tuple[Callable[[RunFolder, str], None], str, str, str]] = [
     (copied_checkpoint, "", "step-00000170-a0001", f"has the manifest of {BEST}"),
     (of_another_checkpoint, PREDICTIONS, f"predictions/{NEWEST}-0123abcd", "a result of"),
     (lambda folder, key: replace(folder, key, os.mkdir), MANIFEST, NEWEST, "is a folder"),
-    (lambda folder, key: replace(folder, key, os.mkfifo), MANIFEST, NEWEST, "is a pipe"),
-    (lambda folder, key: replace(folder, key, os.mkfifo), MODEL, NEWEST, "is a pipe"),
+    (a_pipe, MANIFEST, NEWEST, "is a pipe"),
+    (a_pipe, MODEL, NEWEST, "is a pipe"),
+    (vouched_for_as_nothing(a_pipe), MODEL, NEWEST, "is a pipe"),
+    (a_device, MANIFEST, NEWEST, "is a device"),
     (a_device, MODEL, NEWEST, "is a device"),
+    (vouched_for_as_nothing(a_device), MODEL, NEWEST, "is a device"),
     (listed_twice("files"), MANIFEST, NEWEST, "is listed twice"),
     (listed_twice("journal"), MANIFEST, NEWEST, "is listed twice"),
     (key_twice, MANIFEST, NEWEST, "the key 'step' is there twice"),

@@ -24,6 +24,9 @@ from train_core import TrainConfig
 from train_core.client.diff import Diff
 from train_core.client.live import Live
 from train_core.differences import Comparison, ValueDifference
+from train_core.storage.coordination.holder import Holder
+from train_core.storage.coordination.pins import pin
+from train_core.storage.records.names import LEASES, LeaseName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, quarantine
 
@@ -50,12 +53,12 @@ def refuse_obeyed(text: str) -> None:
 
 @pytest.fixture
 def storage(tmp_path: Path) -> str:
-    """A run whose names, metrics, reasons and monitor are hostile."""
+    """A run whose names, metrics, reasons, pins and monitor are hostile."""
     folder = RunFolder(str(tmp_path), "run")
     config = TrainConfig(monitor=HOSTILE[0], settings={text: text for text in HOSTILE})
     create(folder, config, forked_from=HOSTILE[4], code=dict.fromkeys(HOSTILE, HOSTILE[4]))
-    for step in (1, 2):
-        name = commit(folder, step, 1)
+    pinned, name = (commit(folder, step, 1) for step in (1, 2))
+    pin(folder.store, pinned, "infer-0123abcd", f"it is {' '.join(HOSTILE)}")
     odd = manifest(3).model_copy(update={"metrics": dict.fromkeys(HOSTILE, 0.5)})
     RunWriter(folder, 1).commit(odd)
     quarantine(folder, name, f"it is {' '.join(HOSTILE)}")
@@ -97,6 +100,22 @@ def test_hostile_names_and_reasons_are_shown_as_text(
     if form:
         assert captured.out.isascii()
         json.loads(captured.out)
+
+
+@pytest.mark.promise("terminal")
+def test_the_host_of_the_process_that_has_a_run_is_text(
+    storage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    holder = Holder.here().model_copy(update={"host": " ".join(HOSTILE)})
+    lease = RunFolder(storage, "run").store.uri(f"{LEASES}/{LeaseName(1)}")
+    Path(lease).parent.mkdir()
+    Path(lease).write_text(holder.model_dump_json())
+    assert main(["prune", "run", "--storage", storage]) == 2
+    told = capsys.readouterr().err
+    assert "is being driven by process" in told
+    assert r"x[/nope] [bold red]red[/] [link=http://evil]here[/link] :warning: \x1b[31mred" in told
+    assert told.count("\n") == 1
+    refuse_obeyed(told)
 
 
 @pytest.mark.promise("terminal")
