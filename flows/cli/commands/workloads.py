@@ -10,7 +10,7 @@ from pydantic_settings import CliPositionalArg
 
 from flows.cli.output.listings import print_mapping, print_rows
 from train_core.client.isolated import settings_schema
-from train_core.config.training import check_name
+from train_core.config.training_options import check_name
 
 SHIPPED = {
     "train_core.workloads.digits:Digits": "Handwritten digits of scikit-learn; no download.",
