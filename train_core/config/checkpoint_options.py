@@ -1,4 +1,7 @@
-"""When checkpoints are written, and which of them are kept."""
+"""When checkpoints are written, which of them are kept, and the limits of waiting.
+
+One of the groups of parameters; `config/__init__.py` says in which of them a new one belongs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A training function that was written for Ray Train, in place of a workload."""
+"""A training function that was written for Ray Train, in place of a workload.
+
+One of the groups of parameters; `config/__init__.py` says in which of them a new one belongs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The gate's parameters: what a new model has to show before it becomes champion."""
+"""The gate's parameters: what a new model has to show before it becomes champion.
+
+One of the groups of parameters; `config/__init__.py` says in which of them a new one belongs.
+"""
 
 from __future__ import annotations
 

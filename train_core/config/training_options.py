@@ -1,4 +1,7 @@
-"""What is trained, for how long, from which weights, and how a step is computed."""
+"""What is trained, for how long, from which weights, and how a step is computed.
+
+One of the groups of parameters; `config/__init__.py` says in which of them a new one belongs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""With how many workers a training runs, on what, and where."""
+"""With how many workers a training runs, on what, and where.
+
+One of the groups of parameters; `config/__init__.py` says in which of them a new one belongs.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Evaluation: checkpoints measured on a split, shard by shard, by the workers of a pool.
 
 It uses the code, the batches and the order of the training's own validation, so the same checkpoint
-on the same split gives the same bits.
+on the same split gives the same bits: `engine/metrics/measure.py`.
 """
 
 from __future__ import annotations

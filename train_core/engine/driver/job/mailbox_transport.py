@@ -2,7 +2,8 @@
 
 The first request that is accepted is the job's; a later caller must want the same. A stage that
 several callers ask for with the same arguments is carried out once. The job ends when its last
-caller closes it, or when none has lived for long: docs/design/attach.md.
+caller closes it, or when none has lived for long: docs/design/attach.md. `job/__init__.py` has the
+whole way of a call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The stages of one request whose driver is a job of a cluster: the job is asked for each.
 
 The job is named after the run and the attempt that it begins. One that drives the run already is
-attached to: it goes on where it is, and its results are this caller's, too.
+attached to: it goes on where it is, and its results are this caller's, too. `job/__init__.py` has
+the whole way of a call.
 """
 
 from __future__ import annotations

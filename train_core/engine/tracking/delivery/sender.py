@@ -1,4 +1,7 @@
-"""The sender of the mirror: commits, samples of the machine's load, and tasks of the stages."""
+"""The sender of the mirror: commits, samples of the machine's load, and tasks of the stages.
+
+`engine/tracking/__init__.py` lists the whole way of a metric.
+"""
 
 from __future__ import annotations
 
