@@ -52,8 +52,10 @@ def _fit(task: FunctionTask) -> None:
         make_ready(new_trainer(task.config), task).fit()
     except (RayTrainError, RayError) as error:
         # Where the workers did not begin, or Ray Train's controller died, Ray keeps what they have
-        # reserved until the job ends, and the next attempt would wait for it.
-        remove_placement_groups()
+        # reserved until the job ends, and the next attempt would wait for it. Where the function
+        # failed, Ray has given it back, and what is reserved is a validation function's.
+        if not isinstance(error, WorkerGroupError):
+            remove_placement_groups()
         raise cause_of(error) from error
 
 

@@ -48,7 +48,7 @@ class Store(StoreReader):
         Of any number of callers with different bytes one succeeds; the others get
         FileExistsError. One that finds its own bytes succeeds too: a client whose first answer
         was lost on the way asks again, and must not take itself for another. The object is
-        durable when this returns. `backends/` has how: a hard link on a disk, `If-None-Match` on S3.
+        durable when this returns. See `backends/`: a hard link on a disk, `If-None-Match` on S3.
         """
         if len(data) >= _SINGLE_PUT_BYTES:
             raise ValueError(f"{self.uri(key)}: {len(data)} bytes are too many to create")

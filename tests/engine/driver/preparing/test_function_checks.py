@@ -11,6 +11,7 @@ import pytest
 
 from tests.engine.without_ray import stages_without_ray
 from train_core.config import TrainConfig
+from train_core.config.gate_options import GateOptions
 from train_core.errors import (
     CheckedOnlyError,
     ConfigError,
@@ -48,14 +49,16 @@ class ScoredOnly(Digits):
         return super().dataset(split)
 
 
-def request(storage: Path, run: str = "run", **changes: Any) -> DriverRequest:
+def request(
+    storage: Path, run: str = "run", gate: GateOptions | None = None, **changes: Any
+) -> DriverRequest:
     fields = {"dry_run", "skip_unchanged", "tracking_uri"}
     config = {name: value for name, value in changes.items() if name not in fields}
     return DriverRequest(
         storage=str(storage),
         run=run,
         config=TrainConfig(**FUNCTION | config),
-        pipeline=PipelineRequest(infer_input="test"),
+        pipeline=PipelineRequest(infer_input="test", gate=gate),
         **{name: value for name, value in changes.items() if name in fields},
     )
 
@@ -90,6 +93,18 @@ def test_a_dry_run_with_a_predictor_names_what_is_evaluated(tmp_path: Path) -> N
     assert (
         f"  evaluate  {evaluated}, the best on test (360 samples), and score test" in prepared.plan
     )
+    assert "gate" not in prepared.plan
+
+
+@pytest.mark.promise("dry-run-function")
+def test_a_dry_run_checks_the_gate_and_names_the_model(tmp_path: Path) -> None:
+    gated = prepare(request(tmp_path, gate=GateOptions(), dry_run=True, **SCORED))
+    assert "is compared with the champion of the registered model Digits" in gated.plan
+    named = GateOptions(registered_model="night")
+    assert "model night" in prepare(request(tmp_path, gate=named, dry_run=True, **SCORED)).plan
+    unmeasured = request(tmp_path, gate=GateOptions(gate_metric="no-such"), dry_run=True, **SCORED)
+    with pytest.raises(ConfigError, match="no-such"):
+        prepare(unmeasured)
 
 
 @pytest.mark.promise("dry-run-function")

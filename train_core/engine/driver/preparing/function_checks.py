@@ -14,8 +14,10 @@ from train_core.engine.data.recorded_workload import (
 from train_core.engine.driver.preparing.preflight import Checked, check_request_continues
 from train_core.engine.metrics.measure import check_split
 from train_core.engine.ray_train.init_folder import find_reported
+from train_core.engine.scoring.gate_metric import check_gate
 from train_core.errors import ConfigError, HiddenLoginError, users_code
 from train_core.loading import load_function
+from train_core.policy.champion.model_names import default_model_name
 from train_core.policy.logins import has_hidden_login, hide_logins
 from train_core.requests import DriverRequest, Prepared
 from train_core.storage.objects.store import Store
@@ -57,11 +59,13 @@ def check_function(folder: RunFolder, request: DriverRequest) -> Checked:
         load_function(config.predictor)
         check_settings(config)
         workload = load_recorded(folder, config)
+        if request.pipeline.gate:
+            check_gate(workload, config, request.pipeline.gate)
         names_files = not resumed and workload.sources()
         earlier = newest_files(request.storage, config.workload) if names_files else None
         files = pinned_files(workload, earlier)
         datasets = {split: indexed(workload, split) for split in _SCORED}
-        if request.skip_unchanged and files is None:
+        if request.skip_unchanged and files is None and not resumed:
             with users_code(
                 "prepare", f"{config.workload}, whose train split skip_unchanged needs"
             ):
@@ -103,6 +107,9 @@ def plan_of(request: DriverRequest, prepared: Prepared) -> str:
         )
         if source := request.pipeline.infer_input:
             lines["evaluate"] += f", and score {hide_logins(source)}"
+    if gate := request.pipeline.gate:
+        model = gate.registered_model or default_model_name(config.workload)
+        lines["gate"] = f"the best is compared with the champion of the registered model {model}"
     return "\n".join(f"  {verb:<8}  {what}" for verb, what in lines.items())
 
 
