@@ -18,8 +18,9 @@ from train_core.engine.distributed.rendezvous import LOOPBACK, Membership, Rende
 from train_core.engine.distributed.stop_source import post_stop
 from train_core.engine.ray_train.reports import reporter as reporter_module
 from train_core.engine.ray_train.reports.channel import DriverLostError, ReportChannel
+from train_core.engine.ray_train.reports.committer import Committer
 from train_core.engine.ray_train.reports.folder import LocalFolder
-from train_core.engine.ray_train.task import Report, Settled
+from train_core.engine.ray_train.task import FunctionTask, Report, Settled
 from train_core.engine.ray_train.validations import record_validation
 from train_core.errors import CheckpointError, FencedError, UserCodeError, WorkloadError
 from train_core.storage.cleanup.superseded import delete_superseded
@@ -194,6 +195,27 @@ def test_a_rank_that_is_closed_before_it_could_begin_raises_nothing(
     may_connect.set()
     # The store has to live until it has connected.
     ranks.reporters[0]._channel.result(30)
+
+
+def test_one_that_is_closed_while_its_journal_is_opened_leaves_no_thread(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_opening, may_open = threading.Event(), threading.Event()
+
+    class LateCommitter(Committer):
+        def __init__(self, task: FunctionTask, channel: ReportChannel) -> None:
+            is_opening.set()
+            may_open.wait(30)
+            super().__init__(task, channel)
+
+    monkeypatch.setattr(reporter_module, "Committer", LateCommitter)
+    ranks = Ranks(folder, 1, attempt=1)
+    assert is_opening.wait(30)
+    ranks.close()
+    may_open.set()
+    # It is opened all the same, and `no_leaks` finds its thread if it is not closed then.
+    assert ranks.reporters[0]._committer
+    ranks.reporters[0]._committer.result(30)
 
 
 def test_ranks_that_do_not_report_as_often_are_told_apart() -> None:

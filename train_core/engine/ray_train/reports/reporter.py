@@ -107,9 +107,9 @@ class Reporter:
     def close(self) -> None:
         """End the threads; a report that has not begun is left."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        made = self._committer
-        if made and made.done() and not made.cancelled() and not made.exception():
-            made.result().close()
+        if self._committer:
+            # At once if it is there already; else as soon as it is.
+            self._committer.add_done_callback(_close_made)
 
     def _settle(self, report: Report) -> Settled:
         settled = self._exchange(report)
@@ -261,6 +261,11 @@ def described(message: dict[str, Any]) -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001 (whatever it is, the other ranks wait for this one)
         message["error"] = describe("train", error)
+
+
+def _close_made(committer: Future[Committer]) -> None:
+    if not committer.cancelled() and not committer.exception():
+        committer.result().close()
 
 
 def _checked(message: dict[str, Any]) -> dict[str, Any]:
