@@ -124,8 +124,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "one safetensors file.",
         "verify-resume": "`verify-resume` kills and resumes a training of your workload and says "
         "`identical`, or names the first metric and the first tensor that differ.",
-        "verify-code": "`verify` reads every byte of a run, has a line for each finding, and ends "
-        "with code 1 if there is one.",
+        "verify-code": "`verify` reads every committed file of a run, has a line for each "
+        "finding, and ends with code 1 if there is one.",
         "dry-run": "`--dry-run` takes one step through every stage.",
         "runs-stop": "`runs stop` makes the driver of the run save and end, on any machine, and is "
         "refused if no process drives it.",

@@ -85,7 +85,8 @@ def approval_for(session: Session, result: GateResult) -> Approval | None:
 def announce_wait() -> None:
     """Tell the automation `evertrain-notice-death` to expect no heartbeat of this flow run.
 
-    It must be the last thing that the flow does. The automation sets a flow run to Crashed if none
+    It must be the last thing that the flow does: a heartbeat within the milliseconds between this
+    event and the flow's return would count again. The automation sets a flow run to Crashed if none
     of the events that it expects follows a heartbeat, and Prefect sends heartbeats until the flow
     has returned, also while a suspended flow run closes its session.
     """

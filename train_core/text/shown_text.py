@@ -2,7 +2,7 @@
 
 What is stored or typed is not trusted: a name may hold sequences that a terminal obeys, a password,
 or a hundred thousand letters. Pure functions; `policy/logins.py` masks the logins in whole JSON
-values, `flows/cli/output/terminal.py` is the only door to the terminal.
+values, and all output of commands goes through `flows/cli/output/terminal.py`.
 """
 
 from __future__ import annotations

@@ -80,8 +80,7 @@ class RollbackCommand(_ChangeCommand):
         """Record the new champion, and let MLflow's alias follow."""
         storage = absolute(self.storage)
         entry = rollback(storage, self.model, self.reason, to=self.to, person=self.by)
-        who = f"{entry.decided_by} went back to it ({entry.reason})"
-        say(f"{entry.version.address} is the champion: {who}")
+        say(f"{entry.version.address} is the champion: {entry.why}")
         self._show_in_mlflow(entry.version.run, lambda uri: show_champion(storage, self.model, uri))
 
 

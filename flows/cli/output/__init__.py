@@ -1,1 +1,1 @@
-"""What the command line prints: progress, tables, summaries, all of it through one door."""
+"""What the command line prints: progress, tables, summaries, all of it through `terminal`."""

@@ -45,7 +45,7 @@ def champion_and_challenger(result: GateResult) -> Figure | None:
 
 
 def _draw_improvement(axes: Axes, decision: Decision) -> None:
-    """The interval of the improvement, and what the whole of it has to be above."""
+    """The interval of the improvement, and the bound that all of it has to be above."""
     found, compared = decision.evidence.improvement, decision.comparison
     assert found
     bound = decision.rules.min_improvement
@@ -69,7 +69,7 @@ def _draw_improvement(axes: Axes, decision: Decision) -> None:
 
 
 def _draw_costs(axes: Axes, champion: Score, challenger: Score, limit: float | None) -> None:
-    """What the challenger takes, in parts of what the champion takes."""
+    """The challenger's costs as fractions of the champion's."""
     costs = {
         "ms for a row": (challenger.row_ms, champion.row_ms),
         "ms for a batch": (challenger.batch_ms, champion.batch_ms),

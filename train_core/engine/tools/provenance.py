@@ -24,8 +24,8 @@ def code_of(config: TrainConfig) -> dict[str, str]:
 
     `evertrain` is evertrain's version, `workload` the BLAKE3 digest of the source file that has
     the workload or the training function, and `commit` that of the git repository which tracks
-    this file. With a predictor, `predictor` and `data` are the digests of its file, and of that of
-    the workload that names the data. What cannot be known is left out.
+    this file. With a predictor, `predictor` is the digest of its file, and `data` that of the
+    file with the workload that names the data. What cannot be known is left out.
     """
     found = {"evertrain": _version()}
     function = config.train_fn or config.trainer

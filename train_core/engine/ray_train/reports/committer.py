@@ -182,6 +182,6 @@ def _check_sizes(metrics: Mapping[str, float | None], files: Sequence[FileEntry]
     for name in metrics:
         if len(name) > MAX_TEXT:
             raise WorkloadError(
-                f"a training function reported a metric whose name has {len(name)} characters: a "
-                f"checkpoint has names of at most {MAX_TEXT}"
+                f"a training function reported a metric whose name, {name[:40]}…, has "
+                f"{len(name)} characters: report names of at most {MAX_TEXT}"
             )
