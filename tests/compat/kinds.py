@@ -9,7 +9,7 @@ from ray.train.torch import TorchTrainer
 
 from tests.compat.functions.plain import save_and_resume
 
-EPOCHS = 16
+EPOCHS = 10
 PAUSE_S = 0.3
 NUM_WORKERS = 2
 
