@@ -34,7 +34,7 @@ from flows.cli.commands.ui import UiCommand
 from flows.cli.commands.verify_resume import VerifyResumeCommand
 from flows.cli.commands.workloads import WorkloadsCommand
 from flows.cli.configuration import configuration_of
-from flows.cli.output.terminal import complain, make_printable
+from flows.cli.output.terminal import complain, make_printable, warnings_shown
 from flows.cli.refusals import of_arguments, of_values, with_plain_json
 from train_core.errors import EvertrainError, StoppedError
 
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         arguments = with_plain_json(arguments)
         configuration: dict[str, Any] = configuration_of(arguments)
-        with _orderly_termination():
+        with _orderly_termination(), warnings_shown():
             CliApp.run(Evertrain, arguments or ["--help"], _parser(), **configuration)
     except ValidationError as error:
         return _refuse(of_values(error, arguments))

@@ -9,8 +9,10 @@ cut.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import IO, Literal, Self, TypeVar
 
 from rich.console import Console
@@ -28,6 +30,7 @@ from rich.table import Table
 from rich.text import Text
 
 from train_core.policy.logins import hide_secrets
+from train_core.text.log_lines import WARNING
 from train_core.text.shown_text import shown
 
 MOST_IN_A_CELL = 1_000
@@ -51,6 +54,33 @@ def say_json(value: object) -> None:
 def complain(message: str) -> None:
     """A line on stderr that begins with the program's name."""
     _write(sys.stderr, [f"evertrain: {' '.join(message.split())}"])
+
+
+@contextmanager
+def warnings_shown() -> Iterator[None]:
+    """Let what evertrain logs inside the block go through here: a line on stderr for each warning.
+
+    Python and Prefect would print it as it is. Where Prefect's settings silence it, it is not
+    shown.
+    """
+    loggers = [logging.getLogger(name) for name in ("flows", "tasks", "train_core")]
+    handler, propagated = _Warnings(logging.WARNING), [one.propagate for one in loggers]
+    for one in loggers:
+        one.addHandler(handler)
+        one.propagate = False
+    try:
+        yield
+    finally:
+        for one, before in zip(loggers, propagated, strict=True):
+            one.removeHandler(handler)
+            one.propagate = before
+
+
+class _Warnings(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        levels = [one.level for one in logging.getLogger().handlers]
+        if not levels or record.levelno >= min(levels):
+            _write(sys.stderr, [f"{WARNING}{' '.join(record.getMessage().split())}"])
 
 
 def say_if_watched(line: str) -> None:

@@ -19,6 +19,7 @@ from flows.cli.output.terminal import MOST_COLUMNS, MOST_IN_A_CELL, Screen, comp
 from flows.cli.run_pipeline import _show_warning
 from tests.engine.alone import create
 from tests.flows.test_results import REPORT, checkpoint, evaluated
+from tests.hostile.whole_run import reseal
 from tests.storage.samples import commit, manifest
 from train_core import TrainConfig
 from train_core.client.diff import Diff
@@ -115,6 +116,21 @@ def test_the_host_of_the_process_that_has_a_run_is_text(
     assert "is being driven by process" in told
     assert r"x[/nope] [bold red]red[/] [link=http://evil]here[/link] :warning: \x1b[31mred" in told
     assert told.count("\n") == 1
+    refuse_obeyed(told)
+
+
+@pytest.mark.promise("terminal")
+def test_what_is_logged_while_a_command_runs_is_text(
+    storage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(storage, "run")
+    odd = {"metrics": {f"{text} http://me:hunter2@host": "x" for text in HOSTILE}}
+    reseal(folder, "checkpoints/step-00000003-a0001/manifest.json", lambda found: found | odd)
+    assert main(["prune", "run", "--storage", storage]) == 0
+    told = capsys.readouterr().err
+    assert told.startswith("warning: checkpoint step-00000003-a0001 of run 'run' is quarantined: ")
+    assert told.count("\n") == 1
+    assert "hunter2" not in told
     refuse_obeyed(told)
 
 
