@@ -17,9 +17,9 @@ import hypothesis
 import pytest
 import s3fs
 
-from tests.leaks import Belongings
+from tests.plugins.leaks import Belongings
 
-pytest_plugins = ["tests.order", "tests.reporting"]
+pytest_plugins = ["tests.plugins.order", "tests.plugins.reporting"]
 
 SCRIPT = Path(__file__).parent / "object-store.sh"
 BUCKET = "evertrain-tests"

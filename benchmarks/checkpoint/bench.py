@@ -68,7 +68,7 @@ class Bench:
             yield None
             return
         command = [
-            *(sys.executable, "-m", "tests.storage.fault_proxy"),
+            *(sys.executable, "-m", "tests.storage.doubles.fault_proxy"),
             *("--upstream", self.s3["AWS_ENDPOINT_URL"], "--latency-ms", str(latency_ms)),
         ]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)

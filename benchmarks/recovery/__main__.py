@@ -28,7 +28,7 @@ import psutil
 from benchmarks.checkpoint.report import Report
 from benchmarks.recovery.notes import NUM_RANKS, Notes, wait_until
 from benchmarks.services import free_port, mlflow_server
-from tests.storage.fault_proxy import FaultProxy
+from tests.storage.doubles.fault_proxy import FaultProxy
 from train_core import TrainConfig
 from train_core.client.driver import Driver
 from train_core.errors import StoppedError

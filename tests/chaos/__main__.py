@@ -26,10 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.services import prefect_server
-from tests.chaos.failing_server import strike_server
 from tests.chaos.faults import SCHEDULED, at_random
-from tests.chaos.outages import OUTAGES, S3, Outage
 from tests.chaos.pipeline import House, undisturbed
+from tests.chaos.servers.failing_server import strike_server
+from tests.chaos.servers.outages import OUTAGES, S3, Outage
 from tests.chaos.strike import Fault, Recovery, strike
 from tests.conftest import has_object_store, object_store_in
 from tests.flows.conftest import isolated

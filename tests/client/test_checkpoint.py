@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.grown import contents, create, grow
-from tests.storage.faulty_store import FaultyStore
+from tests.storage.doubles.faulty_store import FaultyStore
 from train_core import Checkpoint, Run
 from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, ConfigError

@@ -13,8 +13,8 @@ import pytest
 
 from tests.cluster.network import Network, network
 from tests.cluster.ray_nodes import Place, RayCluster, ray_cluster_on
-from tests.leaks import Belongings
-from tests.storage.fault_proxy import FaultProxy
+from tests.plugins.leaks import Belongings
+from tests.storage.doubles.fault_proxy import FaultProxy
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ from tests.chaos.standing import HOLD, NOTES
 from tests.cluster.network import Network
 from tests.cluster.ray_nodes import MARKS, Node, Place, RayCluster, replaced_on_failure
 from tests.flows.conftest import isolated
-from tests.storage.fault_proxy import FaultProxy
+from tests.storage.doubles.fault_proxy import FaultProxy
 
 pytestmark = MARKS
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from flows.databases import create_tracking_database
-from tests.compat.kinds import EPOCHS, NUM_WORKERS, PAUSE_S, PLAIN, Kind
+from tests.compat.attempts.kinds import EPOCHS, NUM_WORKERS, PAUSE_S, PLAIN, Kind
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 SEED = "EVERTRAIN_TEST_SEED"

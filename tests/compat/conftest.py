@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.compat.ranks import Ranks
+from tests.compat.reports.ranks import Ranks
 from tests.engine.alone import create
 from train_core import TrainConfig
 from train_core.storage.run_folder import RunFolder

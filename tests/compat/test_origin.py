@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.ranks import Ranks, write
+from tests.compat.reports.ranks import Ranks, write
 from train_core.engine.ray_train.init_folder import find_reported, pinned_origin, reported_at
 from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
 from train_core.storage.records.names import PINS

@@ -8,7 +8,7 @@ import pyarrow.fs
 import pytest
 from ray.train import Checkpoint
 
-from tests.storage.faulty_store import FaultyStore
+from tests.storage.doubles.faulty_store import FaultyStore
 from train_core.engine.ray_train.reports.folder import FolderInRun, LocalFolder
 from train_core.engine.ray_train.reports.source import FolderSource, RunPlaces, filesystem_of
 from train_core.errors import WorkloadError

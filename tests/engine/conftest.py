@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from benchmarks.services import ray_cluster
-from tests.engine import processes
-from tests.leaks import Belongings
+from tests.engine.ranks import processes
+from tests.plugins.leaks import Belongings
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.faulty_store import FaultyStore
+from tests.storage.doubles.faulty_store import FaultyStore
 from train_core.storage.objects.store import Store
 
 STORES = ["disk", "double", pytest.param("s3", marks=pytest.mark.s3)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import RootModel
 
-from tests.storage.faulty_store import FaultyStore
+from tests.storage.doubles.faulty_store import FaultyStore
 from tests.storage.samples import commit, manifest, record, save
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.checkpoints.retention import RetentionRules

@@ -14,7 +14,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from benchmarks.services import prefect_server
 from tasks.server.connection import BACK, LOST, ServerConnection
 from tasks.timing import TIMING
-from tests.chaos.switch import Mode, Switch
+from tests.chaos.servers.switch import Mode, Switch
 from tests.marks import slow
 
 AWAY = [slow(Mode.ANSWERS_500), slow(Mode.ANSWERS_401), Mode.SILENT]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.engine import watched_rank
 from tests.engine.alone import create
-from tests.engine.processes import files, ranks
+from tests.engine.ranks import watched_rank
+from tests.engine.ranks.processes import files, ranks
 from tests.engine.training.test_exact import CONFIG
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.checkpointer import Checkpointer

@@ -18,9 +18,9 @@ import pytest
 
 from tests.engine import alone
 from tests.engine.digests import digest_of_training
-from tests.engine.killed_save import CONFIG, drive, tell_nothing
+from tests.engine.ranks.killed_save import CONFIG, drive, tell_nothing
 from tests.marks import SLOW, slow
-from tests.storage.faulty_store import LOOK, LOOKS, FaultyStore
+from tests.storage.doubles.faulty_store import LOOK, LOOKS, FaultyStore
 from train_core.engine.checkpoint import journal_buffer
 from train_core.engine.checkpoint.writer import SaveTiming
 from train_core.errors import StorageError, UnsavedError
@@ -78,7 +78,7 @@ def test_a_training_that_is_killed_anywhere_goes_on_from_the_old_state_or_the_ne
     in_memory: Path, reference: str
 ) -> None:
     subprocess.run(
-        [sys.executable, "-m", "tests.engine.killed_save", str(in_memory)],
+        [sys.executable, "-m", "tests.engine.ranks.killed_save", str(in_memory)],
         cwd=ROOT,
         check=True,
         timeout=300,
@@ -115,7 +115,13 @@ def test_so_does_one_on_s3_that_is_killed_before_any_change(
 ) -> None:
     storage = f"{object_store}/{uuid.uuid4().hex}"
     subprocess.run(
-        [sys.executable, "-m", "tests.engine.killed_save", storage, str(tmp_path)],
+        [
+            sys.executable,
+            "-m",
+            "tests.engine.ranks.killed_save",
+            storage,
+            str(tmp_path),
+        ],
         cwd=ROOT,
         check=True,
         timeout=500,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.alone import run
-from tests.storage.syncs import recorded
+from tests.storage.doubles.syncs import recorded
 from train_core.storage.run_folder import RunFolder
 
 CONFIG = {

@@ -84,7 +84,11 @@ def test_the_index_says_which_file_has_which_tensor(folder: RunFolder) -> None:
 
 
 def test_weights_that_are_called_frozen_and_change_are_sent(folder: RunFolder) -> None:
-    run(folder, epochs=2, **CONFIG | {"workload": "tests.engine.fsdp_rank:Averaging"})
+    run(
+        folder,
+        epochs=2,
+        **CONFIG | {"workload": "tests.engine.ranks.fsdp_rank:Averaging"},
+    )
     digests = [
         {file.digest for file in c.manifest.files if file.name == FROZEN}
         for c in folder.checkpoints()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.engine.processes import train
+from tests.engine.ranks.processes import train
 from tests.engine.training.test_exact import CONFIG
 from tests.storage.samples import record
 from train_core.client.isolated import export_weights
@@ -20,7 +20,10 @@ from train_core.policy.checkpoints.layout import part_of
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
 
-CONFIG = CONFIG | {"workload": "tests.engine.fsdp_rank:Averaging", "strategy": "fsdp"}
+CONFIG = CONFIG | {
+    "workload": "tests.engine.ranks.fsdp_rank:Averaging",
+    "strategy": "fsdp",
+}
 
 
 def tensors(folder: RunFolder) -> dict[str, torch.Tensor]:

@@ -161,7 +161,13 @@ def test_what_is_too_large_takes_no_more_memory_than_it_says_here(tmp_path: Path
         if is_vouched_for:
             vouch_for(folder, path)
     lines = subprocess.check_output(
-        [sys.executable, "-m", "tests.engine.peak_memory", template.url, *(f.url for f in folders)],
+        [
+            sys.executable,
+            "-m",
+            "tests.engine.ranks.peak_memory",
+            template.url,
+            *(f.url for f in folders),
+        ],
         text=True,
     ).splitlines()
     (_, undisturbed), *found = map(json.loads, lines)

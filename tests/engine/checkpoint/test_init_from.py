@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training, journal_of
-from tests.engine.processes import train
+from tests.engine.ranks.processes import train
 from tests.engine.tiny import Tiny, TinySettings
 from train_core.client.isolated import compare_checkpoints, export_weights
 from train_core.config import TrainConfig

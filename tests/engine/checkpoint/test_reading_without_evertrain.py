@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.engine.processes import train
+from tests.engine.ranks.processes import train
 from tests.engine.tiny import Tiny
 from tests.engine.training.test_exact import CONFIG
 from train_core.engine.checkpoint.reader import load_state
@@ -74,7 +74,9 @@ def lines_of_the_page(folder: Path) -> str:
         pytest.param({"workload": f"{__name__}:Keeping"}, 1, id="ddp"),
         pytest.param({"workload": "tests.engine.tiny:Backbone"}, 2, id="frozen"),
         pytest.param(
-            {"workload": "tests.engine.fsdp_rank:Smooth", "strategy": "fsdp"}, 2, id="fsdp"
+            {"workload": "tests.engine.ranks.fsdp_rank:Smooth", "strategy": "fsdp"},
+            2,
+            id="fsdp",
         ),
     ],
 )

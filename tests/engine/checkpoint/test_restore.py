@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load, save
 
-from tests.engine import watched_rank
 from tests.engine.alone import run
-from tests.engine.processes import train
+from tests.engine.ranks import watched_rank
+from tests.engine.ranks.processes import train
 from tests.engine.training.test_exact import CONFIG
 from tests.marks import slow
 from train_core.errors import CheckpointError

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from benchmarks.services import mlflow_server
-from tests.engine.ray_processes import part_of_ray
+from tests.engine.ranks.ray_processes import part_of_ray
 from tests.flows.mlflow_side import shown_at
-from tests.storage.fault_proxy import Fault, FaultProxy, Kind
+from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 from train_core import TrainConfig
 from train_core.client.driver import Driver
 from train_core.errors import StageError

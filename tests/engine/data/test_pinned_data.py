@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine.digests import digest_of_training, journal_of
 from tests.engine.growing import add_files, write_rows, write_splits
-from tests.engine.without_ray import stages_without_ray
+from tests.engine.ranks.without_ray import stages_without_ray
 from train_core.client.verify_resume import VerifyResumeRequest, verify_resume
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import SPLITS

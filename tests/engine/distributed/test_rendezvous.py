@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.cluster.network import PREFIX
-from tests.engine.ray_processes import part_of_ray
+from tests.engine.ranks.ray_processes import part_of_ray
 from train_core import TrainConfig
 from train_core.client.driver import Driver
 from train_core.engine.distributed.rendezvous import LOOPBACK, choose_interfaces

@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
-from tests.leaks import Belongings
+from tests.plugins.leaks import Belongings
 from tests.workloads.idx_files import format_idx
 from train_core import TrainConfig, fit
 from train_core.client.driver import Driver

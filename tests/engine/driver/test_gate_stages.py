@@ -20,7 +20,7 @@ import ray
 
 from tests.engine.alone import run
 from tests.marks import SLOW
-from tests.storage.faulty_store import FaultyStore
+from tests.storage.doubles.faulty_store import FaultyStore
 from train_core.client.champions import rollback
 from train_core.config.gate_options import GateOptions
 from train_core.engine.cluster.pool import WorkerPool

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.engine.alone import run
-from tests.storage.faulty_store import FaultyStore
+from tests.storage.doubles.faulty_store import FaultyStore
 from train_core.config import TrainConfig
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.cluster.timing import Timing as ClusterTiming

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.engine.alone import run
-from tests.engine.processes import train
+from tests.engine.ranks.processes import train
 from train_core.engine.tools.compare import compare_runs, compare_states
 from train_core.errors import CheckpointError
 from train_core.storage.run_folder import RunFolder

@@ -21,7 +21,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from benchmarks.services import free_port
 from tests.engine.tracking.run_builder import RunBuilder
-from tests.leaks import Belongings
+from tests.plugins.leaks import Belongings
 from tests.web import served
 from train_core.storage.run_folder import RunFolder
 

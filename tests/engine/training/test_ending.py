@@ -14,7 +14,7 @@ import pytest
 
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
-from tests.storage.fault_proxy import Fault, FaultProxy, Kind
+from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 from train_core import TrainConfig, fit
 from train_core.client.driver import Driver
 from train_core.config import available_cpus

@@ -22,7 +22,7 @@ from safetensors.torch import load, save
 
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
-from tests.engine.processes import train
+from tests.engine.ranks.processes import train
 from tests.engine.training.test_exact import EVERYTHING, STOPS_EARLY, TABLE
 from tests.marks import slow
 from train_core.policy.checkpoints.layout import part_of
@@ -38,7 +38,7 @@ KINDS = {
     kind: config | STOPS | ONE_CHECKPOINT
     for kind, config in zip(("adamw", "momentum-stream"), EVERYTHING.values(), strict=True)
 }
-FSDP = {"workload": "tests.engine.fsdp_rank:Smooth", "strategy": "fsdp"}
+FSDP = {"workload": "tests.engine.ranks.fsdp_rank:Smooth", "strategy": "fsdp"}
 KINDS["fsdp"] = TABLE | STOPS_EARLY | STOPS | ONE_CHECKPOINT | FSDP
 CASES = [
     *(("adamw", part) for part in ("optimizer", "progress")),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.engine.processes import train
+from tests.engine.ranks.processes import train
 from tests.marks import FULL_TABLE, SLOW
 
 # 150 samples make 5 steps an epoch, the last of 22 samples.

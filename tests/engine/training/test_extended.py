@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.engine.digests import journal_of
-from tests.engine.processes import train
+from tests.engine.ranks.processes import train
 from tests.engine.training.test_exact import CONFIG
 from tests.marks import slow
 from train_core.config import TrainConfig

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.engine import fsdp_rank
-from tests.engine.fsdp_rank import Smooth
-from tests.engine.processes import train
+from tests.engine.ranks import fsdp_rank
+from tests.engine.ranks.fsdp_rank import Smooth
+from tests.engine.ranks.processes import train
 from tests.engine.tiny import TinySettings
 from tests.engine.training.test_exact import CONFIG
 from tests.marks import SLOW, slow
@@ -20,7 +20,9 @@ from train_core.config import TrainConfig
 
 def run(folder: Path, workers: int, strategy: str = "fsdp", **change: Any) -> list[dict[str, Any]]:
     """What each rank says at the end."""
-    config = CONFIG | {"workload": "tests.engine.fsdp_rank:Smooth", "strategy": strategy} | change
+    config = (
+        CONFIG | {"workload": "tests.engine.ranks.fsdp_rank:Smooth", "strategy": strategy} | change
+    )
     found: list[dict[str, Any]] = train(
         str(folder / strategy),
         f"on-{workers}",
@@ -62,13 +64,16 @@ def test_it_trains_as_ddp_does(ddp: dict[str, Any], workers: int, tmp_path: Path
 
 CHANGES: dict[str, dict[str, Any]] = {
     "momentum": {"settings": {"momentum": 0.9}},
-    "initialize": {"workload": "tests.engine.fsdp_rank:Published"},
-    "average": {"workload": "tests.engine.fsdp_rank:Averaging"},
-    "no-blocks": {"workload": "tests.engine.fsdp_rank:Whole"},
+    "initialize": {"workload": "tests.engine.ranks.fsdp_rank:Published"},
+    "average": {"workload": "tests.engine.ranks.fsdp_rank:Averaging"},
+    "no-blocks": {"workload": "tests.engine.ranks.fsdp_rank:Whole"},
     # The last step's two samples are two micro-batches of shard 0: the others only pad.
     "padding": {"workload": "tests.engine.linear:Linear", "settings": {"num_train": 130}},
     "data-workers": {"settings": {"sample_by_sample": True}, "data_workers": 2},
-    "stream": {"workload": "tests.engine.fsdp_rank:StreamingSmooth", "num_shards": 3},
+    "stream": {
+        "workload": "tests.engine.ranks.fsdp_rank:StreamingSmooth",
+        "num_shards": 3,
+    },
 }
 
 
@@ -117,7 +122,7 @@ def test_every_rank_keeps_a_slice_only(ddp: dict[str, Any], tmp_path: Path) -> N
 def test_the_state_is_called_by_the_names_of_torch_distributed_checkpoint(
     workload: str, workers: int, tmp_path: Path
 ) -> None:
-    for rank in run(tmp_path, workers, workload=f"tests.engine.fsdp_rank:{workload}"):
+    for rank in run(tmp_path, workers, workload=f"tests.engine.ranks.fsdp_rank:{workload}"):
         assert rank["names"] == rank["canonical_names"]
         assert len(rank["names"]["state"]) > 0
 
@@ -125,7 +130,7 @@ def test_the_state_is_called_by_the_names_of_torch_distributed_checkpoint(
 @pytest.mark.slow
 def test_validation_forwards_are_no_collectives(tmp_path: Path) -> None:
     # 70 samples in batches of 16 on 4 shards: 3, 1 and 1 batches on the three ranks.
-    for rank in run(tmp_path, 3, workload="tests.engine.fsdp_rank:Counting"):
+    for rank in run(tmp_path, 3, workload="tests.engine.ranks.fsdp_rank:Counting"):
         assert rank["num_collectives"]["true"] > 0
         assert rank["num_collectives"]["false"] == 0
         assert rank["metrics"]["validation/count"] == 70
@@ -165,5 +170,5 @@ def test_a_stream_of_unequal_shards_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_parameter_of_two_blocks_is_refused(tmp_path: Path) -> None:
-    for rank in run(tmp_path, 2, workload="tests.engine.fsdp_rank:TiedTiny"):
+    for rank in run(tmp_path, 2, workload="tests.engine.ranks.fsdp_rank:TiedTiny"):
         assert "a parameter of Tied is shared by two of its blocks" in rank["error"]

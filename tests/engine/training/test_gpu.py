@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.engine.alone import create
-from tests.engine.processes import train
+from tests.engine.ranks.processes import train
 from tests.engine.training.test_exact import EVERYTHING, OTHERS, POINTS
 from train_core.config import TrainConfig
 from train_core.engine.distributed.group import Group

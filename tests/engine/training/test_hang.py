@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.engine import rank
-from tests.engine.processes import files, ranks, train
-from tests.engine.rank import MortalTrainer
+from tests.engine.ranks import rank
+from tests.engine.ranks.processes import files, ranks, train
+from tests.engine.ranks.rank import MortalTrainer
 from tests.engine.training.test_exact import CONFIG
 from tests.marks import slow
 from train_core.policy.samples.steps import MicroBatch

@@ -14,10 +14,10 @@ import torch
 
 from tests.engine import alone
 from tests.engine.digests import digest_of_training, journal_of
-from tests.engine.processes import train
+from tests.engine.ranks.processes import train
 from tests.engine.tiny import Tiny
-from tests.leaks import Belongings
 from tests.marks import slow
+from tests.plugins.leaks import Belongings
 from tests.storage.samples import manifest
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.progress import Progress

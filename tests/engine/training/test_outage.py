@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.engine.processes import files, ranks, train
+from tests.engine.ranks.processes import files, ranks, train
 from tests.marks import slow
-from tests.storage.fault_proxy import FaultProxy
+from tests.storage.doubles.fault_proxy import FaultProxy
 
 CONFIG: dict[str, Any] = {
     "workload": "tests.engine.tiny:Tiny",

@@ -11,10 +11,10 @@ import pytest
 import torch.distributed as dist
 import torchmetrics
 
-from tests.engine import rank
 from tests.engine.alone import create
-from tests.engine.processes import train
-from tests.engine.rank import MortalTrainer
+from tests.engine.ranks import rank
+from tests.engine.ranks.processes import train
+from tests.engine.ranks.rank import MortalTrainer
 from tests.engine.tiny import Tiny
 from tests.engine.training.test_exact import CONFIG
 from tests.marks import slow

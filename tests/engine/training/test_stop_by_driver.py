@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.engine import rank
-from tests.engine.processes import files, ranks, train
-from tests.engine.rank import MortalFolder, MortalTrainer
+from tests.engine.ranks import rank
+from tests.engine.ranks.processes import files, ranks, train
+from tests.engine.ranks.rank import MortalFolder, MortalTrainer
 from tests.engine.tiny import Tiny
-from tests.storage.faulty_store import LOOK, FaultyStore
+from tests.storage.doubles.faulty_store import LOOK, FaultyStore
 from train_core import ArrayDataset, Columns
 from train_core.engine.distributed.rendezvous import LOOPBACK, RendezvousStore
 from train_core.engine.distributed.stop_source import post_stop

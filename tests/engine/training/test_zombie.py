@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.engine.processes import files, ranks, train
+from tests.engine.ranks.processes import files, ranks, train
 from tests.engine.training.test_exact import CONFIG
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt

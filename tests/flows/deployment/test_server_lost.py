@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.chaos.outages import AWAY_S
-from tests.chaos.prefect_lost import END_WITHIN_S
-from tests.chaos.servers import OwnPrefect, Way
+from tests.chaos.servers.outages import AWAY_S
+from tests.chaos.servers.prefect_lost import END_WITHIN_S
+from tests.chaos.servers.servers import OwnPrefect, Way
 from tests.engine.digests import digest_of_training
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import (

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.marks import slow
-from tests.storage.faulty_store import LOOK, LOOKS, FaultyStore
-from tests.storage.killed import ACTIONS, begin, prune
+from tests.storage.doubles.faulty_store import LOOK, LOOKS, FaultyStore
+from tests.storage.doubles.killed import ACTIONS, begin, prune
 from tests.storage.samples import WEIGHTS, manifest, save
 from tests.storage.samples import commit as commit_small
 from train_core.errors import StorageError
@@ -87,7 +87,7 @@ def killed_at_every_change(tmp_path: Path, action: str) -> list[RunFolder]:
     template = begun(RunFolder(str(tmp_path), "template"))
     above = tmp_path / "killed"
     subprocess.run(
-        [sys.executable, "-m", "tests.storage.killed", action, template.url, str(above)],
+        [sys.executable, "-m", "tests.storage.doubles.killed", action, template.url, str(above)],
         cwd=ROOT,
         check=True,
         timeout=100,

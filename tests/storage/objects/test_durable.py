@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.syncs import Named, Syncs, recorded
+from tests.storage.doubles.syncs import Named, Syncs, recorded
 from train_core.storage.objects.backends.disk_files import BLOCK_BYTES
 from train_core.storage.objects.store import Store
 

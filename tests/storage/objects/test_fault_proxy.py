@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.storage.fault_proxy import SLOW_DOWN, Fault, FaultProxy, Kind
+from tests.storage.doubles.fault_proxy import SLOW_DOWN, Fault, FaultProxy, Kind
 
 LARGE = os.urandom(3 * 2**20)
 
@@ -109,7 +109,7 @@ def test_far_away_is_slow(upstream: str) -> None:
 
 
 def test_it_can_be_started_alone(upstream: str) -> None:
-    command = [sys.executable, "-m", "tests.storage.fault_proxy", "--upstream", upstream]
+    command = [sys.executable, "-m", "tests.storage.doubles.fault_proxy", "--upstream", upstream]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()

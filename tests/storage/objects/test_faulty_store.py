@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.faulty_store import KINDS, LOOK, LOOKS, FaultyStore
+from tests.storage.doubles.faulty_store import KINDS, LOOK, LOOKS, FaultyStore
 from train_core.errors import StorageError
 
 ONE_WRITE = """

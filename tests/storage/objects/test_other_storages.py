@@ -13,7 +13,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from tests.storage import elsewhere
+from tests.storage.doubles import elsewhere
 from tests.storage.objects.test_store import (  # noqa: F401 (run here again)
     test_a_large_file_comes_back_the_same,
     test_a_missing_object_is_named_by_its_error,

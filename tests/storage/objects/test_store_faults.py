@@ -17,7 +17,7 @@ import pytest
 import s3fs
 from blake3 import blake3
 
-from tests.storage.fault_proxy import Fault, FaultProxy, Kind
+from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 from train_core.errors import StorageError
 from train_core.storage.objects.retry_policy import RetryPolicy
 from train_core.storage.objects.store import Store

@@ -20,7 +20,7 @@ import pytest
 import s3fs
 
 from flows.cli.app import main
-from tests.storage.fault_proxy import Fault, FaultProxy, Kind
+from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 from tests.storage.samples import commit, record
 from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.storage.cleanup.orphans import (

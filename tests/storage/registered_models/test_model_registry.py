@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.storage.champions import MODEL, entry, version
-from tests.storage.faulty_store import FaultyStore
+from tests.storage.doubles.faulty_store import FaultyStore
 from tests.storage.samples import damaged
 from train_core.errors import CheckpointError, ConfigError, StorageError
 from train_core.policy.champion.model_names import ModelAddress

@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine import alone
 from tests.engine.digests import digest_of_training
-from tests.storage.faulty_store import LOOK, FaultyStore
+from tests.storage.doubles.faulty_store import LOOK, FaultyStore
 from train_core import TrainConfig
 from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome, Supervisor
 from train_core.engine.driver.timing import Timing

@@ -28,7 +28,7 @@ from tests.chaos.standing import HOLD, NOTES
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from tests.flows.mlflow_side import shown_at
-from tests.storage.fault_proxy import Fault, FaultProxy, Kind
+from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 from train_core import TrainConfig
 from train_core.client.driver import Driver
 from train_core.engine.driver.timing import TIMING

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.without_ray import stages_without_ray
+from tests.engine.ranks.without_ray import stages_without_ray
 from train_core.config import TrainConfig
 from train_core.config.gate_options import GateOptions
 from train_core.errors import (

@@ -15,7 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.engine.without_ray import stages_without_ray
+from tests.engine.ranks.without_ray import stages_without_ray
 from tests.storage.samples import record
 from train_core.config import TrainConfig
 from train_core.engine.data.inputs import open_input

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.services import free_port
 from tests.engine import alone, growing
-from tests.engine.without_ray import stages_without_ray
+from tests.engine.ranks.without_ray import stages_without_ray
 from train_core.config import TrainConfig
 from train_core.errors import ConfigError
 from train_core.requests import DriverRequest, PipelineRequest, Prepared

@@ -14,8 +14,8 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from tests.engine.ranks.without_ray import stages_without_ray
 from tests.engine.tracking.run_builder import RunBuilder, entry
-from tests.engine.without_ray import stages_without_ray
 from train_core.config import TrainConfig
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.tracking.delivery.delivery_thread import Timing

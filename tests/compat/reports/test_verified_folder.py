@@ -1,0 +1,63 @@
+"""A reported folder on a node that has not got the storage's disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.compat.reports.ranks import Ranks, write
+from tests.flows.conftest import ROOT
+from tests.storage.doubles.distant_store import DistantStore
+from train_core.storage.run_folder import RunFolder
+
+READER = """
+import sys
+from tests.storage.doubles.distant_store import DistantStore
+from train_core.engine.checkpoint.verified_folder import cache_of, verified_folder
+from train_core.storage.run_folder import RunFolder
+
+run = RunFolder(sys.argv[1], "run")
+(committed,) = run.checkpoints()
+run.store = DistantStore(run.url, sys.argv[2])
+print("ready", flush=True)
+input()
+print(verified_folder(run, committed, cache_of(run, 1)))
+"""
+"""What each process runs: it begins when it gets a line, and prints where the folder is."""
+
+
+def test_eight_processes_that_ask_at_once_download_it_once(
+    folder: RunFolder, start: Callable[..., Ranks], tmp_path: Path
+) -> None:
+    reported = write(tmp_path / "reported" / "deep", **{"er.bin": "whole"}).parent
+    (reported / "model.pt").write_text("weights")
+    start(1).report([reported])
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", READER, folder.storage, tmp_path / "notes"],
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for _ in range(8)
+        ]
+        for one in processes:
+            assert one.stdout is not None
+            assert one.stdout.readline() == "ready\n"
+        for one in processes:
+            assert one.stdin is not None
+            one.stdin.write("\n")
+            one.stdin.flush()
+        (place,) = {one.communicate()[0].strip() for one in processes}
+    assert Path(place, "deep", "er.bin").read_text() == "whole"
+    assert not Path(place).is_relative_to(tmp_path / "storage")
+    # One for each of the two files.
+    store = DistantStore(folder.url, tmp_path / "notes")
+    assert store.everything.count("download") == 2

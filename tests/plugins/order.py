@@ -1,0 +1,166 @@
+"""In which order the files of tests run, side by side in the processes of pytest-xdist."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler.loadscope import LoadScopeScheduling
+
+LOCKS = "EVERTRAIN_TESTS_LOCKS"
+"""Names the folder of the locks that all processes of a run of the tests share."""
+CLUSTER, DEPLOYMENTS, PIPELINES = "cluster", "deployments", "pipelines"
+GROUPS = {
+    # They make networks and machines of several nodes, two of which would be more than two cores.
+    "cluster/": CLUSTER,
+    # They share a Prefect server and its worker.
+    **{f"flows/deployment/test_{name}": DEPLOYMENTS for name in ("jobs", "machine", "runs")},
+    # They compare with one pipeline that nobody disturbs, which runs once.
+    "flows/pipelines/": PIPELINES,
+    **{f"flows/cli/test_{name}": PIPELINES for name in ("bad_input", "mirror_command")},
+}
+"""By how their names below `tests/` begin; every other file is a group of its own."""
+LONGEST = (
+    "compat/attempts/test_kills",
+    *(CLUSTER, DEPLOYMENTS, PIPELINES, "flows/test_gate", "engine/driver/job/test_remote_stages"),
+    *("compat/reports/test_reports", "hostile/test_hostile_folders", "engine/driver/test_driver"),
+    *("engine/driver/test_gate_stages", "engine/cluster/test_pool"),
+    *(
+        "engine/training/test_exact",
+        "engine/driver/attempts/test_launchers",
+        "flows/deployment/test_schedule",
+    ),
+    *(
+        "chaos/servers/test_storage",
+        "flows/deployment/test_server_lost",
+        "engine/training/test_entries",
+    ),
+    *(
+        "engine/checkpoint/test_crash_save",
+        "storage/objects/test_store_faults",
+        "engine/checkpoint/test_hostile",
+    ),
+    *("engine/cluster/test_gpus", "engine/tools/test_standalone"),
+)
+"""As `--phases` tells; a list that is old costs seconds, and nothing else."""
+MEASURES_TIME = (
+    *(
+        "engine/tracking/test_server",
+        "storage/coordination/test_lease",
+        "tasks/test_server_connection",
+    ),
+    *(
+        "engine/driver/job/test_entry",
+        "engine/training/test_hang",
+        "storage/objects/test_retry_policy",
+    ),
+    "storage/objects/test_standstill",
+)
+"""They say how long something takes, and wait for most of it. They come last, when those that were
+begun first have ended; and no test of these runs beside one that loads both cores.
+"""
+LOADS_BOTH_CORES = (
+    *(CLUSTER, DEPLOYMENTS, PIPELINES, "chaos/", "flows/deployment/", "engine/driver/test_driver"),
+    *("engine/driver/attempts/test_launchers", "engine/driver/job/test_remote_stages"),
+    *("engine/training/test_exact", "engine/training/test_entries", "flows/test_secrets"),
+    *("engine/driver/test_gate_stages", "flows/test_gate", "compat/attempts/test_kills"),
+)
+"""Whole pipelines and trainings, by how their groups begin."""
+
+
+def group_of(nodeid: str) -> str:
+    """The group of a test, by its name below `tests/`."""
+    file = nodeid.removeprefix("tests/").partition("::")[0].removesuffix(".py")
+    return next((group for name, group in GROUPS.items() if file.startswith(name)), file)
+
+
+def place_of(nodeid: str) -> int:
+    """The lower, the earlier; those of equal place stay as they were collected."""
+    group = group_of(nodeid)
+    if group in LONGEST:
+        return LONGEST.index(group)
+    if group in MEASURES_TIME:
+        return len(LONGEST) + 1 + MEASURES_TIME.index(group)
+    return len(LONGEST)
+
+
+@contextmanager
+def cores_for(group: str, locks: Path) -> Iterator[None]:
+    """Wait until a test of the group may run, and keep it so: locks that all processes share.
+
+    Those that load both cores run side by side, and those that measure time do; never one kind
+    beside the other. A test that waits is not overtaken.
+    """
+    if group in MEASURES_TIME:
+        kinds = ["measuring", "loading"]
+    elif group.startswith(LOADS_BOTH_CORES):
+        kinds = ["loading", "measuring"]
+    else:
+        yield
+        return
+    with ExitStack() as files:
+        queue, own, other = (
+            files.enter_context((locks / name).open("w")) for name in ("queue", *kinds)
+        )
+        fcntl.flock(queue, fcntl.LOCK_EX)
+        # Nobody of the other kind runs any more, and none can begin before `own` is taken.
+        fcntl.flock(other, fcntl.LOCK_EX)
+        fcntl.flock(own, fcntl.LOCK_SH)
+        fcntl.flock(other, fcntl.LOCK_UN)
+        fcntl.flock(queue, fcntl.LOCK_UN)
+        yield
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--part 2/5`: every fifth file of those that have such tests, from the second on."""
+    parser.addoption("--part", default="1/1", help="run every n-th file, from the k-th on: k/n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the locks, which the processes of pytest-xdist find by the environment."""
+    if not hasattr(config, "workerinput"):
+        os.environ[LOCKS] = tempfile.mkdtemp(prefix="evertrain-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Delete the locks; the processes of pytest-xdist have ended."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(LOCKS))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run the test when its group may; what it waits for that does not count as the test's time."""
+    with cores_for(group_of(item.nodeid), Path(os.environ[LOCKS])):
+        return (yield)
+
+
+class SlowestFirst(LoadScopeScheduling):
+    """A process takes the next group when two tests of its last one are left."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The same in all processes: they have to agree. What `-m` leaves out is left out already."""
+    part, parts = map(int, config.getoption("--part").split("/"))
+    files = sorted({item.path for item in items})[part - 1 :: parts]
+    others = [item for item in items if item.path not in files]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item.path in files]
+    items.sort(key=lambda item: place_of(item.nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SlowestFirst:
+    """Keep this order, where pytest-xdist would begin with the group that has most tests."""
+    config.option.loadscopereorder = False
+    return SlowestFirst(config, log)

@@ -1,0 +1,77 @@
+"""Tests that say how long something takes run beside none that loads both cores."""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.plugins.order import (
+    GROUPS,
+    LOADS_BOTH_CORES,
+    LONGEST,
+    MEASURES_TIME,
+    PIPELINES,
+    cores_for,
+    group_of,
+)
+
+HEAVY, TIMED, OTHER = LOADS_BOTH_CORES[0], MEASURES_TIME[0], "policy/test_names"
+TESTS = Path(__file__).parents[1]
+
+
+def is_let_in(group: str, locks: Path) -> threading.Event:
+    """Set once a test of the group may run, in a thread that then ends."""
+    let_in = threading.Event()
+
+    def enter() -> None:
+        with cores_for(group, locks):
+            let_in.set()
+
+    threading.Thread(target=enter).start()
+    return let_in
+
+
+@pytest.mark.parametrize(("first", "second"), [(HEAVY, TIMED), (TIMED, HEAVY)])
+def test_the_second_waits_for_the_first(first: str, second: str, tmp_path: Path) -> None:
+    with cores_for(first, tmp_path):
+        let_in = is_let_in(second, tmp_path)
+        assert not let_in.wait(0.2)
+    assert let_in.wait(30)
+
+
+@pytest.mark.parametrize(("first", "second"), [(HEAVY, HEAVY), (TIMED, TIMED), (TIMED, OTHER)])
+def test_these_run_side_by_side(first: str, second: str, tmp_path: Path) -> None:
+    with cores_for(first, tmp_path):
+        assert is_let_in(second, tmp_path).wait(30)
+
+
+def test_one_that_measures_time_is_not_overtaken(tmp_path: Path) -> None:
+    with ExitStack() as running:
+        running.enter_context(cores_for(HEAVY, tmp_path))
+        timed = is_let_in(TIMED, tmp_path)
+        assert not timed.wait(0.2)
+        late = is_let_in(HEAVY, tmp_path)
+        assert not late.wait(0.2)
+    assert timed.wait(30)
+    assert late.wait(30)
+
+
+def test_the_groups_are_those_of_files_that_exist() -> None:
+    files = [str(file.relative_to(TESTS)) for file in TESTS.rglob("test_*.py")]
+    groups = {group_of(f"tests/{file}") for file in files}
+    assert {*LONGEST, *MEASURES_TIME} <= groups
+    for begin in LOADS_BOTH_CORES:
+        assert any(group.startswith(begin) for group in groups)
+    for begin in GROUPS:
+        assert any(file.startswith(begin) for file in files), begin
+
+
+def test_the_undisturbed_pipeline_runs_in_one_process() -> None:
+    # A session's fixture is made anew in each process of pytest-xdist.
+    for file in (TESTS / "flows").rglob("test_*.py"):
+        if re.search(r"^\s+undisturbed: str|\(undisturbed: str", file.read_text(), re.MULTILINE):
+            assert group_of(f"tests/{file.relative_to(TESTS)}") == PIPELINES
