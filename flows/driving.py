@@ -20,9 +20,9 @@ from flows.flow_runs.endings import job_outlives_flow
 from flows.flow_runs.prefect_engine import exit_when_prefect_hangs
 from flows.timing import TIMING
 from tasks.driver_session.session import Session, Stages, stopped
+from tasks.prefect_server.connection import ServerConnection
+from tasks.prefect_server.flow_run import deployment_of_flow_run
 from tasks.retries import OPTIONS, is_transient
-from tasks.server.connection import ServerConnection
-from tasks.server.flow_run import deployment_of_flow_run
 from train_core.config import LOCAL
 from train_core.errors import StoppedError
 from train_core.policy.end_status import EndStatus

@@ -5,9 +5,9 @@ from __future__ import annotations
 from prefect import task
 
 from tasks.driver_session.session import session_of
+from tasks.prefect_server.flow_run import shown_flow_run
 from tasks.report.artifacts import show_report
 from tasks.retries import OPTIONS, cancelled_if_stopped
-from tasks.server.flow_run import shown_flow_run
 from train_core.requests import DriverRequest
 from train_core.results import (
     EvaluationResult,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from train_core.client.driver import Driver
+from train_core.client.driver_handle import Driver
 from train_core.client.run import Run, folder_of
 from train_core.client.runs import epochs_after
 from train_core.config import TrainConfig

@@ -30,7 +30,7 @@ from benchmarks.recovery.notes import NUM_RANKS, Notes, wait_until
 from benchmarks.services import free_port, mlflow_server
 from tests.storage.doubles.fault_proxy import FaultProxy
 from train_core import TrainConfig
-from train_core.client.driver import Driver
+from train_core.client.driver_handle import Driver
 from train_core.errors import StoppedError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest

@@ -17,7 +17,7 @@ from flows.flow_runs.endings import end_warning
 from flows.parameters import RetrainParameters, new_run_name
 from flows.timing import TIMING
 from tasks.driver_session.session import Session, Stages, open_session, stopped
-from train_core.client.driver import end_status
+from train_core.client.driver_handle import end_status
 from train_core.client.runs import refuse_driven
 from train_core.config import LOCAL
 from train_core.errors import NothingBegunError, StageError
@@ -80,7 +80,7 @@ def _run_flow(
     from flows.driving import as_functions
     from flows.flow_runs.prefect_engine import FlowThread
     from flows.retrain import retrain, stages
-    from tasks.server.connection import ServerConnection
+    from tasks.prefect_server.connection import ServerConnection
 
     screen = Screen()
     folder = RunFolder(parameters.storage, parameters.run)

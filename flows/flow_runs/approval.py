@@ -17,8 +17,8 @@ from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput
 
 from tasks.driver_session.session import Session, stopped
+from tasks.prefect_server.flow_run import deployment_of_flow_run
 from tasks.report.gate_table import evidence_markdown
-from tasks.server.flow_run import deployment_of_flow_run
 from train_core.errors import StoppedError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.results import Approval, GateResult

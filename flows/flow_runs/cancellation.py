@@ -18,7 +18,7 @@ from prefect.exceptions import ObjectNotFound
 from flows.flow_runs.endings import Cancellation
 from flows.timing import TIMING, Timing
 from tasks.driver_session.session import Session
-from tasks.server.flow_run import deployment_of_flow_run
+from tasks.prefect_server.flow_run import deployment_of_flow_run
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -22,14 +22,14 @@ import psutil
 from tasks.driver_session.session_log import SessionLog
 from tasks.driver_session.stages_thread import StagesThread
 from tasks.timing import TIMING
-from train_core.client.driver import Driver, end_status
+from train_core.client.driver_handle import Driver, end_status
 from train_core.errors import StageError, StoppedError, StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import Prepared, Request
 from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from tasks.server.connection import ServerConnection
+    from tasks.prefect_server.connection import ServerConnection
 
 Stages = Callable[["Session"], Any]
 

@@ -22,7 +22,7 @@ from tests.cluster.ray_nodes import MARKS, Node, Place, RayCluster, replaced_on_
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from train_core import TrainConfig
-from train_core.client.driver import Driver
+from train_core.client.driver_handle import Driver
 from train_core.errors import JobEndedError
 from train_core.requests import DriverRequest
 from train_core.results import TrainResult

@@ -52,7 +52,7 @@ LONGEST = (
 """As `--phases` tells; a list that is old costs seconds, and nothing else."""
 MEASURES_TIME = (
     *(
-        "engine/tracking/test_server",
+        "engine/tracking/test_mlflow_server",
         "storage/coordination/test_lease",
         "tasks/test_server_connection",
     ),

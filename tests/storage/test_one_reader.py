@@ -48,7 +48,7 @@ PARSERS = {
     # A text that was typed.
     ("train_core/config/json_text.py", "json.loads"),
     # From one process of evertrain's to another of the same user.
-    ("train_core/client/driver.py", "json.loads"),
+    ("train_core/client/driver_handle.py", "json.loads"),
     ("train_core/client/isolated.py", "json.loads"),
     ("train_core/client/verify_resume.py", "json.loads"),
     ("train_core/engine/distributed/rank_mailbox.py", "json.loads"),

@@ -17,10 +17,10 @@ from tests.compat.reports.ranks import Ranks, write
 from train_core import TrainConfig, fit
 from train_core.engine.cluster.runtime import RaySettings, start_ray
 from train_core.engine.ray_train.timing import Timing
-from train_core.engine.ray_train.validations import Validations
+from train_core.engine.ray_train.validation_functions import Validations
 from train_core.errors import StoppedError, UserCodeError
+from train_core.storage.committed_validations import committed_validations
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.validations import committed_validations
 
 pytestmark = pytest.mark.timeout(240)
 FUNCTIONS = "tests.compat.functions.plain"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from train_core import TrainConfig
-from train_core.client.driver import Driver
+from train_core.client.driver_handle import Driver
 from train_core.errors import ResourceError
 from train_core.requests import DriverRequest
 from train_core.storage.run_folder import RunFolder

@@ -15,7 +15,7 @@ from tests.engine.ranks.ray_processes import part_of_ray
 from tests.flows.mlflow_side import shown_at
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 from train_core import TrainConfig
-from train_core.client.driver import Driver
+from train_core.client.driver_handle import Driver
 from train_core.errors import StageError
 from train_core.requests import DriverRequest
 from train_core.storage.run_folder import RunFolder

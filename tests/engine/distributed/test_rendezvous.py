@@ -20,7 +20,7 @@ import pytest
 from tests.cluster.network import PREFIX
 from tests.engine.ranks.ray_processes import part_of_ray
 from train_core import TrainConfig
-from train_core.client.driver import Driver
+from train_core.client.driver_handle import Driver
 from train_core.engine.distributed.rendezvous import LOOPBACK, choose_interfaces
 from train_core.errors import StageError
 from train_core.requests import DriverRequest

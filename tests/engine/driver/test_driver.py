@@ -21,7 +21,7 @@ from tests.engine.digests import digest_of_training
 from tests.plugins.leaks import Belongings
 from tests.workloads.idx_files import format_idx
 from train_core import TrainConfig, fit
-from train_core.client.driver import Driver
+from train_core.client.driver_handle import Driver
 from train_core.config import available_cpus
 from train_core.errors import (
     ConfigError,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from train_core.engine.metrics.measure import merge_states
+from train_core.engine.metrics.evaluation_loop import merge_states
 from train_core.engine.metrics.scores import (
     MAX_PAIRS,
     NUM_WORST,

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import psutil
 
-from train_core.client.driver import Driver
+from train_core.client.driver_handle import Driver
 
 
 def part_of_ray(driver: Driver, title: str) -> psutil.Process:

@@ -24,7 +24,7 @@ from torchmetrics.classification import (
 )
 
 from train_core import Batch, Settings, Workload
-from train_core.engine.metrics.measure import add_loss, merge, split_metrics, state_of
+from train_core.engine.metrics.evaluation_loop import add_loss, merge, split_metrics, state_of
 from train_core.engine.scoring.comparison import (
     RowMetric,
     RowScores,

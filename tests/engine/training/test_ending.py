@@ -16,7 +16,7 @@ from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 from train_core import TrainConfig, fit
-from train_core.client.driver import Driver
+from train_core.client.driver_handle import Driver
 from train_core.config import available_cpus
 from train_core.errors import StoppedError
 from train_core.requests import DriverRequest

@@ -1,6 +1,8 @@
 """A worker: a Ray actor that runs functions named `module:name`, one after the other.
 
-What a training does at SIGTERM is in `engine/training/stop_listener.py`; here nothing handles it.
+Nothing handles SIGTERM in a worker, so it makes none save: Ray ends the process after its call has
+returned, or whoever sent it ends it by SIGKILL before, and `policy/restarts` decides what follows.
+A training ends early by a request to stop (`engine/training/stop_listener.py`).
 """
 
 from __future__ import annotations

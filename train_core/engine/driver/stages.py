@@ -10,9 +10,9 @@ import psutil
 
 from train_core.engine.driver.attempts.supervisor import Launcher
 from train_core.engine.driver.held_run import HeldRun
+from train_core.engine.driver.milestones import EVALUATED, RAY_UP, WORKERS_READY, Timeline
 from train_core.engine.driver.scoring_stages import ScoringStages, pinned_summaries
 from train_core.engine.driver.server import Stages
-from train_core.engine.driver.timeline import EVALUATED, RAY_UP, WORKERS_READY, Timeline
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import Workers
 from train_core.engine.tracking.delivery.mirror import Mirror
@@ -22,8 +22,8 @@ from train_core.requests import DriverRequest, Request, ScoringRequest
 from train_core.results import Approval, CheckpointSummary, GateResult, TrainResult
 from train_core.storage.cleanup.superseded import delete_superseded
 from train_core.storage.cleanup.verdicts import finalists_of
+from train_core.storage.committed_validations import committed_validations
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.validations import committed_validations
 
 if TYPE_CHECKING:
     from train_core.engine.cluster.pool import WorkerPool
@@ -171,7 +171,7 @@ class RunStages:
         """The last checkpoint of the training. A training function's are validated, too."""
         if not self.config.is_function:
             return held.supervisor.train(self.config, self._launcher())
-        from train_core.engine.ray_train.validations import Validations
+        from train_core.engine.ray_train.validation_functions import Validations
 
         validations = Validations(self.folder, self.config, self._timing.functions)
         with validations.running():

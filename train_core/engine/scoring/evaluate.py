@@ -1,7 +1,7 @@
 """Evaluation: checkpoints measured on a split, shard by shard, by the workers of a pool.
 
 It uses the code, the batches and the order of the training's own validation, so the same checkpoint
-on the same split gives the same bits: `engine/metrics/measure.py`.
+on the same split gives the same bits: `engine/metrics/evaluation_loop.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from train_core.engine.data.batches import model_to_device
 from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.distributed.group import Group, use_deterministic_algorithms
 from train_core.engine.distributed.watchdog import watching
-from train_core.engine.metrics.measure import (
+from train_core.engine.metrics.evaluation_loop import (
     CONFUSION,
     MetricStates,
     check_split,

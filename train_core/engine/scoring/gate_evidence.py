@@ -13,7 +13,7 @@ from train_core.config.gate_options import GateOptions
 from train_core.config.worker_options import WorkerOptions
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.data.recorded_workload import load_recorded
-from train_core.engine.metrics.measure import merge, split_metrics
+from train_core.engine.metrics.evaluation_loop import merge, split_metrics
 from train_core.engine.scoring.comparison import (
     NUM_RESAMPLES,
     RowMetric,

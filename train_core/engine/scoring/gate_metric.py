@@ -7,7 +7,7 @@ from typing import Any
 
 from train_core.config import TrainConfig
 from train_core.config.gate_options import GateOptions
-from train_core.engine.metrics.measure import split_metrics
+from train_core.engine.metrics.evaluation_loop import split_metrics
 from train_core.engine.scoring.comparison import check_adds_up
 from train_core.errors import ConfigError
 from train_core.policy.checkpoints.selection import Order

@@ -19,7 +19,7 @@ from torchmetrics.utilities.data import dim_zero_cat
 
 from train_core.config import TrainConfig
 from train_core.engine.distributed.watchdog import watching
-from train_core.engine.metrics.measure import (
+from train_core.engine.metrics.evaluation_loop import (
     add_loss,
     autocast,
     batches_of_shard,

@@ -26,7 +26,7 @@ from train_core.engine.data.inputs import Input, open_input, read_input
 from train_core.engine.data.raw_columns import prepared
 from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.distributed.watchdog import watching
-from train_core.engine.metrics.measure import batches_of_shard
+from train_core.engine.metrics.evaluation_loop import batches_of_shard
 from train_core.engine.scoring.evaluate import load_model
 from train_core.entry_points import SCORE_PART
 from train_core.errors import WorkloadError, users_code

@@ -7,7 +7,7 @@ A metric on its way to MLflow passes
 2. in the driver: `delivery/mirror`, which polls the run folder for new commits
 3. `delivery/delivery_thread` and `delivery/sender`: send, and send again after a failure
 4. `show_stages`: shows a stage as the run folder records it, in the runs of `mlflow_runs`
-5. `metric_batches`: entries of the journal as MLflow's batches, and how far they were sent
+5. `send_metrics`: makes the requests, each with entries of the journal and how far it was sent
 
 `delivery/catch_up` does the same for a run that no process drives: `evertrain mirror`.
 """

@@ -21,16 +21,17 @@ from train_core.engine.tracking.description.datasets import dataset_input, datas
 from train_core.engine.tracking.description.note import Links, Outcome, note
 from train_core.engine.tracking.description.parameters import parameters
 from train_core.engine.tracking.existing_mlflow_runs import ID_TAG, STAGE_TAG
-from train_core.engine.tracking.metric_batches import (
+from train_core.engine.tracking.mlflow_server import client_of, experiment_id
+from train_core.engine.tracking.send_metrics import (
     MAX_METRICS,
+    POSITION_TAG,
     Counters,
     ModelLink,
     Position,
-    batches,
     metrics_of,
     plain_key,
+    send_entries,
 )
-from train_core.engine.tracking.server import client_of, experiment_id
 from train_core.errors import CheckpointError
 from train_core.policy.end_status import EndStatus
 from train_core.results import Report
@@ -47,7 +48,6 @@ _RUN = "evertrain.run"
 _JOB = "evertrain.ray_job"
 _FLOW_RUN = "evertrain.flow_run"
 _DECISION = "evertrain.gate"
-_MIRRORED = "evertrain.mirrored"
 
 _MAX_PARAMS = 100
 
@@ -144,18 +144,15 @@ class MlflowRuns:
 
     def mirrored(self) -> Position:
         """How much of the journal MLflow has."""
-        return Position.parse(self.tag(self.training, _MIRRORED))
+        return Position.parse(self.tag(self.training, POSITION_TAG))
 
     def log_entries(self, entries: Iterable[Entry], after: Position) -> None:
-        """Send the journal entries after a position, each batch with its new position.
+        """Send the journal entries after a position, with `send_metrics.send_entries`.
 
-        `entries` are in the journal's order, and have all entries of each step that they contain.
         The first call's are all of the journal, as its counters are increases.
         """
         run_id = self.run_id(self.training)
-        for metrics, position in batches(entries, after, self.counters):
-            tags = [RunTag(_MIRRORED, str(position))] if position is not None else []
-            self.client.log_batch(run_id, metrics=metrics, tags=tags)
+        send_entries(self.client, run_id, entries, after, self.counters)
 
     def log_metrics(
         self,

@@ -10,8 +10,8 @@ import torch
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.distributed.control_message import ControlMessage, RankRequests
 from train_core.engine.distributed.group import Group
-from train_core.engine.training.records import TrainRecords
 from train_core.engine.training.saver import Saver
+from train_core.engine.training.step_metrics import TrainRecords
 from train_core.errors import NotFiniteError
 from train_core.policy import metric_names
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, Stream
 from train_core.engine.data.recorded_workload import load_recorded, with_login
-from train_core.engine.metrics.measure import check_split
+from train_core.engine.metrics.evaluation_loop import check_split
 from train_core.storage.records.run_record import Origin
 from train_core.storage.run_folder import RunFolder
 from train_core.workload import Workload, indexed, load_split

@@ -10,7 +10,7 @@ from train_core.engine.checkpoint.state import TrainingState
 from train_core.engine.distributed.control_message import RankRequests
 from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.watchdog import Watchdog
-from train_core.engine.training.records import TrainRecords
+from train_core.engine.training.step_metrics import TrainRecords
 from train_core.engine.training.train_state import TrainState
 from train_core.policy import metric_names
 from train_core.policy.checkpoints.save_schedule import (

@@ -5,8 +5,7 @@ over the cluster, which sees drained nodes and new ones (`engine/cluster/scaling
 polls for it, so that it is known during a validation or a wait as well. Between steps the control
 message makes all ranks act on it after the same step.
 
-No signal is handled in a worker. SIGTERM makes none save: Ray ends the process after its call has
-returned, or whoever sent it ends it by SIGKILL before, and `policy/restarts` decides what follows.
+No signal is such a request: `engine/cluster/worker.py` has what SIGTERM does to a worker.
 """
 
 from __future__ import annotations

@@ -10,7 +10,12 @@ from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset
 from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.watchdog import Watchdog
-from train_core.engine.metrics.measure import MetricStates, measure_shard, merge, split_metrics
+from train_core.engine.metrics.evaluation_loop import (
+    MetricStates,
+    measure_shard,
+    merge,
+    split_metrics,
+)
 from train_core.engine.training.stop_listener import StopListener
 from train_core.policy.metric_names import VALIDATION, full_name
 from train_core.policy.samples.sharding import shards_of_rank

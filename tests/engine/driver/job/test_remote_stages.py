@@ -30,7 +30,7 @@ from tests.engine.digests import digest_of_training
 from tests.flows.mlflow_side import shown_at
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 from train_core import TrainConfig
-from train_core.client.driver import Driver
+from train_core.client.driver_handle import Driver
 from train_core.engine.driver.timing import TIMING
 from train_core.errors import ConfigError, JobEndedError, ResourceError, RunBusyError, StoppedError
 from train_core.requests import DriverRequest, ScoringRequest

@@ -20,8 +20,8 @@ from train_core.config import TrainConfig
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.tracking.delivery.delivery_thread import Timing
 from train_core.engine.tracking.delivery.mirror import Mirror
-from train_core.engine.tracking.metric_batches import Position
 from train_core.engine.tracking.mlflow_runs import MlflowRuns
+from train_core.engine.tracking.send_metrics import Position
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
 from train_core.storage.records.data_files import SourceRecord
@@ -411,7 +411,7 @@ def test_who_was_replaced_does_not_say_how_the_run_ended(tmp_path: Path, trackin
 
 FIRST = """
 import sys
-from train_core.engine.tracking.server import client_of
+from train_core.engine.tracking.mlflow_server import client_of
 client_of(sys.argv[1]).search_experiments()
 """
 

@@ -12,7 +12,7 @@ from train_core.engine.data.recorded_workload import (
     newest_files,
 )
 from train_core.engine.driver.preparing.preflight import Checked, check_request_continues
-from train_core.engine.metrics.measure import check_split
+from train_core.engine.metrics.evaluation_loop import check_split
 from train_core.engine.ray_train.init_folder import find_reported
 from train_core.engine.scoring.gate_metric import check_gate
 from train_core.errors import ConfigError, HiddenLoginError, users_code

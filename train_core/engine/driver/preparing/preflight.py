@@ -28,7 +28,7 @@ from train_core.engine.data.recorded_workload import (
 )
 from train_core.engine.distributed.fsdp import check_passes
 from train_core.engine.driver.preparing.init_source import find_origin
-from train_core.engine.metrics.measure import check_split, split_metrics
+from train_core.engine.metrics.evaluation_loop import check_split, split_metrics
 from train_core.engine.scoring.gate_metric import check_gate
 from train_core.engine.tools.provenance import code_of, fingerprint
 from train_core.errors import ConfigError, RunConflictError

@@ -8,12 +8,12 @@ from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
 from train_core.policy.logins import public_uri
 from train_core.results import Report, Tracking
+from train_core.storage.committed_validations import committed_validations
 from train_core.storage.coordination import lease
 from train_core.storage.predictions import committed_predictions
 from train_core.storage.registered_models.decisions import gate_result, newest_decisions
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.runs_of_storage import is_run_finished
-from train_core.storage.validations import committed_validations
 
 
 def catch_up_at(run_url: str, tracking_uri: str) -> Tracking:

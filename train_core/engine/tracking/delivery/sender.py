@@ -67,7 +67,7 @@ class RunSender:
     def connect(self) -> None:
         """Load MLflow, and ask the server whether it refuses."""
         REPEATED_BY_CALLER.apply()
-        from train_core.engine.tracking.server import contact
+        from train_core.engine.tracking.mlflow_server import contact
 
         try:
             contact(self._uri, self._experiment)
@@ -256,7 +256,7 @@ class Tasks:
 
     def send(self, runs: MlflowRuns, describe: Callable[[Exception], str]) -> None:
         """Call the tasks. One that fails is dropped; in an outage it and all after it are kept."""
-        from train_core.engine.tracking.server import is_outage
+        from train_core.engine.tracking.mlflow_server import is_outage
 
         while self._pending:
             try:

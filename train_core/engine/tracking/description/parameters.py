@@ -10,7 +10,7 @@ from mlflow.entities import Param
 from pydantic_core import to_jsonable_python
 
 from train_core.config import TrainConfig
-from train_core.engine.tracking.metric_batches import plain_key
+from train_core.engine.tracking.send_metrics import plain_key
 from train_core.errors import WorkloadError
 from train_core.loading import workload_class
 from train_core.storage.records.run_record import RunRecord

@@ -16,8 +16,8 @@ from mlflow.entities import LoggedModel, LoggedModelStatus
 from train_core.engine.tracking.client_settings import ONE_QUESTION
 from train_core.engine.tracking.description.datasets import dataset_id
 from train_core.engine.tracking.existing_mlflow_runs import has_run
-from train_core.engine.tracking.metric_batches import ModelLink, plain_key
 from train_core.engine.tracking.mlflow_runs import MlflowRuns, seconds
+from train_core.engine.tracking.mlflow_server import all_pages
 from train_core.engine.tracking.models.lookups import (
     CHECKPOINT_TAG,
     DIGEST_TAG,
@@ -25,7 +25,7 @@ from train_core.engine.tracking.models.lookups import (
     is_copied,
     registered_models,
 )
-from train_core.engine.tracking.server import all_pages
+from train_core.engine.tracking.send_metrics import ModelLink, plain_key
 from train_core.errors import CheckpointError
 from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import TEST, VALIDATION, full_names, only

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from mlflow import MlflowClient
 
-from train_core.engine.tracking.metric_batches import plain_key
+from train_core.engine.tracking.send_metrics import plain_key
 from train_core.policy.metric_names import TEST, full_name
 from train_core.results import ChampionEntry, Decision, GateResult
 from train_core.text.shown_text import shown

@@ -18,6 +18,7 @@ from train_core.engine.metrics.gate_figures import champion_and_challenger
 from train_core.engine.tracking.client_settings import ONE_QUESTION
 from train_core.engine.tracking.existing_mlflow_runs import has_run
 from train_core.engine.tracking.mlflow_runs import MlflowRuns
+from train_core.engine.tracking.mlflow_server import existing_client
 from train_core.engine.tracking.models.kept import model_of
 from train_core.engine.tracking.models.logged import copy_weights
 from train_core.engine.tracking.models.lookups import CHECKPOINT_TAG, DIGEST_TAG, is_copied
@@ -27,7 +28,6 @@ from train_core.engine.tracking.models.pages import (
     save_view,
     version_description,
 )
-from train_core.engine.tracking.server import existing_client
 from train_core.errors import TrackingError
 from train_core.policy.champion.model_names import CHALLENGER, CHAMPION
 from train_core.policy.logins import public_uri

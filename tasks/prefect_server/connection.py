@@ -20,7 +20,7 @@ from prefect.context import SettingsContext, get_settings_context
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
 
-from tasks.server.log_filters import quiet_prefects_services
+from tasks.prefect_server.log_filters import quiet_prefects_services
 from tasks.timing import TIMING, Timing
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import nn
 from tests.engine.linear import Linear
 from tests.engine.tiny import TinySettings
 from train_core import TrainConfig
-from train_core.engine.metrics.measure import measure_shard, merge, split_metrics
+from train_core.engine.metrics.evaluation_loop import measure_shard, merge, split_metrics
 from train_core.workload import indexed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from train_core.engine.training.records import Throughput
+from train_core.engine.training.step_metrics import Throughput
 
 
 def test_the_throughput_is_that_of_the_last_seconds() -> None:

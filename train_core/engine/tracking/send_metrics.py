@@ -1,4 +1,4 @@
-"""The journal's entries as MLflow's metrics, and how far they were sent."""
+"""The requests that send MLflow the journal's metrics, each with how far the journal was sent."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from dataclasses import astuple, dataclass
 from itertools import groupby
 from typing import Self
 
-from mlflow.entities import Metric
+from mlflow import MlflowClient
+from mlflow.entities import Metric, RunTag
 
 from train_core.policy.metric_names import is_counter
 from train_core.storage.records.journal import Entry
 
 MAX_METRICS = 999
 """MLflow accepts 1,000 entities a request, and the position is sent with the metrics."""
+POSITION_TAG = "evertrain.mirrored"
+"""The tag of the MLflow run that has the position."""
 _MAX_KEY_LENGTH = 250
 _NOT_IN_KEYS = re.compile(r"[^\w\-. :/]")
 
@@ -76,6 +79,23 @@ class Counters:
             points += metrics_of(grown, entry.step, entry.time)
             self._changed.clear()
         return points
+
+
+def send_entries(
+    client: MlflowClient,
+    run_id: str,
+    entries: Iterable[Entry],
+    after: Position,
+    counters: Counters,
+) -> None:
+    """Send an MLflow run the entries after a position, each request with its new position.
+
+    `entries` are in the journal's order, and have all entries of each step that they contain.
+    `counters` have counted what comes before them.
+    """
+    for metrics, position in batches(entries, after, counters):
+        tags = [RunTag(POSITION_TAG, str(position))] if position is not None else []
+        client.log_batch(run_id, metrics=metrics, tags=tags)
 
 
 def batches(
