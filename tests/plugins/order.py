@@ -27,6 +27,8 @@ GROUPS = {
     **{f"flows/cli/test_{name}": PIPELINES for name in ("bad_input", "mirror_command")},
 }
 """By how their names below `tests/` begin; every other file is a group of its own."""
+SHARE_NOTHING = ("compat/attempts/test_kills",)
+"""Files in which each test is a group of its own: a file of an hour would keep one process busy."""
 LONGEST = (
     "compat/attempts/test_kills",
     *(CLUSTER, DEPLOYMENTS, PIPELINES, "flows/test_gate", "engine/driver/job/test_remote_stages"),
@@ -77,13 +79,16 @@ LOADS_BOTH_CORES = (
 
 def group_of(nodeid: str) -> str:
     """The group of a test, by its name below `tests/`."""
-    file = nodeid.removeprefix("tests/").partition("::")[0].removesuffix(".py")
+    path, _, test = nodeid.removeprefix("tests/").partition("::")
+    file = path.removesuffix(".py")
+    if file in SHARE_NOTHING and test:
+        return f"{file}::{test}"
     return next((group for name, group in GROUPS.items() if file.startswith(name)), file)
 
 
 def place_of(nodeid: str) -> int:
     """The lower, the earlier; those of equal place stay as they were collected."""
-    group = group_of(nodeid)
+    group = group_of(nodeid).partition("::")[0]
     if group in LONGEST:
         return LONGEST.index(group)
     if group in MEASURES_TIME:

@@ -15,8 +15,10 @@ from tests.plugins.order import (
     LONGEST,
     MEASURES_TIME,
     PIPELINES,
+    SHARE_NOTHING,
     cores_for,
     group_of,
+    place_of,
 )
 
 HEAVY, TIMED, OTHER = LOADS_BOTH_CORES[0], MEASURES_TIME[0], "policy/test_names"
@@ -68,6 +70,12 @@ def test_the_groups_are_those_of_files_that_exist() -> None:
         assert any(group.startswith(begin) for group in groups)
     for begin in GROUPS:
         assert any(file.startswith(begin) for file in files), begin
+
+
+def test_tests_that_share_nothing_are_groups_of_their_own_at_the_place_of_their_file() -> None:
+    tests = [f"tests/{SHARE_NOTHING[0]}.py::test_a[{number}]" for number in range(2)]
+    assert group_of(tests[0]) != group_of(tests[1])
+    assert {place_of(test) for test in tests} == {LONGEST.index(SHARE_NOTHING[0])}
 
 
 def test_the_undisturbed_pipeline_runs_in_one_process() -> None:
