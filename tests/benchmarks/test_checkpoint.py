@@ -38,6 +38,5 @@ def test_a_quick_run_has_every_figure_and_cleans_up() -> None:
     assert set(KEYS) <= figures.keys()
     unmeasured = {key for key in KEYS if figures[key] is None}
     assert unmeasured <= (NEEDS_S3 if "no S3 server" in shown else set())
-    assert figures["steps_lost"] == 0
     left = set(Path("/dev/shm").iterdir()) - before
     assert not [path for path in left if path.name.startswith("evertrain-bench-")]
