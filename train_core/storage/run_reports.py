@@ -5,10 +5,27 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from train_core.errors import CheckpointError
+from train_core.results import Report
+from train_core.storage.records.documents import read_document
 from train_core.storage.records.names import REPORT_JSON
 from train_core.storage.run_folder import RunFolder
 
 _T = TypeVar("_T")
+
+
+def read_report(folder: RunFolder) -> Report | None:
+    """The whole report; None while the run has none.
+
+    Raises CheckpointError if it is damaged, and ConfigError if a newer evertrain wrote it.
+    """
+    try:
+        return read_document(folder.store, Report, REPORT_JSON, "the report of a run")[0]
+    except FileNotFoundError:
+        return None
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}. Delete it: `evertrain runs resume {folder.name}` writes it anew"
+        ) from error
 
 
 def reported_best(folder: RunFolder) -> str | None:

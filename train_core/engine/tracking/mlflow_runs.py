@@ -15,7 +15,6 @@ from typing import Literal
 
 from mlflow.entities import LoggedModel, Run, RunTag
 from mlflow.utils import mlflow_tags
-from pydantic import ValidationError
 
 from train_core.engine.tracking.description.datasets import dataset_input, dataset_inputs
 from train_core.engine.tracking.description.note import Links, Outcome, note
@@ -32,11 +31,11 @@ from train_core.engine.tracking.send_metrics import (
     plain_key,
     send_entries,
 )
-from train_core.errors import CheckpointError
+from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.end_status import EndStatus
-from train_core.results import Report
 from train_core.storage.records.journal import Entry
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_reports import read_report
 from train_core.text.shown_text import shown as as_text
 from train_core.text.shown_text import without_secrets
 
@@ -262,9 +261,8 @@ def _is_same(shown: float, value: float | None) -> bool:
 
 def _reported(folder: RunFolder) -> Outcome | None:
     """The outcome as the run's report has it; None without a report that can be read."""
-    with suppress(CheckpointError, ValidationError):
-        found = folder.report()
-        report = Report.model_validate(found) if found else None
+    with suppress(CheckpointError, ConfigError):
+        report = read_report(folder)
         if report is None:
             return None
         decision = report.gate.summary if report.gate else ""

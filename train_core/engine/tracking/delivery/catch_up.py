@@ -7,12 +7,13 @@ from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
 from train_core.policy.logins import public_uri
-from train_core.results import Report, Tracking
+from train_core.results import Tracking
 from train_core.storage.committed_validations import committed_validations
 from train_core.storage.coordination import lease
 from train_core.storage.predictions import committed_predictions
 from train_core.storage.registered_models.decisions import gate_result, newest_decisions
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_reports import read_report
 from train_core.storage.runs_of_storage import is_run_finished
 
 
@@ -25,13 +26,14 @@ def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> T
     """Send MLflow the parts of the run that it missed; return where MLflow shows the run.
 
     Raises RunBusyError if a process drives the run: the mirror of that process catches up by
-    itself. Raises TrackingError if MLflow refuses, cannot show a part of the run, or has not
+    itself. Raises CheckpointError if the run's report is damaged, ConfigError if a newer evertrain
+    wrote it, and TrackingError if MLflow refuses, cannot show a part of the run, or has not
     received everything within `catch_up_s`.
     """
     held = lease.acquire(folder.store, folder.name)
     with lease.alive_until_released(held):
-        found = folder.report()
-        report = Report.model_validate(found) if found else None
+        report = read_report(folder)
+        found = report.model_dump() if report else None
         is_whole = is_run_finished(folder, found, folder.newest())
         experiment = folder.record().requested.experiment
         mirror = Mirror(folder, tracking_uri, experiment, is_live=False, timing=timing)
