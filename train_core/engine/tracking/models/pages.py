@@ -16,7 +16,7 @@ from train_core.text.shown_text import shown
 GATE_TAG = "evertrain.gate"
 _OURS = re.compile(r"\*\*Version \d+ serves\*\* since ")
 """How a description begins that evertrain wrote."""
-_MOST_CHAMPIONS, _MOST_CHARS = 8, 300
+MOST_CHAMPIONS, _MOST_CHARS = 8, 300
 """MLflow takes descriptions of 5,000 characters."""
 _VIEW_TAG = "mlflow.sharedViewState.evertrain-"
 """What MLflow's pages list under "Views" are tags of the experiment with this prefix and an id."""
@@ -45,10 +45,15 @@ def version_description(result: GateResult) -> str:
     return "\n\n".join(lines)
 
 
-def describe_model(client: MlflowClient, model: str, entries: Sequence[ChampionEntry]) -> None:
-    """Say on the model's page which version serves, and why; what somebody wrote there stays."""
+def describe_model(
+    client: MlflowClient, model: str, entries: Sequence[ChampionEntry], faults: Sequence[str]
+) -> None:
+    """Say on the model's page which version serves, and why; what somebody wrote there stays.
+
+    `entries` are the latest, oldest first; `faults` say what is wrong with others of them.
+    """
     known = client.get_registered_model(model).description or ""
-    text = _model_description(entries)
+    text = _model_description(entries, faults)
     if text != known and (not known or _OURS.match(known)):
         client.update_registered_model(model, text)
 
@@ -79,13 +84,14 @@ def save_view(client: MlflowClient, experiment_id: str, decision: Decision) -> N
     client.set_experiment_tag(experiment_id, key, json.dumps(view))
 
 
-def _model_description(entries: Sequence[ChampionEntry]) -> str:
-    newest, *_ = latest = list(reversed(entries))[:_MOST_CHAMPIONS]
+def _model_description(entries: Sequence[ChampionEntry], faults: Sequence[str]) -> str:
+    newest, *_ = latest = list(reversed(entries))
     lines = [
         f"- version {entry.version.version} of run `{entry.version.run}`, {_time(entry)}: "
         f"{shown(entry.why, _MOST_CHARS)}"
         for entry in latest
     ]
+    lines += [f"- an entry cannot be read: {shown(fault, _MOST_CHARS)}" for fault in faults]
     serves = f"**Version {newest.version.version} serves** since {_time(newest)}"
     why = shown(newest.why, _MOST_CHARS)
     return "\n".join((f"{serves}: {why}", "", "Champions, the newest first:", "", *lines))

@@ -24,11 +24,12 @@ from train_core.engine.tracking.models.logged import copy_weights
 from train_core.engine.tracking.models.lookups import CHECKPOINT_TAG, DIGEST_TAG, is_copied
 from train_core.engine.tracking.models.pages import (
     GATE_TAG,
+    MOST_CHAMPIONS,
     describe_model,
     save_view,
     version_description,
 )
-from train_core.errors import TrackingError
+from train_core.errors import CheckpointError, ConfigError, TrackingError
 from train_core.policy.champion.model_names import CHALLENGER, CHAMPION
 from train_core.policy.logins import public_uri
 from train_core.results import GateResult, ModelVersion
@@ -67,10 +68,12 @@ def show_gate(runs: MlflowRuns, result: GateResult) -> None:
 def show_aliases(client: MlflowClient, registry: ModelRegistry) -> ModelVersion | None:
     """Let MLflow's aliases point where the storage's records do, the champion's last.
 
-    The champion, if MLflow does not have that version; then the alias stays where it is.
+    The champion, if MLflow does not have that version; then the alias stays where it is. What else
+    of the records cannot be read is told and left out. Raises CheckpointError or ConfigError if the
+    champion's own entry cannot be read.
     """
-    known, numbers = _known(client, registry.model), registry.version_numbers()
-    if numbers and (number := known.get(_key(registry.version(numbers[-1])))):
+    known, newest = _known(client, registry.model), _newest_version(registry)
+    if newest and (number := known.get(_key(newest))):
         client.set_registered_model_alias(registry.model, CHALLENGER, number)
     shown, champion = None, registry.champion()
     # Another pipeline may promote, and set the alias, in between.
@@ -81,9 +84,33 @@ def show_aliases(client: MlflowClient, registry: ModelRegistry) -> ModelVersion 
         if key not in known:
             return champion.version
         client.set_registered_model_alias(registry.model, CHAMPION, known[key])
-        describe_model(client, registry.model, registry.champions())
+        _describe(client, registry)
         shown, champion = champion.number, registry.champion()
     return None
+
+
+def _newest_version(registry: ModelRegistry) -> ModelVersion | None:
+    numbers = registry.version_numbers()
+    try:
+        return registry.version(numbers[-1]) if numbers else None
+    except (CheckpointError, ConfigError) as error:
+        _log.warning("MLflow's alias %r stays where it is: %s", CHALLENGER, error)
+        return None
+
+
+def _describe(client: MlflowClient, registry: ModelRegistry) -> None:
+    """Say on the model's page which version serves, after which others, and what is damaged."""
+    entries, faults = [], []
+    for number in registry.champion_numbers()[-MOST_CHAMPIONS:]:
+        try:
+            entry = registry.entry(number)
+        except (CheckpointError, ConfigError) as error:
+            _log.warning("MLflow's page of model %r lacks a champion: %s", registry.model, error)
+            faults.append(str(error))
+            continue
+        entries += [entry] if entry else []
+    if entries:
+        describe_model(client, registry.model, entries, faults)
 
 
 def show_aliases_of(storage: str, model: str, tracking_uri: str) -> None:
