@@ -12,7 +12,6 @@ import os
 import re
 import resource
 import shutil
-import stat
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from flows.cli.app import main
+from tests.hostile.contents import everything
 from tests.hostile.spoiling import KNOWN, QUICK, SECONDS, Spoil, spoilers
 from tests.hostile.whole_run import NEWEST, whole_run
 from tests.marks import SLOW
@@ -77,20 +77,6 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
-
-
-def everything(folder: Path) -> dict[str, tuple[int, bytes | str]]:
-    """All that is below, by its path: its kind and its content or size, or where it leads."""
-    found: dict[str, tuple[int, bytes | str]] = {}
-    for path in folder.rglob("*"):
-        kind, size_bytes = path.lstat().st_mode, path.lstat().st_size
-        content: bytes | str = ""
-        if stat.S_ISLNK(kind):
-            content = os.readlink(path)
-        elif stat.S_ISREG(kind):
-            content = path.read_bytes() if size_bytes < 2**24 else str(size_bytes)
-        found[str(path)] = (kind, content)
-    return found
 
 
 def ends_well(act: Command, storage: str, within_s: float = LIMIT_S) -> None:

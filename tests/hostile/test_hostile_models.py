@@ -13,6 +13,7 @@ import pytest
 
 from flows.cli.app import main
 from tests.client.test_champions import MODEL, Models
+from tests.hostile.contents import everything
 from tests.hostile.whole_run import Anything, reseal, resealed
 from train_core.client.checkpoints import verify_run
 from train_core.errors import CheckpointError
@@ -48,8 +49,11 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def storage(template: Path, tmp_path: Path) -> Store:
-    shutil.copytree(template, tmp_path / "runs")
-    return Store(str(tmp_path / "runs"))
+    """Of runs and a model that lie outside, too, where `..` and links of the cases lead."""
+    shutil.copytree(template / "first", tmp_path / "outside")
+    shutil.copytree(template, tmp_path / "outside" / "runs")
+    shutil.copytree(template, tmp_path / "storage" / "runs")
+    return Store(str(tmp_path / "storage" / "runs"))
 
 
 def path_of(store: Store, key: str) -> Path:
@@ -64,6 +68,15 @@ def path_of(store: Store, key: str) -> Path:
 
 def has(key: str, data: bytes) -> Spoil:
     return lambda store: path_of(store, key).write_bytes(data)
+
+
+def links(key: str) -> Spoil:
+    """A link to the like of it outside."""
+
+    def spoil(store: Store) -> None:
+        path_of(store, key).symlink_to(Path(store.url, "../../outside/runs", key).resolve())
+
+    return spoil
 
 
 def says(key: str, **changes: Any) -> Spoil:
@@ -112,10 +125,7 @@ CASES: dict[str, Spoil] = {
         f"{key} is a folder": lambda store, key=key: path_of(store, key).mkdir()
         for key in (VERSION, CHAMPION, DECISION, ANSWER)
     },
-    **{
-        f"{key} is a link": lambda store, key=key: path_of(store, key).symlink_to("/etc/passwd")
-        for key in (VERSION, CHAMPION, DECISION, ANSWER)
-    },
+    **{f"{key} is a link": links(key) for key in (VERSION, CHAMPION, DECISION, ANSWER)},
     "a version outside": says(VERSION, run="../../outside"),
     "a version of an absolute path": says(VERSION, run="/etc"),
     "a version of a run that is not there": says(VERSION, run="nowhere"),
@@ -159,10 +169,12 @@ CHANGES = {
 @pytest.mark.promise("hostile-folders", "terminal")
 @pytest.mark.parametrize("name", ["nothing is spoiled", *CASES])
 def test_no_document_of_a_registered_model_ends_a_command_badly(
-    storage: Store, name: str, capsys: pytest.CaptureFixture[str]
+    storage: Store, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     CASES.get(name, bool)(storage)
+    outside, here = everything(tmp_path / "outside"), everything(tmp_path / "storage")
     for command in (*LOOKS.values(), *CHANGES.values()):
+        is_look = command in LOOKS.values()
         try:
             code = main([*command, "--storage", storage.url])
         except SystemExit as ended:
@@ -175,6 +187,8 @@ def test_no_document_of_a_registered_model_ends_a_command_badly(
         assert "--json" in command or len(captured.out) < 30_000, command
         if "--json" in command and code == 0:
             json.loads(captured.out)
+        assert everything(tmp_path / "outside") == outside, command
+        assert not is_look or everything(tmp_path / "storage") == here, command
 
 
 def rows_of(
