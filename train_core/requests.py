@@ -105,6 +105,11 @@ class Prepared(Result):
     job_url: str = ""
     """The page of the job that does it, if it is done on a cluster."""
 
+    @property
+    def has_run(self) -> bool:
+        """Whether there is a run, as its driver holds it, for the stages that follow."""
+        return not (self.unchanged_since or self.plan)
+
     def check_begun(self) -> None:
         """Raise NothingBegunError, which says why, if no run was created."""
         if self.unchanged_since:

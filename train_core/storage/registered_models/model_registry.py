@@ -10,8 +10,6 @@ The champion is the version of the newest entry. MLflow's aliases are written fr
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -24,6 +22,7 @@ from train_core.policy.champion.model_names import (
     is_model_name,
 )
 from train_core.results import ChampionEntry, ModelVersion
+from train_core.storage.committed import in_threads
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import (
     LARGEST_NUMBER,
@@ -41,7 +40,6 @@ from train_core.storage.records.names import (
 )
 
 D = TypeVar("D", ModelVersion, ChampionEntry)
-_AT_ONCE = 16
 
 
 class ModelRegistry:
@@ -57,7 +55,7 @@ class ModelRegistry:
 
     def versions(self) -> list[ModelVersion]:
         """All versions, oldest first."""
-        return self._all(VERSIONS, self.version)
+        return in_threads(self.version, self.version_numbers())
 
     def version(self, number: int) -> ModelVersion:
         """One version. Raises ConfigError if there is none of that number."""
@@ -76,7 +74,7 @@ class ModelRegistry:
 
     def champions(self) -> list[ChampionEntry]:
         """All entries, oldest first."""
-        return self._all(CHAMPIONS, self._champion)
+        return in_threads(self._champion, self.champion_numbers())
 
     def champion_numbers(self) -> list[int]:
         """Those of all entries, in their order."""
@@ -183,10 +181,6 @@ class ModelRegistry:
 
     def _numbers(self, log: str) -> list[int]:
         return sorted(filter(None, map(number_of, self.store.names(log))))
-
-    def _all(self, log: str, read: Callable[[int], D]) -> list[D]:
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
-            return list(threads.map(read, self._numbers(log)))
 
 
 def registered_models(storage: str) -> list[str]:

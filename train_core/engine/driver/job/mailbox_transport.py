@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from train_core.described_errors import describe
 from train_core.engine.driver.job.caller_heartbeats import Callers
@@ -22,7 +21,7 @@ from train_core.engine.driver.server import CLOSE, PREPARE, as_answer
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.errors import ConfigError, StorageError
 from train_core.policy.end_status import EndStatus
-from train_core.requests import Request, request_of
+from train_core.requests import Prepared, Request, request_of
 from train_core.storage.coordination.job_mailbox import Answer, Call, Mailbox, caller_of
 
 _NO_CALLER = ""
@@ -51,7 +50,7 @@ class MailboxTransport:
         self._seen: set[str] = set()
         self._request: Request | None = None
         """The request that was accepted, and its answer."""
-        self._prepared: dict[str, Any] = {}
+        self._prepared: Prepared | None = None
         self._closing: Closing | None = None
         self._last = _NO_CALLER
         """The name of the call that ends the job: a close, or a request that was refused."""
@@ -169,9 +168,8 @@ class MailboxTransport:
 
     def _accept(self, call: Call, answer: Answer) -> None:
         self._request = request_of(call.arguments["request"])
-        assert isinstance(answer.result, dict)
-        self._prepared = answer.result
-        if self._prepared["unchanged_since"] or self._prepared["plan"]:
+        self._prepared = Prepared.model_validate(answer.result)
+        if not self._prepared.has_run:
             return
         try:
             # The lease is this job's.
@@ -185,7 +183,9 @@ class MailboxTransport:
         # A workload's own sys.exit() would end the job without a word.
         except (Exception, SystemExit) as error:  # noqa: BLE001 (the caller raises it)
             return as_answer(error=describe(PREPARE, error))
-        return as_answer(result=self._prepared | {"resumed": True})
+        assert self._prepared is not None, "a request was accepted"
+        attached = self._prepared.model_copy(update={"resumed": True})
+        return as_answer(result=attached.model_dump(mode="json"))
 
     def _close(self, name: str, call: Call) -> None:
         self._callers.remove(caller_of(name))
