@@ -14,10 +14,13 @@ from typing import Self
 from flows.databases import create_prefect_database, create_tracking_database
 from flows.timing import TIMING
 from train_core.errors import ConfigError, StageError
+from train_core.policy.logins import public_uri, without_login_of
 
 Process = subprocess.Popen[bytes]
 LOOPBACK = "127.0.0.1"
 """The servers show runs to everybody who reaches them: nobody of another machine does."""
+_DATABASES = ("mssql", "mysql", "postgres")
+"""How the addresses begin of the databases that MLflow reaches through a driver."""
 
 
 class LocalServers:
@@ -78,6 +81,24 @@ def refuse_taken_port(port: int, flag: str) -> None:
     except OSError as error:
         raise ConfigError(
             f"port {port} is taken, perhaps by another `evertrain ui`: name another with {flag}"
+        ) from error
+
+
+def refuse_unknown_database(tracking_uri: str) -> None:
+    """Raise ConfigError if MLflow's server could not open such a database: a driver is missing."""
+    if not tracking_uri.startswith(_DATABASES):
+        return
+    # Imported late: only a database that is no file is opened through it.
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        make_url(tracking_uri).get_dialect().import_dbapi()
+    except (ArgumentError, ImportError, ValueError) as error:
+        why = without_login_of(str(error), tracking_uri)
+        raise ConfigError(
+            f"MLflow cannot open the database {public_uri(tracking_uri)}: {why}. Install its "
+            "driver in evertrain's environment, or mend the address (--tracking-uri)"
         ) from error
 
 

@@ -6,7 +6,8 @@ import os
 
 from pydantic import BaseModel, Field
 
-from flows.cli.local_servers import LocalServers, refuse_taken_port
+from flows.cli.local_servers import LocalServers, refuse_taken_port, refuse_unknown_database
+from flows.cli.mlflow_page import page_of_runs
 from flows.cli.output.terminal import say
 from flows.defaults import default_tracking_uri
 
@@ -24,12 +25,13 @@ class UiCommand(BaseModel):
     def cli_cmd(self) -> None:
         """Run the servers until Ctrl-C, or until one of them ends.
 
-        Raises ConfigError if a port is taken: the pages there would be another program's. Raises
-        StageError if a server ends.
+        Raises ConfigError if a port is taken: the pages there would be another program's; and if
+        MLflow's database needs a driver that is missing. Raises StageError if a server ends.
         """
         starts_mlflow = not self.tracking_uri.startswith("http")
         starts_prefect = "PREFECT_API_URL" not in os.environ
         if starts_mlflow:
+            refuse_unknown_database(self.tracking_uri)
             refuse_taken_port(self.mlflow_port, "--mlflow-port")
         if starts_prefect:
             refuse_taken_port(self.prefect_port, "--prefect-port")
@@ -41,7 +43,7 @@ class UiCommand(BaseModel):
             if servers:
                 say("starting …")
             servers.wait_until_up()
-            say(f"MLflow:  {self._mlflow_url()}")
+            say(f"MLflow:  {page_of_runs(self._mlflow_url())}")
             say(f"Prefect: {self._prefect_url()}")
             if servers:
                 say("Ctrl-C ends both." if len(servers) > 1 else "Ctrl-C ends it.")

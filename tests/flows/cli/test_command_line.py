@@ -7,7 +7,9 @@ import subprocess
 import sys
 import urllib.request
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,9 +18,11 @@ from flows.cli.app import Evertrain, main
 from flows.cli.commands.retrain import RetrainCommand
 from flows.cli.commands.workloads import WorkloadsCommand
 from flows.cli.configuration import configuration_of
+from flows.cli.mlflow_page import page_of_runs
 from flows.parameters import RetrainParameters
 from tasks.report.numbers import number
 from tests.flows.conftest import isolated
+from tests.web import served
 
 
 def parse(*arguments: str) -> RetrainCommand:
@@ -120,6 +124,53 @@ def test_pages_on_a_port_that_is_taken_are_refused(
     assert f"port {port} is taken" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("uri", "why"),
+    [
+        ("mysql+nodriver://me:s3cret@host/x", "dialects:mysql.nodriver"),
+        ("mssql+pymssql://me:s3cret@host/x", "No module named 'pymssql'"),
+        ("postgresql://me:s3cret@host:port/x", "'port'"),
+    ],
+)
+def test_a_database_without_its_driver_is_refused_in_one_line(
+    uri: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ui", "--tracking-uri", uri]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("evertrain: MLflow cannot open the database ")
+    assert why in told
+    assert "Install its driver" in told
+    assert "s3cret" not in told
+    assert told.count("\n") == 1
+
+
+def test_the_page_of_mlflow_is_that_of_the_experiment() -> None:
+    asked, answers = [], [b'{"experiment": {"experiment_id": "7", "name": "evertrain"}}']
+
+    class Mlflow(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200 if answers else 404)
+            self.end_headers()
+            self.wfile.write(answers.pop() if answers else b'{"error_code": "NOT_FOUND"}')
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with served(Mlflow) as url:
+        page = f"{url}/#/experiments"
+        assert page_of_runs(f"{url}/") == f"{page}/7?workflowType=machine_learning"
+        assert page_of_runs(url) == f"{page}?workflowType=machine_learning"
+        for answer in (b"<html>", b"[]", b'{"experiment": {"experiment_id": "../x"}}'):
+            answers.append(answer)
+            assert page_of_runs(url) == f"{page}?workflowType=machine_learning"
+    # Nobody answers any more; and no page shows a login.
+    assert (
+        page_of_runs(url.replace("//", "//me:s3cret@")) == f"{page}?workflowType=machine_learning"
+    )
+    assert set(asked) == {"/api/2.0/mlflow/experiments/get-by-name?experiment_name=evertrain"}
+
+
 def ask(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=10) as answer:
         return bytes(answer.read())
@@ -150,7 +201,7 @@ def test_the_pages_are_there_once_their_addresses_are_said(tmp_path: Path) -> No
             # MLflow says who may look at its pages.
             assert [line for line in lines if not line.startswith("[MLflow]")] == [
                 "starting …\n",
-                f"MLflow:  http://127.0.0.1:{mlflow}\n",
+                f"MLflow:  http://127.0.0.1:{mlflow}/#/experiments?workflowType=machine_learning\n",
                 f"Prefect: http://127.0.0.1:{prefect}\n",
                 "Ctrl-C ends both.\n",
             ]

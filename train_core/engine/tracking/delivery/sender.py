@@ -16,6 +16,7 @@ from train_core.engine.tracking.client_settings import REPEATED_BY_CALLER
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
 from train_core.policy.logins import public_uri, without_login_of
+from train_core.policy.mlflow_pages import run_page
 from train_core.results import CheckpointSummary, GateResult, Tracking
 from train_core.storage.records.names import CHECKPOINTS, CheckpointName
 from train_core.storage.run_folder import RunFolder
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from train_core.engine.tracking.system import SystemMetrics
 
 MAX_SAMPLES = 1000
-MACHINE_LEARNING_VIEW = "?workflowType=machine_learning"
-"""MLflow's pages show their view for GenAI to a browser that was told nothing else."""
 _log = logging.getLogger(__name__)
 
 Task = Callable[["MlflowRuns"], None]
@@ -162,7 +161,7 @@ class RunSender:
             outcome=self._outcome,
         )
         uri, run_id = public_uri(self._uri).rstrip("/"), runs.run_id("pipeline")
-        page = f"{uri}/#/experiments/{runs.experiment_id}/runs/{run_id}{MACHINE_LEARNING_VIEW}"
+        page = run_page(uri, runs.experiment_id, run_id)
         self.tracking = Tracking(
             tracking_uri=uri,
             experiment_id=runs.experiment_id,

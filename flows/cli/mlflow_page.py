@@ -1,0 +1,32 @@
+"""The page of MLflow's that shows the runs; the server is asked without MLflow's slow client."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from contextlib import suppress
+from http.client import HTTPException
+from urllib.parse import urlencode
+
+from train_core.policy.logins import public_uri
+from train_core.policy.mlflow_pages import experiment_page, list_of_experiments
+from train_core.requests import DEFAULT_EXPERIMENT
+
+_ANSWER_S = 5.0
+_MAX_BYTES = 2**20
+
+
+def page_of_runs(address: str) -> str:
+    """The page of the experiment that runs are in unless they name another.
+
+    The list of all experiments, where the server at `address` does not say that it has that one: no
+    run is mirrored yet, or it asks for a login.
+    """
+    query = urlencode({"experiment_name": DEFAULT_EXPERIMENT})
+    asked = f"{public_uri(address).rstrip('/')}/api/2.0/mlflow/experiments/get-by-name?{query}"
+    with suppress(OSError, HTTPException, ValueError, KeyError, TypeError):
+        # An address that `evertrain ui` does not start a server for begins with http.
+        with urllib.request.urlopen(asked, timeout=_ANSWER_S) as answer:  # noqa: S310
+            found = json.loads(answer.read(_MAX_BYTES))
+        return experiment_page(address, str(int(found["experiment"]["experiment_id"])))
+    return list_of_experiments(address)
