@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine.without_ray import stages_without_ray
 
+from tests.compat.functions import digits_function
+from tests.engine import growing
 from tests.engine.ranks.without_ray import stages_without_ray
 from train_core.config import TrainConfig
 from train_core.config.gate_options import GateOptions
@@ -21,6 +25,7 @@ from train_core.errors import (
 )
 from train_core.requests import DriverRequest, PipelineRequest, Prepared
 from train_core.storage.coordination.lease import acquire
+from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.manifest import CheckpointManifest
 from train_core.storage.records.names import REPORT_JSON
 from train_core.storage.run_folder import RunFolder
@@ -177,6 +182,86 @@ def test_a_function_is_trained_again_where_something_that_counts_has_changed(
         prepared = prepare(request(tmp_path, "next", skip_unchanged=True, **SCORED | changes))
     assert prepared.unchanged_since == ""
     assert told in caplog.text
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """The files of a function, its predictor and the workload with the data: nobody's modules yet.
+
+    Each is named as `code` of run.json names it.
+    """
+    folder = tmp_path / "code"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    sources = {
+        "workload": f"from {FUNCTIONS} import train_digits\ndef train(config):\n    pass\n",
+        "predictor": f"from {FUNCTIONS} import predictor as p\ndef make(folder):\n    return p\n",
+        "data": "from tests.engine.growing import Named\nclass Own(Named): ...\n",
+    }
+    files = {}
+    for name, source in sources.items():
+        files[name] = folder / f"{name}_{uuid.uuid4().hex}.py"
+        files[name].write_text(source)
+    return files
+
+
+def own_config(own: dict[str, Path], tmp_path: Path) -> dict[str, Any]:
+    data = str(tmp_path / "data")
+    growing.write_splits(data)
+    return {
+        "train_fn": f"{own['workload'].stem}:train",
+        "predictor": f"{own['predictor'].stem}:make",
+        "workload": f"{own['data'].stem}:Own",
+        "settings": {"data": data},
+    }
+
+
+@pytest.mark.promise("record")
+def test_run_json_has_the_digests_of_function_predictor_and_data(
+    own: dict[str, Path], tmp_path: Path
+) -> None:
+    asked = request(tmp_path / "runs", **own_config(own, tmp_path))
+    prepare(asked)
+    code = RunFolder(asked.storage, asked.run).record().code
+    found = {name: code[name] for name in own}
+    assert found == {name: digest_of(file.read_bytes()) for name, file in own.items()}
+
+
+def test_run_json_of_a_function_without_a_predictor_has_its_own_digest_only(
+    tmp_path: Path,
+) -> None:
+    prepare(request(tmp_path))
+    code = RunFolder(str(tmp_path), "run").record().code
+    function = Path(digits_function.__file__).read_bytes()
+    assert code["workload"] == digest_of(function)
+    assert not code.keys() & {"predictor", "data"}
+
+
+@pytest.mark.promise("skip-unchanged-function")
+@pytest.mark.parametrize("edited", ["workload", "predictor", "data"])
+def test_a_function_is_trained_again_where_a_file_of_its_code_has_changed(
+    own: dict[str, Path], tmp_path: Path, edited: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage, config = tmp_path / "runs", own_config(own, tmp_path)
+    finish(request(storage, "last", skip_unchanged=True, **config))
+    assert prepare(request(storage, "same", skip_unchanged=True, **config)).unchanged_since
+    own[edited].write_text(own[edited].read_text() + "# another line\n")
+    with caplog.at_level(logging.INFO):
+        assert not prepare(request(storage, "next", skip_unchanged=True, **config)).unchanged_since
+    assert f"changed since run last: code: {edited} changed. This run trains" in caplog.text
+
+
+@pytest.mark.promise("skip-unchanged-function")
+def test_a_function_is_trained_again_where_files_of_its_data_arrived(
+    own: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage, config = tmp_path / "runs", own_config(own, tmp_path)
+    finish(request(storage, "last", skip_unchanged=True, **config))
+    growing.add_files(config["settings"]["data"])
+    with caplog.at_level(logging.INFO):
+        assert not prepare(request(storage, "next", skip_unchanged=True, **config)).unchanged_since
+    counted = "test 1 file more, train 1 file more, validation 1 file more"
+    assert f"changed since run last: new data: {counted}. This run trains" in caplog.text
 
 
 def test_without_a_workload_nobody_knows_whether_the_data_changed(tmp_path: Path) -> None:
