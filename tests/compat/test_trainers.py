@@ -82,8 +82,13 @@ def test_an_error_of_the_factory_is_its_own_and_has_its_traceback() -> None:
 
 def test_a_factory_that_trains_is_refused_before_it_does() -> None:
     fit = TorchTrainer.fit
-    with pytest.raises(WorkloadError, match=r"calls_fit calls \.fit\(\), but evertrain runs"):
+    with pytest.raises(
+        WorkloadError, match=r"calls_fit calls \.fit\(\), but evertrain runs"
+    ) as told:
         settings_of("calls_fit")
+    assert "the trainer itself: let it return the trainer, and call .fit() on what" in str(
+        told.value
+    )
     assert TorchTrainer.fit is fit
 
 

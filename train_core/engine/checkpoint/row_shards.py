@@ -54,7 +54,7 @@ class RowShards:
         fits = rows.dtype == self.tensor.dtype and rows.shape[1:] == self._shape[1:]
         if not fits or not 0 <= start <= start + len(rows) <= self._shape[0]:
             raise CheckpointError(
-                f"{rows.dtype} of shape {tuple(rows.shape)} at row {start} are no rows of the "
+                f"a file has {rows.dtype} of shape {tuple(rows.shape)} at row {start} of the "
                 f"tensor {path!r}, which is {self.tensor.dtype} of shape {tuple(self._shape)}"
             )
         first = max(start, self._wanted.start)
@@ -66,28 +66,33 @@ class RowShards:
 
     def whole(self, path: str) -> Tensor:
         """The rows that are wanted. Raises CheckpointError if some are in no file, or in two."""
-        end = self._wanted.start
-        for rows in sorted(self._taken, key=lambda taken: taken.start):
+        end, nothing = self._wanted.start, range(self._wanted.stop, self._wanted.stop)
+        for rows in [*sorted(self._taken, key=lambda taken: taken.start), nothing]:
             if rows.start != end:
-                break
+                row, where = min(rows.start, end), "two files" if rows.start < end else "no file"
+                raise CheckpointError(f"row {row} of the tensor {path!r} is in {where}")
             end = rows.stop
-        else:
-            if end == self._wanted.stop:
-                return self.tensor
-        raise CheckpointError(f"row {end} of the tensor {path!r} is in no file, or in two")
+        return self.tensor
 
 
 def read_rows(metadata: dict[str, str], file: str) -> dict[str, tuple[int, tuple[int, ...]]]:
     """By tensor the first row that a file has, and the whole shape. Raises CheckpointError."""
     try:
-        found = parse_json(metadata.get(ROWS, "{}").encode(), f"{file} has rows that are no JSON")
+        found = parse_json(
+            metadata.get(ROWS, "{}").encode(), f"{file}: its header's rows are no JSON"
+        )
         rows = {
             name: (int(start), tuple(map(int, shape))) for name, (start, *shape) in found.items()
         }
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         said = shown_value(metadata[ROWS])
-        raise CheckpointError(f"{file} does not say which rows it has, but {said}") from error
+        raise CheckpointError(
+            f"{file}: its header's rows are {said}, and not a first row and a shape for each tensor"
+        ) from error
     for name, (start, shape) in rows.items():
         if not shape or not all(0 <= number < MAX_SIZE for number in (start, *shape)):
-            raise CheckpointError(f"{file} says that {name!r} begins at row {start} of {shape}")
+            raise CheckpointError(
+                f"{file}: its header says that it has the tensor {name!r} from row {start} on, and "
+                f"that the whole tensor has the shape {shape}: no tensor has"
+            )
     return rows

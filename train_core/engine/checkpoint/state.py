@@ -19,6 +19,7 @@ _TENSOR, _TUPLE, _ITEMS = "$tensor", "$tuple", "$items"
 _MARKS = {_TENSOR, _TUPLE, _ITEMS}
 # What restoring another state than one's own raises, here and in torch.
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
+_MENDED_BY = "Continue the run with the code that it began with, or begin a new one (init_from)"
 
 
 def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -33,7 +34,10 @@ def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
         if isinstance(value, Tensor):
             name = "/".join(path)
             if name in tensors:
-                raise WorkloadError(f"two tensors of the state have the same path {name!r}")
+                raise WorkloadError(
+                    f"two tensors of the state have the same path {name!r}, as their keys are "
+                    "joined by `/`: give one of these keys another name"
+                )
             tensors[name] = value
             return {_TENSOR: name}
         if value is None or type(value) in (bool, int, float, str):
@@ -113,7 +117,8 @@ def load_optimizer_state(
     if saved != numbers.keys():
         differing = ", ".join(sorted(saved ^ numbers.keys())[:5])
         raise CheckpointError(
-            f"the optimizer has other parameters than the checkpoint: {differing}"
+            f"the optimizer has other parameters than the checkpoint, which differ in {differing}. "
+            f"{_MENDED_BY}"
         )
     optimizer.load_state_dict(
         {
@@ -147,7 +152,10 @@ def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     ordered = [p for group in optimizer.param_groups for p in group["params"]]
     unknown = sum(id(parameter) not in by_identity for parameter in ordered)
     if unknown:
-        raise WorkloadError(f"{unknown} of the optimizer's parameters are not the model's")
+        raise WorkloadError(
+            f"{unknown} of the optimizer's {len(ordered)} parameters are not the model's, so they "
+            "have no names to be saved by: give it parameters of the model only"
+        )
     return {index: by_identity[id(parameter)] for index, parameter in enumerate(ordered)}
 
 
@@ -172,7 +180,10 @@ class TrainingState:
         """
         if state.keys() != self._parts.keys():
             differing = sorted(state.keys() ^ self._parts.keys())
-            raise CheckpointError(f"the checkpoint has other parts than the training: {differing}")
+            raise CheckpointError(
+                "the checkpoint has other parts than the training, which differ in "
+                f"{', '.join(differing)}. {_MENDED_BY}"
+            )
         for part, (_, restore) in self._parts.items():
             try:
                 restore(state[part])
@@ -183,5 +194,5 @@ class TrainingState:
                     raise
                 raise CheckpointError(
                     f"{part!r} cannot be restored from the checkpoint: "
-                    f"{type(error).__name__}: {error}"
+                    f"{type(error).__name__}: {error}. {_MENDED_BY}"
                 ) from error

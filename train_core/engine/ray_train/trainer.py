@@ -52,7 +52,12 @@ def _made_by_factory(name: str) -> DataParallelTrainer:
             f"trainer {name} needs {', '.join(needed)}: evertrain calls it without arguments. Give "
             "them defaults, or name a function that calls it with them"
         )
-    with users_code("train", f"trainer {name}"), refusing_fit(f"trainer {name} calls .fit()"):
+    refused = refusing_fit(
+        f"trainer {name} calls .fit()",
+        "let it return the trainer, and call .fit() on what it returns where you run your script "
+        'without evertrain, as below `if __name__ == "__main__":`',
+    )
+    with users_code("train", f"trainer {name}"), refused:
         found = factory()
     if not isinstance(found, DataParallelTrainer):
         raise WorkloadError(
@@ -63,15 +68,14 @@ def _made_by_factory(name: str) -> DataParallelTrainer:
 
 
 @contextmanager
-def refusing_fit(what: str) -> Iterator[None]:
-    """Raise WorkloadError where a trainer is run inside the block: evertrain runs it itself."""
+def refusing_fit(what: str, mended_by: str) -> Iterator[None]:
+    """Raise WorkloadError where a trainer is run inside the block: evertrain runs it itself.
+
+    The error says `what` calls .fit(), and how that is mended.
+    """
 
     def refuse(self: DataParallelTrainer) -> NoReturn:  # noqa: ARG001 (of a method)
-        raise WorkloadError(
-            f"{what}, but evertrain runs the trainer itself: put the call below "
-            '`if __name__ == "__main__":`, or name a function that returns the trainer without '
-            ".fit() as trainer"
-        )
+        raise WorkloadError(f"{what}, but evertrain runs the trainer itself: {mended_by}")
 
     fit = DataParallelTrainer.fit
     DataParallelTrainer.fit = refuse  # type: ignore[method-assign]

@@ -27,7 +27,12 @@ def with_trainers_settings(config: TrainConfig, recorded: TrainConfig | None = N
     that the trainer has another value for.
     """
     for name in filter(None, (config.train_fn, config.trainer, config.predictor)):
-        with refusing_fit(f"the module of {name} calls .fit() when it is imported"):
+        refused = refusing_fit(
+            f"the module of {name} calls .fit() when it is imported",
+            'put the call below `if __name__ == "__main__":`, or put the trainer into a function '
+            "that returns it, and leave out .fit()",
+        )
+        with refused:
             load_function(name)
     if not config.trainer:
         _check_parameters(config)

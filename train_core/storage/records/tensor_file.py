@@ -108,7 +108,8 @@ def header_end(beginning: bytes | memoryview, size_bytes: int, file: str) -> int
     end = _LENGTH_BYTES + length
     if len(beginning) < _LENGTH_BYTES or length > MAX_HEADER_BYTES or end > size_bytes:
         raise CheckpointError(
-            f"{file} is not a safetensors file: its header does not fit in it, or is too large"
+            f"{file} is not a safetensors file: its header of {length} bytes does not fit in it, "
+            f"which has {size_bytes} bytes, or has more than {MAX_HEADER_BYTES}"
         )
     return end
 
@@ -133,8 +134,8 @@ def layout_of(head: bytes | memoryview, size_bytes: int, file: str) -> TensorFil
         expected = DTYPE_BYTES[one.dtype] * math.prod(one.shape)
         if one.start != end or one.stop - one.start != expected:
             raise CheckpointError(
-                f"{refusal}: tensor {name!r} is said to lie at bytes "
-                f"{one.start} to {one.stop}, where {expected} bytes from {end} on are expected"
+                f"{refusal}: its header says that tensor {name!r} lies at bytes {one.start} to "
+                f"{one.stop}, where {expected} bytes from {end} on are expected"
             )
         end = one.stop
     if end != size_bytes:
@@ -149,13 +150,15 @@ def _range_of(name: str, entry: Any, begin: int) -> TensorRange:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [start, stop]}:
             numbers = [start, stop, *shape]
         case _:
-            raise ValueError(f"tensor {name!r} has no type, shape and place: {shown_value(entry)}")
+            raise ValueError(
+                f"tensor {name!r} has no dtype, shape and data_offsets, but {shown_value(entry)}"
+            )
     are_sizes = all(type(number) is int and 0 <= number < MAX_SIZE for number in numbers)
     # Zeros aside: torch counts the strides of an empty tensor, too.
     fits = are_sizes and len(shape) <= _MAX_DIMENSIONS and math.prod(filter(None, shape)) < MAX_SIZE
     if dtype not in DTYPE_BYTES or not fits:
         raise ValueError(
-            f"tensor {name!r} is said to have type {shown_value(dtype)}, "
+            f"tensor {name!r} cannot have dtype {shown_value(dtype)}, "
             f"shape {shown_value(shape)} and data_offsets {shown_value([start, stop])}"
         )
     return TensorRange(dtype, tuple(shape), begin + start, begin + stop)
