@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from flows.cli.app import main
+from tests.client.grown import commit, contents, create
 from tests.hostile.whole_run import BEST, NEWEST, STEPS, reseal, whole_run
 from train_core.client.run_summaries import list_runs, run_status
 from train_core.client.runs import delete_run, fork_run, open_run, prune_run
 from train_core.errors import ConfigError
+from train_core.storage.records.journal import Entry
+from train_core.storage.records.manifest import FileEntry, ReportedFolder
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import quarantine
@@ -59,6 +62,28 @@ def test_one_manifest_of_a_newer_format_blocks_no_command_that_looks(
     verdicts = {row["what"]: row["verdict"] for row in pruned(folder, capsys)}
     assert verdicts[NEWEST] == "stays"
     assert fork_run(folder, at=4).latest().step == 4
+
+
+def test_the_name_that_a_function_gave_its_folder_is_listed_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = create(str(tmp_path), "run", train_fn="functions:train", workload="")
+    for step, name in ((2, ""), (4, "own-name")):
+        reported = ReportedFolder(name=name, world_size=1)
+        # A metric of the column's name does not take its place.
+        files = tuple(FileEntry.of(f"files/{file}", data) for file, data in contents(step).items())
+        entries = [Entry(step=step, time=step, metrics={"loss": 0.5})]
+        metrics = {"loss": 0.5, "reported as": 7.0}
+        commit(folder, step, entries, folder.newest(), metrics, reported=reported, files=files)
+    first, second = printed(capsys, "ls", folder.url)
+    assert first["reported as"] == 7.0
+    assert second["reported as"] == "own-name"
+    assert main(["ls", folder.url]) == 0
+    assert "own-name" in capsys.readouterr().out
+    shown = printed(capsys, "show", f"run/{second['checkpoint']}", "--storage", folder.storage)
+    assert shown["reported"]["name"] == "own-name"
+    assert main(["show", f"run/{second['checkpoint']}", "--storage", folder.storage]) == 0
+    assert "own-name" in capsys.readouterr().out
 
 
 def pruned(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> Any:

@@ -25,6 +25,8 @@ class ListedCheckpoint(Result):
     step: int
     epoch: int | None = None
     size_bytes: int | None = None
+    reported_as: str = ""
+    """The name that a training function gave its folder (`checkpoint_dir_name`), if it gave one."""
     metrics: dict[str, float | None] = {}
     fault: str = ""
     """What is wrong with it; empty if it is good."""
@@ -63,6 +65,7 @@ def list_checkpoints(folder: RunFolder) -> list[ListedCheckpoint]:
             step=one.step,
             epoch=one.manifest.epoch,
             size_bytes=one.size_bytes,
+            reported_as=one.manifest.reported.name if one.manifest.reported else "",
             metrics=one.metrics,
         )
         for one in found.good

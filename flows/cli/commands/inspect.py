@@ -99,6 +99,8 @@ def checkpoint_row(listed: ListedCheckpoint) -> Row:
         "epoch": listed.epoch,
         "MB": None if listed.size_bytes is None else round(listed.size_bytes / 1e6, 3),
     }
+    if listed.reported_as:
+        facts["reported as"] = listed.reported_as
     if listed.fault:
         facts["fault"] = listed.fault
     # A training function may report a metric of any name.
