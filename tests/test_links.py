@@ -1,9 +1,9 @@
-"""Links and modules that README and docs name are there."""
+"""Links, pictures and modules that README and docs name are there, and each picture is shown."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,9 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "deployments/**/*.md")
     for page in ROOT.glob(pattern)
 )
+PICTURES = ROOT / "docs/pictures"
+LARGEST_BYTES = 300_000
+"""A clone has every version of a picture that there ever was."""
 MODULES = [
     f"/{path.relative_to(ROOT)}"
     for folder in ("benchmarks", "deployments", "docs", "flows", "tasks", "tests", "train_core")
@@ -29,6 +32,18 @@ def links_in(page: Path) -> list[str]:
     """The targets of the links and pictures of a page that are no web addresses."""
     found = re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text()))
     return [one for one in found if "://" not in one]
+
+
+def pictures_in(page: Path) -> set[Path]:
+    """The pictures that a page shows."""
+    shown = re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", without_code(page.read_text()))
+    return {(page.parent / one).resolve() for one in shown if "://" not in one}
+
+
+def unshown(folder: Path, pages: Iterable[Path]) -> list[str]:
+    """The pictures in a folder that no page shows."""
+    shown = {picture for page in pages for picture in pictures_in(page)}
+    return sorted(one.name for one in folder.iterdir() if one.resolve() not in shown)
 
 
 def anchors_of(page: Path) -> set[str]:
@@ -59,6 +74,20 @@ def test_every_link_leads_to_a_file_and_a_heading_that_are_there(page: Path) -> 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_module_that_a_page_names_is_there(page: Path) -> None:
     assert without_file(page) == []
+
+
+def test_every_picture_is_shown_by_a_page_and_is_small() -> None:
+    assert unshown(PICTURES, PAGES) == []
+    large = [one.name for one in PICTURES.iterdir() if one.stat().st_size >= LARGEST_BYTES]
+    assert large == []
+
+
+def test_a_picture_that_no_page_shows_is_found(tmp_path: Path) -> None:
+    for name in ("shown.png", "linked.png", "code.png"):
+        (tmp_path / name).touch()
+    page = tmp_path / "page.md"
+    page.write_text("![one](shown.png) [two](linked.png) `![three](code.png)`\n")
+    assert unshown(tmp_path, [page]) == ["code.png", "linked.png", "page.md"]
 
 
 def test_a_link_to_what_is_not_there_is_found(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
     python -m tests.flows.deployment.champion_nights FOLDER
 
-leaves the runs, MLflow's and Prefect's databases in FOLDER, to be looked at.
+leaves the runs, MLflow's and Prefect's databases in FOLDER, to be looked at; champion_pictures.py
+keeps pictures of their pages.
 """
 
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import struct
 import sys
@@ -67,21 +69,23 @@ def deliver(data: Path, folder: Path, night: Night) -> None:
 
 def run_nights(home: Path, data: Path, api: str) -> Site:
     """Deploy at the server, and run the three nights one after the other."""
-    file = own_prefect_file(
-        home / "own",
-        workload="train_core.workloads.mnist:MnistResNet18",
-        settings={"data": str(home / "data"), "validation_samples": 500},
-        epochs=2,
-        batch_size=64,
-        num_workers=1,
-        gate_minimum=0.5,
-    )
+    parameters = {
+        "workload": "train_core.workloads.mnist:MnistResNet18",
+        "settings": {"data": str(home / "data"), "validation_samples": 500},
+        "epochs": 2,
+        "batch_size": 64,
+        "num_workers": 1,
+        "gate_minimum": 0.5,
+    }
+    file = own_prefect_file(home / "own", **parameters)
     site = Site(home, isolated(home), api)
     site.deploy(file=file)
     with site.worker():
         for night in NIGHTS:
             deliver(data, home / "data", night)
-            site.prefect("deployment", "run", "retrain/retrain", "--watch")
+            # Without a name a run is named after the workload and the time.
+            named = f"parameters={json.dumps(parameters | {'run': night.run})}"
+            site.prefect("deployment", "run", "retrain/retrain", "--watch", "--param", named)
     return site
 
 

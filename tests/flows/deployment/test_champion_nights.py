@@ -60,6 +60,8 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nights]:
 
 def test_a_first_champion_a_refusal_and_a_promotion(nights: Nights) -> None:
     first, second, third = nights.results
+    runs = [one.decision.challenger.run for one in nights.results]
+    assert runs == ["monday", "tuesday", "wednesday"]
     assert first.decision.champion is None
     assert first.entry is not None
     assert second.decision.outcome == Outcome.KEEP
