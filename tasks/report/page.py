@@ -108,7 +108,7 @@ def metrics_table(report: Report, before: Report | None) -> str:
 def compared_with(before: Report, then: Datasets, now: Datasets) -> str:
     """The name of the previous run, and which of its splits had other data."""
     others = [
-        f"{split} had {plain(str(then[split].get('samples', '?')))} samples"
+        f"{split} had {_samples_before(then[split], now[split])}"
         for split in SPLITS
         if split in now and split in then and _are_others(then[split], now[split])
     ]
@@ -117,6 +117,12 @@ def compared_with(before: Report, then: Datasets, now: Datasets) -> str:
         return sentence
     data = ", ".join(others)
     return f"{sentence}, on other data ({data}): not all of a difference is the model's"
+
+
+def _samples_before(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    if then.get("samples") == now.get("samples"):
+        return "as many samples, but others"
+    return f"{plain(str(then.get('samples', '?')))} samples"
 
 
 def _are_others(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

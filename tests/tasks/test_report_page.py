@@ -74,7 +74,8 @@ def test_figures_that_were_measured_on_other_data_are_told(tmp_path: Path) -> No
     finish(tmp_path, report("last-night", 0.75, 0.5), 24, "few")
     tonight = report("tonight", 0.8, 0.5)
     page = report_markdown(tonight, finish(tmp_path, tonight, 48, "more"))
-    assert "run `last-night`, on other data (validation had 40 samples): not all of" in page
+    other = "validation had as many samples, but others"
+    assert f"run `last-night`, on other data ({other}): not all of" in page
     again = report("again", 0.8, 0.5)
     page = report_markdown(again, finish(tmp_path, again, 72, "more"))
     assert "run `tonight`" in page
@@ -96,6 +97,13 @@ def test_data_are_others_by_their_samples_or_by_both_digests(
 ) -> None:
     sentence = compared_with(report("a", 0.5, 0.5), {"test": then}, {"test": now})
     assert ("on other data" in sentence) == are_others
+
+
+def test_the_number_of_samples_is_told_where_it_was_another() -> None:
+    sentence = compared_with(
+        report("a", 0.5, 0.5), {"test": {"samples": 40}}, {"test": {"samples": 64}}
+    )
+    assert "on other data (test had 40 samples): not all of" in sentence
 
 
 def test_a_first_night_has_nothing_beside_it(tmp_path: Path) -> None:
