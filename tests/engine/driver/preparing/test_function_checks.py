@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.without_ray import stages_without_ray
 
 from tests.compat.functions import digits_function
 from tests.engine import growing
