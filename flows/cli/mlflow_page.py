@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import urllib.request
 from contextlib import suppress
 from http.client import HTTPException
 from urllib.parse import urlencode
 
+from train_core.config.json_text import parse_object
 from train_core.policy.logins import public_uri
 from train_core.policy.mlflow_pages import experiment_page, list_of_experiments
 from train_core.requests import DEFAULT_EXPERIMENT
@@ -27,6 +27,6 @@ def page_of_runs(address: str) -> str:
     with suppress(OSError, HTTPException, ValueError, KeyError, TypeError):
         # An address that `evertrain ui` does not start a server for begins with http.
         with urllib.request.urlopen(asked, timeout=_ANSWER_S) as answer:  # noqa: S310
-            found = json.loads(answer.read(_MAX_BYTES))
+            found = parse_object(answer.read(_MAX_BYTES).decode())
         return experiment_page(address, str(int(found["experiment"]["experiment_id"])))
     return list_of_experiments(address)

@@ -161,7 +161,8 @@ def test_the_page_of_mlflow_is_that_of_the_experiment() -> None:
         page = f"{url}/#/experiments"
         assert page_of_runs(f"{url}/") == f"{page}/7?workflowType=machine_learning"
         assert page_of_runs(url) == f"{page}?workflowType=machine_learning"
-        for answer in (b"<html>", b"[]", b'{"experiment": {"experiment_id": "../x"}}'):
+        another = b'{"experiment": {"experiment_id": "../x"}}'
+        for answer in (b"<html>", b"[]", b"\xff", b'{"x": ' + b"[" * 100_000, another):
             answers.append(answer)
             assert page_of_runs(url) == f"{page}?workflowType=machine_learning"
     # Nobody answers any more; and no page shows a login.
