@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.metadata import version
 from typing import Any, NoReturn
 
 from pydantic import Field, ValidationError
@@ -122,9 +124,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 @cache
-def _parser() -> CliSettingsSource[Evertrain]:
+def _parser() -> CliSettingsSource[ArgumentParser]:
     """The parser of all commands' arguments; to make it takes longer than most commands do."""
-    return CliSettingsSource(Evertrain)
+    source: CliSettingsSource[ArgumentParser] = CliSettingsSource(Evertrain)
+    shown = f"evertrain {version('evertrain')}"
+    source.root_parser.add_argument(
+        "--version", action="version", version=shown, help="show the version and exit"
+    )
+    return source
 
 
 def command() -> NoReturn:

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 import urllib.request
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler
@@ -44,6 +45,14 @@ def test_help_lists_every_parameter_with_its_description(
         assert f"--{name.replace('_', '-')}" in shown
         assert field.description is not None
         assert field.description.split(".")[0].split(";")[0][:30] in shown
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert capsys.readouterr().out == f"evertrain {project['version']}\n"
 
 
 @pytest.mark.promise("parameters")
