@@ -55,7 +55,8 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
             try:
                 _prepared(session).check_begun()
             except NothingBegunError as error:
-                say(str(error))
+                # `say` would show the line breaks of a plan as escapes.
+                say(*str(error).split("\n"))
                 return
         with prefect_server.warming_up() as warming:
             prepared = _prepared(session)
