@@ -40,6 +40,8 @@ class Timing:
     """As `send_s`, where the server does not answer."""
     ui_poll_interval_s: float = 0.2
     """Between two checks of the servers of `evertrain ui`."""
+    mlflow_answer_s: float = 5.0
+    """For MLflow to say which experiment has the runs."""
 
     # The terminal.
     bar_interval_s: float = 0.5

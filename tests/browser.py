@@ -114,7 +114,7 @@ class Browser:
             self.run(f"localStorage.setItem({json.dumps(key)}, {json.dumps(value)})")
 
     def open(self, url: str) -> None:
-        """Go to an address; what another page kept of the same address is left."""
+        """Go to an address, by way of an empty page: another text after `#` would load nothing."""
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=url)
 

@@ -106,8 +106,8 @@ class Prepared(Result):
     """The page of the job that does it, if it is done on a cluster."""
 
     @property
-    def has_run(self) -> bool:
-        """Whether there is a run, as its driver holds it, for the stages that follow."""
+    def is_begun(self) -> bool:
+        """Whether a run was begun, so that stages follow."""
         return not (self.unchanged_since or self.plan)
 
     def check_begun(self) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from argparse import ArgumentParser
+from argparse import Action, ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 from pydantic import Field, ValidationError
@@ -36,7 +36,7 @@ from flows.cli.commands.ui import UiCommand
 from flows.cli.commands.verify_resume import VerifyResumeCommand
 from flows.cli.commands.workloads import WorkloadsCommand
 from flows.cli.configuration import configuration_of
-from flows.cli.output.terminal import complain, make_printable, warnings_shown
+from flows.cli.output.terminal import complain, make_printable, say, warnings_shown
 from flows.cli.refusals import of_arguments, of_values, with_plain_json
 from train_core.errors import EvertrainError, StoppedError
 
@@ -127,11 +127,21 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> CliSettingsSource[ArgumentParser]:
     """The parser of all commands' arguments; to make it takes longer than most commands do."""
     source: CliSettingsSource[ArgumentParser] = CliSettingsSource(Evertrain)
-    shown = f"evertrain {version('evertrain')}"
     source.root_parser.add_argument(
-        "--version", action="version", version=shown, help="show the version and exit"
+        "--version", action=_ShowVersion, nargs=0, help="show the version and exit"
     )
     return source
+
+
+class _ShowVersion(Action):
+    """Reads the version only if it is asked for: a checkout need not be installed."""
+
+    def __call__(self, parser: ArgumentParser, *_: object) -> NoReturn:
+        try:
+            say(f"evertrain {version('evertrain')}")
+        except PackageNotFoundError:
+            parser.error("evertrain is not installed here: `make venv` installs it")
+        parser.exit()
 
 
 def command() -> NoReturn:

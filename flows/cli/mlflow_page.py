@@ -7,12 +7,12 @@ from contextlib import suppress
 from http.client import HTTPException
 from urllib.parse import urlencode
 
+from flows.timing import TIMING
 from train_core.config.json_text import parse_object
 from train_core.policy.logins import public_uri
 from train_core.policy.mlflow_pages import experiment_page, list_of_experiments
 from train_core.requests import DEFAULT_EXPERIMENT
 
-_ANSWER_S = 5.0
 _MAX_BYTES = 2**20
 
 
@@ -26,7 +26,7 @@ def page_of_runs(address: str) -> str:
     asked = f"{public_uri(address).rstrip('/')}/api/2.0/mlflow/experiments/get-by-name?{query}"
     with suppress(OSError, HTTPException, ValueError, KeyError, TypeError):
         # An address that `evertrain ui` does not start a server for begins with http.
-        with urllib.request.urlopen(asked, timeout=_ANSWER_S) as answer:  # noqa: S310
+        with urllib.request.urlopen(asked, timeout=TIMING.mlflow_answer_s) as answer:  # noqa: S310
             found = parse_object(answer.read(_MAX_BYTES).decode())
         return experiment_page(address, str(int(found["experiment"]["experiment_id"])))
     return list_of_experiments(address)

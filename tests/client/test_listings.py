@@ -70,9 +70,9 @@ def test_the_name_that_a_function_gave_its_folder_is_listed_and_shown(
     folder = create(str(tmp_path), "run", train_fn="functions:train", workload="")
     for step, name in ((2, ""), (4, "own-name")):
         reported = ReportedFolder(name=name, world_size=1)
-        # A metric of the column's name does not take its place.
         files = tuple(FileEntry.of(f"files/{file}", data) for file, data in contents(step).items())
         entries = [Entry(step=step, time=step, metrics={"loss": 0.5})]
+        # A metric of the column's name does not take its place.
         metrics = {"loss": 0.5, "reported as": 7.0}
         commit(folder, step, entries, folder.newest(), metrics, reported=reported, files=files)
     first, second = printed(capsys, "ls", folder.url)

@@ -49,7 +49,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def storage(template: Path, tmp_path: Path) -> Store:
-    """Of runs and a model that lie outside, too, where `..` and links of the cases lead."""
+    """Runs and a model; copies lie outside of the storage, where `..` and the cases' links lead."""
     shutil.copytree(template / "first", tmp_path / "outside")
     shutil.copytree(template, tmp_path / "outside" / "runs")
     shutil.copytree(template, tmp_path / "storage" / "runs")

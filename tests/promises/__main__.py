@@ -113,7 +113,8 @@ def faults_of(promises: Promises, held: list[Held], by_all: Promises) -> list[st
             if key not in kept_by_all
         ),
         *(
-            f"{one.test} names the promise {one.promise!r}, which promised.py does not have"
+            f"{one.test} names the promise {one.promise!r}, "
+            "which tests/promises/promised.py does not have"
             for one in held
             if one.promise not in texts | texts_by_all
         ),

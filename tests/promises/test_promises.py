@@ -92,9 +92,9 @@ def test_a_test_that_is_not_run_everywhere_is_told_as_one(tests: Path, page: Pat
 
 def test_a_promise_that_nobody_made_is_found(tests: Path, page: Path) -> None:
     write(tests, '@pytest.mark.promise("exact", "quick")\n')
-    assert faults(tests, page) == [
-        "deep/test_a.py::test_a names the promise 'quick', which promised.py does not have"
-    ]
+    (fault,) = faults(tests, page)
+    assert fault.startswith("deep/test_a.py::test_a names the promise 'quick', which ")
+    assert fault.endswith(" does not have")
 
 
 def test_a_page_that_is_stale_is_found_and_not_written(tests: Path, page: Path) -> None:

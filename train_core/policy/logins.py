@@ -42,7 +42,12 @@ def public_uri(uri: str) -> str:
 
 def without_login_of(text: str, uri: str) -> str:
     """`text` without the user and password that the address holds."""
-    login, at, _ = urlsplit(uri).netloc.rpartition("@")
+    try:
+        login, at, _ = urlsplit(uri).netloc.rpartition("@")
+    except ValueError:
+        # It is no URL, as with a lonely bracket; what looks like a login is one.
+        found = LOGIN.search(uri)
+        login, at = (found[0], "@") if found else ("", "")
     return text.replace(login + at, "") if at else text
 
 

@@ -146,7 +146,7 @@ def test_what_is_too_large_takes_no_more_memory_than_it_says_here(tmp_path: Path
         *((file, b"", False, SMALL, "such a file has at most") for file in documents),
         (f"{newest.key}/model.safetensors", b"", False, SMALL, f"has {TOO_LARGE} bytes"),
         (f"{newest.key}/model.safetensors", b"", True, SMALL, "not a safetensors file"),
-        (f"{newest.key}/model.safetensors", b"\xff" * 7, True, SMALL, "does not fit in it"),
+        (f"{newest.key}/model.safetensors", b"\xff" * 7, True, SMALL, "does not fit in the file"),
         # The largest that safetensors allows.
         (f"{newest.key}/model.safetensors", HEADER, True, 8 * SMALL, "not a safetensors file"),
         (segment, b"", True, SMALL, "is not an entry"),

@@ -58,7 +58,7 @@ def test_an_old_champion_that_cannot_be_read_is_told_and_stops_no_alias(
     assert where in told.getMessage()
 
 
-def test_a_version_that_cannot_be_read_keeps_the_champions_alias_from_nothing(
+def test_a_newest_version_that_cannot_be_read_stops_the_challengers_alias_only(
     models: Models, client: MlflowClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     where = spoil(models, "versions/00000003.json")

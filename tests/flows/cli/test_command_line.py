@@ -139,6 +139,7 @@ def test_pages_on_a_port_that_is_taken_are_refused(
         ("mysql+nodriver://me:s3cret@host/x", "dialects:mysql.nodriver"),
         ("mssql+pymssql://me:s3cret@host/x", "No module named 'pymssql'"),
         ("postgresql://me:s3cret@host:port/x", "'port'"),
+        ("mssql+pymssql://me:s3cret]x@host/x", "No module named 'pymssql'"),
     ],
 )
 def test_a_database_without_its_driver_is_refused_in_one_line(
@@ -167,6 +168,7 @@ def test_the_page_of_mlflow_is_that_of_the_experiment() -> None:
             pass
 
     with served(Mlflow) as url:
+        assert "s3cret" not in page_of_runs("http://me:s3cret]x@host")
         page = f"{url}/#/experiments"
         assert page_of_runs(f"{url}/") == f"{page}/7?workflowType=machine_learning"
         assert page_of_runs(url) == f"{page}?workflowType=machine_learning"
@@ -325,3 +327,18 @@ def test_workloads_are_listed_with_their_settings(capsys: pytest.CaptureFixture[
     for name in shipped:
         assert main(["workloads", name, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["type"] == "object"
+
+
+@pytest.mark.promise("dry-run-function")
+def test_the_plan_of_a_functions_dry_run_is_lines(tmp_path: Path) -> None:
+    function = ("--train-fn", "tests.compat.functions.plain:metrics_only")
+    shown = subprocess.check_output(
+        [sys.executable, "-m", "flows.cli", "retrain", "--run", "planned", *function, "--dry-run"],
+        cwd=tmp_path,
+        env=isolated(tmp_path),
+        text=True,
+    )
+    first, *plan = shown.splitlines()
+    assert first.startswith("all checks have passed, and nothing was trained or stored")
+    words = [line.split()[0] for line in plan]
+    assert words == ["train", "keep", "choose", "evaluate", "store", "mirror"]

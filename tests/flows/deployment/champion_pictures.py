@@ -4,8 +4,8 @@
     python -m tests.flows.deployment.champion_pictures NIGHTS docs/pictures
 
 The first command leaves the runs in the folder NIGHTS. The second opens the pages of `evertrain ui`
-in headless Chromium, in a window that is 1440 pixels wide, and writes a PNG for each, or for those
-that are named after the folder.
+in headless Chromium, in a window that is 1440 pixels wide, and writes a PNG for each, or only for
+the names given as further arguments.
 """
 
 from __future__ import annotations
@@ -169,9 +169,11 @@ def main() -> None:
         browser.open(f"{pages.mlflow}/health")
         browser.wait_for_texts("OK")
         browser.keep(KEPT)
-        for name, page in pages.all().items():
-            if not only or name in only:
-                page.look(browser, folder / f"{name}.png")
+        every = pages.all()
+        if unknown := set(only) - every.keys():
+            raise SystemExit(f"no pictures are called {unknown}: {', '.join(every)}")
+        for name in only or every:
+            every[name].look(browser, folder / f"{name}.png")
 
 
 if __name__ == "__main__":

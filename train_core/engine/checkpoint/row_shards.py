@@ -66,8 +66,10 @@ class RowShards:
 
     def whole(self, path: str) -> Tensor:
         """The rows that are wanted. Raises CheckpointError if some are in no file, or in two."""
-        end, nothing = self._wanted.start, range(self._wanted.stop, self._wanted.stop)
-        for rows in [*sorted(self._taken, key=lambda taken: taken.start), nothing]:
+        end = self._wanted.start
+        # Rows may lack before the end of what is wanted, too.
+        end_of_wanted = range(self._wanted.stop, self._wanted.stop)
+        for rows in [*sorted(self._taken, key=lambda taken: taken.start), end_of_wanted]:
             if rows.start != end:
                 row, where = min(rows.start, end), "two files" if rows.start < end else "no file"
                 raise CheckpointError(f"row {row} of the tensor {path!r} is in {where}")
@@ -93,6 +95,7 @@ def read_rows(metadata: dict[str, str], file: str) -> dict[str, tuple[int, tuple
         if not shape or not all(0 <= number < MAX_SIZE for number in (start, *shape)):
             raise CheckpointError(
                 f"{file}: its header says that it has the tensor {name!r} from row {start} on, and "
-                f"that the whole tensor has the shape {shape}: no tensor has"
+                f"that the whole tensor has the shape {shape}: a number is negative or too large, "
+                "or the shape is empty"
             )
     return rows

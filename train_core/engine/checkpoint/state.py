@@ -6,7 +6,7 @@ splits it into plain JSON and named tensors; `unpack` is its exact inverse. Noth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,6 +20,14 @@ _MARKS = {_TENSOR, _TUPLE, _ITEMS}
 # What restoring another state than one's own raises, here and in torch.
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 _MENDED_BY = "Continue the run with the code that it began with, or begin a new one (init_from)"
+_MOST_NAMED = 5
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The first few names, for a message."""
+    ordered = sorted(names)
+    more = ", …" if len(ordered) > _MOST_NAMED else ""
+    return ", ".join(ordered[:_MOST_NAMED]) + more
 
 
 def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -115,10 +123,9 @@ def load_optimizer_state(
     numbers = {name: index for index, name in _parameter_names(model, optimizer).items()}
     saved = {name for group in state["param_groups"] for name in group["params"]}
     if saved != numbers.keys():
-        differing = ", ".join(sorted(saved ^ numbers.keys())[:5])
         raise CheckpointError(
-            f"the optimizer has other parameters than the checkpoint, which differ in {differing}. "
-            f"{_MENDED_BY}"
+            "these parameters are in the optimizer or in the checkpoint only: "
+            f"{_listed(saved ^ numbers.keys())}. {_MENDED_BY}"
         )
     optimizer.load_state_dict(
         {
@@ -179,10 +186,9 @@ class TrainingState:
         Raises CheckpointError if the parts differ, or if one does not take what was saved.
         """
         if state.keys() != self._parts.keys():
-            differing = sorted(state.keys() ^ self._parts.keys())
             raise CheckpointError(
-                "the checkpoint has other parts than the training, which differ in "
-                f"{', '.join(differing)}. {_MENDED_BY}"
+                "these parts are in the training or in the checkpoint only: "
+                f"{_listed(state.keys() ^ self._parts.keys())}. {_MENDED_BY}"
             )
         for part, (_, restore) in self._parts.items():
             try:

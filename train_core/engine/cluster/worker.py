@@ -1,8 +1,9 @@
 """A worker: a Ray actor that runs functions named `module:name`, one after the other.
 
-Nothing handles SIGTERM in a worker, so it makes none save: Ray ends the process after its call has
-returned, or whoever sent it ends it by SIGKILL before, and `policy/restarts` decides what follows.
-A training ends early by a request to stop (`engine/training/stop_listener.py`).
+evertrain has no handler of SIGTERM in a worker, so the signal makes no training save: Ray ends the
+process after the running call returns, or the sender kills it by SIGKILL before, and
+`policy/restarts` decides what follows. A training ends early by a request to stop
+(`engine/training/stop_listener.py`).
 """
 
 from __future__ import annotations

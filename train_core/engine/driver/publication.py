@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from train_core.config import TrainConfig
 from train_core.engine.driver.held_run import HeldRun
-from train_core.engine.driver.milestones import PUBLISHED, Timeline
+from train_core.engine.driver.timeline import PUBLISHED, Timeline
 from train_core.engine.metrics.figures import curves_until
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.results import (

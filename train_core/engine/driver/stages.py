@@ -10,9 +10,9 @@ import psutil
 
 from train_core.engine.driver.attempts.supervisor import Launcher
 from train_core.engine.driver.held_run import HeldRun
-from train_core.engine.driver.milestones import EVALUATED, RAY_UP, WORKERS_READY, Timeline
 from train_core.engine.driver.scoring_stages import ScoringStages, pinned_summaries
 from train_core.engine.driver.server import Stages
+from train_core.engine.driver.timeline import EVALUATED, RAY_UP, WORKERS_READY, Timeline
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import Workers
 from train_core.engine.tracking.delivery.mirror import Mirror

@@ -18,6 +18,7 @@ from torchmetrics import MeanMetric, Metric
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, Stream, fetch
 from train_core.engine.data.batches import seed_generators, to_device
+from train_core.engine.metrics.forward import forward
 from train_core.engine.metrics.scores import SCORES
 from train_core.errors import DataError, WorkloadError
 from train_core.policy.metric_names import LOSS
@@ -29,20 +30,6 @@ CONFUSION = "confusion_matrix"
 
 MetricStates = dict[str, dict[str, Any]]
 """Each metric's state, by the metric's name: small tensors on the CPU."""
-
-
-def forward(
-    workload: Workload[Any], model: nn.Module, batch: Batch, config: TrainConfig
-) -> tuple[Any, Tensor]:
-    """The model's outputs and the mean loss, under autocast if the configuration says bf16."""
-    with autocast(next(iter(batch.values())).device, config):
-        outputs = workload.forward(model, batch)
-        return outputs, workload.loss(outputs, batch)
-
-
-def autocast(device: torch.device, config: TrainConfig) -> torch.autocast:
-    """The precision in which outputs and loss are computed."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
 
 
 def batches_of_shard(num_samples: int, batch_size: int, num_shards: int, shard: int) -> list[range]:

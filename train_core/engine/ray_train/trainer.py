@@ -71,7 +71,7 @@ def _made_by_factory(name: str) -> DataParallelTrainer:
 def refusing_fit(what: str, mended_by: str) -> Iterator[None]:
     """Raise WorkloadError where a trainer is run inside the block: evertrain runs it itself.
 
-    The error says `what` calls .fit(), and how that is mended.
+    `what` says who calls .fit(), `mended_by` what to do instead; the error has both.
     """
 
     def refuse(self: DataParallelTrainer) -> NoReturn:  # noqa: ARG001 (of a method)

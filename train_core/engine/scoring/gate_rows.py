@@ -21,13 +21,12 @@ from train_core.config import TrainConfig
 from train_core.engine.distributed.watchdog import watching
 from train_core.engine.metrics.evaluation_loop import (
     add_loss,
-    autocast,
     batches_of_shard,
     eval_batches,
-    forward,
     split_metrics,
     state_of,
 )
+from train_core.engine.metrics.forward import autocast, forward
 from train_core.engine.scoring.comparison import RowScores
 from train_core.engine.scoring.evaluate import dataset_of, load_model
 from train_core.errors import users_code

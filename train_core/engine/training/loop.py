@@ -28,7 +28,7 @@ from train_core.engine.distributed.fsdp import check_passes
 from train_core.engine.distributed.group import Group, use_deterministic_algorithms
 from train_core.engine.distributed.stop_source import StopInFolder, StopSource
 from train_core.engine.distributed.watchdog import Watchdog
-from train_core.engine.metrics.evaluation_loop import forward
+from train_core.engine.metrics.forward import forward
 from train_core.engine.training.agreement import AgreedRequests, PendingStep
 from train_core.engine.training.opened import OpenedWorkload, epochs_at_first, first_weights
 from train_core.engine.training.saver import Saver

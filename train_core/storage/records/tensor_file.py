@@ -26,7 +26,7 @@ DTYPE_BYTES = {
 }  # fmt: skip
 """Bytes of an element, by the format's name of the type."""
 
-MAX_TENSORS = 100_000
+MAX_TENSORS = 50_000
 """In one file. A model of more would take minutes to copy, tensor by tensor."""
 MAX_HEADER_BYTES = 32 * 2**20
 """The format itself allows 100 MB, which take a gigabyte of memory to parse."""
@@ -106,11 +106,13 @@ def header_end(beginning: bytes | memoryview, size_bytes: int, file: str) -> int
     """Where the header ends of a file of that size, by its first 8 bytes. Raises as above."""
     length = int.from_bytes(beginning, "little")
     end = _LENGTH_BYTES + length
-    if len(beginning) < _LENGTH_BYTES or length > MAX_HEADER_BYTES or end > size_bytes:
-        raise CheckpointError(
-            f"{file} is not a safetensors file: its header of {length} bytes does not fit in it, "
-            f"which has {size_bytes} bytes, or has more than {MAX_HEADER_BYTES}"
-        )
+    said = ""
+    if len(beginning) < _LENGTH_BYTES or end > size_bytes:
+        said = f"its header of {length} bytes does not fit in the file's {size_bytes}"
+    elif length > MAX_HEADER_BYTES:
+        said = f"its header has {length} bytes, more than {MAX_HEADER_BYTES}"
+    if said:
+        raise CheckpointError(f"{file} is not a safetensors file: {said}")
     return end
 
 

@@ -49,8 +49,9 @@ class MailboxTransport:
         self._outbox = Outbox(mailbox)
         self._seen: set[str] = set()
         self._request: Request | None = None
-        """The request that was accepted, and its answer."""
+        """The request that was accepted."""
         self._prepared: Prepared | None = None
+        """The answer to it."""
         self._closing: Closing | None = None
         self._last = _NO_CALLER
         """The name of the call that ends the job: a close, or a request that was refused."""
@@ -169,7 +170,7 @@ class MailboxTransport:
     def _accept(self, call: Call, answer: Answer) -> None:
         self._request = request_of(call.arguments["request"])
         self._prepared = Prepared.model_validate(answer.result)
-        if not self._prepared.has_run:
+        if not self._prepared.is_begun:
             return
         try:
             # The lease is this job's.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train_core.engine.driver.milestones import Timeline
+from train_core.engine.driver.timeline import Timeline
 from train_core.storage.records.journal import Entry
 
 LOSS = {"train/loss": 1.0}
