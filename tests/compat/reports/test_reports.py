@@ -128,7 +128,15 @@ def test_each_ranks_shard_is_in_the_checkpoint(storage_url: str) -> None:
 def test_metrics_of_any_kind_are_journalled_and_mirrored_once(tmp_path: Path) -> None:
     tracking_uri = f"sqlite:///{tmp_path}/mlflow.db"
     create_tracking_database(tracking_uri)
-    folder, _ = run_function(f"{tmp_path}/runs", "metrics_only", tracking_uri=tracking_uri)
+    told: list[str] = []
+    folder, _ = run_function(
+        f"{tmp_path}/runs",
+        "metrics_only",
+        tracking_uri=tracking_uri,
+        monitor="accuracy",
+        on_log=told.append,
+    )
+    assert any("no checkpoint has the metric 'accuracy'" in line for line in told)
     first, *_ = found = entries(folder)
     assert len(found) == 3
     assert first.metrics == {

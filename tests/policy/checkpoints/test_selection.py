@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train_core.policy.checkpoints.selection import Candidate, Order, ranked
+from train_core.policy.checkpoints.selection import Candidate, Order, ranked, unmeasured
 
 
 def candidates(*values: float | None) -> list[Candidate]:
@@ -57,3 +57,14 @@ def test_the_order_of_asking_does_not_matter(
     shuffled = list(asked)
     random.shuffle(shuffled)
     assert ranked(shuffled, "validation/loss", order) == ranked(asked, "validation/loss", order)
+
+
+@pytest.mark.parametrize(
+    ("metric", "told"),
+    [("loss", ""), ("epoch", ""), ("", ""), ("lost", "measured were: epoch, loss")],
+)
+def test_a_metric_that_no_checkpoint_has_is_told(metric: str, told: str) -> None:
+    said = unmeasured(metric, [{"loss": None}, {"loss": 0.5, "epoch": 1.0}, {}])
+    assert bool(said) == bool(told)
+    assert told in said
+    assert repr(metric) in said or not said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import Workers
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.errors import StageError
+from train_core.policy.checkpoints.selection import unmeasured
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Request, ScoringRequest
 from train_core.results import Approval, CheckpointSummary, GateResult, TrainResult
@@ -28,6 +30,8 @@ from train_core.storage.run_folder import Checkpoint, RunFolder
 if TYPE_CHECKING:
     from train_core.engine.cluster.pool import WorkerPool
     from train_core.engine.driver.gate_stages import Gate
+
+_log = logging.getLogger("train_core.driver")
 
 
 def stages_of(request: Request, workers: Workers, job: str = "", timing: Timing = TIMING) -> Stages:
@@ -177,6 +181,11 @@ class RunStages:
         with validations.running():
             newest = held.supervisor.train(self.config, self._launcher())
             validations.finish(held.check)
+        # With a predictor, evaluate measures more.
+        if not self.config.predictor:
+            metrics = [one.metrics for one in self.folder.checkpoints()]
+            if said := unmeasured(self.config.monitor, metrics):
+                _log.warning("%s", said)
         return newest
 
     def _launcher(self) -> Launcher:

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Literal
 
 Order = Literal["max", "min"]
+_MOST_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,21 @@ def score(value: float | None, order: Order) -> float:
     if value is None or math.isnan(value):
         return -math.inf
     return value if order == "max" else -value
+
+
+def unmeasured(metric: str, found: Iterable[Mapping[str, object]]) -> str:
+    """What to say where no checkpoint has the metric; empty if one has it, or none is named.
+
+    `found` are the metrics of each checkpoint.
+    """
+    names = {name for metrics in found for name in metrics}
+    if not metric or metric in names:
+        return ""
+    known = ", ".join(sorted(names)[:_MOST_NAMED]) or "none"
+    return (
+        f"no checkpoint has the metric {metric!r} (monitor), so the newest counts as the best; "
+        f"measured were: {known}"
+    )
 
 
 def ranked(candidates: Iterable[Candidate], metric: str, order: Order) -> list[Candidate]:

@@ -151,6 +151,20 @@ def finish(asked: DriverRequest) -> None:
     folder.store.write(REPORT_JSON, b'{"train": {"step": 3}}')
 
 
+def test_a_function_that_has_returned_does_not_go_on_with_another_configuration(
+    tmp_path: Path,
+) -> None:
+    asked = request(tmp_path, train_loop_config={"epochs": 20})
+    finish(asked)
+    folder = RunFolder(asked.storage, asked.run)
+    longer = request(tmp_path, train_loop_config={"epochs": 30})
+    with pytest.raises(ConfigError) as refused:
+        prepare(longer)
+    assert folder.newest_request().config.train_loop_config == {"epochs": 20}
+    for told in ("has returned", '{"epochs": 20}', "--init-from run", "evertrain runs fork run"):
+        assert told in str(refused.value)
+
+
 @pytest.mark.promise("skip-unchanged-function")
 def test_nothing_is_trained_where_function_predictor_and_the_workloads_data_are_the_same(
     tmp_path: Path,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from train_core.config import LOCAL, TrainConfig
 from train_core.datasets.protocols import Dataset, Split, Stream
 from train_core.engine.cluster.resources import check_resources
@@ -45,6 +47,7 @@ def check_function(folder: RunFolder, request: DriverRequest) -> Checked:
             raise HiddenLoginError(f"train_loop_config.{name} ({value})")
     if resumed:
         check_request_continues(folder, request)
+        _check_returned(folder, config)
     else:
         check_new_run_name(folder.name)
     if config.ray_address == LOCAL:
@@ -82,6 +85,24 @@ def check_function(folder: RunFolder, request: DriverRequest) -> Checked:
         total_steps=0,
     )
     return Checked(prepared, datasets, origin, files)
+
+
+def _check_returned(folder: RunFolder, config: TrainConfig) -> None:
+    """Raise ConfigError if the function has returned, and is asked for with another argument.
+
+    It would not be called again, and its record would name what it was never called with.
+    """
+    newest = folder.newest()
+    if newest is None or not newest.manifest.is_last:
+        return
+    was = folder.newest_request().config.without_logins().train_loop_config
+    if config.without_logins().train_loop_config != was:
+        raise ConfigError(
+            f"the training function of run {folder.name!r} has returned, and its "
+            f"train_loop_config was {json.dumps(was)}: leave it out, begin a new run "
+            f"(`--init-from {folder.name}` gives it the best checkpoint), or go on in a copy "
+            f"(`evertrain runs fork {folder.name}`)"
+        )
 
 
 def plan_of(request: DriverRequest, prepared: Prepared) -> str:
