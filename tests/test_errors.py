@@ -92,3 +92,15 @@ def test_every_error_travels(kind: type[EvertrainError]) -> None:
 def test_a_users_own_error_is_the_nearest_of_ours() -> None:
     rebuilt = rebuild(describe("train", UsersError("mine")))
     assert (type(rebuilt), str(rebuilt)) == (EvertrainError, "mine")
+
+
+def test_no_part_of_a_stages_error_has_a_password() -> None:
+    error = StageError("train", "s3://me:hunter2@host/x is away", "at s3://me:hunter2@host/x")
+    for shown in (
+        str(error),
+        error.summary,
+        error.traceback,
+        str(rebuild(describe("train", error))),
+    ):
+        assert "hunter2" not in shown
+        assert "host/x" in shown
