@@ -8,18 +8,21 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from tests.flows.conftest import ROOT
-from tests.flows.deployment.deployed import filtered
+from tests.flows.deployment.deployed import DELIVERED, filtered
 from tests.flows.deployment.page import ENDED, Reader, is_yaml, steps_of
 from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import RunFolder
 
 PAGE = (ROOT / "docs/bring-your-own.md").read_text()
 EXAMPLES = ROOT / "docs/examples"
+NIGHTLY = EXAMPLES / "prefect-nightly.yaml"
 STEPS = steps_of(PAGE)
 REFUSED = "--epochs 20"
 KILLED = "--run killed"
@@ -54,6 +57,21 @@ def test_every_piece_of_python_on_the_page_is_in_a_file_or_is_run() -> None:
     assert len(others) == 3
     for one in others:
         ast.parse(one)
+
+
+@pytest.mark.promise("functions-page-code")
+def test_the_yaml_on_the_page_is_that_of_the_file_which_is_deployed() -> None:
+    (shown,) = fenced("yaml")
+    assert shown in NIGHTLY.read_text()
+
+
+def test_the_nightly_deployments_are_the_delivered_ones_with_other_parameters() -> None:
+    def kept(file: Path) -> list[dict[str, Any]]:
+        others = {"parameters", "schedules"}
+        deployments = yaml.safe_load(file.read_text())["deployments"]
+        return [{key: one[key] for key in one.keys() - others} for one in deployments]
+
+    assert kept(NIGHTLY) == kept(DELIVERED)
 
 
 def test_the_script_says_nothing_of_evertrain() -> None:
