@@ -34,7 +34,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "are never recorded, and no message shows a password: secrets come from the environment.",
     },
     "docs/bring-your-own.md": {
-        "functions-page-code": "The Python on that page is that of files, which are run.",
+        "functions-page-code": "The Python and YAML on that page are those of files, which are "
+        "run.",
         "dry-run-function": "A dry run of a training function makes all checks, creates nothing "
         "and says what a run would do.",
         "trainers-word": "A parameter that a factory's trainer has another value for is refused.",
