@@ -251,6 +251,6 @@ ALLOWED = {
     "prefect_engine.py": {"stdout", "stderr"},
     "databases.py": {"stdout", "stderr"},
     "isolated.py": {"stdout", "stderr"},
-    "driver.py": {"stdout", "stderr"},
+    "driver_handle.py": {"stdout", "stderr"},
     "verify_resume.py": {"stdout", "stderr"},
 }
