@@ -1,4 +1,4 @@
-"""The page of MLflow's that shows the runs; the server is asked without MLflow's slow client."""
+"""The address of MLflow's page with the runs. It is asked for without MLflow, which loads slowly."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MAX_BYTES = 2**20
 
 
 def page_of_runs(address: str) -> str:
-    """The page of the experiment that runs are in unless they name another.
+    """The address of the page of the default experiment, on the MLflow server at `address`.
 
-    The list of all experiments, where the server at `address` does not say that it has that one: no
-    run is mirrored yet, or it asks for a login.
+    It is that of the list of experiments if the server does not name that experiment: because no
+    run is mirrored yet, or because it asks for a login.
     """
     query = urlencode({"experiment_name": DEFAULT_EXPERIMENT})
     asked = f"{public_uri(address).rstrip('/')}/api/2.0/mlflow/experiments/get-by-name?{query}"

@@ -45,7 +45,7 @@ def without_login_of(text: str, uri: str) -> str:
     try:
         login, at, _ = urlsplit(uri).netloc.rpartition("@")
     except ValueError:
-        # It is no URL, as with a lonely bracket; what looks like a login is one.
+        # urlsplit refuses some addresses, such as one with a single bracket.
         found = LOGIN.search(uri)
         login, at = (found[0], "@") if found else ("", "")
     return text.replace(login + at, "") if at else text

@@ -67,7 +67,7 @@ class RowShards:
     def whole(self, path: str) -> Tensor:
         """The rows that are wanted. Raises CheckpointError if some are in no file, or in two."""
         end = self._wanted.start
-        # Rows may lack before the end of what is wanted, too.
+        # It stands for the end, so that rows that are missing there are found as well.
         end_of_wanted = range(self._wanted.stop, self._wanted.stop)
         for rows in [*sorted(self._taken, key=lambda taken: taken.start), end_of_wanted]:
             if rows.start != end:
