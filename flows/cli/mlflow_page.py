@@ -1,4 +1,4 @@
-"""The address of MLflow's page with the runs. It is asked for without MLflow, which loads slowly."""
+"""The address of MLflow's page with the runs, found without MLflow, which loads slowly."""
 
 from __future__ import annotations
 
