@@ -14,7 +14,7 @@ from prefect import runtime
 from prefect.events import emit_event
 from prefect.exceptions import Pause
 from prefect.flow_runs import suspend_flow_run
-from prefect.input import RunInput
+from prefect.input import RunInput, read_flow_run_input
 
 from tasks.driver_session.session import Session, stopped
 from tasks.prefect_server.flow_run import deployment_of_flow_run
@@ -62,10 +62,10 @@ def approval_for(session: Session, result: GateResult) -> Approval | None:
     form = ApprovalInput.with_initial_data(
         description=evidence_markdown(result), approve=False, person="", reason=""
     )
-    # Another comparison is another question, and the same one is asked once. Prefect takes no dots.
+    # Another comparison is another question. Prefect takes no dots.
     key = f"approve-{version.version}-{decision.champion_number}"
     try:
-        answer = suspend_flow_run(wait_for_input=form, key=key)
+        answer = _ask(form, key)
     except Pause as pause:
         step = stopped(session.request).step
         raise AwaitsApprovalError(session.request.run, step, pause) from None
@@ -82,12 +82,27 @@ def approval_for(session: Session, result: GateResult) -> Approval | None:
     )
 
 
+def _ask(form: type[ApprovalInput], key: str) -> ApprovalInput:
+    """The answer to the question of that key. Raises Pause once the flow run is suspended for it.
+
+    Prefect suspends a flow run once for a key. If the flow run is run again before anybody has
+    answered, because it was taken for dead or somebody retried it, Prefect hands over the form's
+    defaults, which would reject the version in nobody's name: the question is asked again, with
+    another key.
+    """
+    answer: ApprovalInput = suspend_flow_run(wait_for_input=form, key=key)
+    if read_flow_run_input(answer.metadata.key) is None:
+        return _ask(form, f"{key}-again")
+    return answer
+
+
 def announce_wait() -> None:
     """Tell the automation `evertrain-notice-death` to expect no heartbeat of this flow run.
 
-    It must be the last thing that the flow does: a heartbeat within the milliseconds between this
-    event and the flow's return would count again. The automation sets a flow run to Crashed if none
-    of the events that it expects follows a heartbeat, and Prefect sends heartbeats until the flow
-    has returned, also while a suspended flow run closes its session.
+    The automation sets a flow run to Crashed if none of the events that it expects follows a
+    heartbeat, and Prefect sends heartbeats until the flow has returned, also while a suspended flow
+    run closes its session. This event must therefore be the last thing that the flow does. A
+    heartbeat that is sent within milliseconds of it may still count, since Prefect's server handles
+    two events at a time: the flow run is then run again after ten minutes, and asks again.
     """
     emit_event(WAITS, resource={"prefect.resource.id": f"prefect.flow-run.{runtime.flow_run.id}"})

@@ -87,6 +87,10 @@ class Deployed:
 
         wait_for(is_there, self.home)
 
+    def state_name(self, run: str) -> str:
+        (flow_run,) = flow_runs(self.server.url, run)
+        return str(flow_run["state"]["name"])
+
     def question(self, run: str) -> str | None:
         """What tells the question that it waits for from others; None while it does not wait."""
         (flow_run,) = flow_runs(self.server.url, run)
@@ -121,10 +125,21 @@ class Deployed:
         ]
         return found
 
-    def send_again(self, event: dict[str, Any]) -> None:
-        """Send an event as if it happened now."""
-        again = event | {"id": str(uuid.uuid4()), "occurred": datetime.now(UTC).isoformat()}
-        posted(self.server.url, "events", [again])
+    def send_again(self, event: dict[str, Any], follows: str | None = None) -> str:
+        """Send an event as if it happened now, after the one with the id `follows`; its new id.
+
+        The server handles two events at a time, in any order, unless one says which it follows.
+        """
+        new = {"id": str(uuid.uuid4()), "occurred": datetime.now(UTC).isoformat()}
+        posted(self.server.url, "events", [event | new | {"follows": follows}])
+        return new["id"]
+
+    def crash(self, run: str) -> None:
+        """What the automation does with a flow run that it takes for dead."""
+        (flow_run,) = flow_runs(self.server.url, run)
+        path, crashed = f"flow_runs/{flow_run['id']}/set_state", {"type": "CRASHED"}
+        answer = json.loads(posted(self.server.url, path, {"state": crashed, "force": True}))
+        assert answer["status"] == "ACCEPT"
 
     def gate(self, run: str) -> GateResult:
         report = Report.model_validate(RunFolder(str(self.home / "runs"), run).report())
@@ -150,8 +165,7 @@ def test_an_approval_is_waited_for_through_restarts_and_makes_the_version_champi
     deployed: Deployed,
 ) -> None:
     deployed.retrain("first")
-    (flow_run,) = flow_runs(deployed.server.url, "first")
-    assert flow_run["state"]["name"] == "Suspended"
+    assert deployed.state_name("first") == "Suspended"
     fields, description = deployed.form("first")
     assert set(fields) == {"approve", "person", "reason"}
     assert fields["approve"]["default"] is False
@@ -170,9 +184,9 @@ def test_an_approval_is_waited_for_through_restarts_and_makes_the_version_champi
     deployed.stop()
     deployed.start()
     # A heartbeat may be sent between the suspension and the end of the process.
-    sent = deployed.events("first")
-    for name in (HEARTBEAT, WAITS):
-        deployed.send_again(next(event for event in sent if event["event"] == name))
+    sent = {event["event"]: event for event in deployed.events("first")}
+    heartbeat = deployed.send_again(sent[HEARTBEAT])
+    deployed.send_again(sent[WAITS], follows=heartbeat)
     # Nobody takes it for dead, although no heartbeat follows.
     time.sleep(MISSED_S + HEARTBEAT_S / 2)
     assert state(deployed.server.url, "first") == "PAUSED"
@@ -202,6 +216,18 @@ def test_a_version_that_is_rejected_is_not_champion(deployed: Deployed) -> None:
     assert (result.entry, result.status) == (None, "rejected")
     assert "is rejected by bob (not on a Friday)" in result.summary
     assert deployed.champions() == ["first"]
+
+
+@pytest.mark.promise("approval-suspended")
+def test_one_that_is_taken_for_dead_while_it_waits_asks_again(deployed: Deployed) -> None:
+    deployed.retrain("third")
+    asked = deployed.question("third")
+    deployed.crash("third")
+    wait_for(lambda: deployed.question("third") not in (asked, None), deployed.home)
+    assert deployed.state_name("third") == "Suspended"
+    deployed.answer("third", approve=False, person="bob", reason="not on a Saturday")
+    deployed.wait_for_state("third", "COMPLETED")
+    assert "is rejected by bob (not on a Saturday)" in deployed.gate("third").summary
 
 
 @pytest.mark.promise("approval-suspended")
