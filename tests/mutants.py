@@ -100,7 +100,7 @@ MUTANTS = (
     ),
     Mutant(
         "retention's references: the report's best",
-        "train_core/storage/cleanup/verdicts.py",
+        "train_core/storage/cleanup/retention_of_run.py",
         "    if best := reported_best(folder):\n",
         '    if best := reported_best(folder) and "nobody":\n',
     ),

@@ -127,7 +127,7 @@ class Opening:
 
     def commit(self, run: str, count: int) -> float:
         """Seconds of so many commits: files, journal, manifest, retention."""
-        from train_core.storage.cleanup.superseded import delete_superseded
+        from train_core.storage.cleanup.retention_after_commit import delete_superseded
         from train_core.storage.records.journal import Entry, append
         from train_core.storage.records.names import CheckpointName
         from train_core.storage.records.verified_files import write_file

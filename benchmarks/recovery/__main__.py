@@ -207,7 +207,7 @@ def seconds(process: psutil.Process) -> float:
 
 def listening(rank: dict[str, Any]) -> float:
     """CPU seconds of the thread that listens for a request to stop."""
-    ids = {number for name, number in rank["threads"].items() if name == "stop-listener"}
+    ids = {number for name, number in rank["threads"].items() if name == "stop-request-poller"}
     threads = psutil.Process(rank["pid"]).threads()
     return float(sum(one.user_time + one.system_time for one in threads if one.id in ids))
 

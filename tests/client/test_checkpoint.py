@@ -14,7 +14,7 @@ from tests.storage.doubles.faulty_store import FaultyStore
 from train_core import Checkpoint, Run
 from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, ConfigError
-from train_core.storage.cleanup.superseded import delete_superseded
+from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.coordination import pins
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import FileEntry

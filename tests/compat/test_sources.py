@@ -10,7 +10,11 @@ from ray.train import Checkpoint
 
 from tests.storage.doubles.faulty_store import FaultyStore
 from train_core.engine.ray_train.reports.folder import FolderInRun, LocalFolder
-from train_core.engine.ray_train.reports.source import FolderSource, RunPlaces, filesystem_of
+from train_core.engine.ray_train.reports.reported_folder import (
+    FolderSource,
+    RunPlaces,
+    filesystem_of,
+)
 from train_core.errors import WorkloadError
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.run_folder import RunFolder

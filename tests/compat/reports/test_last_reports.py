@@ -12,7 +12,7 @@ from tests.compat.reports.ranks import Ranks, entries, write
 from train_core.engine.driver.attempts.function_launcher import _keep_metrics
 from train_core.errors import FencedError
 from train_core.policy.stop_reasons import StopReason
-from train_core.storage.cleanup.superseded import delete_superseded
+from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.records.documents import MAX_ENTRIES
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter

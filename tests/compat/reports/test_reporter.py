@@ -23,7 +23,7 @@ from train_core.engine.ray_train.reports.folder import LocalFolder
 from train_core.engine.ray_train.task import FunctionTask, Report, Settled
 from train_core.engine.ray_train.validation_functions import record_validation
 from train_core.errors import CheckpointError, FencedError, UserCodeError, WorkloadError
-from train_core.storage.cleanup.superseded import delete_superseded
+from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.coordination.stop_request import StopRequest
 from train_core.storage.records.manifest import RequestedValidation
 from train_core.storage.run_folder import RunFolder

@@ -17,7 +17,7 @@ from tests.storage.doubles.faulty_store import FaultyStore
 from tests.storage.doubles.killed import kill_before_each_change
 from train_core.engine.checkpoint import journal_buffer
 from train_core.storage.cleanup.orphans import delete_orphans_of_the_dead
-from train_core.storage.cleanup.superseded import delete_superseded
+from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
 

@@ -14,7 +14,7 @@ from train_core.client.verify_resume import VerifyResumeRequest, verify_resume
 from train_core.datasets.arrays import ArrayDataset
 from train_core.datasets.protocols import fetch, is_stream
 from train_core.engine.tools.standalone import Beginning, shortened
-from train_core.engine.training.opened import OpenedWorkload
+from train_core.engine.training.loaded_workload import LoadedWorkload
 from train_core.errors import ConfigError, StageError
 from train_core.requests import StandaloneTask
 from train_core.storage.run_folder import RunFolder
@@ -129,7 +129,7 @@ def test_the_beginning_of_data_is_as_the_whole() -> None:
 
 def test_a_workload_keeps_all_of_its_data_when_its_training_has_the_beginning() -> None:
     workload = Tiny(TinySettings())
-    whole = OpenedWorkload(workload, load_split(workload, "train"), indexed(workload, "validation"))
+    whole = LoadedWorkload(workload, load_split(workload, "train"), indexed(workload, "validation"))
     few = shortened(whole, 40)
     assert (len(few.train_set), len(few.validation_set)) == (40, 40)
     assert few.workload is workload

@@ -25,13 +25,16 @@ from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.stop_source import StopInFolder
 from train_core.engine.scoring.evaluate import load_model
 from train_core.engine.training.loop import Trainer
-from train_core.engine.training.stop_listener import StopListener
+from train_core.engine.training.stop_request_poller import StopRequestPoller
 from train_core.errors import (
     CheckpointError,
     DataError,
     NotFiniteError,
 )
-from train_core.storage.cleanup.superseded import _delete_merged_segments, delete_superseded
+from train_core.storage.cleanup.retention_after_commit import (
+    _delete_merged_segments,
+    delete_superseded,
+)
 from train_core.storage.fork import fork_checkpoint
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import read_segments
@@ -119,7 +122,7 @@ def test_a_trainer_that_cannot_join_the_others_leaves_no_thread(
     assert not before.added(within_s=2)
 
 
-class BrokenListener(StopListener):
+class BrokenPoller(StopRequestPoller):
     """Whose thread cannot be ended in order."""
 
     def close(self) -> None:
@@ -132,7 +135,7 @@ def test_an_error_while_a_training_closes_leaves_nothing_open(folder: RunFolder)
     alone.create(folder, config)
     before = Belongings.now()
     trainer = Trainer(folder, config, 1, Group.current())
-    trainer.listener = BrokenListener(StopInFolder(folder.store, 1), 20, None, logs=True)
+    trainer.stop_poller = BrokenPoller(StopInFolder(folder.store, 1), 20, None, logs=True)
     with pytest.raises(OSError, match="cannot be ended"):
         trainer.run()
     assert not before.added(within_s=2)

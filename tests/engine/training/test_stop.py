@@ -23,7 +23,7 @@ from train_core.engine.distributed.control_message import ControlMessage, RankRe
 from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.stop_source import StopInFolder
 from train_core.engine.training.loop import Trainer
-from train_core.engine.training.stop_listener import StopListener
+from train_core.engine.training.stop_request_poller import StopRequestPoller
 from train_core.storage.coordination.stop_request import (
     StopRequest,
     ask_to_stop,
@@ -43,7 +43,7 @@ class AskingTrainer(MortalTrainer):
     def step(self) -> None:
         if self.progress.step == ASKED_AFTER and self.attempt == 1 and self.group.is_rank0:
             ask_to_stop(self.folder.store, self.attempt, "the test wants it")
-            while not self.listener.is_asked:
+            while not self.stop_poller.is_asked:
                 time.sleep(0.01)
         super().step()
 
@@ -99,12 +99,12 @@ class AskingInValidation(MortalTrainer):
         if self.progress.epoch != int((home / ASKED_IN_EPOCH).read_text()):
             super().end_epoch()
             return
-        self.opened.workload.__class__ = type("Lengthy", (Lengthy, type(self.opened.workload)), {})
+        self.loaded.workload.__class__ = type("Lengthy", (Lengthy, type(self.loaded.workload)), {})
         if self.group.is_rank0:
             ask_to_stop(self.folder.store, self.attempt, "the test wants it")
         super().end_epoch()
-        assert isinstance(self.opened.workload, Lengthy)
-        (home / f"measured-{self.group.rank}").write_text(str(self.opened.workload.measured))
+        assert isinstance(self.loaded.workload, Lengthy)
+        (home / f"measured-{self.group.rank}").write_text(str(self.loaded.workload.measured))
 
 
 def main_of_validation(*arguments: Any) -> None:
@@ -172,7 +172,7 @@ class AskedBeforeValidation(MortalTrainer):
     """Its ranks have heard that they shall stop as the first validation begins."""
 
     def end_epoch(self) -> None:
-        self.listener.request = StopRequest(reason="the test wants it")
+        self.stop_poller.request = StopRequest(reason="the test wants it")
         super().end_epoch()
 
 
@@ -219,14 +219,14 @@ def test_who_asked_for_an_end_gets_it_and_who_is_to_move_may_still_be_asked_for_
 @pytest.mark.parametrize("nonsense", [b"{}", b"", b'{"format": 99, "reason": "later"}'])
 def test_nonsense_is_no_request_and_does_not_deafen(nonsense: bytes, tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
-    listener = StopListener(StopInFolder(folder.store, 1), 20, None, logs=False)
+    stop_poller = StopRequestPoller(StopInFolder(folder.store, 1), 20, None, logs=False)
     folder.store.write("lease/0001-stop.json", nonsense)
-    listener.poll()
-    assert not listener.is_asked
+    stop_poller.poll()
+    assert not stop_poller.is_asked
     ask_to_stop(folder.store, 1, "Ctrl-C")
-    listener.poll()
-    assert listener.is_asked
-    listener.close()
+    stop_poller.poll()
+    assert stop_poller.is_asked
+    stop_poller.close()
 
 
 def test_the_end_has_its_own_reason_also_if_somebody_asked(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_the_end_has_its_own_reason_also_if_somebody_asked(tmp_path: Path) -> No
     config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, max_steps=2)
     create(folder, config)
     trainer = Trainer(folder, config, 1, Group.current())
-    trainer.listener.request = StopRequest(reason="the test wants it")
+    trainer.stop_poller.request = StopRequest(reason="the test wants it")
     assert trainer.run().stopped_by == "max_steps"
 
 

@@ -60,7 +60,7 @@ class AwayTrainer(MortalTrainer):
         self.saver.checkpointer.wait_for_in_flight = noted  # type: ignore[method-assign]  # in this process
 
     def step(self) -> None:
-        while (self.home / "hold").exists() and not self.listener.is_asked:
+        while (self.home / "hold").exists() and not self.stop_poller.is_asked:
             time.sleep(0.01)
         super().step()
 

@@ -15,7 +15,7 @@ from train_core.errors import StorageError
 from train_core.storage.cleanup.dead_scorers import clearing_dead_scorers
 from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
 from train_core.storage.cleanup.orphans import find_orphans
-from train_core.storage.cleanup.superseded import delete_superseded
+from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.coordination import job_mailbox, pins
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.job_mailbox import THE_JOB, Mailbox

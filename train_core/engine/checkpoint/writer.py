@@ -21,7 +21,7 @@ from train_core.engine.checkpoint.snapshot import Snapshot, SnapshotFile
 from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.rank_mailbox import RankMailbox
 from train_core.errors import CheckpointError, NotFiniteError, StorageError, WorkloadError
-from train_core.storage.cleanup.superseded import delete_superseded
+from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.journal import Entry
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry

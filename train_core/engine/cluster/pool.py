@@ -25,8 +25,8 @@ from train_core.engine.cluster.placement import Rank, assign_ranks
 from train_core.engine.cluster.resources import resources_of_worker
 from train_core.engine.cluster.scaling import with_free_slots
 from train_core.engine.cluster.timing import TIMING, Timing
-from train_core.engine.cluster.worker import CONTROL, WORK, TrainWorker
 from train_core.engine.cluster.worker_calls import Actor, Calls
+from train_core.engine.cluster.worker_process import CONTROL, WORK, TrainWorker
 from train_core.engine.distributed.rendezvous import LOOPBACK, Membership, RendezvousStore
 from train_core.engine.distributed.stop_source import post_stop
 from train_core.storage.coordination.stop_request import StopRequest

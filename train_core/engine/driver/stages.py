@@ -22,8 +22,8 @@ from train_core.policy.checkpoints.selection import unmeasured
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Request, ScoringRequest
 from train_core.results import Approval, CheckpointSummary, GateResult, TrainResult
-from train_core.storage.cleanup.superseded import delete_superseded
-from train_core.storage.cleanup.verdicts import finalists_of
+from train_core.storage.cleanup.retention_after_commit import delete_superseded
+from train_core.storage.cleanup.retention_of_run import finalists_of
 from train_core.storage.committed_validations import committed_validations
 from train_core.storage.run_folder import Checkpoint, RunFolder
 

@@ -33,9 +33,9 @@ from train_core.engine.checkpoint.verified_folder import cache_of, verified_fold
 from train_core.engine.distributed.rendezvous import Membership, choose_interfaces
 from train_core.engine.ray_train.init_folder import reported_at
 from train_core.engine.ray_train.reports.channel import ReportChannel
-from train_core.engine.ray_train.reports.plain import plain
+from train_core.engine.ray_train.reports.plain_metrics import plain
+from train_core.engine.ray_train.reports.reported_folder import FolderSource, RunPlaces
 from train_core.engine.ray_train.reports.reporter import Reporter
-from train_core.engine.ray_train.reports.source import FolderSource, RunPlaces
 from train_core.engine.ray_train.task import (
     DamagedFolderError,
     FunctionTask,

@@ -19,7 +19,7 @@ from train_core.engine.ray_train.ray_private_hooks import (
     EndWithDriver,
     with_intercepted_calls,
 )
-from train_core.engine.ray_train.reports.source import filesystem_of
+from train_core.engine.ray_train.reports.reported_folder import filesystem_of
 from train_core.engine.ray_train.task import FunctionTask
 from train_core.errors import WorkloadError, users_code
 from train_core.loading import load_function

@@ -20,8 +20,8 @@ from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
 from ray.train import Checkpoint, ValidationConfig
 
 from train_core.config import TrainConfig
-from train_core.engine.ray_train.reports.plain import numbers_and_texts, plain
-from train_core.engine.ray_train.reports.source import filesystem_of
+from train_core.engine.ray_train.reports.plain_metrics import numbers_and_texts, plain
+from train_core.engine.ray_train.reports.reported_folder import filesystem_of
 from train_core.engine.ray_train.timing import TIMING, Timing
 from train_core.engine.ray_train.trainer import new_trainer
 from train_core.policy.metric_names import VALIDATION

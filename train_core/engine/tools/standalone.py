@@ -25,8 +25,8 @@ from train_core.datasets.protocols import Dataset, Stream
 from train_core.engine.data.recorded_workload import files_in_record
 from train_core.engine.distributed.group import Group
 from train_core.engine.tools.provenance import fingerprint
+from train_core.engine.training.loaded_workload import LoadedWorkload
 from train_core.engine.training.loop import Trainer
-from train_core.engine.training.opened import OpenedWorkload
 from train_core.errors import ConfigError
 from train_core.loading import load_workload
 from train_core.policy.samples.steps import MicroBatch
@@ -58,12 +58,12 @@ class Beginning:
         return getattr(self._whole, name)
 
 
-def shortened(opened: OpenedWorkload, num_samples: int) -> OpenedWorkload:
+def shortened(loaded: LoadedWorkload, num_samples: int) -> LoadedWorkload:
     """The same workload, with at most so many samples in each split."""
     return replace(
-        opened,
-        train_set=Beginning(opened.train_set, num_samples),
-        validation_set=Beginning(opened.validation_set, num_samples),
+        loaded,
+        train_set=Beginning(loaded.train_set, num_samples),
+        validation_set=Beginning(loaded.validation_set, num_samples),
     )
 
 
@@ -73,8 +73,8 @@ class StandaloneTrainer(Trainer):
     def __init__(self, task: StandaloneTask, task_file: Path, attempt: int, group: Group) -> None:
         self._task, self._task_file = task, task_file
         folder = RunFolder(task.storage, task.run)
-        opened = shortened(OpenedWorkload.of_run(folder, task.config), task.max_samples)
-        super().__init__(folder, task.config, attempt, group, opened=opened)
+        loaded = shortened(LoadedWorkload.of_run(folder, task.config), task.max_samples)
+        super().__init__(folder, task.config, attempt, group, loaded=loaded)
 
     def _forward(self, micro: MicroBatch, batch: Batch) -> torch.Tensor:
         if self.group.is_rank0 and self.progress.step == self._task.kill_after:

@@ -30,10 +30,14 @@ from train_core.engine.distributed.stop_source import StopInFolder, StopSource
 from train_core.engine.distributed.watchdog import Watchdog
 from train_core.engine.metrics.forward import forward
 from train_core.engine.training.agreement import AgreedRequests, PendingStep
-from train_core.engine.training.opened import OpenedWorkload, epochs_at_first, first_weights
+from train_core.engine.training.loaded_workload import (
+    LoadedWorkload,
+    epochs_at_first,
+    first_weights,
+)
 from train_core.engine.training.saver import Saver
 from train_core.engine.training.step_metrics import TrainRecords
-from train_core.engine.training.stop_listener import StopListener, StopTiming
+from train_core.engine.training.stop_request_poller import StopRequestPoller, StopTiming
 from train_core.engine.training.train_state import TrainState
 from train_core.engine.training.validation import validate
 from train_core.policy import metric_names
@@ -51,7 +55,7 @@ _log = logging.getLogger(__name__)
 class Trainer:
     """One rank's part of one attempt at a run.
 
-    `opened` is what it trains, if not what the run recorded; `stop_source` says whether it shall
+    `loaded` is what it trains, if not what the run recorded; `stop_source` says whether it shall
     stop, if not the run folder.
     """
 
@@ -62,7 +66,7 @@ class Trainer:
         attempt: int,
         group: Group,
         *,
-        opened: OpenedWorkload | None = None,
+        loaded: LoadedWorkload | None = None,
         stop_source: StopSource | None = None,
         timing: SaveTiming | None = None,
         stop_timing: StopTiming | None = None,
@@ -74,9 +78,9 @@ class Trainer:
         self.group = group
         self.folder = folder
         self.attempt = attempt
-        self.opened = opened or OpenedWorkload.of_run(folder, config)
-        self.opened.check()
-        workload, train_set = self.opened.workload, self.opened.train_set
+        self.loaded = loaded or LoadedWorkload.of_run(folder, config)
+        self.loaded.check()
+        workload, train_set = self.loaded.workload, self.loaded.train_set
         plan = config.step_plan(len(train_set))
         schedule_steps = epochs_at_first(folder, config) * plan.steps_per_epoch
         self.progress = Progress()
@@ -90,10 +94,10 @@ class Trainer:
         run_writer = RunWriter(folder, attempt)
         self.records = TrainRecords(run_writer, config, plan, is_enabled=is_rank0)
         source = stop_source or StopInFolder(folder.store, attempt)
-        self.listener = StopListener(source, config.grace_s, stop_timing, logs=is_rank0)
+        self.stop_poller = StopRequestPoller(source, config.grace_s, stop_timing, logs=is_rank0)
         checkpointer = Checkpointer(
             *(folder, config, attempt, self.records.journal, group, timing),
-            is_time_up=self.listener.is_time_up,
+            is_time_up=self.stop_poller.is_time_up,
         )
         self.watchdog = Watchdog(config.hang_timeout_s)
         state, rules = self._all_state(), config.save_rules
@@ -110,7 +114,7 @@ class Trainer:
         A training that is asked to end ends in its grace, saved or not: see `has_given_up`.
         """
         try:
-            self.listener.start()
+            self.stop_poller.start()
             self.restore()
             while not self.progress.stopped_by:
                 if not self.progress.awaits_validation(self.loader.plan):
@@ -131,12 +135,12 @@ class Trainer:
     def close(self) -> None:
         """End all threads and processes."""
         self.watchdog.rest()
-        timeout_s = self.listener.timing.close_s if self.has_given_up else None
+        timeout_s = self.stop_poller.timing.close_s if self.has_given_up else None
         with ExitStack() as last_first:
             last_first.callback(self.loader.close)
             last_first.callback(self.train_state.close)
             last_first.callback(self.records.close, timeout_s)
-            last_first.callback(self.listener.close)
+            last_first.callback(self.stop_poller.close)
             last_first.callback(self.saver.checkpointer.close, timeout_s)
 
     def restore(self) -> None:
@@ -185,7 +189,7 @@ class Trainer:
         num_samples = len(self.loader.plan.step_samples(progress.step_in_epoch))
         progress.count_step(num_samples)
         self.agreed.expect(PendingStep(message, learning_rate, grad_norm, num_samples))
-        self.opened.workload.after_step(train_state.model, progress.step)
+        self.loaded.workload.after_step(train_state.model, progress.step)
 
     def end_epoch(self) -> None:
         """Validate, and remember the epoch's metrics; not if a request to stop comes."""
@@ -193,8 +197,8 @@ class Trainer:
         measured = None
         if not self.agreed.current.is_asked_to_stop:
             with self.train_state.gathered() as model:
-                what = self.opened.workload, model, self.opened.validation_set
-                measured = validate(*what, self.config, self.group, self.watchdog, self.listener)
+                what = self.loaded.workload, model, self.loaded.validation_set
+                measured = validate(*what, self.config, self.group, self.watchdog, self.stop_poller)
         if measured is None:
             self.agreed.stop()
             return
@@ -233,7 +237,7 @@ class Trainer:
         # A request that came to any rank while they waited makes this step the last.
         if (
             pressure is Backpressure.WAIT
-            and self.agreed.stop_if_any(is_asked=self.listener.is_asked)
+            and self.agreed.stop_if_any(is_asked=self.stop_poller.is_asked)
             and not self.progress.stopped_by
         ):
             self.stop_if_due()
@@ -241,7 +245,7 @@ class Trainer:
             self.saver.save(self.progress, due)
 
     def _all_state(self) -> TrainingState:
-        state, workload, streams = TrainingState(), self.opened.workload, self.loader.streams
+        state, workload, streams = TrainingState(), self.loaded.workload, self.loader.streams
         self.train_state.add_to(state)
         if streams is not None:
             state.add("streams", partial(streams.captured_everywhere, self.group), streams.restore)
@@ -256,7 +260,7 @@ class Trainer:
         seed_generators(
             derive_seed(config.seed, FORWARD, micro.step, micro.micro_step, micro.shard)
         )
-        _, loss = forward(self.opened.workload, self.train_state.forward_model, batch, config)
+        _, loss = forward(self.loaded.workload, self.train_state.forward_model, batch, config)
         return loss * micro.weight
 
     def _own_requests(self) -> RankRequests:
@@ -268,6 +272,6 @@ class Trainer:
             wants_checkpoint=self.saver.is_due_by_time,
             wants_retry=checkpointer.wants_to_save,
             is_time_up=self.group.is_rank0 and is_time_up,
-            is_asked_to_stop=self.listener.is_asked,
+            is_asked_to_stop=self.stop_poller.is_asked,
             is_busy=checkpointer.is_busy,
         )

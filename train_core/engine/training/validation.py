@@ -16,7 +16,7 @@ from train_core.engine.metrics.evaluation_loop import (
     merge,
     split_metrics,
 )
-from train_core.engine.training.stop_listener import StopListener
+from train_core.engine.training.stop_request_poller import StopRequestPoller
 from train_core.policy.metric_names import VALIDATION, full_name
 from train_core.policy.samples.sharding import shards_of_rank
 from train_core.workload import Workload
@@ -29,7 +29,7 @@ def validate(
     config: TrainConfig,
     group: Group,
     watchdog: Watchdog,
-    listener: StopListener,
+    stop_poller: StopRequestPoller,
 ) -> dict[str, float] | None:
     """The metrics of the validation split, `validation/<name>`, the same on every rank.
 
@@ -38,7 +38,7 @@ def validate(
 
     def go_on() -> None:
         watchdog.move()
-        if listener.is_asked:
+        if stop_poller.is_asked:
             raise _AskedToStopError
 
     mine: list[MetricStates] | None

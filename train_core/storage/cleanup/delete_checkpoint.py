@@ -5,6 +5,9 @@
    checkpoint that looks whole, and then the files.
 3. The checkpoint's folder of pins is deleted, the announcement with it.
 
+Two others delete checkpoints, with step 2 only: a fork whose copy failed, and an attempt that takes
+over a run, which carries out the deletions that the earlier driver had announced.
+
 docs/design/deletion-and-pins.md says what is left after a crash at each step.
 """
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from train_core.engine.checkpoint.journal_buffer import JournalBuffer
 from train_core.engine.ray_train.reports.channel import ReportChannel
-from train_core.engine.ray_train.reports.plain import numbers_and_texts
+from train_core.engine.ray_train.reports.plain_metrics import numbers_and_texts
 from train_core.engine.ray_train.task import FunctionTask
 from train_core.errors import WorkloadError
 from train_core.policy.stop_reasons import StopReason
-from train_core.storage.cleanup.superseded import delete_superseded
+from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.records.documents import LARGEST_NUMBER, MAX_ENTRIES, MAX_TEXT
 from train_core.storage.records.journal import Entry, finite
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry, ReportedFolder

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from train_core.engine.tracking.delivery.delivery_thread import TIMING, Delivery, Timing
-from train_core.engine.tracking.delivery.sender import RunSender, Task
+from train_core.engine.tracking.delivery.run_sender import RunSender, Task
 from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import TEST
 from train_core.results import (

@@ -15,7 +15,7 @@ from train_core.workload import Workload, indexed, load_split
 
 
 @dataclass(frozen=True)
-class OpenedWorkload:
+class LoadedWorkload:
     """What is trained, and on which data."""
 
     workload: Workload[Any]

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from train_core.config import TrainConfig
 from train_core.errors import EvertrainError, FencedError
 from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
-from train_core.storage.cleanup.verdicts import verdicts
+from train_core.storage.cleanup.retention_of_run import verdicts
 from train_core.storage.records.names import JOURNAL
 from train_core.storage.run_folder import Checkpoint
 from train_core.storage.run_writer import RunWriter

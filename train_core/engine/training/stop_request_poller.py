@@ -5,7 +5,7 @@ over the cluster, which sees drained nodes and new ones (`engine/cluster/scaling
 polls for it, so that it is known during a validation or a wait as well. Between steps the control
 message makes all ranks act on it after the same step.
 
-No signal is such a request: `engine/cluster/worker.py` has what SIGTERM does to a worker.
+No signal is such a request: `engine/cluster/worker_process.py` has what SIGTERM does to a worker.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StopTiming:
         return max(grace_s - self.end_s, grace_s / 2)
 
 
-class StopListener:
+class StopRequestPoller:
     """Polls for a request, in a background thread once it is started.
 
     With `logs`, which one rank has, it logs the request.
@@ -56,7 +56,9 @@ class StopListener:
         self._logs = logs
         self._ends_at = math.inf
         self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="stop-listener", daemon=True)
+        self._thread = threading.Thread(
+            target=self._listen, name="stop-request-poller", daemon=True
+        )
 
     def start(self) -> None:
         """Start to poll."""
