@@ -148,7 +148,7 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
 def _train(folder: RunFolder, config: dict[str, Any], group: Group) -> dict[str, Any]:
     trainer = LiveTrainer(folder, TrainConfig.model_validate(config), 1, group)
     trainer.run()
-    workload: Any = trainer.opened.workload
+    workload: Any = trainer.loaded.workload
     tensors: dict[str, Tensor] = {**trainer.train_state.model.state_dict()}
     tensors |= {f"average/{name}": value for name, value in workload.average.items()}
     for number, values in trainer.train_state.optimizer.state_dict()["state"].items():

@@ -166,8 +166,8 @@ class MortalTrainer(Trainer):
 
     def __init__(self, folder: MortalFolder, *args: Any, **more: Any) -> None:
         super().__init__(folder, *args, **more)
-        split = MortalSplit(self.opened.validation_set, self)
-        self.opened = replace(self.opened, validation_set=split)
+        split = MortalSplit(self.loaded.validation_set, self)
+        self.loaded = replace(self.loaded, validation_set=split)
         snapshot = MortalSnapshot(self.config.shards, self.group)
         snapshot.folder = folder
         writer = self.saver.checkpointer._writer
