@@ -1,4 +1,4 @@
-"""The page on training functions is true: its commands are carried out, its code is in files."""
+"""The pages on training functions are true: commands are carried out, code is that of files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ from tests.flows.deployment.page import ENDED, Reader, is_yaml, steps_of
 from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import RunFolder
 
-PAGE = (ROOT / "docs/bring-your-own.md").read_text()
+PAGES = "".join(
+    (ROOT / page).read_text() for page in ("docs/bring-your-own.md", "docs/training-functions.md")
+)
+"""The second one goes on with the runs of the first."""
 EXAMPLES = ROOT / "docs/examples"
 NIGHTLY = EXAMPLES / "prefect-nightly.yaml"
-STEPS = steps_of(PAGE)
+STEPS = steps_of(PAGES)
 REFUSED = "--epochs 20"
 KILLED = "--run killed"
 KILLED_AFTER = 5
@@ -38,7 +41,7 @@ def no_leaks() -> None:
 
 
 def fenced(kind: str) -> list[str]:
-    return re.findall(rf"(?ms)^```{kind}\n(.*?)^```$", PAGE)
+    return re.findall(rf"(?ms)^```{kind}\n(.*?)^```$", PAGES)
 
 
 def squeezed(code: str) -> str:
@@ -47,7 +50,7 @@ def squeezed(code: str) -> str:
 
 
 @pytest.mark.promise("functions-page-code")
-def test_every_piece_of_python_on_the_page_is_in_a_file_or_is_run() -> None:
+def test_every_piece_of_python_on_the_pages_is_in_a_file_or_is_run() -> None:
     sources = [squeezed(file.read_text()) for file in EXAMPLES.glob("tumours_*.py")]
     shown = fenced("python")
     in_files = [one for one in shown if any(squeezed(one) in source for source in sources)]
@@ -60,7 +63,7 @@ def test_every_piece_of_python_on_the_page_is_in_a_file_or_is_run() -> None:
 
 
 @pytest.mark.promise("functions-page-code")
-def test_the_yaml_on_the_page_is_that_of_the_file_which_is_deployed() -> None:
+def test_the_yaml_on_the_pages_is_that_of_the_file_which_is_deployed() -> None:
     (shown,) = fenced("yaml")
     assert shown in NIGHTLY.read_text()
 
@@ -90,7 +93,7 @@ def names_of(node: ast.Import) -> list[str]:
 
 
 class FunctionReader(Reader):
-    """The reader of this page, who also kills a command, and keeps what the terminal showed."""
+    """The reader of these pages, who also kills a command, and keeps what the terminal showed."""
 
     def __init__(self, home: Path) -> None:
         super().__init__(home)
@@ -157,7 +160,7 @@ class FunctionReader(Reader):
 @pytest.mark.promise("page-commands")
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_a_reader_can_carry_out_the_page_word_for_word(tmp_path: Path) -> None:
+def test_a_reader_can_carry_out_both_pages_word_for_word(tmp_path: Path) -> None:
     reader = FunctionReader(tmp_path)
     try:
         for step in STEPS:

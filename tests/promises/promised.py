@@ -34,13 +34,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "are never recorded, and no message shows a password: secrets come from the environment.",
     },
     "docs/bring-your-own.md": {
-        "functions-page-code": "The Python and YAML on that page are those of files, which are "
-        "run.",
-        "dry-run-function": "A dry run of a training function makes all checks, creates nothing "
-        "and says what a run would do.",
-        "trainers-word": "A parameter that a factory's trainer has another value for is refused.",
-        "skip-unchanged-function": "With `skip_unchanged` a training function is not run again "
-        "where it, its configuration, its predictor and the data of the workload are unchanged.",
+        "functions-page-code": "The Python and YAML on that page and on training-functions.md are "
+        "those of files, which are run.",
     },
     "docs/champion.md": {
         "gate-rules": "A version becomes champion by the rules of this page alone, and a person is "
@@ -314,6 +309,13 @@ PROMISES: dict[str, dict[str, str]] = {
         "untrusted-files": "Nothing is read, written or deleted through a symbolic link or a name "
         "that leads out of the run folder; a pipe or a device is no file; a document that is too "
         "large, has a key twice, or another type for a number is not read.",
+    },
+    "docs/training-functions.md": {
+        "dry-run-function": "A dry run of a training function makes all checks, creates nothing "
+        "and says what a run would do.",
+        "trainers-word": "A parameter that a factory's trainer has another value for is refused.",
+        "skip-unchanged-function": "With `skip_unchanged` a training function is not run again "
+        "where it, its configuration, its predictor and the data of the workload are unchanged.",
     },
     "docs/workloads.md": {
         "page-code": "Every piece of Python on this page is in the two example files, which the "

@@ -16,8 +16,8 @@ from tests.flows.conftest import ROOT
 from tests.flows.deployment.page import PLACEHOLDER, Reader, is_yaml, mentioned, steps_of
 
 ON_PREFECT = ("docs/prefect.md", "deployments/README.md")
-PAGES = (*ON_PREFECT, "docs/bring-your-own.md")
-"""The commands of the last are carried out by tests/compat/test_page.py."""
+PAGES = (*ON_PREFECT, "docs/bring-your-own.md", "docs/training-functions.md")
+"""The commands of the last two are carried out by tests/compat/test_page.py."""
 STEPS = {page: steps_of((ROOT / page).read_text()) for page in PAGES}
 A_SHELLS = ("cd ", "cp ", "mkdir ", "export ", "python ")
 
