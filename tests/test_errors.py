@@ -9,7 +9,7 @@ import pytest
 
 from train_core import errors
 from train_core.described_errors import describe, rebuild
-from train_core.errors import EvertrainError, StageError
+from train_core.errors import EvertrainError, StageError, UserCodeError, users_code
 
 _OURS = [
     value
@@ -104,3 +104,40 @@ def test_no_part_of_a_stages_error_has_a_password() -> None:
     ):
         assert "hunter2" not in shown
         assert "host/x" in shown
+
+
+TRACEBACK = """Training failed due to worker errors:
+[Rank 0,1 Error Snippet]:
+Traceback (most recent call last):
+  File "/opt/venv/lib/python3.11/site-packages/ray/train/thread_runner.py", line 9, in run
+    function()
+  File "/home/ann/nightly/table.py", line 41, in train_table
+    step(config["lr"])
+  File "/home/ann/nightly/table.py", line 12, in step
+    torch.optim.SGD(lr=rate)
+  File "/opt/venv/lib/python3.11/site-packages/torch/optim/sgd.py", line 64, in __init__
+    raise ValueError(lr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("traceback", "shown"),
+    [
+        (TRACEBACK, "train: rank 0: ValueError: -1 (table.py, line 12, in step)"),
+        ('  File "<string>", line 1, in <module>\n', "train: rank 0: ValueError: -1"),
+        ("", "train: rank 0: ValueError: -1"),
+    ],
+)
+def test_an_error_of_the_users_code_names_its_innermost_line(traceback: str, shown: str) -> None:
+    error = UserCodeError.raised_by("train", "rank 0", ValueError(-1), traceback)
+    assert str(error) == shown
+    travelled = rebuild(json.loads(json.dumps(describe("train", error))))
+    assert (str(travelled), travelled.__class__) == (shown, UserCodeError)
+
+
+def test_code_that_is_run_here_names_its_line() -> None:
+    at_place = (
+        r"^infer: a\.parquet: ZeroDivisionError: .* \(test_errors\.py, line \d+, in test_code_"
+    )
+    with pytest.raises(UserCodeError, match=at_place), users_code("infer", "a.parquet"):
+        1 / 0  # noqa: B018 (it is there to fail)

@@ -6,9 +6,11 @@ subclasses are the user's to mend and are never retried; a `StorageError` may pa
 
 from __future__ import annotations
 
+import re
 import traceback as tracebacks
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import PurePath
 
 from train_core.text.shown_text import without_secrets
 
@@ -222,6 +224,34 @@ class GaveUpError(StageError):
 class UserCodeError(StageError):
     """The workload's own code raised; carries the first failing rank's traceback. Never retried."""
 
+    @classmethod
+    def raised_by(
+        cls, stage: str, where: str, error: BaseException, traceback: str
+    ) -> UserCodeError:
+        """What the user's code raised, with the line that did; `where` says on which rank or file.
+
+        The traceback is given apart, since Ray hands on an exception without its own.
+        """
+        line = line_of_users_code(traceback)
+        summary = f"{where}: {words_of(error)}" + (f" ({line})" if line else "")
+        return cls(stage, summary, traceback)
+
+
+_FRAME = re.compile(r'File "([^"<]+)", line (\d+), in (\S+)')
+_LIBRARIES = re.compile(r"/(site-packages|dist-packages|lib/python3[^/]*|train_core)/")
+
+
+def line_of_users_code(traceback: str) -> str:
+    """The innermost line of a traceback that is of no library: `table.py, line 41, in train`.
+
+    Empty if all lines are of libraries, of Python's or of evertrain.
+    """
+    found = [one for one in _FRAME.findall(traceback) if not _LIBRARIES.search(one[0])]
+    if not found:
+        return ""
+    file, line, function = found[-1]
+    return f"{PurePath(file).name}, line {line}, in {function}"
+
 
 def words_of(error: BaseException) -> str:
     """What an error of another library's, or of a user's module, says."""
@@ -240,5 +270,4 @@ def users_code(stage: str, where: str) -> Iterator[None]:
     # A workload's own sys.exit() would end the worker.
     except (Exception, SystemExit) as error:
         # Ray hands on an exception without its traceback.
-        summary = f"{where}: {words_of(error)}"
-        raise UserCodeError(stage, summary, tracebacks.format_exc()) from error
+        raise UserCodeError.raised_by(stage, where, error, tracebacks.format_exc()) from error

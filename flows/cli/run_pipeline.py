@@ -20,7 +20,7 @@ from tasks.driver_session.session import Session, Stages, open_session, stopped
 from train_core.client.driver_handle import end_status
 from train_core.client.runs import refuse_driven
 from train_core.config import LOCAL
-from train_core.errors import NothingBegunError, StageError
+from train_core.errors import NothingBegunError, StageError, UserCodeError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import Prepared
 from train_core.results import Report
@@ -40,15 +40,16 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
     """
     parameters = parameters.named(new_run_name(parameters.workload))
     check_run_name(parameters.run)
+    folder = RunFolder(parameters.storage, parameters.run)
     if parameters.ray_address == LOCAL:
         # Before any process starts. A run that is driven on a cluster is attached to.
-        refuse_driven(RunFolder(parameters.storage, parameters.run))
+        refuse_driven(folder)
     prefect_server.configure(verbose=verbose)
     create_tracking_database(parameters.tracked_at())
     # The libraries load for seconds before the flow's first line.
     say_if_watched(f"preparing run {parameters.run}")
     log = Path(HOME, "logs", f"{parameters.run}.log").absolute()
-    with _naming_log(log), open_session(parameters.request()) as session:
+    with saying_what_next(folder, log), open_session(parameters.request()) as session:
         session.log.listen(LogFile(log))
         if parameters.skip_unchanged or (parameters.dry_run and parameters.is_function):
             # Before Prefect is loaded: what begins no run gets no flow run.
@@ -165,10 +166,12 @@ class LogFile:
 
 
 @contextmanager
-def _naming_log(log: Path) -> Iterator[None]:
-    """Add the address of the driver's log to a StageError."""
+def saying_what_next(folder: RunFolder, log: Path) -> Iterator[None]:
+    """Add to a StageError the address of the driver's log, and how to go on with the run."""
     try:
         yield
     except StageError as error:
         summary = f"{error.summary} (log: {log})"
+        if isinstance(error, UserCodeError) and folder.exists():
+            summary += f". Correct the code: `evertrain runs resume {folder.name}` goes on"
         raise StageError(error.stage, summary, error.traceback) from error

@@ -76,8 +76,7 @@ def cause_of(error: Exception) -> BaseException:
         return ConnectionError(f"rank {rank} died: {_in_one_line(cause)}")
     if _follows(cause):
         return ConnectionError(f"rank {rank}: {_in_one_line(cause)}")
-    summary = f"rank {rank}: {type(cause).__name__}: {cause}"
-    return UserCodeError("train", summary, str(error))
+    return UserCodeError.raised_by("train", f"rank {rank}", cause, str(error))
 
 
 def _distance_from_cause(error: BaseException) -> int:

@@ -52,10 +52,10 @@ def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> RankE
     # A SystemExit is a workload's own sys.exit(), which would end the worker, and never Ray's: its
     # handler of SIGTERM raises one in the process's main thread, and a rank runs in another.
     except (Exception, SystemExit) as error:
-        summary = f"rank {own.rank}: {words_of(error)}"
+        where = f"rank {own.rank}"
         if follows_from_another_end(error):
-            raise ConnectionError(summary) from error
-        raise UserCodeError("train", summary, traceback.format_exc()) from error
+            raise ConnectionError(f"{where}: {words_of(error)}") from error
+        raise UserCodeError.raised_by("train", where, error, traceback.format_exc()) from error
 
 
 def follows_from_another_end(error: BaseException) -> bool:
