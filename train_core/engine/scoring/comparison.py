@@ -25,6 +25,8 @@ from train_core.policy.checkpoints.selection import Order
 from train_core.results import McNemar
 
 NUM_RESAMPLES = 2000
+_RESAMPLED_ROWS = 2**20
+"""How many rows of resamples are in memory at once, of 8 bytes each, or else one resample."""
 _SAME = 1e-3
 """A metric of rows is that of their batches up to rounding: more apart, it is another one."""
 
@@ -138,19 +140,22 @@ def improvement(
     def difference(rows: npt.NDArray[np.int64]) -> float:
         return sign * (challenger(rows) - champion(rows))
 
+    def differences(resamples: npt.NDArray[np.int64], axis: int) -> npt.NDArray[np.float64]:
+        return np.apply_along_axis(difference, axis, resamples)
+
     rows = np.arange(champion.num_rows)
     value = difference(rows)
     if len(rows) < 2 or not math.isfinite(value):
         return None
     found = stats.bootstrap(
         (rows,),
-        difference,
+        differences,
         n_resamples=num_resamples,
-        # One at a time: all of them together would take as many times the memory of the rows.
-        batch=1,
+        # All of them together would take as many times the memory of the rows.
+        batch=max(1, _RESAMPLED_ROWS // len(rows)),
         confidence_level=confidence,
         method="percentile",
-        vectorized=False,
+        vectorized=True,
         rng=np.random.default_rng(seed),
     ).confidence_interval
     if not (math.isfinite(found.low) and math.isfinite(found.high)):
