@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -29,6 +30,9 @@ def not_finite() -> list[float]:
 
 
 def refuse(run: str) -> None:
+    logging.getLogger("train_core.somewhere").warning("MLflow's alias %r stays", "champion")
+    logging.getLogger("train_core.somewhere").info("nobody has to read this")
+    logging.getLogger("mlflow").warning("nor this")
     raise RunBusyError(run, "somebody")
 
 
@@ -71,10 +75,13 @@ def test_arguments_and_result_are_json() -> None:
     assert math.isnan(no_number)
 
 
-def test_what_it_raises_is_raised_with_its_own_type() -> None:
+def test_what_it_raises_is_raised_with_its_own_type_and_what_it_warns_of_is_warned_of_here(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with pytest.raises(RunBusyError, match="driven by somebody") as busy:
         isolated_call(named("refuse"), run="night")
     assert busy.value.run == "night"
+    assert [record.getMessage() for record in caplog.records] == ["MLflow's alias 'champion' stays"]
     with pytest.raises(StageError, match="fail: KeyError: 'epoch'") as failed:
         isolated_call(named("fail"))
     assert Path(__file__).name in failed.value.traceback

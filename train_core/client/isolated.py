@@ -6,6 +6,7 @@ Like the driver, for programs that import neither themselves.
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from typing import Any
@@ -32,13 +33,17 @@ from train_core.storage.addresses import absolute, file_at
 from train_core.storage.records.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint as CommittedCheckpoint
 from train_core.storage.run_folder import RunFolder
+from train_core.text.log_lines import warning_in
+
+_log = logging.getLogger(__name__)
 
 
 def isolated_call(function: str, **arguments: Any) -> Any:
     """Call the function `module:name` in a process of its own; its result.
 
     Arguments and result travel as JSON. An error of evertrain's that the function raises is raised
-    here with its own type; any other, and the death of the process, is a StageError.
+    here with its own type; any other, and the death of the process, is a StageError. What evertrain
+    warns of there is logged here.
     """
     done = subprocess.run(
         [sys.executable, "-m", ISOLATED_CALL, function],
@@ -49,6 +54,9 @@ def isolated_call(function: str, **arguments: Any) -> Any:
         errors="replace",
         check=False,
     )
+    for line in done.stderr.splitlines():
+        if warning := warning_in(line):
+            _log.warning("%s", warning)
     name = function.rpartition(":")[2]
     died = StageError(name, f"it ended with code {done.returncode}, without an answer", done.stderr)
     if done.returncode not in (0, FAILED):

@@ -5,7 +5,8 @@ object on stdin: they may be longer than a command line may be, and may hold a l
 of processes may show.
 
 The result goes to stdout as JSON, and so does an error, described: the exit code tells them apart.
-What a user's module prints goes to stderr, and so does what the programs print that it starts.
+What a user's module prints goes to stderr, and so does what the programs print that it starts, and
+what evertrain warns of.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from train_core.described_errors import FAILED, describe
+from train_core.text.log_lines import set_up_own_logging
 
 
 def call(function: str, arguments: dict[str, Any]) -> Any:
@@ -32,6 +34,7 @@ def main() -> None:
     function, code = sys.argv[1], 0
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answer:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        set_up_own_logging(sys.stderr)
         try:
             result = call(function, json.load(sys.stdin))
         # A user's module may end the interpreter as it is imported.
