@@ -1,7 +1,7 @@
 """The parameters of the retrain flow: the training's, and its name, storage and tracking.
 
-A parameter of the training goes into `train_core/config/`: the command line, the flow and the
-deployment inherit it. Here are the pipeline's parameters only.
+A parameter of the training goes into a group of `train_core/config/__init__.py`: the command line,
+the flow and the deployment inherit it. Here are the pipeline's parameters only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command `evertrain`. Every command's arguments are a typed model; see `commands/`."""
+"""The command `evertrain`. Each command is a typed model; `commands/` says how to add one."""
 
 from __future__ import annotations
 

@@ -88,7 +88,8 @@ class S3Backend(Backend):
     def create(self, left_s: float, path: str, data: bytes) -> None:
         """Write a small object that must not exist yet; every commit and lease stands on it.
 
-        s3fs sends `If-None-Match: *`, so the server refuses it where there is an object.
+        s3fs sends `If-None-Match: *`, so the server refuses it where there is an object. Whether
+        that is our own, after a lost answer, is for `Store.create` to find out.
         """
         self.ask(left_s, "pipe_file", path, data, mode="create")
 
