@@ -130,12 +130,15 @@ class MortalSnapshot(Snapshot):
 
     folder: MortalFolder
 
-    def take(self, state: Any, frozen: Collection[str] = ()) -> None:
+    def take(
+        self, state: Any, frozen: Collection[str] = (), parameters: Collection[str] = ()
+    ) -> None:
         step = state["progress"]["step"]
         if self.folder.fault.is_at("in_snapshot", step):
-            super().take({part: state[part] for part in ("model", "optimizer")}, frozen)
+            first = {part: state[part] for part in ("model", "optimizer")}
+            super().take(first, frozen, parameters)
         self.folder.meet("in_snapshot", step)
-        super().take(state, frozen)
+        super().take(state, frozen, parameters)
 
 
 class MortalSplit:

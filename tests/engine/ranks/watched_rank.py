@@ -56,9 +56,11 @@ class WatchedCheckpointer(Checkpointer):
 
     saved: ClassVar[list[int]] = []
 
-    def save(self, state: Any, frozen: Any, progress: Progress, **how: Any) -> None:
+    def save(
+        self, state: Any, frozen: Any, parameters: Any, progress: Progress, **how: Any
+    ) -> None:
         self.saved.append(progress.step)
-        super().save(state, frozen, progress, **how)
+        super().save(state, frozen, parameters, progress, **how)
 
     def wait(self) -> None:
         if self._is_rank0 and self.is_busy:

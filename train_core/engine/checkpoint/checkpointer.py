@@ -89,18 +89,20 @@ class Checkpointer:
         self,
         state: dict[str, Any],
         frozen: Collection[str],
+        parameters: Collection[str],
         progress: Progress,
         *,
         is_scheduled: bool = True,
     ) -> None:
         """Copy the state and start to store it; waits for the checkpoint in flight, if any is.
 
-        `frozen` are the paths of the weights that are not trained; one that is not scheduled is
-        kept until the next commit only. Raises as `wait`.
+        `frozen` are the paths of the weights that are not trained, `parameters` those of all of the
+        model's. A checkpoint that is not scheduled is kept until the next commit only. Raises as
+        `wait`.
         """
         self.wait()
         begin = time.monotonic()
-        self._writer.snapshot.take(state, frozen)
+        self._writer.snapshot.take(state, frozen, parameters)
         entries = list(self._recorder.pending)
         facts = {
             "step": progress.step,
@@ -117,6 +119,10 @@ class Checkpointer:
         self._status = self._status.began(progress.step, begin)
         self._in_flight = _InFlight(self._thread.submit(self._writer.write, save), entries)
         self._recorder.count(metric_names.CHECKPOINT_BLOCKED_S, time.monotonic() - begin)
+
+    def before_update(self) -> None:
+        """Let the update of the weights that comes next wait until they are copied, on a GPU."""
+        self._writer.snapshot.copy.before_update()
 
     def wait_for_in_flight(self) -> None:
         """Wait for the checkpoint in flight, as the next one is due; count it. Raises as `wait`."""

@@ -1,8 +1,9 @@
 """A copy of the training's state, laid out in memory as the files that it will be.
 
-The loop waits for the copy and for nothing else: each tensor goes straight to its place in its
-file's buffer, and the buffers are used again for the next snapshot. What is stored is the
-buffer itself, so a checkpoint in the making costs the memory of one state, over all ranks.
+The loop waits for the copy and for nothing else, and on a GPU not even for that: each tensor goes
+straight to its place in its file's buffer, and the buffers are used again for the next snapshot.
+What is stored is the buffer itself, so a checkpoint in the making costs the memory of one state,
+over all ranks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from train_core.engine.checkpoint.device_copy import DeviceCopy
 from train_core.engine.checkpoint.row_shards import ROWS, check_rows, rows_here
 from train_core.engine.checkpoint.state import pack
 from train_core.engine.distributed.fsdp import is_distributed
@@ -22,6 +24,7 @@ from train_core.engine.distributed.group import Group
 from train_core.errors import WorkloadError
 from train_core.policy.checkpoints.layout import (
     MODEL,
+    OPTIMIZER,
     PlannedFile,
     TensorInfo,
     index_name,
@@ -65,6 +68,8 @@ class Snapshot:
     def __init__(self, num_shards: int, group: Group) -> None:
         self.files: list[SnapshotFile] = []
         self.plain: Any = None
+        self.copy = DeviceCopy(group.device)
+        """Until it is done, the files hold the previous state, or parts of both."""
         self._num_shards = num_shards
         self._group = group
         self.plan_digest = ""
@@ -73,10 +78,14 @@ class Snapshot:
         self._sizes: dict[str, int] = {}
         self._kinds: list[tuple[object, ...]] = []
 
-    def take(self, state: Any, frozen: Collection[str] = ()) -> None:
+    def take(
+        self, state: Any, frozen: Collection[str] = (), parameters: Collection[str] = ()
+    ) -> None:
         """Copy the state; when this returns the live tensors may change.
 
-        `frozen` are the paths of the weights that the training leaves as they are.
+        On a GPU that is not so for `parameters`, the paths of the model's parameters, and for the
+        optimizer's state: before they change, `copy.before_update` has to be called. `frozen` are
+        the paths of the weights that the training leaves as they are.
         """
         self.plain, tensors = pack(state)
         kinds: list[tuple[object, ...]] = [
@@ -86,13 +95,16 @@ class Snapshot:
         if kinds != self._kinds:
             self._prepare(tensors, frozen)
             self._kinds = kinds
-        views = [view for file in self.files for view in file.views]
-        live = [_local(tensors[path]) for file in self.files for path in file.planned.paths]
-        if views:  # a rank may have nothing to store
-            with torch.no_grad():
-                torch._foreach_copy_(views, live, non_blocking=True)
-        if self._group.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
+        pairs = {
+            path: (view, _local(tensors[path]))
+            for file in self.files
+            for path, view in zip(file.planned.paths, file.views, strict=True)
+        }
+        updated = {path for path in pairs if path in parameters or path.startswith(f"{OPTIMIZER}/")}
+        self.copy.start(
+            [pair for path, pair in pairs.items() if path not in updated],
+            [pairs[path] for path in pairs if path in updated],
+        )
 
     def has_nan(self) -> bool:
         """Whether a weight or a buffer of the model is not a number."""

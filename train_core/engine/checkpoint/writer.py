@@ -211,6 +211,7 @@ class CheckpointWriter:
                 self._given_up.remove(name)
 
     def _store_files(self, folder: str, save: Save) -> list[FileEntry]:
+        self.snapshot.copy.wait()
         if self.snapshot.has_nan():
             raise save.not_finite()
         stored = [self._store_file(folder, file) for file in self.snapshot.files]

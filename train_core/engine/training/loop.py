@@ -184,6 +184,7 @@ class Trainer:
                     loss.backward()
         message.send(self._own_requests())
         train_state.exchange()
+        self.saver.checkpointer.before_update()
         learning_rate = train_state.learning_rate
         grad_norm = train_state.apply_gradients(progress.step)
         num_samples = len(self.loader.plan.step_samples(progress.step_in_epoch))

@@ -122,5 +122,6 @@ class Saver:
         return self._group.call_on_rank0(self.checkpointer.resolve)
 
     def _save(self, progress: Progress) -> None:
-        state, frozen = self.state.capture(), self._train_state.frozen()
-        self.checkpointer.save(state, frozen, progress, is_scheduled=self._is_scheduled)
+        weights = self._train_state.frozen(), self._train_state.parameters()
+        state, is_scheduled = self.state.capture(), self._is_scheduled
+        self.checkpointer.save(state, *weights, progress, is_scheduled=is_scheduled)

@@ -99,6 +99,10 @@ class TrainState:
         if self.schedule is not None:
             state.add("schedule", self.schedule.state_dict, self.schedule.load_state_dict)
 
+    def parameters(self) -> set[str]:
+        """The paths, in the state, of the model's parameters."""
+        return {f"model/{name}" for name, _ in self.model.named_parameters()}
+
     def frozen(self) -> set[str]:
         """The paths, in the state, of the weights that are not trained."""
         return {
