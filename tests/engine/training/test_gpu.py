@@ -12,9 +12,10 @@ import torch
 
 from tests.engine.alone import create
 from tests.engine.ranks.processes import train
-from tests.engine.training.test_exact import EVERYTHING, OTHERS, POINTS
+from tests.engine.training.test_exact import EVERYTHING, OTHERS, PLAIN, POINTS
 from train_core.config import TrainConfig
 from train_core.engine.distributed.group import Group
+from train_core.engine.tools.provenance import fingerprint
 from train_core.engine.training.loop import Trainer
 from train_core.storage.run_folder import RunFolder
 
@@ -68,6 +69,33 @@ def test_a_run_that_is_killed_on_gpus_ends_with_the_same_bits(
     train(storage, "run", attempt=1, workers=workers, config=config, **killed)
     done = train(storage, "run", attempt=2, workers=WORKERS[-1], config=config)
     assert (done["digest"], done["resumed_from"]) == (undisturbed(name), after)
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 4])
+def test_one_worker_with_any_number_of_shards_ends_with_the_same_bits_after_a_kill(
+    num_shards: int, tmp_path: Path
+) -> None:
+    config = PLAIN | ON_GPU | {"num_shards": num_shards}
+    undisturbed = train(str(tmp_path), "undisturbed", attempt=1, workers=1, config=config)
+    where, step, after = POINTS["mid-epoch"]
+    killed = {"point": where, "step": step, "after": after}
+    train(str(tmp_path), "killed", attempt=1, workers=1, config=config, **killed)
+    done = train(str(tmp_path), "killed", attempt=2, workers=1, config=config)
+    assert (done["digest"], done["resumed_from"]) == (undisturbed["digest"], after)
+
+
+def test_a_run_that_a_cpu_began_goes_on_on_a_gpu_and_its_surroundings_have_changed(
+    tmp_path: Path,
+) -> None:
+    where, step, after = POINTS["mid-epoch"]
+    killed = {"point": where, "step": step, "after": after}
+    train(str(tmp_path), "run", attempt=1, workers=1, config=PLAIN, **killed)
+    done = train(str(tmp_path), "run", attempt=2, workers=1, config=PLAIN | ON_GPU)
+    assert done["resumed_from"] == after
+    # The preflight warns of each difference.
+    on_cpu, on_gpu = (fingerprint(TrainConfig(**config)) for config in (PLAIN, PLAIN | ON_GPU))
+    different = {name for name in on_cpu if on_cpu[name] != on_gpu[name]}
+    assert (different, on_gpu["device"]) == ({"device"}, torch.cuda.get_device_name())
 
 
 def test_a_snapshot_of_a_gpu_lies_in_pinned_memory(tmp_path: Path) -> None:
