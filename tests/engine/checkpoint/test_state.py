@@ -136,7 +136,7 @@ def deep(levels: int) -> Any:
         {"$tuple": 5},
         {"$tensor": []},
         {"$tensor": 5},
-        pytest.param(deep(900), id="deep"),
+        pytest.param(deep(5000), id="deep"),
     ],
     ids=str,
 )
