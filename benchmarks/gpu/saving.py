@@ -54,15 +54,16 @@ class Sizes:
     settings: dict[str, Any] = field(default_factory=dict)
     """The decoder's; by default it is the one of 355 million parameters."""
     batch_size: int = 8
-    window_s: float = 6
+    window_s: float = 5
     """Long enough for a checkpoint to be written meanwhile."""
-    rounds: int = 5
-    peers_every: int = 2
-    """Each so many rounds the peers have a turn, too."""
+    rounds: int = 6
+    peers_every: int = 3
+    """The peers have a turn, too, in every so many rounds."""
     copies: int = 3
     """In a round."""
     long_window_s: float = 30
-    pairs: int = 4
+    pairs: int = 6
+    """At most; at least two, and otherwise as many as there is time for."""
     min_steps: int = 5
 
 

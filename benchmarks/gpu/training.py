@@ -90,7 +90,10 @@ class Training:
             self.trainer.stop_if_due()
             self.trainer.save_if_due()
         synchronize(self.device)
-        return Window(time.perf_counter() - begin, blocked_s)
+        seconds = time.perf_counter() - begin
+        # Others have their turn now, and it does not hang.
+        self.trainer.watchdog.rest()
+        return Window(seconds, blocked_s)
 
     def save(self) -> None:
         """Take a checkpoint as the loop does, now."""
