@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo ui test test-fast test-all exact hostile chaos soak night mutants check format bench-pipeline \
-	bench-checkpoint bench-recovery bench-functions bench-listing bench-mirror clean
+	bench-checkpoint bench-recovery bench-functions bench-listing bench-mirror bench-gpu clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -87,6 +87,9 @@ bench-listing: $(STAMP) ## Measure how long listings of 2,000 checkpoints and of
 
 bench-mirror: $(STAMP) ## Measure what mirroring to MLflow costs the training, and how fast it sends
 	$(BIN)/python -m benchmarks.mirror
+
+bench-gpu: $(STAMP) ## Measure on a GPU what checkpoints cost, and how fast a small model trains
+	$(BIN)/python -m benchmarks.gpu
 
 clean: ## Delete caches; runs and .venv stay
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache *.egg-info

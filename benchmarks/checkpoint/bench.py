@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from benchmarks.checkpoint.report import Report
+from benchmarks.report import Report
 
 ROOT = Path(__file__).parents[2]
 _SCRIPT = ROOT / "tests/object-store.sh"

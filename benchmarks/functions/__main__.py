@@ -22,8 +22,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.checkpoint.report import Report
 from benchmarks.pipeline import ROOT, run, timed
+from benchmarks.report import Report
 
 ROUNDS = 3
 POLL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
@@ -133,8 +133,7 @@ def main() -> None:
     asked = parser.parse_args()
     # Stock Ray Train is at its defaults, whatever this process was started with.
     os.environ.pop(POLL, None)
-    report = Report()
-    report.figures = dict.fromkeys(KEYS)
+    report = Report(KEYS)
     scratch = Path(tempfile.mkdtemp(prefix="bench-"))
     begin = time.perf_counter()
     try:

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.checkpoint.report import Report
 from benchmarks.mirror.loop import GO, METRICS_PER_STEP, metrics_of_step
+from benchmarks.report import Report
 from flows.databases import create_tracking_database
 from tests.engine.tracking.run_builder import BEGIN_S, RunBuilder
 from train_core.engine.tracking.client_settings import REPEATED_BY_CALLER
@@ -179,8 +179,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="in small, to see that it runs")
     asked = parser.parse_args()
     REPEATED_BY_CALLER.apply()
-    report = Report()
-    report.figures = dict.fromkeys(("loop_overhead_pct", "points_per_s_vs_log_batch"))
+    report = Report(("loop_overhead_pct", "points_per_s_vs_log_batch"))
     sizes = {"rounds": asked.rounds, "loop_steps": LOOP_STEPS, "steps": SENT_STEPS}
     if asked.quick:
         sizes = {"rounds": 1, "loop_steps": 200, "steps": 300}

@@ -25,8 +25,8 @@ from typing import Any, Self
 
 import psutil
 
-from benchmarks.checkpoint.report import Report
 from benchmarks.recovery.notes import NUM_RANKS, Notes, wait_until
+from benchmarks.report import Report
 from benchmarks.services import free_port, mlflow_server
 from tests.storage.doubles.fault_proxy import FaultProxy
 from train_core import TrainConfig
@@ -219,8 +219,8 @@ def main() -> None:
     parser.add_argument("--stock-kills", type=int, default=STOCK_KILLS)
     parser.add_argument("--mirror-rounds", type=int, default=MIRROR_ROUNDS)
     asked = parser.parse_args()
-    report, drawn = Report(), random.Random(0)
-    report.figures = dict.fromkeys(
+    drawn = random.Random(0)
+    report = Report(
         (
             *("recovery_s", "recovery_p95_s", "recovery_vs_stock_restart", "work_lost_s"),
             *("detect_s", "watch_cpu_pct", "speed_with_mlflow_slow", "speed_with_mlflow_absent"),

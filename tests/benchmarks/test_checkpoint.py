@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.checkpoint.report import KEYS
+from benchmarks.checkpoint.__main__ import KEYS
 
 ROOT = Path(__file__).parents[2]
 # Those that stay open without an S3 server.
