@@ -3,7 +3,10 @@
 It carries each shard's loss in a slot of its own, so that the sum of all ranks' messages is exact
 and each rank adds up the losses in the same order, and the requests of the ranks. It is
 sent after the step's last backward pass, travels while gradients and buffers are exchanged, and is
-read before the next step: what one rank requests, all ranks do after the same step.
+read before the next one is sent: what one rank requests, all ranks do after the same step.
+
+On a GPU the host never waits for the kernels that it has enqueued last: what was received is copied
+to the host as soon as it is there, and is read a step later.
 """
 
 from __future__ import annotations
@@ -57,6 +60,9 @@ class ControlMessage:
         self._num_shards = num_shards
         self._group = group
         self._work: dist.Work | None = None
+        self._received = self._values
+        """On the host, once they are there."""
+        self._copied: torch.cuda.Event | None = None
 
     def add_loss(self, shard: int, weighted_loss: torch.Tensor) -> None:
         """Add a micro-batch's loss times its weight; it stays on the device."""
@@ -64,14 +70,31 @@ class ControlMessage:
 
     def send(self, requests: RankRequests) -> None:
         """Send the message with this rank's requests."""
-        self._values[self._num_shards :] = torch.tensor(astuple(requests), dtype=self._values.dtype)
+        for number, is_requested in enumerate(astuple(requests), self._num_shards):
+            if is_requested:
+                self._values[number] = 1
         if self._group.world_size > 1:
             self._work = dist.all_reduce(self._values, async_op=True)
+        if self._values.is_cuda:
+            self._copy_to_host()
 
     def read(self) -> Received:
         """Wait for the messages of all ranks."""
-        if self._work is not None:
+        if self._copied is not None:
+            self._copied.synchronize()
+        elif self._work is not None:
             self._work.wait()
-        values = self._values.tolist()
+        values = self._received.tolist()
         losses, requests = values[: self._num_shards], values[self._num_shards :]
         return Received(sum(losses), RankRequests(*(number > 0 for number in requests)))
+
+    def _copy_to_host(self) -> None:
+        """Enqueue the copy of what was received."""
+        if self._work is not None:
+            # The stream waits, and not the host. The weights' update, which comes next there, waits
+            # for the other ranks anyway.
+            self._work.wait()
+        self._received = torch.empty_like(self._values, device="cpu", pin_memory=True)
+        self._received.copy_(self._values, non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record()
