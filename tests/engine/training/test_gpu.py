@@ -14,10 +14,11 @@ from tests.engine.alone import create
 from tests.engine.ranks.processes import train
 from tests.engine.training.test_exact import EVERYTHING, OTHERS, PLAIN, POINTS
 from train_core.config import TrainConfig
-from train_core.engine.distributed.group import Group
+from train_core.engine.distributed.group import Group, use_deterministic_algorithms
 from train_core.engine.tools.provenance import fingerprint
 from train_core.engine.training.loop import Trainer
 from train_core.storage.run_folder import RunFolder
+from train_core.workloads.resnet import ResNet18
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
@@ -69,6 +70,28 @@ def test_a_run_that_is_killed_on_gpus_ends_with_the_same_bits(
     train(storage, "run", attempt=1, workers=workers, config=config, **killed)
     done = train(storage, "run", attempt=2, workers=WORKERS[-1], config=config)
     assert (done["digest"], done["resumed_from"]) == (undisturbed(name), after)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_all_that_the_shipped_network_computes_has_the_same_bits_twice(
+    precision: torch.dtype,
+) -> None:
+    use_deterministic_algorithms(wanted=True)
+    device = torch.device("cuda")
+    images = torch.randn(64, 1, 28, 28, device=device)
+    labels = torch.randint(10, (64,), device=device)
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = ResNet18(in_channels=1, num_classes=10).to(device)
+        with torch.autocast("cuda", precision, enabled=precision is not torch.float32):
+            logits = model(images)
+        torch.nn.functional.cross_entropy(logits.float(), labels).backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for first, second in zip(*found, strict=True):
+        assert first is not None
+        assert second is not None
+        assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 4])
