@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import psutil
@@ -25,7 +26,8 @@ class Command:
     def __init__(self, place: Path, kind: Kind = PLAIN) -> None:
         self.place = place
         self.kind = kind
-        self.folder = RunFolder(str(place / "runs"), "run")
+        # Lightning's callback names a temporary folder after the run, and tests run side by side.
+        self.folder = RunFolder(str(place / "runs"), f"run-{uuid.uuid4().hex[:8]}")
         self.tracking_uri = f"sqlite:///{place}/mlflow.db"
         create_tracking_database(self.tracking_uri)
         self.process: subprocess.Popen[bytes] | None = None
@@ -39,7 +41,7 @@ class Command:
         with open(self.place / "log.txt", "a") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "flows.cli", "retrain", "--run", "run"),
+                    *(sys.executable, "-m", "flows.cli", "retrain", "--run", self.folder.name),
                     *self._function(changes),
                     *("--storage", self.folder.storage, "--tracking-uri", self.tracking_uri),
                     *("--grace-s", "5"),

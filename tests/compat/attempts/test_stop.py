@@ -21,7 +21,7 @@ def no_leaks() -> None:
 
 
 def by_command(command: Command) -> None:
-    stop_run(open_run(command.folder.storage, "run"))
+    stop_run(open_run(command.folder.storage, command.folder.name))
 
 
 def by_signal(command: Command) -> None:
