@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -80,7 +81,10 @@ class FaultyStore(Store):
         assert kind in ("", LOOK, *KINDS, *LOOKS), f"{kind!r} is none of {KINDS + LOOKS}"
         schedule = [asdict(fault) for fault in self._schedule()]
         schedule.append(asdict(Scheduled(op, kind, how, done, times)))
-        (self.notes / "schedule.json").write_text(json.dumps(schedule))
+        # Other threads and processes read it meanwhile.
+        written = self.notes / f"schedule-{uuid.uuid4().hex}.json"
+        written.write_text(json.dumps(schedule))
+        written.replace(self.notes / "schedule.json")
 
     def work_again(self) -> None:
         """Forget all faults; the count goes on."""
