@@ -226,25 +226,28 @@ class UserCodeError(StageError):
 
     @classmethod
     def raised_by(
-        cls, stage: str, where: str, error: BaseException, traceback: str
+        cls, stage: str, where: str, error: BaseException, traceback: str, own: str | None = None
     ) -> UserCodeError:
         """What the user's code raised, with the line that did; `where` says on which rank or file.
 
-        The traceback is given apart, since Ray hands on an exception without its own.
+        The traceback is given apart, since Ray hands on an exception without its own; `own` is the
+        part of it that is this error's, if it has those of other ranks, too.
         """
-        line = line_of_users_code(traceback)
+        line = line_of_users_code(traceback if own is None else own)
         summary = f"{where}: {words_of(error)}" + (f" ({line})" if line else "")
         return cls(stage, summary, traceback)
 
 
 _FRAME = re.compile(r'File "([^"<]+)", line (\d+), in (\S+)')
-_LIBRARIES = re.compile(r"/(site-packages|dist-packages|lib/python3[^/]*|train_core)/")
+_LIBRARIES = re.compile(
+    r"/(site-packages|dist-packages|lib/python3[^/]*|train_core|torchinductor_[^/]*)/"
+)
 
 
 def line_of_users_code(traceback: str) -> str:
     """The innermost line of a traceback that is of no library: `table.py, line 41, in train`.
 
-    Empty if all lines are of libraries, of Python's or of evertrain.
+    Empty if all lines are of installed packages, of Python's or of evertrain.
     """
     found = [one for one in _FRAME.findall(traceback) if not _LIBRARIES.search(one[0])]
     if not found:

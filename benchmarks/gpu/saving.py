@@ -198,6 +198,9 @@ def figures(report: Report, peers: list[Saving]) -> None:
     ours_ms, copy_ms = report.median(lost(OURS)), report.median(COPY)
     report.figure("gpu_stall_vs_copy", ours_ms / copy_ms)
     report.figure("gpu_call_vs_copy", report.median(f"{OURS}: the call, ms") / copy_ms)
+    if ours_ms <= 0:
+        report.note("saving: evertrain's checkpoint cost nothing that could be measured: no ratios")
+        return
     ratios = {peer.name: report.median(lost(peer.name)) / ours_ms for peer in peers}
     if TORCH_SAVE in ratios:
         report.figure("torch_save_vs_ours", ratios[TORCH_SAVE])

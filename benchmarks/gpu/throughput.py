@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.checkpoint.ranks import Ranks
 from benchmarks.gpu.bench import ROOT, Bench
-from benchmarks.peers.torch_mnist import HAS_TORCHVISION, ONE_BATCH, TUNED, TUTORIAL
+from benchmarks.peers.torch_mnist import HAS_TORCHVISION, ONE_BATCH, SAME_MODEL, TUNED, TUTORIAL
 from benchmarks.pipeline import MNIST_FILES
 from benchmarks.report import Report
 
@@ -31,6 +31,7 @@ MAX_WORKERS = 8
 PEERS, EVERTRAIN = "benchmarks.peers.torch_mnist", "benchmarks.gpu.images"
 A_TUTORIAL = "(a) the tutorial's loop"
 B_TUNED = "(b) the same with torch's advice"
+B_SAME_MODEL = "(b') (b) with evertrain's model and optimizer"
 C_DEFAULTS = "(c) evertrain at its defaults"
 C_TUNED = "(c') evertrain with (b)'s options"
 C_EXACT = "(c'') (c') with deterministic algorithms"
@@ -77,6 +78,7 @@ def measure(bench: Bench) -> None:
                 report.add(rate(name), found)
     ratios = {
         "gpu_vs_tuned": (C_TUNED, B_TUNED),
+        "gpu_vs_tuned_same_model": (C_TUNED, B_SAME_MODEL),
         "gpu_vs_compute_bound": (C_TUNED, D_BOUND),
         "gpu_vs_tutorial": (C_DEFAULTS, A_TUTORIAL),
         "gpu_defaults_vs_tuned": (C_DEFAULTS, B_TUNED),
@@ -146,6 +148,7 @@ def tasks(bench: Bench, *, compiles: bool) -> Iterator[tuple[str, str, dict[str,
         ours[C_EXACT] = as_tuned
     yield A_TUTORIAL, PEERS, {**of_peer, "kind": TUTORIAL}
     yield B_TUNED, PEERS, {**of_peer, "kind": TUNED}
+    yield B_SAME_MODEL, PEERS, {**of_peer, "kind": SAME_MODEL}
     for number, (name, options) in enumerate(ours.items()):
         storage = str(bench.scratch / f"runs-{number}")
         yield name, EVERTRAIN, {**shared, "storage": storage, "options": options}

@@ -98,7 +98,9 @@ class Training:
     def save(self) -> None:
         """Take a checkpoint as the loop does, now."""
         self._save_every(1)
+        before = self.checkpointer._num_saves  # noqa: SLF001 (nobody else counts them)
         self.trainer.save_if_due()
+        assert self.checkpointer._num_saves > before, "no checkpoint was taken"  # noqa: SLF001
         self._taken_at = time.perf_counter()
         self._save_every(0)
 
@@ -130,7 +132,7 @@ class Training:
         self.trainer.close()
 
     def _save_every(self, steps: int) -> None:
-        self.trainer.saver.rules = replace(SaveRules(skips_if_busy=True), every_steps=steps)
+        self.trainer.saver.rules = replace(SaveRules(skips_if_busy=False), every_steps=steps)
 
 
 def _buffers_for(live: list[torch.Tensor], *, pinned: bool) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
     tutorial   the introductory tutorial's model, data, optimizer and loop, as they are written
     tuned      the same with torch's own advice: processes that load, pinned memory, channels last,
                bf16 under autocast, a fused optimizer, cuDNN's autotuner, torch.compile
+    same-model `tuned` with evertrain's model and optimizer
     one-batch  the options of `tuned`, with evertrain's model and optimizer, on one batch that is on
                the device already: the compute bound
 
@@ -29,7 +30,7 @@ from benchmarks.checkpoint.ranks import serve
 from benchmarks.gpu.bench import synchronize
 from train_core.workloads.mnist import MnistResNet18, MnistSettings
 
-TUTORIAL, TUNED, ONE_BATCH = "tutorial", "tuned", "one-batch"
+TUTORIAL, TUNED, SAME_MODEL, ONE_BATCH = "tutorial", "tuned", "same-model", "one-batch"
 HAS_TORCHVISION = importlib.util.find_spec("torchvision") is not None
 """Whether it is installed."""
 
@@ -81,7 +82,7 @@ class Loop:
         self.is_tuned = kind != TUTORIAL
         self.forward: Callable[[Tensor], Tensor]
         model = tutorial_model()
-        if kind == ONE_BATCH:
+        if kind in (SAME_MODEL, ONE_BATCH):
             workload = MnistResNet18(MnistSettings(data=idx_folder))
             model = workload.model()
         model.to(self.device)
@@ -90,7 +91,7 @@ class Loop:
             torch.set_float32_matmul_precision("high")
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
         self.optimizer: torch.optim.Optimizer
-        if kind == ONE_BATCH:
+        if kind in (SAME_MODEL, ONE_BATCH):
             self.optimizer = workload.optimizer(model)
         elif kind == TUNED:
             self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,10 +20,11 @@ from tasks.driver_session.session import Session, Stages, open_session, stopped
 from train_core.client.driver_handle import end_status
 from train_core.client.runs import refuse_driven
 from train_core.config import LOCAL
-from train_core.errors import NothingBegunError, StageError, UserCodeError
+from train_core.errors import EvertrainError, NothingBegunError, StageError, UserCodeError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import Prepared
 from train_core.results import Report
+from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.records.names import REPORT_JSON, check_run_name
 from train_core.storage.run_folder import RunFolder
 from train_core.text.log_lines import warning_in
@@ -172,6 +173,8 @@ def saying_what_next(folder: RunFolder, log: Path) -> Iterator[None]:
         yield
     except StageError as error:
         summary = f"{error.summary} (log: {log})"
-        if isinstance(error, UserCodeError) and folder.exists():
-            summary += f". Correct the code: `evertrain runs resume {folder.name}` goes on"
+        # A storage that is away now does not hide the error.
+        with suppress(EvertrainError, OSError):
+            if isinstance(error, UserCodeError) and folder.with_retries(SHORT).exists():
+                summary += f". Correct the code: `evertrain runs resume {folder.name}` goes on"
         raise StageError(error.stage, summary, error.traceback) from error

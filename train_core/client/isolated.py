@@ -54,7 +54,7 @@ def isolated_call(function: str, **arguments: Any) -> Any:
         errors="replace",
         check=False,
     )
-    for line in done.stderr.splitlines():
+    for line in done.stderr.split("\n"):
         if warning := warning_in(line):
             _log.warning("%s", warning)
     name = function.rpartition(":")[2]

@@ -54,6 +54,26 @@ def test_the_rank_and_the_place_of_a_bug_are_shown() -> None:
     assert "Traceback of rank 3" in cause.traceback
 
 
+TWO_RANKS = """Training failed due to worker errors:
+[Rank 1 Error Snippet]:
+  File "/home/ann/table.py", line 50, in train
+    loss.backward()
+RuntimeError: gloo: Connection closed by peer
+[Rank 0,2 Error Snippet]:
+  File "/home/ann/table.py", line 41, in train
+    config["lr"]
+KeyError: 'lr'
+[Rank 10 Error Snippet]:
+  File "/home/ann/table.py", line 60, in train
+"""
+
+
+@pytest.mark.parametrize(("rank", "line"), [(0, " (table.py, line 41, in train)"), (3, "")])
+def test_the_line_is_that_of_the_rank_whose_error_it_is(rank: int, line: str) -> None:
+    cause = cause_of(WorkerGroupError(TWO_RANKS, {rank: KeyError("lr")}))
+    assert str(cause) == f"train: rank {rank}: KeyError: 'lr'{line}"
+
+
 @pytest.mark.parametrize("error", [ControllerError(ValueError("no room")), ActorDiedError()])
 def test_what_is_rays_may_pass(error: Exception) -> None:
     assert isinstance(cause_of(error), ConnectionError)

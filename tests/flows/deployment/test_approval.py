@@ -171,6 +171,8 @@ def test_an_approval_is_waited_for_through_restarts_and_makes_the_version_champi
 ) -> None:
     deployed.retrain("first")
     assert deployed.state_name("first") == "Suspended"
+    (flow_run,) = flow_runs(deployed.server.url, "first")
+    waiting = {"prefect.resource.id": f"prefect.flow-run.{flow_run['id']}"}
     fields, description = deployed.form("first")
     assert set(fields) == {"approve", "person", "reason"}
     assert fields["approve"]["default"] is False
@@ -196,6 +198,7 @@ def test_an_approval_is_waited_for_through_restarts_and_makes_the_version_champi
     silent = {"prefect.resource.id": f"prefect.flow-run.{uuid.uuid4()}"}
     deployed.send_again(sent[HEARTBEAT] | {"resource": silent})
     wait_for(lambda: deployed.is_taken_for_dead(silent), deployed.home)
+    assert not deployed.is_taken_for_dead(waiting)
     assert state(deployed.server.url, "first") == "PAUSED"
 
     deployed.answer("first", approve=True, person="ann", reason="looked at it")

@@ -3,10 +3,9 @@
 It carries each shard's loss in a slot of its own, so that the sum of all ranks' messages is exact
 and each rank adds up the losses in the same order, and the requests of the ranks. It is
 sent after the step's last backward pass, travels while gradients and buffers are exchanged, and is
-read before the next one is sent: what one rank requests, all ranks do after the same step.
-
-On a GPU the host never waits for the kernels that it has enqueued last: what was received is copied
-to the host as soon as it is there, and is read a step later.
+read before the next step: what one rank requests, all ranks do after the same step. On a GPU the
+messages are copied to the host as soon as they are there, so that who reads them waits for them
+alone, and not for the update of the weights, which comes after them.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class ControlMessage:
         self._group = group
         self._work: dist.Work | None = None
         self._received = self._values
-        """On the host, once they are there."""
+        """The sum of all ranks' messages; on a GPU, its copy in the host's memory."""
         self._copied: torch.cuda.Event | None = None
 
     def add_loss(self, shard: int, weighted_loss: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -76,7 +77,17 @@ def cause_of(error: Exception) -> BaseException:
         return ConnectionError(f"rank {rank} died: {_in_one_line(cause)}")
     if _follows(cause):
         return ConnectionError(f"rank {rank}: {_in_one_line(cause)}")
-    return UserCodeError.raised_by("train", f"rank {rank}", cause, str(error))
+    whole = str(error)
+    return UserCodeError.raised_by("train", f"rank {rank}", cause, whole, _part_of(rank, whole))
+
+
+def _part_of(rank: int, traceback: str) -> str:
+    """What Ray's text of an error, which has all ranks', has of this rank; empty if it has none."""
+    for part in re.split(r"(?m)^(?=\[Rank )", traceback):
+        ranks = re.match(r"\[Rank ([\d,]+)", part)
+        if ranks and str(rank) in ranks[1].split(","):
+            return part
+    return ""
 
 
 def _distance_from_cause(error: BaseException) -> int:

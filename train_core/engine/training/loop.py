@@ -170,6 +170,7 @@ class Trainer:
     def step(self) -> None:
         """One optimizer step: every shard's gradients, summed, applied."""
         self.watchdog.move()
+        self.agreed.settle(self.saver)
         self.saver.checkpointer.poll()
         progress, train_state = self.progress, self.train_state
         message = ControlMessage(self.config.shards, self.group)
@@ -181,8 +182,6 @@ class Trainer:
                     if is_last:
                         train_state.reducer.expect_last_backward()
                     loss.backward()
-        # Only now: on a GPU this step is enqueued before the host waits for the last one.
-        self.agreed.settle(self.saver)
         message.send(self._own_requests())
         train_state.exchange()
         self.saver.checkpointer.before_update()

@@ -101,7 +101,8 @@ class TrainState:
 
     def parameters(self) -> set[str]:
         """The paths, in the state, of the model's parameters."""
-        return {f"model/{name}" for name, _ in self.model.named_parameters()}
+        named = self.model.named_parameters(remove_duplicate=False)
+        return {f"model/{name}" for name, _ in named}
 
     def frozen(self) -> set[str]:
         """The paths, in the state, of the weights that are not trained."""
