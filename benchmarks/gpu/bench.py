@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 import psutil
 import torch
 
+from benchmarks.checkpoint.ranks import serve
 from benchmarks.report import Report
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +70,27 @@ class Bench:
         """Delete everything."""
         for folder in (*self._to_delete, self.scratch):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+class Contender(Protocol):
+    """What trains in a process of its own; its other methods are the commands that it takes."""
+
+    def close(self) -> None:
+        """End what it has started."""
+
+
+def serve_contender(start: Callable[..., Contender]) -> None:
+    """Start a contender as this program's argument says, and carry out commands on its socket."""
+    told = json.loads(sys.argv[1])
+    contender = start(**told["task"])
+
+    def do(command: str, **arguments: Any) -> Any:
+        return getattr(contender, command)(**arguments)
+
+    try:
+        serve(told["address"], 0, do)
+    finally:
+        contender.close()
 
 
 def synchronize(device: torch.device) -> None:

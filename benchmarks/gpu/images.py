@@ -6,15 +6,12 @@ each step, the requests to stop, the watchdog.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from typing import Any
 
 import torch
 
-from benchmarks.checkpoint.ranks import serve
-from benchmarks.gpu.bench import synchronize
+from benchmarks.gpu.bench import serve_contender, synchronize
 from train_core.config import TrainConfig
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
@@ -78,19 +75,5 @@ class Images:
         self.trainer.close()
 
 
-def main() -> None:
-    """Carry out commands on the socket that the argument names."""
-    told = json.loads(sys.argv[1])
-    images = Images(**told["task"])
-
-    def do(command: str, **arguments: Any) -> Any:
-        return getattr(images, command)(**arguments)
-
-    try:
-        serve(told["address"], 0, do)
-    finally:
-        images.close()
-
-
 if __name__ == "__main__":
-    main()
+    serve_contender(Images)

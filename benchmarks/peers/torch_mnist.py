@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import repeat
@@ -26,8 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from benchmarks.checkpoint.ranks import serve
-from benchmarks.gpu.bench import synchronize
+from benchmarks.gpu.bench import serve_contender, synchronize
 from train_core.workloads.mnist import MnistResNet18, MnistSettings
 
 TUTORIAL, TUNED, SAME_MODEL, ONE_BATCH = "tutorial", "tuned", "same-model", "one-batch"
@@ -162,19 +159,5 @@ class Loop:
         self.loader = None
 
 
-def main() -> None:
-    """Carry out commands on the socket that the argument names."""
-    told = json.loads(sys.argv[1])
-    loop = Loop(**told["task"])
-
-    def do(command: str, **arguments: Any) -> Any:
-        return getattr(loop, command)(**arguments)
-
-    try:
-        serve(told["address"], 0, do)
-    finally:
-        loop.close()
-
-
 if __name__ == "__main__":
-    main()
+    serve_contender(Loop)
