@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flows.cli import prefect_server
 from flows.cli.output.terminal import Screen, complain, say, say_if_watched
 from flows.databases import create_tracking_database
-from flows.defaults import HOME
+from flows.defaults import HOME, default_storage
 from flows.flow_runs.endings import end_warning
 from flows.parameters import RetrainParameters, new_run_name
 from flows.timing import TIMING
@@ -27,6 +27,7 @@ from train_core.results import Report
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.records.names import REPORT_JSON, check_run_name
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.runs_of_storage import is_training_finished
 from train_core.text.log_lines import warning_in
 
 if TYPE_CHECKING:
@@ -87,10 +88,7 @@ def _run_flow(
 
     screen = Screen()
     folder = RunFolder(parameters.storage, parameters.run)
-    newest = folder.newest() if resumed else None
-    after = f" after step {newest.step}" if newest else ""
-    kind = "continuing" if resumed else "new"
-    screen.line(f"{kind} run {parameters.run}{after}")
+    screen.line(first_line(folder) if resumed else f"new run {parameters.run}")
     with (
         ServerConnection(session.log.add_warning) as session.server,
         TerminalProgress(session, screen, plain=verbose),
@@ -106,6 +104,18 @@ def _run_flow(
         ended_s = time.time() - session.began_at
         screen.line(f"the flow has ended {ended_s:.1f} s after the start")
     print_summary(report, folder.store.uri(REPORT_JSON), screen)
+
+
+def first_line(folder: RunFolder) -> str:
+    """What a command that continues the run says first."""
+    newest = folder.newest()
+    if newest is None:
+        where = ""
+    elif is_training_finished(newest, folder.newest_request().config):
+        where = ", whose training has ended: what follows it is completed"
+    else:
+        where = f" after step {newest.step}"
+    return f"continuing run {folder.name}{where}"
 
 
 def _outcome(session: Session, flow: FlowThread | None, stages: Stages) -> Report:
@@ -176,5 +186,8 @@ def saying_what_next(folder: RunFolder, log: Path) -> Iterator[None]:
         # A storage that is away now does not hide the error.
         with suppress(EvertrainError, OSError):
             if isinstance(error, UserCodeError) and folder.with_retries(SHORT).exists():
-                summary += f". Correct the code: `evertrain runs resume {folder.name}` goes on"
+                elsewhere = folder.storage != default_storage()
+                where = f" --storage {folder.storage}" if elsewhere else ""
+                command = f"evertrain runs resume {folder.name}{where}"
+                summary += f". Correct the code: `{command}` goes on"
         raise StageError(error.stage, summary, error.traceback) from error

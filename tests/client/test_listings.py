@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +66,15 @@ def test_one_manifest_of_a_newer_format_blocks_no_command_that_looks(
     verdicts = {row["what"]: row["verdict"] for row in pruned(folder, capsys)}
     assert verdicts[NEWEST] == "stays"
     assert fork_run(folder, at=4).latest().step == 4
+    assert open_run(folder.url).metrics.index[-1] == 4
+    whole = f"{folder.url}/{MIDDLE}"
+    assert main(["diff", folder.url, folder.url]) == 0
+    assert main(["export", whole, str(Path(folder.storage, "of-4.safetensors"))]) == 0
+    # What is the newest is not to be seen: that of 4 would be another one.
+    capsys.readouterr()
+    Path(folder.url, "report.json").unlink()
+    assert main(["export", folder.url, str(Path(folder.storage, "newest.safetensors"))]) == 2
+    assert "or name an older checkpoint than the newest" in capsys.readouterr().err
 
 
 def test_the_name_that_a_function_gave_its_folder_is_listed_and_shown(
@@ -132,6 +145,37 @@ def test_a_run_that_cannot_be_read_hides_no_other(
     assert states["good"] == "finished"
     assert states["run"].startswith("cannot be read: ")
     assert file in states["run"]
+
+
+def test_each_document_of_a_run_is_read_once_for_the_list(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    for number in range(9):
+        shutil.copytree(folder.url, tmp_path / "runs" / f"run-{number}")
+    with files_opened() as names:
+        assert len(list_runs(folder.storage)) == 10
+    counted = Counter(name for name in names if name.endswith(".json"))
+    assert counted["manifest.json"] == 10 * len(STEPS)
+    assert {counted[name] for name in ("run.json", "report.json")} == {10}
+    assert max(counted.values()) <= 10 * len(STEPS)
+
+
+@contextmanager
+def files_opened() -> Iterator[list[str]]:
+    """The names of the files that this process opens meanwhile."""
+    names: list[str] = []
+    listening = True
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        # A hook cannot be taken away.
+        if listening and event == "open" and isinstance(arguments[0], str):
+            names.append(arguments[0].rpartition("/")[2])
+
+    sys.addaudithook(hear)
+    try:
+        yield names
+    finally:
+        listening = False
 
 
 @pytest.mark.parametrize("value", [True, "x", [1], {"a": 1}, 1.5, 10**300])

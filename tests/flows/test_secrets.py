@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +25,7 @@ from flows.cli.app import main
 from flows.databases import create_tracking_database
 from flows.parameters import RetrainParameters
 from flows.retrain import retrain
+from tests.client.grown import grow
 from tests.engine.alone import create
 from tests.flows import planted
 from tests.flows.conftest import isolated
@@ -35,7 +36,8 @@ from train_core.storage.run_folder import RunFolder
 
 ADMIN, MLFLOW, PREFECT = "admin", "mlfl0w-passw0rd", "pr3fect-passw0rd"
 INPUT, SETTING, VARIABLE, RECORDED = "1nput-passw0rd", "s3tting-passw0rd", "v4riable", "r3corded"
-SECRETS = (MLFLOW, PREFECT, INPUT, SETTING, VARIABLE, RECORDED)
+STORAGE, KEY = "st0rage-passw0rd", "s3cret-key"
+SECRETS = (MLFLOW, PREFECT, INPUT, SETTING, VARIABLE, RECORDED, STORAGE, KEY)
 
 
 class Guarded(QuietFiles):
@@ -115,7 +117,7 @@ def test_planted_secrets_are_found_nowhere(tmp_path: Path) -> None:
             "MLFLOW_TRACKING_URI": tracking_uri,
             "PREFECT_API_URL": prefect_api,
             "PREFECT_API_AUTH_STRING": f"{ADMIN}:{PREFECT}",
-            "AWS_SECRET_ACCESS_KEY": SETTING,
+            "AWS_SECRET_ACCESS_KEY": KEY,
         }
 
         def evertrain(*arguments: str, code: int = 0) -> str:
@@ -168,6 +170,9 @@ def test_planted_secrets_are_found_nowhere(tmp_path: Path) -> None:
         ):
             evertrain(*command)
         evertrain("ls", nowhere, code=2)
+        environment["EVERTRAIN_STORAGE"] = f"http://me:{STORAGE}@127.0.0.1:9/x"
+        for command in (("runs", "list"), ("show", "good"), ("verify", "good"), asked):
+            assert "://***@127.0.0.1:9/x" in evertrain(*command, code=2)
     places = {"terminal": "\n".join(shown).encode()} | {
         str(file): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()
     }
@@ -200,18 +205,48 @@ def test_a_record_with_a_password_is_shown_without_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A record of an earlier version, or one that somebody wrote."""
-    folder = RunFolder(str(tmp_path), "run")
-    create(folder, TrainConfig())
-    record = folder.record().model_copy(
-        update={
-            "config": TrainConfig(settings={"source": f"http://me:{RECORDED}@host/x"}),
-            "pipeline": {"tracking_uri": f"postgresql://host/x?password={RECORDED}"},
-        }
-    )
-    folder.store.write(RUN_JSON, record.model_dump_json().encode())
+    for run in ("run", "other"):
+        with_password(RunFolder(str(tmp_path), run), f"http://me:{RECORDED}@{run}/x")
     for form in ((), ("--json",)):
         assert main(["show", "run", "--storage", str(tmp_path), *form]) == 0
         text = capsys.readouterr().out
         assert RECORDED not in text
-        assert "://***@host/x" in text
+        assert "://***@run/x" in text
         assert "?password=***" in text
+    for command in ("ls run", "runs list", "runs status run", "verify run", "prune run --dry-run"):
+        main([*command.split(), "--storage", str(tmp_path)])
+        assert RECORDED not in "".join(capsys.readouterr())
+
+
+@pytest.mark.promise("secrets")
+@pytest.mark.slow
+def test_a_record_with_a_password_is_compared_and_mirrored_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in ("run", "other"):
+        folder = RunFolder(str(tmp_path), run)
+        with_password(folder, f"http://me:{RECORDED}@{run}/x")
+        grow(folder, 2, 0.5)
+    storage = ("--storage", str(tmp_path))
+    with suppress(SystemExit):
+        main(["diff", "run", "other", *storage])
+    text = "".join(capsys.readouterr())
+    assert "://***@run/x" in text
+    assert RECORDED not in text
+    database = tmp_path / "mlflow.db"
+    assert main(["mirror", "run", *storage, "--tracking-uri", f"sqlite:///{database}"]) == 0
+    assert RECORDED not in "".join(capsys.readouterr())
+    assert b"://***@run/x" in database.read_bytes()
+    assert RECORDED.encode() not in database.read_bytes()
+
+
+def with_password(folder: RunFolder, source: str) -> None:
+    """Create the run, with a record that has passwords."""
+    create(folder, TrainConfig())
+    record = folder.record().model_copy(
+        update={
+            "config": TrainConfig(settings={"source": source}),
+            "pipeline": {"tracking_uri": f"postgresql://host/x?password={RECORDED}"},
+        }
+    )
+    folder.store.write(RUN_JSON, record.model_dump_json().encode())

@@ -42,9 +42,6 @@ PARSERS = {
     # The door.
     ("train_core/storage/records/documents.py", "json.loads"),
     ("train_core/storage/records/documents.py", "model.model_validate_json"),
-    # Lines of a segment and the list of data files, whose digests were compared.
-    ("train_core/storage/records/journal.py", "Entry.model_validate_json"),
-    ("train_core/storage/records/data_files.py", "FileList.model_validate_json"),
     # A text that was typed.
     ("train_core/config/json_text.py", "json.loads"),
     # From one process of evertrain's to another of the same user.

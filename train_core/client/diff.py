@@ -75,7 +75,8 @@ def diff(a: str, b: str, storage: str) -> Diff:
     records = _compare_records(folder_a, folder_b) if are_runs else None
     pairs = [(of_a, of_b)]
     if are_runs:
-        newest_a, newest_b = folder_a.newest() or of_a, folder_b.newest() or of_b
+        newest_a = folder_a.newest_readable() or of_a
+        newest_b = folder_b.newest_readable() or of_b
         if (newest_a.name, newest_b.name) != (of_a.name, of_b.name):
             pairs.append((newest_a, newest_b))
     checkpoints, *newest = compare_checkpoints(folder_a, folder_b, *pairs)

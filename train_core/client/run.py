@@ -129,13 +129,13 @@ def folder_of(run: Run | RunFolder) -> RunFolder:
 
 def _journal(folder: RunFolder) -> list[Entry]:
     """The committed entries, oldest first; of a damaged journal those that are left."""
-    newest = folder.newest()
+    newest = folder.newest_readable()
     while newest:
         try:
             return list(read_segments(folder.store, newest.manifest.journal))
         except CheckpointError:
             # A commit may have merged the segments since, and retention deleted them.
-            newer = folder.newest()
+            newer = folder.newest_readable()
             if newer is None or newer.name == newest.name:
                 return list(read_good_segments(folder.store, newest.manifest.journal))
             newest = newer

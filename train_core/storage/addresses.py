@@ -66,7 +66,7 @@ def find_checkpoint(
 ) -> tuple[RunFolder, Checkpoint]:
     """The checkpoint that is named, or a run's newest; with `prefer_best` its report's best.
 
-    Raises ConfigError if there is none.
+    Raises ConfigError if there is none, or if a newer evertrain committed the newest.
     """
     folder, name = find(what, storage)
     if name is not None:
@@ -74,7 +74,11 @@ def find_checkpoint(
     text = reported_best(folder) if prefer_best else None
     if text and (best := _checkpoint_name(text)):
         return folder, named(folder, best)
-    newest = folder.newest()
+    found = folder.scan()
+    newest = found.good[-1] if found.good else None
+    for newer, reason in found.newer.items():
+        if newest is None or newer > newest.name:
+            raise ConfigError(f"{reason}, or name an older checkpoint than the newest, {newer}")
     if newest is None:
         raise ConfigError(f"run {folder.name!r} has no checkpoint yet: see {folder.url}")
     return folder, newest

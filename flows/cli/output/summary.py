@@ -5,6 +5,7 @@ from __future__ import annotations
 from flows.cli.output.terminal import Screen
 from tasks.report.checkpoints import compared
 from tasks.report.numbers import number
+from train_core.policy.metric_names import VALIDATION, is_of
 from train_core.policy.stop_reasons import StopReason
 from train_core.results import Report, TrainResult
 
@@ -48,6 +49,7 @@ def _facts(report: Report) -> dict[str, str]:
     scored = report.predictions
     return {
         "best": "" if test else report.best.uri,
+        "chosen by": _chosen_by(report),
         "test": test and f"{test} ({report.best.name})",
         "gate": report.gate.summary if report.gate else "",
         "seconds": seconds,
@@ -57,6 +59,15 @@ def _facts(report: Report) -> dict[str, str]:
         "MLflow": report.tracking.url,
         "see": "`evertrain ui`, in this folder, opens MLflow's and Prefect's pages",
     }
+
+
+def _chosen_by(report: Report) -> str:
+    """The metric that chose the best checkpoint, if it is none of the table."""
+    train = report.train
+    if not report.evaluations or not train.monitor or is_of(VALIDATION, train.monitor):
+        return ""
+    least = "greatest" if train.monitor_order == "max" else "least"
+    return f"the {least} {train.monitor} that the training reported"
 
 
 def _length(train: TrainResult) -> str:

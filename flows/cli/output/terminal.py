@@ -36,7 +36,7 @@ from train_core.text.shown_text import shown
 MOST_IN_A_CELL = 1_000
 MOST_ROWS = 10_000
 MOST_COLUMNS = 40
-_WIDE = 240
+_WIDE = MOST_COLUMNS * MOST_IN_A_CELL
 T = TypeVar("T")
 
 

@@ -15,14 +15,20 @@ from train_core.storage.run_folder import RunFolder
 BUG = UserCodeError("train", "rank 0: KeyError: 'lr' (table.py, line 41, in train)", "a traceback")
 
 
-def test_a_run_that_failed_by_the_users_code_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_default", [True, False])
+def test_a_run_that_failed_by_the_users_code_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_default: bool
+) -> None:
+    where = "" if is_default else f" --storage {tmp_path}"
+    if is_default:
+        monkeypatch.setenv("EVERTRAIN_STORAGE", str(tmp_path))
     folder = RunFolder(str(tmp_path), "first")
     create(folder, TrainConfig(train_fn="some.module:function"))
     with pytest.raises(StageError) as raised, saying_what_next(folder, Path("/logs/first.log")):
         raise BUG
     assert str(raised.value) == (
         "train: rank 0: KeyError: 'lr' (table.py, line 41, in train) (log: /logs/first.log). "
-        "Correct the code: `evertrain runs resume first` goes on"
+        f"Correct the code: `evertrain runs resume first{where}` goes on"
     )
     assert raised.value.traceback == "a traceback"
 

@@ -100,6 +100,22 @@ def test_types_ranges_and_lengths_are_strict(
     assert f"not a manifest of format 1: {place}" in refused(store, altered(**changes))
 
 
+def test_a_number_of_5000_digits_is_refused_without_pythons_words(store: Store) -> None:
+    store.write("a.json", b'{"a": ' + b"9" * 5000 + b"}")
+    with pytest.raises(CheckpointError, match="not a JSON object: a number in it has too many d"):
+        read_object(store, "a.json")
+
+
+def test_the_deepest_document_that_is_read_has_200_levels(store: Store) -> None:
+    for levels in (199, 300):
+        store.write("a.json", b'{"a": ' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}")
+        if levels < 200:
+            assert read_object(store, "a.json")
+        else:
+            with pytest.raises(CheckpointError, match=r"not a JSON object: .*(deep|recursion)"):
+                read_object(store, "a.json")
+
+
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"1e999"])
 def test_what_is_no_finite_number_is_no_metric(store: Store, number: bytes) -> None:
     data = altered(metrics={"a": 0.5}).replace(b"0.5", number)

@@ -74,6 +74,27 @@ def test_a_missing_segment_is_refused(store: Store) -> None:
         list(read_segments(store, [segment]))
 
 
+@pytest.mark.promise("untrusted-files")
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (b'{"step": 1, "time": 1, "metrics": {"a": 1, "a": 2}}', "the key 'a' is there twice"),
+        (b'{"step": true, "time": 1, "metrics": {}}', "step: Input should be a valid integer"),
+        (b'{"step": ' + b"9" * 5000 + b"}", "a number in it has too many digits"),
+    ],
+    ids=["key twice", "true", "5,000 digits"],
+)
+def test_lines_that_their_manifest_vouches_for_are_refused_in_one_line(
+    store: Store, line: bytes, told: str
+) -> None:
+    store.write(KEY, line + b"\n")
+    segment = FileEntry.of(KEY.removeprefix("journal/"), line + b"\n")
+    with pytest.raises(CheckpointError) as refusal:
+        list(read_segments(store, [segment]))
+    assert str(refusal.value).startswith(f"{store.uri(KEY)}: not a segment of the journal: {told}")
+    assert "\n" not in str(refusal.value)
+
+
 @pytest.mark.promise("damaged-journal")
 def test_what_is_left_of_a_damaged_journal_is_shown(
     store: Store, caplog: pytest.LogCaptureFixture

@@ -116,6 +116,10 @@ def enormous(folder: RunFolder, key: str) -> None:
     reseal(folder, key, lambda content: content | {"step": 10**300})
 
 
+def of_a_newer_evertrain(folder: RunFolder, key: str) -> None:
+    reseal(folder, key, lambda content: content | {"format": 2})
+
+
 def of_another_run(folder: RunFolder, key: str) -> None:
     folder.store.write(key, record("another").model_dump_json().encode())
 
@@ -190,6 +194,7 @@ CASES: list[tuple[Callable[[RunFolder, str], None], str, str, str]] = [
     (a_line_of_another_step, "", NEWEST, "has an entry of step 10000"),
     (true_for_a_number, MANIFEST, NEWEST, "epoch: "),
     (enormous, MANIFEST, NEWEST, "step: "),
+    (of_a_newer_evertrain, MANIFEST, NEWEST, "newer: "),
 ]
 
 

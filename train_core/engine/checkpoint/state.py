@@ -6,6 +6,7 @@ splits it into plain JSON and named tensors; `unpack` is its exact inverse. Noth
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,6 +22,7 @@ _MARKS = {_TENSOR, _TUPLE, _ITEMS}
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 _MENDED_BY = "Continue the run with the code that it began with, or begin a new one (init_from)"
 _MOST_NAMED = 5
+_log = logging.getLogger(__name__)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -198,7 +200,10 @@ class TrainingState:
                 is_other = isinstance(error, RuntimeError) and type(error) is not RuntimeError
                 if is_other or isinstance(error, EvertrainError):
                     raise
+                # The others' messages are Python's own: for whoever knows the code.
+                has_words = isinstance(error, (ValueError, RuntimeError))
+                _log.info("%r cannot be restored", part, exc_info=not has_words)
+                why = str(error) if has_words else "what was saved has another form"
                 raise CheckpointError(
-                    f"{part!r} cannot be restored from the checkpoint: "
-                    f"{type(error).__name__}: {error}. {_MENDED_BY}"
+                    f"{part!r} cannot be restored from the checkpoint: {why}. {_MENDED_BY}"
                 ) from error

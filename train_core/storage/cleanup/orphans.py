@@ -119,8 +119,11 @@ def delete_orphans(writer: RunWriter, orphans: Collection[Orphan]) -> None:
 
     Raises FencedError if a newer attempt has the run.
     """
+    writer.check_lease()
     for orphan in orphans:
-        writer.check_lease()
+        if orphan.is_late:
+            # It is committed. No attempt can count the others, so that one check is enough.
+            writer.check_lease()
         _delete(writer.folder.store, orphan)
 
 

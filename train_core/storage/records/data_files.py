@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from train_core.errors import CheckpointError
 from train_core.policy.logins import hide_logins
 from train_core.storage.objects.digests import new_digest
 from train_core.storage.objects.store import Store
-from train_core.storage.records.documents import FORMAT, Count
+from train_core.storage.records.documents import FORMAT, Count, parse_document
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import DATA
 from train_core.storage.records.verified_files import read_file
@@ -104,8 +103,5 @@ def key_of(entry: FileEntry) -> str:
 
 def read_file_list(store: Store, entry: FileEntry) -> FileList:
     """The document. Raises CheckpointError if it is not what run.json vouches for."""
-    try:
-        data = bytes(read_file(store, key_of(entry), entry))
-        return FileList.model_validate_json(data, strict=True)
-    except ValidationError as error:
-        raise CheckpointError(f"{store.uri(key_of(entry))} is not a list of data files") from error
+    data = bytes(read_file(store, key_of(entry), entry))
+    return parse_document(FileList, data, store.uri(key_of(entry)), "a list of data files")

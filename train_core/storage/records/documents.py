@@ -101,8 +101,11 @@ def parse_json(content: bytes | memoryview, refusal: str) -> Any:
         return json.loads(str(content, "utf-8"), object_pairs_hook=unique_keys)
     except RecursionError:
         raise CheckpointError(f"{refusal}: it is nested too deeply") from None
-    except ValueError as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, DuplicateKeyError) as error:
         raise CheckpointError(f"{refusal}: {error}") from error
+    except ValueError as error:
+        # Of Python's int, whose message tells how to change Python.
+        raise CheckpointError(f"{refusal}: a number in it has too many digits") from error
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from train_core.errors import CheckpointError
 from train_core.policy.journal_segments import segments_to_merge
 from train_core.storage.objects.store import Store
-from train_core.storage.records.documents import Count, parse_json
+from train_core.storage.records.documents import Count, parse_document
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import JOURNAL, SegmentName
 from train_core.storage.records.verified_files import fault_of, read_file
@@ -85,7 +85,7 @@ def append(
 def read_segments(store: Store, segments: Iterable[FileEntry]) -> Iterator[Entry]:
     """The entries of the segments. Raises CheckpointError for one that is gone or altered."""
     for segment in segments:
-        yield from _entries(store, segment)
+        yield from _all_entries(store, segment)
 
 
 def read_good_segments(
@@ -97,45 +97,38 @@ def read_good_segments(
     """
     for segment in segments:
         try:
-            yield from _entries(store, segment)
+            yield from _all_entries(store, segment)
         except CheckpointError as error:
             level = logging.WARNING if is_final else logging.DEBUG
             _log.log(level, "some metrics are not shown: %s", error)
 
 
 def fault_of_segment(store: Store, segment: FileEntry) -> str:
-    """What is wrong with the segment: its bytes, a line of it, or its name; nothing if all is well.
-
-    Every line is parsed as strictly as a document.
-    """
+    """What is wrong with the segment's bytes, a line or its name; nothing if all is well."""
     key = f"{JOURNAL}/{segment.name}"
     if fault := fault_of(store, key, segment):
         return fault
-    name, refusal = SegmentName.parse(segment.name), f"{key}: a line is not an entry"
+    name = SegmentName.parse(segment.name)
     if name is None:
         return f"{key} is no name of a segment"
     try:
-        for line in _lines(_read(store, segment), key):
-            parse_json(line, refusal)
-            entry = Entry.model_validate_json(line, strict=True)
+        for entry in _entries(store, segment, key):
             if not name.first_step <= entry.step <= name.last_step:
                 return f"{key} has an entry of step {entry.step}"
-    except ValidationError as error:
-        return f"{refusal}: {error.errors(include_url=False)[0]['msg']}"
     except CheckpointError as error:
         return str(error)
     return ""
 
 
-def _entries(store: Store, segment: FileEntry) -> list[Entry]:
-    where = store.uri(f"{JOURNAL}/{segment.name}")
-    try:
-        return [
-            Entry.model_validate_json(line, strict=True)
-            for line in _lines(_read(store, segment), where)
-        ]
-    except ValidationError as error:
-        raise CheckpointError(f"{where}: a line is not an entry: {error}") from error
+def _all_entries(store: Store, segment: FileEntry) -> list[Entry]:
+    """Every entry of the segment: none of one that is damaged further on."""
+    return list(_entries(store, segment, store.uri(f"{JOURNAL}/{segment.name}")))
+
+
+def _entries(store: Store, segment: FileEntry, where: str) -> Iterator[Entry]:
+    """The entries, each parsed as strictly as a document. `where` names the segment in errors."""
+    for line in _lines(_read(store, segment), where):
+        yield parse_document(Entry, line, where, "a segment of the journal")
 
 
 def _lines(data: memoryview, where: str) -> Iterator[bytes]:
@@ -145,7 +138,7 @@ def _lines(data: memoryview, where: str) -> Iterator[bytes]:
         *lines, rest = (rest + data[start : start + _PIECE_BYTES]).split(b"\n")
         yield from lines
         if len(rest) > _MAX_LINE_BYTES:
-            raise CheckpointError(f"{where}: a line is not an entry: it is too long")
+            raise CheckpointError(f"{where}: not a segment of the journal: a line is too long")
     if rest:
         yield rest
 

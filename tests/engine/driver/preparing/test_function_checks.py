@@ -91,6 +91,22 @@ def test_a_dry_run_checks_a_function_and_says_what_a_run_would_do(tmp_path: Path
         prepared.check_begun()
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_warned"),
+    [
+        ({"monitor": "val_loss", "monitor_order": "max"}, True),
+        ({"monitor": "val_loss", "monitor_order": "min"}, False),
+        ({"monitor": "accuracy", "monitor_order": "max"}, False),
+    ],
+)
+def test_a_loss_of_which_more_is_better_is_warned_about(
+    changes: dict[str, str], is_warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare(request(tmp_path, dry_run=True, **changes))
+    told = "the best checkpoint is the one with the largest val_loss: if less is better, give"
+    assert (told in caplog.text) == is_warned
+
+
 def test_a_dry_run_with_a_predictor_names_what_is_evaluated(tmp_path: Path) -> None:
     prepared = prepare(request(tmp_path, dry_run=True, **SCORED))
     evaluated = f"those on validation ({prepared.num_samples['validation']} samples)"

@@ -63,6 +63,14 @@ def storage(tmp_path: Path) -> str:
     odd = manifest(3).model_copy(update={"metrics": dict.fromkeys(HOSTILE, 0.5)})
     RunWriter(folder, 1).commit(odd)
     quarantine(folder, name, f"it is {' '.join(HOSTILE)}")
+    # What the objects themselves are called; a name on a disk has no slash.
+    for called in (text for text in HOSTILE if "/" not in text):
+        for above in ("", "run/predictions", "run/evaluations", "run/checkpoints"):
+            (tmp_path / above / called).mkdir(parents=True)
+        (tmp_path / called / "run.json").write_bytes(folder.store.read("run.json"))
+        for above in (f"run/pins/{pinned}", "run/journal", "run/lease"):
+            (tmp_path / above).mkdir(parents=True, exist_ok=True)
+            (tmp_path / above / f"{called}.json").write_text("{}")
     return str(tmp_path)
 
 
@@ -104,12 +112,20 @@ def test_hostile_names_and_reasons_are_shown_as_text(
 
 
 @pytest.mark.promise("terminal")
+def test_a_row_of_a_table_is_one_line_in_a_file_however_long_it_is() -> None:
+    file = StringIO()
+    Screen(file).table(["what", "fault"], [["run.json", f"/{'long/' * 190}run.json is a pipe"]])
+    assert [line for line in file.getvalue().splitlines() if "run.json is a pipe" in line]
+    assert file.getvalue().count("long/long") == file.getvalue().count("\n│ run.json") * 95
+
+
+@pytest.mark.promise("terminal")
 def test_the_host_of_the_process_that_has_a_run_is_text(
     storage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     holder = Holder.here().model_copy(update={"host": " ".join(HOSTILE)})
     lease = RunFolder(storage, "run").store.uri(f"{LEASES}/{LeaseName(1)}")
-    Path(lease).parent.mkdir()
+    Path(lease).parent.mkdir(exist_ok=True)
     Path(lease).write_text(holder.model_dump_json())
     assert main(["prune", "run", "--storage", storage]) == 2
     told = capsys.readouterr().err

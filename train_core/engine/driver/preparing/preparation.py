@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -30,6 +32,8 @@ from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_checks import check_flow_run, check_leftovers
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ def prepare_run(
         checks = check_function if config.is_function else check
         checked = checks(folder, request.model_copy(update={"config": config}))
         prepared = checked.prepared
+        if not prepared.resumed:
+            _warn_of_order(config)
         record = None if prepared.resumed else _record(request, config, checked)
         if record and (since := _run_that_has_it(request, record, checked.files)):
             return PreparedRun(prepared.model_copy(update={"unchanged_since": since}), config)
@@ -102,6 +108,16 @@ def _with_trainers_settings(
         workers.wait_for_ray()
     recorded = folder.newest_request().config if folder.exists() else None
     return with_trainers_settings(config, recorded)
+
+
+def _warn_of_order(config: TrainConfig) -> None:
+    """Warn if the best checkpoint would be the one with the largest loss."""
+    if config.monitor_order == "max" and re.search("loss|error", config.monitor):
+        _log.warning(
+            "the best checkpoint is the one with the largest %s: if less is better, give "
+            "monitor_order min",
+            config.monitor,
+        )
 
 
 def _connected_mirror(request: DriverRequest, folder: RunFolder) -> Mirror | None:

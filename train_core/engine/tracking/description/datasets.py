@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from mlflow.entities import Dataset, DatasetInput, InputTag
 from mlflow.utils import mlflow_tags
 
+from train_core.policy.logins import hide_secrets
 from train_core.storage.records.run_record import RunRecord
 
 _MAX_DIGEST_LENGTH = 36
@@ -21,7 +22,7 @@ def dataset_input(stage: str, name: str, digest: str, source: str) -> DatasetInp
         name=name,
         digest=digest[:_MAX_DIGEST_LENGTH],
         source_type=urlsplit(source).scheme or "local",
-        source=json.dumps({"uri": source}),
+        source=json.dumps(hide_secrets({"uri": source})),
     )
     return DatasetInput(dataset, [InputTag(mlflow_tags.MLFLOW_DATASET_CONTEXT, stage)])
 
@@ -44,7 +45,7 @@ def dataset_inputs(record: RunRecord) -> Sequence[DatasetInput]:
             name=name,
             digest=digest,
             source_type=source_type,
-            source=json.dumps(source),
+            source=json.dumps(hide_secrets(source)),
             profile=json.dumps({"num_samples": found.get("samples")}),
         )
         inputs.append(DatasetInput(dataset, [InputTag(mlflow_tags.MLFLOW_DATASET_CONTEXT, split)]))

@@ -13,6 +13,7 @@ from train_core.policy.stop_reasons import StopReason
 from train_core.results import CheckpointSummary
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import Checkpoint
+from train_core.text.shown_text import without_secrets
 
 _MAX_TEXT = 40
 _REASONS = {
@@ -58,7 +59,10 @@ def note(
     folder_url: str,
     links: Links,
 ) -> str:
-    """Five lines of Markdown. `newest` is the newest checkpoint, `status` MLflow's of the run."""
+    """Five lines of Markdown, without the secrets of URLs.
+
+    `newest` is the newest checkpoint, `status` MLflow's of the run.
+    """
     best = "not chosen yet"
     if outcome:
         metrics = [
@@ -79,7 +83,7 @@ def note(
         "Ended" if status != "RUNNING" else "Running": _ended(record, newest, status),
         "Where": ", ".join(where),
     }
-    return "\n".join(f"- **{name}**: {text}" for name, text in lines.items())
+    return without_secrets("\n".join(f"- **{name}**: {text}" for name, text in lines.items()))
 
 
 def _trained(record: RunRecord) -> str:
@@ -122,5 +126,6 @@ def _number(value: float | None) -> str:
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
+    # A password that is cut in two would not be recognized any more.
+    text = without_secrets(value if isinstance(value, str) else json.dumps(value))
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"

@@ -14,6 +14,7 @@ from train_core.engine.tracking.send_metrics import plain_key
 from train_core.errors import WorkloadError
 from train_core.loading import workload_class
 from train_core.storage.records.run_record import RunRecord
+from train_core.text.shown_text import without_secrets
 
 SET = "set."
 """Parameters that differ from their defaults are there under their names with this before them."""
@@ -96,4 +97,5 @@ def _default_settings(config: TrainConfig) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
-    return text[:_MAX_LENGTH]
+    # A record of an earlier version, or one that somebody wrote, may have passwords.
+    return without_secrets(text)[:_MAX_LENGTH]

@@ -1,0 +1,47 @@
+"""What a command that runs a pipeline says at its beginning and at its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.cli.output.summary import print_summary
+from flows.cli.output.terminal import Screen
+from flows.cli.run_pipeline import first_line
+from tests.client.grown import create, grow
+from tests.flows.test_results import REPORT, checkpoint, evaluated
+from train_core.policy.stop_reasons import StopReason
+
+
+@pytest.mark.parametrize(
+    ("monitor", "order", "told"),
+    [
+        ("validation/accuracy", "max", ""),
+        ("loss", "min", "chosen by    the least loss that the training reported\n"),
+        ("reward", "max", "chosen by    the greatest reward that the training reported\n"),
+    ],
+)
+def test_a_metric_that_is_not_in_the_table_and_chose_the_best_is_named(
+    monitor: str, order: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = REPORT.train.model_copy(update={"monitor": monitor, "monitor_order": order})
+    evaluations = [evaluated(10, 0.5), evaluated(20, 0.4)]
+    report = REPORT.model_copy(
+        update={"train": trained, "evaluations": evaluations, "best": checkpoint(20)}
+    )
+    print_summary(report, "report.json", Screen())
+    shown = capsys.readouterr().out
+    assert told in shown
+    assert ("chosen by" in shown) == bool(told)
+
+
+def test_who_continues_a_run_is_told_from_where(tmp_path: Path) -> None:
+    folder = create(str(tmp_path), "run", max_steps=4)
+    assert first_line(folder) == "continuing run run"
+    grow(folder, 2, 0.5)
+    assert first_line(folder) == "continuing run run after step 2"
+    grow(folder, 4, 0.6, stopped_by=StopReason.MAX_STEPS)
+    assert first_line(folder) == (
+        "continuing run run, whose training has ended: what follows it is completed"
+    )
