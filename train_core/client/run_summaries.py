@@ -15,6 +15,7 @@ from train_core.client.live import Live, last_reading
 from train_core.client.run import Run, folder_of
 from train_core.config import TrainConfig
 from train_core.policy.checkpoints.selection import Candidate, ranked
+from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import VALIDATION, short_name
 from train_core.results import Result
 from train_core.storage.committed import Scan
@@ -47,7 +48,9 @@ class RunSummary(Result):
     data: str | None = None
     """The first digits of the training split's digest."""
     state: str
-    """`running`, `finished`, `interrupted`, or what cannot be read of the run."""
+    """`running`, `finished`, `failed` (by an error), `interrupted` (it was stopped or killed), or
+    what cannot be read of the run.
+    """
 
 
 class RunStatus(RunSummary):
@@ -69,9 +72,9 @@ def list_runs(storage: str) -> list[RunSummary]:
 def run_status(run: Run | RunFolder) -> RunStatus:
     """The state of a run. A reading of an earlier attempt is left out."""
     folder = folder_of(run)
-    scanned, holder = folder.scan(), lease.holder_of(folder.store)
+    scanned, (holder, end) = folder.scan(), lease.holder_and_end(folder.store)
     found = RunStatus(
-        **_summary(folder, scanned, holder).model_dump(),
+        **_summary(folder, scanned, holder, end).model_dump(),
         url=folder.url,
         checkpoints=len(scanned.good),
     )
@@ -86,7 +89,7 @@ def run_status(run: Run | RunFolder) -> RunStatus:
 def _listed(folder: RunFolder) -> RunSummary:
     # Its record first: what has none is no run.
     record = folder.record()
-    return _summary(folder, folder.scan(), lease.holder_of(folder.store), record)
+    return _summary(folder, folder.scan(), *lease.holder_and_end(folder.store), record)
 
 
 def _with_fault(run: str, error: Exception) -> RunSummary:
@@ -94,7 +97,11 @@ def _with_fault(run: str, error: Exception) -> RunSummary:
 
 
 def _summary(
-    folder: RunFolder, scanned: Scan, holder: Holder | None, record: RunRecord | None = None
+    folder: RunFolder,
+    scanned: Scan,
+    holder: Holder | None,
+    end: str,
+    record: RunRecord | None = None,
 ) -> RunSummary:
     record, report = record or folder.record(), folder.report()
     train, newest = record.datasets.get("train", {}), next(reversed(scanned.good), None)
@@ -109,7 +116,7 @@ def _summary(
         metric=record.config.monitor,
         samples=samples if type(samples) is int else None,
         data=digest[:_DIGEST_SHOWN] if isinstance(digest, str) and digest else None,
-        state=_state(folder, record, report, scanned, holder),
+        state=_state(folder, record, report, scanned, holder, end),
     )
 
 
@@ -119,13 +126,16 @@ def _state(
     report: dict[str, Any] | None,
     scanned: Scan,
     holder: Holder | None,
+    end: str,
 ) -> str:
     if holder:
         return "running"
     for reason in scanned.newer.values():
         return f"cannot be continued: {reason}"
     newest = next(reversed(scanned.good), None)
-    return "finished" if is_run_finished(folder, report, newest, record) else "interrupted"
+    if is_run_finished(folder, report, newest, record):
+        return "finished"
+    return "failed" if end == EndStatus.FAILED else "interrupted"
 
 
 def _best_value(checkpoints: list[Checkpoint], config: TrainConfig) -> float | None:

@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 from flows.databases import create_tracking_database
 from tests.compat.reports.ranks import entries
 from train_core import TrainConfig, fit, open_run
+from train_core.client.run_summaries import run_status
 from train_core.errors import UserCodeError
 from train_core.storage.run_folder import RunFolder
 
@@ -44,6 +45,7 @@ def test_all_metrics_of_a_failed_run_are_shown_and_none_is_there_twice_when_it_g
 
     with pytest.raises(UserCodeError, match="it fails for good"):
         fit(config, run="run", **where)
+    assert run_status(folder).state == "failed"
     assert shown() == [(1, 0), (2, 1), (3, 2)]
     assert list(open_run(folder.url).metrics["epoch"]) == [0, 1, 2]
     assert [one.step for one in open_run(folder.url).checkpoints] == [1]

@@ -142,11 +142,19 @@ def check(store: Store, attempt: int) -> None:
 
 def holder_of(store: Store) -> Holder | None:
     """The process that drives the run now; None if none does, as far as this machine can see."""
+    return holder_and_end(store)[0]
+
+
+def holder_and_end(store: Store) -> tuple[Holder | None, str]:
+    """The process as of `holder_of`; if there is none, how the run ended, as of `end_of`."""
     attempt = newest_attempt(store)
-    if not attempt or _heartbeat(store, attempt).released:
-        return None
+    if not attempt:
+        return None, ""
+    heartbeat = _heartbeat(store, attempt)
+    if heartbeat.released:
+        return None, heartbeat.end
     holder = _holder(store, attempt)
-    return None if holder.is_local and not holder.is_alive else holder
+    return (None if holder.is_local and not holder.is_alive else holder), ""
 
 
 def read(store: Store, attempt: int) -> tuple[Holder, LeaseHeartbeat]:

@@ -43,18 +43,23 @@ def test_a_run_is_listed_with_what_the_test_split_said_and_its_data(
     assert (row["samples"], row["data"], row["state"]) == (150, "abcdef01", "finished")
 
 
-def test_a_run_that_was_extended_and_killed_before_its_next_commit_is_interrupted(
-    storage_url: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("end", "state"), [("", "interrupted"), ("KILLED", "interrupted"), ("FAILED", "failed")]
+)
+def test_a_run_that_was_extended_and_ended_before_its_next_commit_is_not_finished(
+    storage_url: str, end: str, state: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = trained(storage_url, "nightly")
     asked = folder.newest_request()
     more = asked.config.model_copy(update={"epochs": asked.config.epochs + 1})
     held = begin_attempt(folder)
     RunWriter(folder, held.attempt).amend(asked.model_copy(update={"config": more}))
+    held.end = end
     held.release()
-    assert main(["runs", "list", "--storage", storage_url, "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert row["state"] == "interrupted"
+    for command in (["list"], ["status", "nightly"]):
+        assert main(["runs", *command, "--storage", storage_url, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found[0] if command == ["list"] else found)["state"] == state
 
 
 @pytest.mark.promise("runs-list")
