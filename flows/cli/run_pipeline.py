@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -112,7 +113,7 @@ def first_line(folder: RunFolder) -> str:
     if newest is None:
         where = ""
     elif is_training_finished(newest, folder.newest_request().config):
-        where = ", whose training has ended: what follows it is completed"
+        where = ", whose training has ended: only the stages after it are run"
     else:
         where = f" after step {newest.step}"
     return f"continuing run {folder.name}{where}"
@@ -187,7 +188,7 @@ def saying_what_next(folder: RunFolder, log: Path) -> Iterator[None]:
         with suppress(EvertrainError, OSError):
             if isinstance(error, UserCodeError) and folder.with_retries(SHORT).exists():
                 elsewhere = folder.storage != default_storage()
-                where = f" --storage {folder.storage}" if elsewhere else ""
+                where = f" --storage {shlex.quote(folder.storage)}" if elsewhere else ""
                 command = f"evertrain runs resume {folder.name}{where}"
                 summary += f". Correct the code: `{command}` goes on"
         raise StageError(error.stage, summary, error.traceback) from error

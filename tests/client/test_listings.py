@@ -68,13 +68,17 @@ def test_one_manifest_of_a_newer_format_blocks_no_command_that_looks(
     assert fork_run(folder, at=4).latest().step == 4
     assert open_run(folder.url).metrics.index[-1] == 4
     whole = f"{folder.url}/{MIDDLE}"
-    assert main(["diff", folder.url, folder.url]) == 0
+    with pytest.raises(SystemExit, match="1"):
+        main(["diff", folder.url, folder.url])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "identical" in told
+    assert f"Not compared: {folder.url}/checkpoints/{NEWEST}/manifest.json has format 2" in told
     assert main(["export", whole, str(Path(folder.storage, "of-4.safetensors"))]) == 0
-    # What is the newest is not to be seen: that of 4 would be another one.
+    # Without a report a run is its newest checkpoint, which cannot be read.
     capsys.readouterr()
     Path(folder.url, "report.json").unlink()
     assert main(["export", folder.url, str(Path(folder.storage, "newest.safetensors"))]) == 2
-    assert "or name an older checkpoint than the newest" in capsys.readouterr().err
+    assert f"To use an older one, name it: run/{MIDDLE}" in capsys.readouterr().err
 
 
 def test_the_name_that_a_function_gave_its_folder_is_listed_and_shown(

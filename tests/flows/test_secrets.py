@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,14 +25,13 @@ from flows.cli.app import main
 from flows.databases import create_tracking_database
 from flows.parameters import RetrainParameters
 from flows.retrain import retrain
-from tests.client.grown import grow
-from tests.engine.alone import create
 from tests.flows import planted
 from tests.flows.conftest import isolated
+from tests.hostile.whole_run import BEST, PREDICTIONS, reseal, whole_run
 from tests.web import QuietFiles, served
-from train_core import TrainConfig
-from train_core.storage.records.names import RUN_JSON
+from train_core.storage.records.names import REPORT_JSON, RUN_JSON
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import quarantine
 
 ADMIN, MLFLOW, PREFECT = "admin", "mlfl0w-passw0rd", "pr3fect-passw0rd"
 INPUT, SETTING, VARIABLE, RECORDED = "1nput-passw0rd", "s3tting-passw0rd", "v4riable", "r3corded"
@@ -205,17 +204,26 @@ def test_a_record_with_a_password_is_shown_without_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A record of an earlier version, or one that somebody wrote."""
-    for run in ("run", "other"):
-        with_password(RunFolder(str(tmp_path), run), f"http://me:{RECORDED}@{run}/x")
+    folder = with_passwords(str(tmp_path), "run")
     for form in ((), ("--json",)):
         assert main(["show", "run", "--storage", str(tmp_path), *form]) == 0
         text = capsys.readouterr().out
         assert RECORDED not in text
         assert "://***@run/x" in text
         assert "?password=***" in text
-    for command in ("ls run", "runs list", "runs status run", "verify run", "prune run --dry-run"):
-        main([*command.split(), "--storage", str(tmp_path)])
-        assert RECORDED not in "".join(capsys.readouterr())
+    quarantine(folder, folder.find(BEST).name, f"http://me:{RECORDED}@quarantined/x is away")
+    commands = {
+        ("ls", folder.url, "--json"): (0, True),
+        ("verify", "run", "--storage", str(tmp_path), "--json"): (1, True),
+        ("prune", "run", "--dry-run", "--storage", str(tmp_path), "--json"): (0, True),
+        ("runs", "list", "--storage", str(tmp_path), "--json"): (0, False),
+        ("runs", "status", "run", "--storage", str(tmp_path), "--json"): (0, False),
+    }
+    for command, (code, shows_reason) in commands.items():
+        assert exit_code(*command) == code, command
+        text = "".join(capsys.readouterr())
+        assert RECORDED not in text
+        assert ("://***@quarantined/x" in text) == shows_reason, command
 
 
 @pytest.mark.promise("secrets")
@@ -223,30 +231,40 @@ def test_a_record_with_a_password_is_shown_without_it(
 def test_a_record_with_a_password_is_compared_and_mirrored_without_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    storage, mlflow = str(tmp_path / "runs"), tmp_path / "mlflow"
+    mlflow.mkdir()
     for run in ("run", "other"):
-        folder = RunFolder(str(tmp_path), run)
-        with_password(folder, f"http://me:{RECORDED}@{run}/x")
-        grow(folder, 2, 0.5)
-    storage = ("--storage", str(tmp_path))
-    with suppress(SystemExit):
-        main(["diff", "run", "other", *storage])
+        with_passwords(storage, run)
+    assert exit_code("diff", "run", "other", "--storage", storage) == 1
     text = "".join(capsys.readouterr())
     assert "://***@run/x" in text
     assert RECORDED not in text
-    database = tmp_path / "mlflow.db"
-    assert main(["mirror", "run", *storage, "--tracking-uri", f"sqlite:///{database}"]) == 0
+    uri = f"sqlite:///{mlflow}/mlflow.db"
+    assert exit_code("mirror", "run", "--storage", storage, "--tracking-uri", uri) == 0
     assert RECORDED not in "".join(capsys.readouterr())
-    assert b"://***@run/x" in database.read_bytes()
-    assert RECORDED.encode() not in database.read_bytes()
+    stored = {file.name: file.read_bytes() for file in mlflow.rglob("*") if file.is_file()}
+    for file, host in (("mlflow.db", b"run"), ("predictions.json", b"scored")):
+        assert b"://***@%s/x" % host in stored[file]
+    assert [name for name, content in stored.items() if RECORDED.encode() in content] == []
 
 
-def with_password(folder: RunFolder, source: str) -> None:
-    """Create the run, with a record that has passwords."""
-    create(folder, TrainConfig())
-    record = folder.record().model_copy(
-        update={
-            "config": TrainConfig(settings={"source": source}),
-            "pipeline": {"tracking_uri": f"postgresql://host/x?password={RECORDED}"},
-        }
-    )
+def exit_code(*command: str) -> int:
+    try:
+        return int(main(list(command)))
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+def with_passwords(storage: str, run: str) -> RunFolder:
+    """A run whose record and predictions have passwords."""
+    folder = whole_run(storage, run)
+    for key in (REPORT_JSON, "asked/0001.json"):
+        folder.store.delete(key)
+    record, url = folder.record(), f"http://me:{RECORDED}@{run}/x"
+    config = record.config.model_copy(update={"settings": {"source": url, url: 1}})
+    pipeline = {"tracking_uri": f"postgresql://host/x?password={RECORDED}"}
+    record = record.model_copy(update={"config": config, "pipeline": pipeline})
     folder.store.write(RUN_JSON, record.model_dump_json().encode())
+    scored = {"source": f"http://me:{RECORDED}@scored/x", "digest": "0" * 64}
+    reseal(folder, f"{PREDICTIONS}/manifest.json", lambda content: content | {"input": scored})
+    return folder

@@ -19,6 +19,7 @@ from tests.hostile.whole_run import (
     EVALUATION,
     NEWEST,
     PREDICTIONS,
+    SEGMENT,
     reseal,
     resealed,
     vouch_for,
@@ -43,7 +44,7 @@ FILES = [
     f"checkpoints/{NEWEST}/state.json",
     f"{EVALUATION}/metrics.json",
     f"{PREDICTIONS}/part-00000.parquet",
-    "journal/steps-00000005-00000006-a0001.jsonl",
+    f"journal/{SEGMENT}",
     "curves.png",
 ]
 FOLDERS = [
@@ -295,7 +296,11 @@ KNOWN: dict[str, Spoil] = {
     "50,000 empty tensors": empty_tensors(50_000),
     "a tensor file of nothing": vouches("model.safetensors", b""),
     "state.json is deep": vouches("state.json", b"[" * 100_000),
-    "a line of nothing": vouches("steps-00000005-00000006-a0001.jsonl", b"\n\n"),
+    "a line of nothing": vouches(SEGMENT, b"\n\n"),
+    "a line of format 2": vouches(SEGMENT, b'{"step": 6, "time": 1, "metrics": {}, "format": 2}\n'),
+    "a line with a key twice": vouches(SEGMENT, b'{"step": 6, "step": 6, "time": 1}\n'),
+    "a line of 5,000 digits": vouches(SEGMENT, b'{"step": ' + b"9" * 5000 + b"}\n"),
+    "a name with a line break": vouches(SEGMENT, b'{"step": 6, "metrics": {"a\\n\\u001b": "b"}}\n'),
 }
 """Each of them ended a command badly once, or is near to what did."""
 SECONDS = {"300,000 empty tensors", "50,000 empty tensors", "10,000 orphans"}

@@ -38,8 +38,8 @@ from train_core.storage.run_folder import RunFolder
 
 LIMIT_S = 5.0
 LIMIT_BYTES = 2**30
-BUSY_S = 5.0
-"""Others may share the cores: so much longer may it take by the clock."""
+BUSY_S = 20.0
+"""Other tests may share the cores: so much longer may it take by the clock."""
 WAIT_S = TIMING.standstill_s + TIMING.dying_grace_s
 """What changes a run waits so long for a lease that says that a process elsewhere has the run."""
 RUN = "run"
@@ -63,6 +63,9 @@ LOOKS: dict[str, Command] = {
 CHANGES: dict[str, Command] = {
     "export": lambda storage: main(
         ["export", RUN, f"{storage}/exported.safetensors", "--storage", storage]
+    ),
+    "export newest": lambda storage: main(
+        ["export", f"{RUN}/{NEWEST}", f"{storage}/newest.safetensors", "--storage", storage]
     ),
     "stop": lambda storage: main(["runs", "stop", RUN, "--storage", storage]),
     "fork": lambda storage: main(
@@ -108,7 +111,7 @@ def ends_well(act: Command, storage: str, within_s: float = LIMIT_S) -> None:
     except (EvertrainError, OSError):
         # What `main` tells in a line.
         code = 2
-    assert code in (0, 1, 2, None, "1")
+    assert code in (0, 1, 2, None)
     # Whoever waits uses none.
     assert _cpu_s() - begun_cpu_s < LIMIT_S
     assert time.monotonic() - begun < BUSY_S + within_s
@@ -247,8 +250,13 @@ def test_the_program_itself_ends_well(
     program = [sys.executable, "-m", "flows.cli", *ARGUMENTS[command], *where]
     with (tmp_path / "told").open("w+") as told:
         process = subprocess.Popen(program, stdout=told, stderr=told)
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        try:
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                process.wait()
         told.seek(0)
         text = told.read()
     assert process.returncode == code, text

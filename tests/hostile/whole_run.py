@@ -25,6 +25,8 @@ BEST = "step-00000004-a0001"
 NEWEST = "step-00000006-a0001"
 EVALUATION = f"evaluations/{BEST}/test-0123abcd"
 PREDICTIONS = f"predictions/{BEST}-0123abcd"
+SEGMENT = "steps-00000001-00000006-a0001.jsonl"
+"""The newest checkpoint's only segment of the journal, into which the others' were merged."""
 _AT = "2026-01-01T00:00:00+00:00"
 
 
@@ -104,6 +106,7 @@ def vouch_for(folder: RunFolder, checkpoint: str, file: str, data: bytes) -> Non
     def listed(content: dict[str, Any]) -> dict[str, Any]:
         field = "journal" if file.endswith(".jsonl") else "files"
         found = [entry if one["name"] == file else one for one in content[field]]
+        assert entry in found
         return content | {field: found}
 
     reseal(folder, f"checkpoints/{checkpoint}/manifest.json", listed)

@@ -54,12 +54,14 @@ class Diff(Result):
     """Of two runs: configuration, data and surroundings."""
     newest: Comparison | None = None
     """Of two runs: their newest checkpoints, unless those are compared already."""
+    unread: list[str] = []
+    """Of two runs: why newer checkpoints were not compared. A newer evertrain committed them."""
 
     @property
     def is_same(self) -> bool:
         """Whether there are no differences that count."""
         compared = (self.records, self.checkpoints, self.newest)
-        return all(one.is_same for one in compared if one is not None)
+        return not self.unread and all(one.is_same for one in compared if one is not None)
 
 
 def diff(a: str, b: str, storage: str) -> Diff:
@@ -73,10 +75,11 @@ def diff(a: str, b: str, storage: str) -> Diff:
     folder_b, of_b = find_checkpoint(b, storage, prefer_best=True)
     are_runs = all(find(what, storage)[1] is None for what in (a, b))
     records = _compare_records(folder_a, folder_b) if are_runs else None
-    pairs = [(of_a, of_b)]
+    pairs, unread = [(of_a, of_b)], list[str]()
     if are_runs:
-        newest_a = folder_a.newest_readable() or of_a
-        newest_b = folder_b.newest_readable() or of_b
+        scan_a, scan_b = folder_a.scan(), folder_b.scan()
+        unread = [*scan_a.newer.values(), *scan_b.newer.values()]
+        newest_a, newest_b = scan_a.newest or of_a, scan_b.newest or of_b
         if (newest_a.name, newest_b.name) != (of_a.name, of_b.name):
             pairs.append((newest_a, newest_b))
     checkpoints, *newest = compare_checkpoints(folder_a, folder_b, *pairs)
@@ -86,6 +89,7 @@ def diff(a: str, b: str, storage: str) -> Diff:
         checkpoints=checkpoints,
         records=records,
         newest=newest[0] if newest else None,
+        unread=unread,
     )
 
 

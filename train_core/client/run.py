@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, get_args
 
@@ -13,6 +14,8 @@ from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+_log = logging.getLogger(__name__)
 
 
 class Run:
@@ -49,7 +52,7 @@ class Run:
         """Every committed metric of every step: a row a step, a column a metric, as float64.
 
         What was not measured at a step, or was not finite, is NaN. A damaged part of the journal is
-        left out, with a warning.
+        left out, with a warning, and so is what a newer evertrain has committed.
         """
         return _table(_journal(self.folder), lambda entry: entry.metrics)
 
@@ -129,13 +132,16 @@ def folder_of(run: Run | RunFolder) -> RunFolder:
 
 def _journal(folder: RunFolder) -> list[Entry]:
     """The committed entries, oldest first; of a damaged journal those that are left."""
-    newest = folder.newest_readable()
+    found = folder.scan()
+    for reason in found.newer.values():
+        _log.warning("newer metrics are not shown: %s", reason)
+    newest = found.newest
     while newest:
         try:
             return list(read_segments(folder.store, newest.manifest.journal))
         except CheckpointError:
             # A commit may have merged the segments since, and retention deleted them.
-            newer = folder.newest_readable()
+            newer = folder.scan().newest
             if newer is None or newer.name == newest.name:
                 return list(read_good_segments(folder.store, newest.manifest.journal))
             newest = newer

@@ -104,7 +104,7 @@ def _summary(
     record: RunRecord | None = None,
 ) -> RunSummary:
     record, report = record or folder.record(), folder.report()
-    train, newest = record.datasets.get("train", {}), next(reversed(scanned.good), None)
+    train, newest = record.datasets.get("train", {}), scanned.newest
     samples, digest = train.get("samples"), train.get("digest")
     return RunSummary(
         run=folder.name,
@@ -132,7 +132,7 @@ def _state(
         return "running"
     for reason in scanned.newer.values():
         return f"cannot be continued: {reason}"
-    newest = next(reversed(scanned.good), None)
+    newest = scanned.newest
     if is_run_finished(folder, report, newest, record):
         return "finished"
     return "failed" if end == EndStatus.FAILED else "interrupted"

@@ -59,7 +59,7 @@ def _mapped(value: Any, hide: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return hide(value)
     if isinstance(value, dict):
-        return {name: _mapped(inner, hide) for name, inner in value.items()}
+        return {_mapped(name, hide): _mapped(inner, hide) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_mapped(inner, hide) for inner in value]
     return value

@@ -75,10 +75,11 @@ def find_checkpoint(
     if text and (best := _checkpoint_name(text)):
         return folder, named(folder, best)
     found = folder.scan()
-    newest = found.good[-1] if found.good else None
-    for newer, reason in found.newer.items():
-        if newest is None or newer > newest.name:
-            raise ConfigError(f"{reason}, or name an older checkpoint than the newest, {newer}")
+    newest = found.newest
+    newer = max(found.newer, default=None)
+    if newer and (newest is None or newer > newest.name):
+        older = f". To use an older one, name it: {folder.name}/{newest.name}" if newest else ""
+        raise ConfigError(f"{found.newer[newer]}{older}")
     if newest is None:
         raise ConfigError(f"run {folder.name!r} has no checkpoint yet: see {folder.url}")
     return folder, newest

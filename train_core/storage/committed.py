@@ -108,6 +108,11 @@ class Scan:
     uncommitted: list[CheckpointName] = field(default_factory=list)
     """Those without a manifest: never committed, or half deleted."""
 
+    @property
+    def newest(self) -> Checkpoint | None:
+        """The newest good one, also beside those that a newer evertrain committed."""
+        return self.good[-1] if self.good else None
+
     def refuse_newer(self) -> None:
         """Raise ConfigError if a newer evertrain committed one: whatever changes a run does so."""
         for reason in self.newer.values():

@@ -136,10 +136,6 @@ class RunFolder:
         """The newest of `checkpoints`; None if there is none."""
         return next(reversed(self.checkpoints()), None)
 
-    def newest_readable(self) -> Checkpoint | None:
-        """The newest that this evertrain reads, also beside a newer one's: for what only looks."""
-        return next(reversed(self.scan().good), None)
-
     def damaged(self) -> dict[str, str]:
         """What is wrong with manifests that cannot be read, by checkpoint; quarantined ones not."""
         return {str(name): reason for name, reason in self.scan().damaged.items()}

@@ -51,6 +51,7 @@ def print_json(found: Diff) -> None:
     if found.records is not None:
         facts |= found.records.model_dump(mode="json")
         facts["newest"] = found.newest and found.newest.model_dump(mode="json")
+        facts["unread"] = found.unread
     print_mapping(facts, as_json=True)
 
 
@@ -63,6 +64,8 @@ def print_diff(found: Diff) -> None:
     if found.newest is not None:
         differ = "identical, too" if found.newest.is_same else _in_short(found.newest)
         say("", f"The newest checkpoints: {differ}")
+    for reason in found.unread:
+        say("", f"Not compared: {reason}")
 
 
 def print_records(found: RecordsComparison) -> None:

@@ -64,10 +64,12 @@ def _facts(report: Report) -> dict[str, str]:
 def _chosen_by(report: Report) -> str:
     """The metric that chose the best checkpoint, if it is none of the table."""
     train = report.train
-    if not report.evaluations or not train.monitor or is_of(VALIDATION, train.monitor):
+    is_shown = not report.evaluations or is_of(VALIDATION, train.monitor)
+    # Without a value of it, the newest checkpoint counts as the best.
+    if is_shown or report.best.metrics.get(train.monitor) is None:
         return ""
-    least = "greatest" if train.monitor_order == "max" else "least"
-    return f"the {least} {train.monitor} that the training reported"
+    lowest = "highest" if train.monitor_order == "max" else "lowest"
+    return f"the {lowest} {train.monitor} that the training reported"
 
 
 def _length(train: TrainResult) -> str:

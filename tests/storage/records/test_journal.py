@@ -13,6 +13,7 @@ from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import (
     Entry,
     append,
+    fault_of_segment,
     finite,
     read_good_segments,
     read_segments,
@@ -81,18 +82,24 @@ def test_a_missing_segment_is_refused(store: Store) -> None:
         (b'{"step": 1, "time": 1, "metrics": {"a": 1, "a": 2}}', "the key 'a' is there twice"),
         (b'{"step": true, "time": 1, "metrics": {}}', "step: Input should be a valid integer"),
         (b'{"step": ' + b"9" * 5000 + b"}", "a number in it has too many digits"),
+        (b'{"step": 1, "time": 1, "metrics": {}, "format": 2}', "format: Extra inputs are not"),
+        (b'{"step": 1, "time": 1, "metrics": {"a\\nb": "c"}}', r"metrics.a\nb: Input should be a"),
     ],
-    ids=["key twice", "true", "5,000 digits"],
+    ids=["key twice", "true", "5,000 digits", "another format", "line break in a name"],
 )
 def test_lines_that_their_manifest_vouches_for_are_refused_in_one_line(
-    store: Store, line: bytes, told: str
+    store: Store, line: bytes, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.write(KEY, line + b"\n")
     segment = FileEntry.of(KEY.removeprefix("journal/"), line + b"\n")
     with pytest.raises(CheckpointError) as refusal:
         list(read_segments(store, [segment]))
-    assert str(refusal.value).startswith(f"{store.uri(KEY)}: not a segment of the journal: {told}")
+    message = f"{store.uri(KEY)}: not a segment of the journal: {told}"
+    assert str(refusal.value).startswith(message)
     assert "\n" not in str(refusal.value)
+    assert fault_of_segment(store, segment).startswith(f"{KEY}: not a segment of the journal: ")
+    assert list(read_good_segments(store, [segment])) == []
+    assert message in caplog.text
 
 
 @pytest.mark.promise("damaged-journal")

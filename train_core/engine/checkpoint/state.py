@@ -200,10 +200,17 @@ class TrainingState:
                 is_other = isinstance(error, RuntimeError) and type(error) is not RuntimeError
                 if is_other or isinstance(error, EvertrainError):
                     raise
-                # The others' messages are Python's own: for whoever knows the code.
-                has_words = isinstance(error, (ValueError, RuntimeError))
-                _log.info("%r cannot be restored", part, exc_info=not has_words)
-                why = str(error) if has_words else "what was saved has another form"
+                # Most of it is Python's words: for whoever knows the code.
+                _log.info("%r cannot be restored", part, exc_info=True)
                 raise CheckpointError(
-                    f"{part!r} cannot be restored from the checkpoint: {why}. {_MENDED_BY}"
+                    f"{part!r} cannot be restored from the checkpoint: {_reason(error)}. "
+                    f"{_MENDED_BY}"
                 ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Why a part does not take what was saved, as far as the error tells it in words."""
+    if isinstance(error, KeyError) and error.args:
+        return f"there is no {error.args[0]!r}"
+    has_words = isinstance(error, (ValueError, RuntimeError)) and str(error)
+    return str(error) if has_words else "what was saved has another form"

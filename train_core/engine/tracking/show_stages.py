@@ -12,6 +12,7 @@ from train_core.engine.tracking.pictures import show_curves
 from train_core.errors import CheckpointError
 from train_core.loading import workload_class
 from train_core.policy.end_status import EndStatus
+from train_core.policy.logins import hide_secrets
 from train_core.policy.metric_names import BEST, TEST, VALIDATION, full_name, full_names, is_of
 from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult
 from train_core.storage.objects.store import Store
@@ -83,7 +84,7 @@ def show_predictions(runs: MlflowRuns, result: PredictionsResult) -> None:
     if result.input_digest:
         name = f"{runs.record.config.workload.rpartition(':')[2]}-infer"
         runs.log_input("infer", name, result.input_digest, result.source)
-    infer, facts = runs.run_id("infer"), result.model_dump(mode="json")
+    infer, facts = runs.run_id("infer"), hide_secrets(result.model_dump(mode="json"))
     runs.client.log_dict(infer, facts, f"predictions/{result.uri.rpartition('/')[2]}.json")
     newest = runs.tag("infer", _PREDICTIONS_OF)
     if not newest or seconds(newest) <= seconds(manifest.created_at):

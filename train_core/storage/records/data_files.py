@@ -102,6 +102,10 @@ def key_of(entry: FileEntry) -> str:
 
 
 def read_file_list(store: Store, entry: FileEntry) -> FileList:
-    """The document. Raises CheckpointError if it is not what run.json vouches for."""
+    """The document.
+
+    Raises CheckpointError if it is not what run.json vouches for, and ConfigError if a newer
+    evertrain wrote it.
+    """
     data = bytes(read_file(store, key_of(entry), entry))
     return parse_document(FileList, data, store.uri(key_of(entry)), "a list of data files")

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel, Validat
 from train_core.errors import CheckpointError, ConfigError
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.store import Store
+from train_core.text.shown_text import escaped
 
 FORMAT: Final = 1
 MAX_DOCUMENT_BYTES: Final = 4 * 2**20
@@ -85,12 +86,22 @@ def read_document(
 def parse_document(model: type[D], content: bytes, uri: str, what: str) -> D:
     """The document as a `model`. Raises CheckpointError and ConfigError as `read_document`."""
     _check_format(parse_json(content, f"{uri}: not {what}"), uri, what)
+    return _validated(model, content, uri, what)
+
+
+def parse_part(model: type[D], content: bytes, uri: str, what: str) -> D:
+    """A part of a document, as a `model`: it has no format of its own. Raises CheckpointError."""
+    parse_json(content, f"{uri}: not {what}")
+    return _validated(model, content, uri, what)
+
+
+def _validated(model: type[D], content: bytes, uri: str, what: str) -> D:
     try:
         return model.model_validate_json(content, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = "".join(f"{part}." for part in first["loc"]).rstrip(".")
-        message = f"{place}: {first['msg']}" if place else first["msg"]
+        message = f"{escaped(place)}: {first['msg']}" if place else first["msg"]
         raise CheckpointError(f"{uri}: not {what}: {message}") from error
 
 

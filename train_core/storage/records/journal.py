@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from train_core.errors import CheckpointError
 from train_core.policy.journal_segments import segments_to_merge
 from train_core.storage.objects.store import Store
-from train_core.storage.records.documents import Count, parse_document
+from train_core.storage.records.documents import Count, parse_part
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import JOURNAL, SegmentName
 from train_core.storage.records.verified_files import fault_of, read_file
@@ -126,9 +126,9 @@ def _all_entries(store: Store, segment: FileEntry) -> list[Entry]:
 
 
 def _entries(store: Store, segment: FileEntry, where: str) -> Iterator[Entry]:
-    """The entries, each parsed as strictly as a document. `where` names the segment in errors."""
+    """The entries, each parsed strictly. `where` names the segment in errors."""
     for line in _lines(_read(store, segment), where):
-        yield parse_document(Entry, line, where, "a segment of the journal")
+        yield parse_part(Entry, line, where, "a segment of the journal")
 
 
 def _lines(data: memoryview, where: str) -> Iterator[bytes]:

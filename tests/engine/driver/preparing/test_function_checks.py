@@ -103,7 +103,7 @@ def test_a_loss_of_which_more_is_better_is_warned_about(
     changes: dict[str, str], is_warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     prepare(request(tmp_path, dry_run=True, **changes))
-    told = "the best checkpoint is the one with the largest val_loss: if less is better, give"
+    told = "the best checkpoint is the one with the highest val_loss: if lower is better, give"
     assert (told in caplog.text) == is_warned
 
 

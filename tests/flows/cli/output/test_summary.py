@@ -15,33 +15,37 @@ from train_core.policy.stop_reasons import StopReason
 
 
 @pytest.mark.parametrize(
-    ("monitor", "order", "told"),
+    ("monitor", "order", "value", "told"),
     [
-        ("validation/accuracy", "max", ""),
-        ("loss", "min", "chosen by    the least loss that the training reported\n"),
-        ("reward", "max", "chosen by    the greatest reward that the training reported\n"),
+        ("validation/accuracy", "max", 0.4, ""),
+        ("loss", "min", 0.25, "chosen by    the lowest loss that the training reported\n"),
+        ("reward", "max", 7.0, "chosen by    the highest reward that the training reported\n"),
+        ("never reported", "min", None, ""),
     ],
 )
 def test_a_metric_that_is_not_in_the_table_and_chose_the_best_is_named(
-    monitor: str, order: str, told: str, capsys: pytest.CaptureFixture[str]
+    monitor: str,
+    order: str,
+    value: float | None,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     trained = REPORT.train.model_copy(update={"monitor": monitor, "monitor_order": order})
     evaluations = [evaluated(10, 0.5), evaluated(20, 0.4)]
-    report = REPORT.model_copy(
-        update={"train": trained, "evaluations": evaluations, "best": checkpoint(20)}
-    )
+    best = checkpoint(20).model_copy(update={"metrics": {monitor: value}})
+    report = REPORT.model_copy(update={"train": trained, "evaluations": evaluations, "best": best})
     print_summary(report, "report.json", Screen())
     shown = capsys.readouterr().out
     assert told in shown
     assert ("chosen by" in shown) == bool(told)
 
 
-def test_who_continues_a_run_is_told_from_where(tmp_path: Path) -> None:
+def test_the_first_line_says_from_which_step_the_run_continues(tmp_path: Path) -> None:
     folder = create(str(tmp_path), "run", max_steps=4)
     assert first_line(folder) == "continuing run run"
     grow(folder, 2, 0.5)
     assert first_line(folder) == "continuing run run after step 2"
     grow(folder, 4, 0.6, stopped_by=StopReason.MAX_STEPS)
     assert first_line(folder) == (
-        "continuing run run, whose training has ended: what follows it is completed"
+        "continuing run run, whose training has ended: only the stages after it are run"
     )

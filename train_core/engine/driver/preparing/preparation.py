@@ -111,11 +111,12 @@ def _with_trainers_settings(
 
 
 def _warn_of_order(config: TrainConfig) -> None:
-    """Warn if the best checkpoint would be the one with the largest loss."""
-    if config.monitor_order == "max" and re.search("loss|error", config.monitor):
+    """Warn if the best checkpoint would be the one with the highest loss."""
+    is_loss = re.search("(?<![a-z])(loss|error)(?![a-z])", config.monitor.lower())
+    if is_loss and config.monitor_order == "max":
         _log.warning(
-            "the best checkpoint is the one with the largest %s: if less is better, give "
-            "monitor_order min",
+            "the best checkpoint is the one with the highest %s: if lower is better, give "
+            "monitor_order=min (--monitor-order min)",
             config.monitor,
         )
 

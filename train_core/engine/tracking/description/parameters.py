@@ -33,7 +33,8 @@ def parameters(record: RunRecord) -> list[Param]:
     """
     apart = {f"{SET}{name}": value for name, value in set_parameters(record).items()}
     found = _all(record) | apart | _data(record)
-    return [Param(plain_key(key), _text(value)) for key, value in found.items()]
+    # A record of an earlier version, or one that somebody wrote, may have passwords.
+    return [Param(plain_key(without_secrets(key)), _text(value)) for key, value in found.items()]
 
 
 def set_parameters(record: RunRecord) -> dict[str, Any]:
@@ -97,5 +98,4 @@ def _default_settings(config: TrainConfig) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
-    # A record of an earlier version, or one that somebody wrote, may have passwords.
     return without_secrets(text)[:_MAX_LENGTH]

@@ -97,7 +97,7 @@ def _save(
     _copy_checkpoint(runs.folder.store, checkpoint, data)
     columns = load_recorded(runs.folder, asked).example()
     described = serving.Served(
-        config=recorded.model_copy(update={"runtime_env": {}}),
+        config=recorded.model_copy(update={"runtime_env": {}}).without_logins(),
         dtypes={name: array.dtype.str for name, array in columns.items()},
     )
     (data / serving.SERVED_FILE).write_text(described.model_dump_json(indent=1))
