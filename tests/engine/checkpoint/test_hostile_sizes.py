@@ -149,7 +149,7 @@ def test_what_is_too_large_takes_no_more_memory_than_it_says_here(tmp_path: Path
         (f"{newest.key}/model.safetensors", b"\xff" * 7, True, SMALL, "does not fit in the file"),
         # The largest that safetensors allows.
         (f"{newest.key}/model.safetensors", HEADER, True, 8 * SMALL, "not a safetensors file"),
-        (segment, b"", True, SMALL, "is not an entry"),
+        (segment, b"", True, SMALL, "not a segment of the journal"),
         (f"{newest.key}/state.json", b"", True, PARSED, "state.json is not JSON"),
     ]
     folders = [RunFolder(str(tmp_path / f"{number}"), "run") for number in range(len(cases))]
