@@ -62,7 +62,7 @@ def _facts(report: Report) -> dict[str, str]:
 
 
 def _chosen_by(report: Report) -> str:
-    """The metric that chose the best checkpoint, if it is none of the table."""
+    """The metric that chose the best checkpoint, if the table has no column of it."""
     train = report.train
     is_shown = not report.evaluations or is_of(VALIDATION, train.monitor)
     # Without a value of it, the newest checkpoint counts as the best.

@@ -113,10 +113,11 @@ def test_hostile_names_and_reasons_are_shown_as_text(
 
 @pytest.mark.promise("terminal")
 def test_a_row_of_a_table_is_one_line_in_a_file_however_long_it_is() -> None:
-    file = StringIO()
-    Screen(file).table(["what", "fault"], [["run.json", f"/{'long/' * 190}run.json is a pipe"]])
-    assert [line for line in file.getvalue().splitlines() if "run.json is a pipe" in line]
-    assert file.getvalue().count("long/long") == file.getvalue().count("\n│ run.json") * 95
+    file, fault = StringIO(), f"/{'long/' * 190}run.json is a pipe"
+    Screen(file).table(["what", "fault"], [["run.json", fault]])
+    (row,) = [line for line in file.getvalue().splitlines() if "long/" in line]
+    assert row.split("│")[1].strip() == "run.json"
+    assert fault in row
 
 
 @pytest.mark.promise("terminal")
