@@ -31,12 +31,15 @@ STORAGES = ["local", pytest.param("s3", marks=pytest.mark.s3)]
 def pytest_configure() -> None:
     """Hear SIGINT: jobs in the background ignore it, and so would the programs of the tests."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Until the tests are collected there is little garbage, and looking for it takes seconds.
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:
     """What is imported stays: the look for leaks, which collects garbage, need not look at it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

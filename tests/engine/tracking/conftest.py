@@ -20,6 +20,7 @@ from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as Regi
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from benchmarks.services import free_port
+from flows.databases import create_tracking_database
 from tests.engine.tracking.run_builder import RunBuilder
 from tests.plugins.leaks import Belongings
 from tests.web import served
@@ -44,8 +45,9 @@ def no_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow takes seconds to make one: made once, copied for each test."""
+    """With the default experiment: made once, copied for each test."""
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    create_tracking_database(f"sqlite:///{path}")
     # Closed, it is one file.
     SqlAlchemyStore(f"sqlite:///{path}", str(path.parent / "unused")).engine.dispose()
     return path
