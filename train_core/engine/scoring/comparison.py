@@ -59,6 +59,9 @@ class RowMetric:
             raise ConfigError(scores.failure)
         self.num_rows = scores.num_rows
         self._metric = metric.to("cpu")
+        # Each call replaces all states, so torchmetrics' own reset, half of the time, is left out.
+        self._metric.compute_with_cache = False
+        self._has_own_reset = type(metric).reset is not Metric.reset
         reductions = metric._reductions  # noqa: SLF001 (torchmetrics has no public reader)
         self._lists = [name for name, how in reductions.items() if how is dim_zero_cat]
         self._sums = [name for name, how in reductions.items() if how is dim_zero_sum]
@@ -74,7 +77,8 @@ class RowMetric:
 
     def __call__(self, rows: npt.NDArray[np.int64]) -> float:
         """Its value over these rows, of which one may be there several times."""
-        self._metric.reset()
+        if self._has_own_reset:
+            self._metric.reset()
         for name in self._lists:
             setattr(self._metric, name, [torch.as_tensor(self._states[name][rows])])
         counts = np.bincount(rows, minlength=self.num_rows).astype(np.float64)
