@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
@@ -37,8 +36,6 @@ def no_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for store in (SqlAlchemyStore, RegistryStore):
         for engine in store._engine_map.values():
             engine.dispose()
-    # MLflow's pools of threads for artifacts end when they are collected.
-    gc.collect()
     left = before.added(within_s=5)
     assert not left, f"left behind: {', '.join(left)}"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -43,7 +44,7 @@ def code_of(names: Iterable[str]) -> Code:
     """
     own, installed = _loaded(name.partition(":")[0].partition(".")[0] for name in names)
     unknown = installed - set(REQUIREMENTS)
-    owners = metadata.packages_distributions() if unknown else {}
+    owners = _owners() if unknown else {}
     found = {owner for top in unknown for owner in owners.get(top, [])} - set(REQUIREMENTS)
     return Code(
         paths=[str(Path(train_core.__file__).parent), *map(_path_of, sorted(own))],
@@ -53,6 +54,12 @@ def code_of(names: Iterable[str]) -> Code:
             for name in (*REQUIREMENTS, *sorted(found))
         ],
     )
+
+
+@cache
+def _owners() -> Mapping[str, list[str]]:
+    """The distributions that have each module; to find them takes half a second."""
+    return metadata.packages_distributions()
 
 
 def _loaded(tops: Iterable[str]) -> tuple[set[str], set[str]]:
