@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
+from benchmarks.services import free_port
 from flows.cli.app import main
 from tests.flows.conftest import Evertrain
 from tests.flows.mlflow_side import mlflow_client
@@ -442,8 +442,7 @@ def test_a_run_is_deleted_once_another_one_has_the_champion(gated: Gated, tmp_pa
 @contextmanager
 def served(place: Place, model: str, environment: dict[str, str]) -> Iterator[str]:
     """The address at which MLflow serves a model, by itself: evertrain is in the model."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [
         *(sys.executable, "-m", "mlflow", "models", "serve", "-m", model),
         *("--env-manager", "local", "--host", "127.0.0.1", "--port", str(port)),

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.services import free_port
 from flows.cli.app import Evertrain, main
 from flows.cli.commands.retrain import RetrainCommand
 from flows.cli.commands.workloads import WorkloadsCommand
@@ -191,9 +192,7 @@ def ask(url: str) -> bytes:
 @pytest.mark.promise("ui", "loopback")
 @pytest.mark.slow
 def test_the_pages_are_there_once_their_addresses_are_said(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in "ab"]
-        mlflow, prefect = (one.getsockname()[1] for one in free)
+    mlflow, prefect = free_port(), free_port()
     ports = ("--mlflow-port", str(mlflow), "--prefect-port", str(prefect))
     with subprocess.Popen(
         [sys.executable, "-m", "flows.cli", "ui", *ports],
@@ -239,13 +238,10 @@ def test_the_pages_are_there_once_their_addresses_are_said(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_server_that_ends_is_told_and_ends_the_other(tmp_path: Path) -> None:
     (tmp_path / "junk.db").write_text("no database")
-    with ExitStack() as stack:
-        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in "ab"]
-        mlflow, prefect = (str(one.getsockname()[1]) for one in free)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "flows.cli", "ui", "--tracking-uri", "sqlite:///junk.db"),
-            *("--mlflow-port", mlflow, "--prefect-port", prefect),
+            *("--mlflow-port", str(free_port()), "--prefect-port", str(free_port())),
         ],
         cwd=tmp_path,
         env=isolated(tmp_path),

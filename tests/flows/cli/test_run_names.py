@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -12,6 +11,7 @@ from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import AwaitingRetry, Crashed, Running, Scheduled
 
+from benchmarks.services import free_port
 from flows.parameters import RetrainParameters
 from flows.retrain import run_name
 
@@ -52,9 +52,7 @@ def name_of(flow_run: FlowRun, **parameters: object) -> str:
 def test_a_flow_runs_run_has_one_name_also_when_it_is_run_again_and_the_api_is_away(
     flow_run: FlowRun,
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{port}/api"}):
+    with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{free_port()}/api"}):
         assert name_of(flow_run) == "clinic-20261123-030000-01a206"
 
 

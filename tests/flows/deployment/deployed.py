@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks.services import ANSWERS_WITHIN_S
+from benchmarks.services import ANSWERS_WITHIN_S, free_port
 from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import ROOT
 from train_core.storage.coordination import lease
@@ -98,8 +97,7 @@ class Server:
     """A Prefect server that can be stopped, or killed, and started again."""
 
     def __init__(self, home: Path, environment: dict[str, str]) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = str(free.getsockname()[1])
+        self._port = str(free_port())
         self.url = f"http://127.0.0.1:{self._port}/api"
         self._home, self._environment = home, environment
         self._running = ExitStack()
