@@ -24,7 +24,7 @@ ANSWERS_WITHIN_S = 180
 
 def free_port() -> int:
     """A port that nobody listens on, below those that the kernel gives to whoever asks for any."""
-    for port in random.sample(range(20000, 32000), 100):
+    for port in random.SystemRandom().sample(range(20000, 32000), 100):
         with socket.socket() as listening, contextlib.suppress(OSError):
             listening.bind(("127.0.0.1", port))
             return port

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,15 +31,21 @@ STORAGES = ["local", pytest.param("s3", marks=pytest.mark.s3)]
 def pytest_configure() -> None:
     """Hear SIGINT: jobs in the background ignore it, and so would the programs of the tests."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Until the tests are collected there is little garbage, and looking for it takes seconds.
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without looking for garbage, of which there is little: it takes seconds.
+
+    What is imported stays: the look for leaks, which collects garbage, need not look at it.
+    """
     gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    """What is imported stays: the look for leaks, which collects garbage, need not look at it."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

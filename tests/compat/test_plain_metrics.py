@@ -83,7 +83,7 @@ METRICS = st.dictionaries(
         | st.floats(width=32).map(torch.tensor)
         | st.lists(st.floats(width=32)).map(torch.tensor),
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-        # Larger ones take as many seconds to draw, and show no more.
+        # Larger examples take seconds to draw, and show nothing more.
         max_leaves=12,
     ),
     max_size=6,

@@ -231,6 +231,15 @@ def test_a_metric_with_a_reset_of_its_own_is_reset() -> None:
     assert [found(np.array([row])) for row in range(3)] == [1.0, 2.0, 3.0]
 
 
+def test_a_metric_that_was_computed_before_says_nothing_of_that() -> None:
+    rows = (torch.tensor([1.0, 2.0, 3.0]), torch.ones(3))
+    used = MeanMetric()
+    used.update(7.0)
+    used.compute()
+    found = RowMetric("metric", used, *scores_of(Given(MeanMetric), rows))
+    assert [found(np.array([row])) for row in range(3)] == [1.0, 2.0, 3.0]
+
+
 def test_what_is_not_of_the_batch_is_of_every_row() -> None:
     class Scaled(Given):
         def update_metric(self, metric: Metric, outputs: Any, batch: Batch) -> None:

@@ -42,10 +42,10 @@ def no_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the default experiment: made once, copied for each test."""
+    """MLflow's empty database, with the default experiment: made once, copied for each test."""
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     create_tracking_database(f"sqlite:///{path}")
-    # Closed, it is one file.
+    # Opening it adds the default experiment; closed, it is one file.
     SqlAlchemyStore(f"sqlite:///{path}", str(path.parent / "unused")).engine.dispose()
     return path
 

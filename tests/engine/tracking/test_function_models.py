@@ -207,7 +207,6 @@ def importable(code: Path, modules: dict[str, str]) -> Iterator[None]:
             sys.modules.pop(name, None)
 
 
-@pytest.mark.slow  # test_models.py has the same of a workload.
 @pytest.mark.promise("function-model")
 def test_the_code_of_the_predictor_travels_and_nothing_is_pickled(
     tmp_path: Path, tracking_uri: str

@@ -45,6 +45,10 @@ def code_of(names: Iterable[str]) -> Code:
     own, installed = _loaded(name.partition(":")[0].partition(".")[0] for name in names)
     unknown = installed - set(REQUIREMENTS)
     owners = _owners() if unknown else {}
+    if not unknown <= owners.keys():
+        # One may have been installed, or come onto the path, since the last look.
+        _owners.cache_clear()
+        owners = _owners()
     found = {owner for top in unknown for owner in owners.get(top, [])} - set(REQUIREMENTS)
     return Code(
         paths=[str(Path(train_core.__file__).parent), *map(_path_of, sorted(own))],
@@ -58,7 +62,7 @@ def code_of(names: Iterable[str]) -> Code:
 
 @cache
 def _owners() -> Mapping[str, list[str]]:
-    """The distributions that have each module; to find them takes half a second."""
+    """The names of the distributions that have each module; looking takes half a second."""
     return metadata.packages_distributions()
 
 
