@@ -229,7 +229,6 @@ def begin_attempt(folder: RunFolder, *, timing: Timing = TIMING) -> lease.Lease:
     """
     held = lease.acquire(folder.store, folder.name, timing=timing)
     try:
-        held.send_heartbeat()
         # There may be many manifests to read, from far away.
         with lease.alive(held):
             _fence_off_earlier_attempts(folder, held)

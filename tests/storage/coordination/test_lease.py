@@ -18,6 +18,7 @@ from train_core.storage.coordination.fence_list import read_fence_list
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.lease import Lease
 from train_core.storage.coordination.timing import TIMING, Timing
+from train_core.storage.objects.retry_policy import DEFAULT
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
@@ -109,6 +110,26 @@ def test_a_heartbeat_does_not_wait_for_a_storage_that_is_away(tmp_path: Path) ->
     held = lease.acquire(ImpatientStore(str(tmp_path)), "run")
     held.send_heartbeat()
     held.release()
+
+
+class SlowStore(Store):
+    """Answers a heartbeat later than its sender waits, and everything else in time."""
+
+    def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
+        if "-beat" in key and self.retry_policy.budget_s < DEFAULT.budget_s:
+            raise StorageError("no answer in time")
+        super().write(key, data, durable=durable)
+
+
+def test_an_attempt_begins_on_a_storage_that_is_too_slow_for_a_heartbeat(
+    local_folder: RunFolder,
+) -> None:
+    local_folder.store = store = SlowStore(local_folder.url)
+    held = begin_attempt(local_folder)
+    next_attempt(local_folder, held)
+    assert lease.newest_attempt(store) == 2
+    assert lease.is_over(store, 1)
+    assert not lease.is_over(store, 2)
 
 
 def test_the_first_attempt_is_number_one_and_free_runs_have_no_holder(folder: RunFolder) -> None:

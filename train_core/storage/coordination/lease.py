@@ -24,7 +24,7 @@ from train_core.storage.coordination.heartbeat import (
 )
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.timing import TIMING, Timing
-from train_core.storage.objects.retry_policy import SHORT
+from train_core.storage.objects.retry_policy import SHORT, RetryPolicy
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import (
     LARGEST_NUMBER,
@@ -63,12 +63,12 @@ class Lease:
         """Move the heartbeat; call it every `timing.heartbeat_s`."""
         with self._lock:
             self.counter += 1
-            self._write_heartbeat(released=False)
+            self._write_heartbeat(self.attempt, released=False)
 
     def release(self) -> None:
         """Give the run free: the next attempt need not wait for a standstill."""
         with self._lock:
-            self._write_heartbeat(released=True)
+            self._write_heartbeat(self.attempt, released=True)
 
     def advance(self) -> None:
         """Go on to this holder's next attempt; the run is never free meanwhile.
@@ -84,20 +84,20 @@ class Lease:
         except FileExistsError as error:
             raise FencedError(self.attempt, newest_attempt(self.store)) from error
         with self._lock:
-            try:
-                # Nothing more of the attempt before can count: what it left can be collected.
-                self._write_heartbeat(released=True)
-            finally:
-                self.attempt += 1
-            self._write_heartbeat(released=False)
+            self.attempt += 1
+        # Nothing more of the attempt before can count: what it left can be collected. If that was
+        # not written, nothing would be, so it is waited for; heartbeats need not wait with it.
+        self._write_heartbeat(self.attempt - 1, released=True, retry_policy=self.store.retry_policy)
 
-    def _write_heartbeat(self, *, released: bool) -> None:
+    def _write_heartbeat(
+        self, attempt: int, *, released: bool, retry_policy: RetryPolicy = SHORT
+    ) -> None:
+        # By default it is given up soon: the next one is due, and a driver that is about to end
+        # does not wait for a storage that is away.
         end = self.end if released else ""
         heartbeat = LeaseHeartbeat(counter=self.counter, released=released, end=end)
-        # The next one is due soon, and a driver that is about to end does not wait for a storage
-        # that is away.
-        self.store.with_retries(SHORT).write(
-            _heartbeat_key(self.attempt), heartbeat.model_dump_json().encode()
+        self.store.with_retries(retry_policy).write(
+            _heartbeat_key(attempt), heartbeat.model_dump_json().encode()
         )
 
 
