@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -96,6 +96,16 @@ def place_of(nodeid: str) -> int:
     return len(LONGEST)
 
 
+def part_of(nodeids: Sequence[str], part: str) -> set[str]:
+    """The groups of a part such as `2/5`: every fifth of the tests' groups, from the second on.
+
+    They are counted by their places, which spreads the longest over the parts.
+    """
+    first, step = map(int, part.split("/"))
+    groups = dict.fromkeys(group_of(nodeid) for nodeid in sorted(nodeids, key=place_of))
+    return set(list(groups)[first - 1 :: step])
+
+
 @contextmanager
 def cores_for(group: str, locks: Path) -> Iterator[None]:
     """Wait until a test of the group may run, and keep it so: locks that all processes share.
@@ -124,8 +134,8 @@ def cores_for(group: str, locks: Path) -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--part 2/5`: every fifth file of those that have such tests, from the second on."""
-    parser.addoption("--part", default="1/1", help="run every n-th file, from the k-th on: k/n")
+    """`--part 2/5`, which `part_of` describes."""
+    parser.addoption("--part", default="1/1", help="run every n-th group, from the k-th on: k/n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -157,11 +167,10 @@ class SlowestFirst(LoadScopeScheduling):
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The same in all processes: they have to agree. What `-m` leaves out is left out already."""
-    part, parts = map(int, config.getoption("--part").split("/"))
-    files = sorted({item.path for item in items})[part - 1 :: parts]
-    others = [item for item in items if item.path not in files]
+    groups = part_of([item.nodeid for item in items], config.getoption("--part"))
+    others = [item for item in items if group_of(item.nodeid) not in groups]
     config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if item.path in files]
+    items[:] = [item for item in items if group_of(item.nodeid) in groups]
     items.sort(key=lambda item: place_of(item.nodeid))
 
 

@@ -18,6 +18,7 @@ from tests.plugins.order import (
     SHARE_NOTHING,
     cores_for,
     group_of,
+    part_of,
     place_of,
 )
 
@@ -76,6 +77,15 @@ def test_tests_that_share_nothing_are_groups_of_their_own_at_the_place_of_their_
     tests = [f"tests/{SHARE_NOTHING[0]}.py::test_a[{number}]" for number in range(2)]
     assert group_of(tests[0]) != group_of(tests[1])
     assert {place_of(test) for test in tests} == {LONGEST.index(SHARE_NOTHING[0])}
+
+
+def test_each_group_is_in_one_part_and_the_longest_are_spread_over_the_parts() -> None:
+    names = [str(file.relative_to(TESTS)) for file in sorted(TESTS.rglob("test_*.py"))]
+    tests = [f"tests/{name}::test_{number}" for name in names for number in range(5)]
+    parts = [part_of(tests, f"{number}/4") for number in range(1, 5)]
+    assert sorted(group for part in parts for group in part) == sorted(set(map(group_of, tests)))
+    longest = [sum(group.partition("::")[0] in LONGEST for group in part) for part in parts]
+    assert max(longest) - min(longest) <= 1
 
 
 def test_the_undisturbed_pipeline_runs_in_one_process() -> None:
