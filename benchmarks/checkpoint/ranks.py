@@ -1,7 +1,7 @@
 """Groups of real processes that do what they are told, all at once: one command, one answer each.
 
-A command is a line of JSON on a Unix socket. So the processes that Ray starts are driven like our
-own, contenders live side by side, and each works only while it has its turn.
+A command is a line of JSON on a connection within this machine. So the processes that Ray starts
+are driven like our own, contenders live side by side, and each works only while it has its turn.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ class Ranks:
     """The processes of one group, in the order of ranks."""
 
     def __init__(self, folder: Path, name: str, count: int) -> None:
-        self.address = str(folder / f"{name}.sock")
         self.log = folder / f"{name}.log"
         self.count = count
         self.processes: list[Any] = []
         self._files: list[Any] = []
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(self.address)
-        self._listening.listen(count)
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=count)
         self._listening.settimeout(1)
+        self.port: int = self._listening.getsockname()[1]
+        """Where the processes report."""
 
     def start(self, main: Main, task: dict[str, Any], **environment: str) -> Self:
         """Start the processes as ranks of a gloo group; each makes its function of the task."""
@@ -54,7 +53,7 @@ class Ranks:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port,
             }
-            arguments = (self.address, rank, main, task, self.log, place | environment)
+            arguments = (self.port, rank, main, task, self.log, place | environment)
             process = _PROCESSES.Process(target=_run, args=arguments, daemon=True)
             process.start()
             self.processes.append(process)
@@ -131,25 +130,24 @@ class Ranks:
         return self.log.read_text()[-4000:] if self.log.exists() else ""
 
 
-def serve(address: str, rank: int, do: Callable[..., Any]) -> None:
+def serve(port: int, rank: int, do: Callable[..., Any]) -> None:
     """Carry out commands until there are no more."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(address)
-        with connection.makefile("rw") as file:
-            file.write(f"{rank}\n")
+    connection = socket.create_connection(("127.0.0.1", port))
+    with connection, connection.makefile("rw") as file:
+        file.write(f"{rank}\n")
+        file.flush()
+        for line in file:
+            command, arguments = json.loads(line)
+            try:
+                answer = {"done": do(command, **arguments)}
+            except Exception:  # noqa: BLE001 (the conductor raises whatever it is)
+                answer = {"failed": traceback.format_exc()}
+            file.write(json.dumps(answer) + "\n")
             file.flush()
-            for line in file:
-                command, arguments = json.loads(line)
-                try:
-                    answer = {"done": do(command, **arguments)}
-                except Exception:  # noqa: BLE001 (the conductor raises whatever it is)
-                    answer = {"failed": traceback.format_exc()}
-                file.write(json.dumps(answer) + "\n")
-                file.flush()
 
 
 def _run(
-    address: str,
+    port: int,
     rank: int,
     main: Main,
     task: dict[str, Any],
@@ -160,4 +158,4 @@ def _run(
         os.dup2(shown.fileno(), 1)
         os.dup2(shown.fileno(), 2)
     os.environ.update(environment)
-    serve(address, rank, main(task))
+    serve(port, rank, main(task))

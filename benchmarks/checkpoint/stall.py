@@ -145,14 +145,10 @@ def pinned(bench: Bench, contenders: list[Contender]) -> Iterator[None]:
 @contextlib.contextmanager
 def ray_training(folder: Path, address: str, mode: str) -> Iterator[Ranks]:
     """The ranks of a training on Ray."""
-    task = {
-        "mode": mode,
-        "storage": str(folder / "ray-storage"),
-        "address": str(folder / f"{mode}.sock"),
-    }
     # A cluster asks for its token, and a client sends it only if told to.
     ray = {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "token", "PYTHONPATH": str(ROOT)}
     ranks = Ranks(folder, mode, 2)
+    task = {"mode": mode, "storage": str(folder / "ray-storage"), "port": ranks.port}
     with ranks.log.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.peers.ray_saving", json.dumps(task)],

@@ -80,7 +80,7 @@ class Contender(Protocol):
 
 
 def serve_contender(start: Callable[..., Contender]) -> None:
-    """Start a contender as this program's argument says, and carry out commands on its socket."""
+    """Start a contender as this program's argument says, and carry out its commands."""
     told = json.loads(sys.argv[1])
     contender = start(**told["task"])
 
@@ -88,7 +88,7 @@ def serve_contender(start: Callable[..., Contender]) -> None:
         return getattr(contender, command)(**arguments)
 
     try:
-        serve(told["address"], 0, do)
+        serve(told["port"], 0, do)
     finally:
         contender.close()
 

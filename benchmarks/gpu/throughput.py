@@ -113,7 +113,7 @@ def warmed_up(started: dict[str, Ranks], report: Report, warm_up: int) -> dict[s
 def start(bench: Bench, number: int, module: str, task: dict[str, Any]) -> Ranks:
     """The process of a contender, which gets ready while others are asked."""
     ranks = Ranks(bench.scratch, f"contender-{number}", 1)
-    told = {"address": ranks.address, "task": task}
+    told = {"port": ranks.port, "task": task}
     environment = {**os.environ, "PYTHONPATH": _python_path()}
     with ranks.log.open("wb") as log:
         command = [sys.executable, "-m", module, json.dumps(told)]

@@ -101,7 +101,7 @@ def train_func(task: dict[str, Any]) -> None:
         carried_out: Callable[..., Any] = getattr(peer, command)
         return carried_out(**arguments)
 
-    serve(task["address"], train.get_context().get_world_rank(), do)
+    serve(task["port"], train.get_context().get_world_rank(), do)
 
 
 if __name__ == "__main__":
