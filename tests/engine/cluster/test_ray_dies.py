@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -13,7 +13,7 @@ import pytest
 from benchmarks.services import mlflow_server
 from tests.engine.ranks.ray_processes import part_of_ray
 from tests.flows.mlflow_side import shown_at
-from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
+from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Schedule
 from train_core import TrainConfig
 from train_core.client.driver_handle import Driver
 from train_core.errors import StageError
@@ -40,29 +40,54 @@ def test_a_driver_whose_head_of_ray_dies_ends_so_that_the_next_try_has_a_new_one
     assert any("Ray's gcs_server died" in (warning_in(line) or "") for line in log)
 
 
+class WaitsWithUpdates(Schedule):
+    """Hands no update of a run on until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+
+    def take(self, method: str, target: str) -> Fault | None:
+        if "runs/update" in target:
+            assert self.goes_on.wait(60)
+        return super().take(method, target)
+
+
 @pytest.mark.slow
 def test_a_driver_whose_ray_dies_while_it_is_closed_tells_mlflow_how_the_run_ended(
     tmp_path: Path,
 ) -> None:
     config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32)
     with mlflow_server(tmp_path) as tracking, FaultProxy(tracking) as mlflow:
+        mlflow.schedule = updates = WaitsWithUpdates()
         request = DriverRequest(
             storage=str(tmp_path / "runs"), run="run", config=config, tracking_uri=mlflow.url
         )
         driver = Driver(request, print)
         driver.train()
-        mlflow.schedule.add(Fault(Kind.REFUSE, target="runs/update", times=math.inf))
+        process = psutil.Process(driver._process.pid)
+        assert has_workers(process)
         closing = threading.Thread(target=driver.close)
         closing.start()
-        # Again and again: the second time, the driver has heard that it shall end.
         deadline = time.monotonic() + 20
-        while len(mlflow.schedule.hits) < 2:
+        # They end after the driver has heard that it shall end.
+        while has_workers(process):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         part_of_ray(driver, "gcs_server").kill()
-        # Longer than it takes a driver that works to notice.
-        time.sleep(3)
-        mlflow.schedule.clear()
+        with pytest.raises(psutil.TimeoutExpired):
+            # Longer than it takes a driver that works to notice.
+            process.wait(3)
+        updates.goes_on.set()
         closing.join()
         url = RunFolder(request.storage, "run").url
         assert shown_at(tracking, url)["pipeline"]["status"] == "FINISHED"
+
+
+def has_workers(driver: psutil.Process) -> bool:
+    """Whether workers run in the driver's Ray."""
+    for process in driver.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.name() == "ray::TrainWorker":
+                return True
+    return False
