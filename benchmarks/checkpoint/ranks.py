@@ -41,7 +41,7 @@ class Ranks:
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=count)
         self._listening.settimeout(1)
         self.port: int = self._listening.getsockname()[1]
-        """Where the processes report."""
+        """The group listens on it."""
 
     def start(self, main: Main, task: dict[str, Any], **environment: str) -> Self:
         """Start the processes as ranks of a gloo group; each makes its function of the task."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from benchmarks.services import mlflow_server
-from tests.engine.ranks.ray_processes import part_of_ray
+from tests.engine.ranks.ray_processes import part_of_ray, workers_of
 from tests.flows.mlflow_side import shown_at
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Schedule
 from train_core import TrainConfig
@@ -66,28 +65,21 @@ def test_a_driver_whose_ray_dies_while_it_is_closed_tells_mlflow_how_the_run_end
         driver = Driver(request, print)
         driver.train()
         process = psutil.Process(driver._process.pid)
-        assert has_workers(process)
+        assert workers_of(process)
         closing = threading.Thread(target=driver.close)
         closing.start()
-        deadline = time.monotonic() + 20
-        # They end after the driver has heard that it shall end.
-        while has_workers(process):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        part_of_ray(driver, "gcs_server").kill()
-        with pytest.raises(psutil.TimeoutExpired):
-            # Longer than it takes a driver that works to notice.
-            process.wait(3)
-        updates.goes_on.set()
-        closing.join()
+        try:
+            deadline = time.monotonic() + 20
+            # They end after the driver has heard that it shall end.
+            while workers_of(process):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            part_of_ray(driver, "gcs_server").kill()
+            with pytest.raises(psutil.TimeoutExpired):
+                # Longer than it takes a driver that works to notice.
+                process.wait(3)
+        finally:
+            updates.goes_on.set()
+            closing.join()
         url = RunFolder(request.storage, "run").url
         assert shown_at(tracking, url)["pipeline"]["status"] == "FINISHED"
-
-
-def has_workers(driver: psutil.Process) -> bool:
-    """Whether workers run in the driver's Ray."""
-    for process in driver.children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if process.name() == "ray::TrainWorker":
-                return True
-    return False

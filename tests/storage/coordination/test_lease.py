@@ -16,7 +16,7 @@ from train_core.errors import FencedError, RunBusyError, StorageError
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.fence_list import read_fence_list
 from train_core.storage.coordination.holder import Holder
-from train_core.storage.coordination.lease import Lease
+from train_core.storage.coordination.lease import Lease, LeaseHeartbeat
 from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.retry_policy import DEFAULT
 from train_core.storage.objects.store import Store
@@ -128,6 +128,36 @@ def test_an_attempt_begins_on_a_storage_that_is_too_slow_for_a_heartbeat(
     held = begin_attempt(local_folder)
     next_attempt(local_folder, held)
     assert lease.newest_attempt(store) == 2
+    assert lease.is_over(store, 1)
+    assert not lease.is_over(store, 2)
+
+
+class HoldsTheRelease(Store):
+    """Does not answer who releases attempt 1 until it is told to."""
+
+    goes_on = threading.Event()
+
+    def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
+        if "0001-beat" in key and LeaseHeartbeat.model_validate_json(data).released:
+            assert self.goes_on.wait(60)
+        super().write(key, data, durable=durable)
+
+
+def test_heartbeats_of_a_further_attempt_are_sent_while_the_storage_is_slow(tmp_path: Path) -> None:
+    store = HoldsTheRelease(str(tmp_path))
+    held = lease.acquire(store, "run", timing=Timing(heartbeat_s=0.05))
+    advancing = threading.Thread(target=held.advance)
+    with lease.alive(held):
+        advancing.start()
+        try:
+            deadline = time.monotonic() + 30
+            while lease._heartbeat(store, 2).counter == 0:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert not lease.is_over(store, 1)
+        finally:
+            store.goes_on.set()
+            advancing.join()
     assert lease.is_over(store, 1)
     assert not lease.is_over(store, 2)
 

@@ -84,16 +84,18 @@ class Lease:
         except FileExistsError as error:
             raise FencedError(self.attempt, newest_attempt(self.store)) from error
         with self._lock:
+            before = self.attempt
             self.attempt += 1
-        # Nothing more of the attempt before can count: what it left can be collected. If that was
-        # not written, nothing would be, so it is waited for; heartbeats need not wait with it.
-        self._write_heartbeat(self.attempt - 1, released=True, retry_policy=self.store.retry_policy)
+        # Nothing more of the attempt before can count: what it left can be collected. No later
+        # heartbeat repeats this, so it has the store's own retry policy; and it is written without
+        # the lock, so that heartbeats go on.
+        self._write_heartbeat(before, released=True, retry_policy=self.store.retry_policy)
 
     def _write_heartbeat(
         self, attempt: int, *, released: bool, retry_policy: RetryPolicy = SHORT
     ) -> None:
-        # By default it is given up soon: the next one is due, and a driver that is about to end
-        # does not wait for a storage that is away.
+        # By default a heartbeat is given up soon: the next one is due, and a driver that is about
+        # to end does not wait for a storage that is away.
         end = self.end if released else ""
         heartbeat = LeaseHeartbeat(counter=self.counter, released=released, end=end)
         self.store.with_retries(retry_policy).write(

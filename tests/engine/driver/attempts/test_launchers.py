@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import ray
 
 from tests.engine.alone import create, run
 from tests.engine.digests import digest_of_training
+from tests.engine.ranks.ray_processes import workers_of
 from train_core import TrainConfig
 from train_core.config import LOCAL
 from train_core.engine.cluster.pool import WorkerPool
@@ -73,12 +73,7 @@ def attempt(
 
 def ranks() -> list[psutil.Process]:
     """The processes that train."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if any("TrainWorker" in argument for argument in process.cmdline()[:1]):
-                found.append(process)
-    return found
+    return workers_of(psutil.Process())
 
 
 @pytest.fixture(scope="module")
