@@ -7,7 +7,9 @@ import os
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,11 +40,19 @@ def write_idx(folder: Path) -> None:
             (folder / f"{prefix}-{name}-ubyte.gz").write_bytes(packed)
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder for sockets, whose paths may have about 100 characters: `tmp_path` may have more."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_quick_run_on_a_cpu_has_every_figure_and_cleans_up(tmp_path: Path) -> None:
-    scratch, storage = tmp_path / "scratch", tmp_path / "storage"
-    scratch.mkdir()
+def test_a_quick_run_on_a_cpu_has_every_figure_and_cleans_up(
+    tmp_path: Path, short_path: Path
+) -> None:
+    scratch, storage = short_path, tmp_path / "storage"
     storage.mkdir()
     write_idx(tmp_path / "mnist")
     options = ["--data", str(tmp_path / "mnist"), "--storage", str(storage)]
