@@ -97,13 +97,17 @@ def place_of(nodeid: str) -> int:
 
 
 def part_of(nodeids: Sequence[str], part: str) -> set[str]:
-    """The groups of a part such as `2/5`: every fifth of the tests' groups, from the second on.
+    """The tests of a part such as `2/5`: those of every fifth file, from the second on.
 
-    They are counted by their places, which spreads the longest over the parts.
+    Files are counted by their places, which spreads the longest over the parts. A test that is a
+    group of its own counts as a file.
     """
     first, step = map(int, part.split("/"))
-    groups = dict.fromkeys(group_of(nodeid) for nodeid in sorted(nodeids, key=place_of))
-    return set(list(groups)[first - 1 :: step])
+    files: dict[str, list[str]] = {}
+    for nodeid in sorted(nodeids, key=place_of):
+        group, file = group_of(nodeid), nodeid.partition("::")[0]
+        files.setdefault(group if "::" in group else file, []).append(nodeid)
+    return {nodeid for tests in list(files.values())[first - 1 :: step] for nodeid in tests}
 
 
 @contextmanager
@@ -135,7 +139,7 @@ def cores_for(group: str, locks: Path) -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--part 2/5`, which `part_of` describes."""
-    parser.addoption("--part", default="1/1", help="run every n-th group, from the k-th on: k/n")
+    parser.addoption("--part", default="1/1", help="run every n-th file, from the k-th on: k/n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -167,10 +171,10 @@ class SlowestFirst(LoadScopeScheduling):
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The same in all processes: they have to agree. What `-m` leaves out is left out already."""
-    groups = part_of([item.nodeid for item in items], config.getoption("--part"))
-    others = [item for item in items if group_of(item.nodeid) not in groups]
+    part = part_of([item.nodeid for item in items], config.getoption("--part"))
+    others = [item for item in items if item.nodeid not in part]
     config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if group_of(item.nodeid) in groups]
+    items[:] = [item for item in items if item.nodeid in part]
     items.sort(key=lambda item: place_of(item.nodeid))
 
 
