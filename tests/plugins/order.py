@@ -27,8 +27,10 @@ GROUPS = {
     **{f"flows/cli/test_{name}": PIPELINES for name in ("bad_input", "mirror_command")},
 }
 """By how their names below `tests/` begin; every other file is a group of its own."""
-SHARE_NOTHING = ("compat/attempts/test_kills",)
-"""Files in which each test is a group of its own: a file of an hour would keep one process busy."""
+SHARE_NOTHING = ("compat/attempts/test_kills", "storage/coordination/test_lease")
+"""Files in which each test is a group of its own: they would keep one process busy for an hour, or
+for half a minute at the end, in which the others have nothing to do.
+"""
 LONGEST = (
     "compat/attempts/test_kills",
     *(CLUSTER, DEPLOYMENTS, PIPELINES, "flows/test_gate", "engine/driver/job/test_remote_stages"),
@@ -117,7 +119,7 @@ def cores_for(group: str, locks: Path) -> Iterator[None]:
     Those that load both cores run side by side, and those that measure time do; never one kind
     beside the other. A test that waits is not overtaken.
     """
-    if group in MEASURES_TIME:
+    if group.partition("::")[0] in MEASURES_TIME:
         kinds = ["measuring", "loading"]
     elif group.startswith(LOADS_BOTH_CORES):
         kinds = ["loading", "measuring"]
