@@ -10,6 +10,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,10 @@ def test_a_quick_run_on_a_cpu_has_every_figure_and_cleans_up(
     assert not [command for command in commands if str(tmp_path) in command]
 
 
+@pytest.mark.skipif(
+    find_spec("transformers") is not None,
+    reason="torchmetrics imports Transformers where they are installed, which import sklearn",
+)
 def test_it_is_imported_without_ray_prefect_and_mlflow() -> None:
     program = f"""
         import importlib, sys
