@@ -4,12 +4,13 @@ import gzip
 import json
 import math
 import os
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,39 +42,39 @@ def write_idx(folder: Path) -> None:
             (folder / f"{prefix}-{name}-ubyte.gz").write_bytes(packed)
 
 
-@pytest.fixture
-def short_path() -> Iterator[Path]:
-    """A folder for sockets, whose paths may have about 100 characters: `tmp_path` may have more."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_quick_run_on_a_cpu_has_every_figure_and_cleans_up(
-    tmp_path: Path, short_path: Path
-) -> None:
-    scratch, storage = short_path, tmp_path / "storage"
+def test_a_quick_run_on_a_cpu_has_every_figure_and_cleans_up(tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
     storage.mkdir()
     write_idx(tmp_path / "mnist")
     options = ["--data", str(tmp_path / "mnist"), "--storage", str(storage)]
-    shown = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--quick", *options],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(scratch)},
-    ).stdout
+    # Short: the paths of sockets lie below it.
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="b") as folder:
+        with subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--quick", *options],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": folder},
+            start_new_session=True,
+        ) as process:
+            try:
+                shown, _ = process.communicate()
+                listed = [str(one.info["cmdline"]) for one in psutil.process_iter(["cmdline"])]
+                assert not [command for command in listed if str(tmp_path) in command]
+            finally:
+                # If the test fails, its contenders are left.
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        assert process.returncode == 0
+        assert not list(Path(folder).glob("bench-*"))
     figures = json.loads(shown.splitlines()[-1])
     measured = {key: figures[key] for key in (*throughput.KEYS, *saving.KEYS)}
     assert all(math.isfinite(value) for value in measured.values()), shown
     # A checkpoint of so small a model is lost in the noise of a window, which may be negative.
     assert all(figures[key] > 0 for key in (*throughput.KEYS, "gpu_call_vs_copy")), shown
-    assert not list(scratch.glob("bench-*"))
     assert not list(storage.iterdir())
-    commands = [str(process.info["cmdline"]) for process in psutil.process_iter(["cmdline"])]
-    assert not [command for command in commands if str(tmp_path) in command]
 
 
 @pytest.mark.skipif(

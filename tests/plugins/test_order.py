@@ -23,6 +23,7 @@ from tests.plugins.order import (
 )
 
 HEAVY, TIMED, OTHER = LOADS_BOTH_CORES[0], MEASURES_TIME[0], "policy/test_names"
+TIMED_ALONE = "storage/coordination/test_lease::test_a"
 TESTS = Path(__file__).parents[1]
 
 
@@ -38,7 +39,9 @@ def is_let_in(group: str, locks: Path) -> threading.Event:
     return let_in
 
 
-@pytest.mark.parametrize(("first", "second"), [(HEAVY, TIMED), (TIMED, HEAVY)])
+@pytest.mark.parametrize(
+    ("first", "second"), [(HEAVY, TIMED), (TIMED, HEAVY), (HEAVY, TIMED_ALONE)]
+)
 def test_the_second_waits_for_the_first(first: str, second: str, tmp_path: Path) -> None:
     with cores_for(first, tmp_path):
         let_in = is_let_in(second, tmp_path)
