@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 		f"Python 3.11 or newer is needed, $(PYTHON) is {sys.version.split()[0]}: make PYTHON=python3.12 venv")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m flows.databases
+	$(BIN)/python -m evertrain_flows.databases
 	@touch $@
 
 demo: $(STAMP) ## Retrain on handwritten digits; run it again and it goes on where it was killed

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from flows.databases import create_prefect_database, create_tracking_database
+from evertrain_flows.databases import create_prefect_database, create_tracking_database
 
 BIN = Path(sys.executable).parent
 ANSWERS_WITHIN_S = 180

@@ -9,13 +9,13 @@ from uuid import UUID
 from prefect import State, flow, runtime
 from prefect.states import Cancelled
 
-from flows.defaults import default_storage, tracking_uri_of
-from flows.driving import as_tasks, connected, drive
-from tasks.driver_session.session import Session, open_session
-from tasks.driver_session.session_log import run_logger
-from tasks.infer import infer
-from tasks.prepare import prepare
-from tasks.report_predictions import report_predictions
+from evertrain_flows.defaults import default_storage, tracking_uri_of
+from evertrain_flows.driving import as_tasks, connected, drive
+from evertrain_tasks.driver_session.session import Session, open_session
+from evertrain_tasks.driver_session.session_log import run_logger
+from evertrain_tasks.infer import infer
+from evertrain_tasks.prepare import prepare
+from evertrain_tasks.report_predictions import report_predictions
 from train_core.client.runs import open_run
 from train_core.errors import ConfigError, StoppedError
 from train_core.policy.champion.model_names import ModelAddress

@@ -1,8 +1,9 @@
 """New databases for Prefect and MLflow: copies of empty ones that were made at installation.
 
 Each of the two builds a new database by running all of its schema's migrations, which takes
-seconds. `python -m flows.databases` lets both do so once, and keeps the results in the Python
-environment. Without them, and after an upgrade of the library, the library migrates as always.
+seconds. `python -m evertrain_flows.databases` lets both do so once, and keeps the results in the
+Python environment. Without them, and after an upgrade of the library, the library migrates as
+always.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from flows.databases import SQLITE
+from evertrain_flows.databases import SQLITE
 from train_core.storage.addresses import absolute
 from train_core.storage.run_folder import RunFolder
 

@@ -15,14 +15,14 @@ from typing import Any
 from prefect import State, Task
 from prefect.exceptions import CancelledRun, TerminationSignal
 
-from flows.flow_runs.cancellation import ending_when_cancelled, is_flow_run_cancelled
-from flows.flow_runs.endings import job_outlives_flow
-from flows.flow_runs.prefect_engine import exit_when_prefect_hangs
-from flows.timing import TIMING
-from tasks.driver_session.session import Session, Stages, stopped
-from tasks.prefect_server.connection import ServerConnection
-from tasks.prefect_server.flow_run import deployment_of_flow_run
-from tasks.retries import OPTIONS, is_transient
+from evertrain_flows.flow_runs.cancellation import ending_when_cancelled, is_flow_run_cancelled
+from evertrain_flows.flow_runs.endings import job_outlives_flow
+from evertrain_flows.flow_runs.prefect_engine import exit_when_prefect_hangs
+from evertrain_flows.timing import TIMING
+from evertrain_tasks.driver_session.session import Session, Stages, stopped
+from evertrain_tasks.prefect_server.connection import ServerConnection
+from evertrain_tasks.prefect_server.flow_run import deployment_of_flow_run
+from evertrain_tasks.retries import OPTIONS, is_transient
 from train_core.config import LOCAL
 from train_core.errors import StoppedError
 from train_core.policy.end_status import EndStatus

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.databases import create_tracking_database
-from flows.defaults import default_storage, tracking_uri_of
-from tasks.mirror import mirror as mirror_task
+from evertrain_flows.databases import create_tracking_database
+from evertrain_flows.defaults import default_storage, tracking_uri_of
+from evertrain_tasks.mirror import mirror as mirror_task
 from train_core.client.runs import open_run
 from train_core.results import Tracking
 from train_core.storage.addresses import absolute

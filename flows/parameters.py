@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from flows.defaults import default_storage, default_tracking_uri
+from evertrain_flows.defaults import default_storage, default_tracking_uri
 from train_core.config import TrainConfig
 from train_core.config.gate_options import GateOptions
 from train_core.policy.logins import hide_secrets

@@ -9,23 +9,23 @@ from prefect import State, flow, runtime
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Completed
 
-from flows.databases import create_tracking_database
-from flows.driving import Start, as_tasks, connected, drive
-from flows.flow_runs.approval import AwaitsApprovalError, announce_wait, approval_for
-from flows.flow_runs.crash_loops import announce_schedule, refuse_crash_loop
-from flows.flow_runs.left_running import correct_states, left_running
-from flows.parameters import RetrainParameters
-from tasks.driver_session.session import Session, open_session, stopped
-from tasks.driver_session.session_log import run_logger
-from tasks.evaluate import evaluate
-from tasks.gate import gate
-from tasks.infer import infer
-from tasks.prepare import prepare
-from tasks.promote import promote
-from tasks.publish import publish
-from tasks.report.artifacts import show_job, show_report
-from tasks.select import select, with_metrics
-from tasks.train import train
+from evertrain_flows.databases import create_tracking_database
+from evertrain_flows.driving import Start, as_tasks, connected, drive
+from evertrain_flows.flow_runs.approval import AwaitsApprovalError, announce_wait, approval_for
+from evertrain_flows.flow_runs.crash_loops import announce_schedule, refuse_crash_loop
+from evertrain_flows.flow_runs.left_running import correct_states, left_running
+from evertrain_flows.parameters import RetrainParameters
+from evertrain_tasks.driver_session.session import Session, open_session, stopped
+from evertrain_tasks.driver_session.session_log import run_logger
+from evertrain_tasks.evaluate import evaluate
+from evertrain_tasks.gate import gate
+from evertrain_tasks.infer import infer
+from evertrain_tasks.prepare import prepare
+from evertrain_tasks.promote import promote
+from evertrain_tasks.publish import publish
+from evertrain_tasks.report.artifacts import show_job, show_report
+from evertrain_tasks.select import select, with_metrics
+from evertrain_tasks.train import train
 from train_core.errors import NothingBegunError, StoppedError
 from train_core.results import CheckpointSummary, GateResult, Report
 from train_core.storage.records.names import default_run_name

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.defaults import default_storage, default_tracking_uri
-from tasks.rollback import rollback as rollback_task
+from evertrain_flows.defaults import default_storage, default_tracking_uri
+from evertrain_tasks.rollback import rollback as rollback_task
 from train_core.results import ChampionEntry
 from train_core.storage.addresses import absolute
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prefect import runtime, task
 
-from tasks.driver_session.session import session_of
-from tasks.retries import OPTIONS, cancelled_if_stopped
+from evertrain_tasks.driver_session.session import session_of
+from evertrain_tasks.retries import OPTIONS, cancelled_if_stopped
 from train_core.requests import Request
 from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.text.shown_text import shown

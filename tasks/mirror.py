@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from tasks.retries import OPTIONS
+from evertrain_tasks.retries import OPTIONS
 from train_core.client.isolated import mirror_run
 from train_core.results import Tracking
 from train_core.storage.run_folder import RunFolder

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prefect import task
 
-from tasks.driver_session.session import session_of
-from tasks.retries import OPTIONS, cancelled_if_stopped
+from evertrain_tasks.driver_session.session import session_of
+from evertrain_tasks.retries import OPTIONS, cancelled_if_stopped
 from train_core.requests import Prepared, Request
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from prefect import task
 
-from tasks.driver_session.session import session_of
-from tasks.prefect_server.flow_run import shown_flow_run
-from tasks.report.artifacts import show_report
-from tasks.retries import OPTIONS, cancelled_if_stopped
+from evertrain_tasks.driver_session.session import session_of
+from evertrain_tasks.prefect_server.flow_run import shown_flow_run
+from evertrain_tasks.report.artifacts import show_report
+from evertrain_tasks.retries import OPTIONS, cancelled_if_stopped
 from train_core.requests import DriverRequest
 from train_core.results import (
     EvaluationResult,

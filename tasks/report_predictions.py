@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from prefect import task
 
-from tasks.driver_session.session import session_of
-from tasks.driver_session.session_log import run_logger
-from tasks.report.artifacts import new_artifact, show
-from tasks.report.markdown import code
-from tasks.retries import OPTIONS, cancelled_if_stopped
+from evertrain_tasks.driver_session.session import session_of
+from evertrain_tasks.driver_session.session_log import run_logger
+from evertrain_tasks.report.artifacts import new_artifact, show
+from evertrain_tasks.report.markdown import code
+from evertrain_tasks.retries import OPTIONS, cancelled_if_stopped
 from train_core.client.isolated import mirror_predictions
 from train_core.errors import EvertrainError
 from train_core.requests import Request

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, cast
 
 from prefect.states import Cancelled
 
-from tasks.timing import TIMING
+from evertrain_tasks.timing import TIMING
 from train_core.errors import (
     GaveUpError,
     StageError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import get_run_logger, task
 
-from tasks.retries import OPTIONS
+from evertrain_tasks.retries import OPTIONS
 from train_core.client.champions import rollback as move_back
 from train_core.client.champions import show_champion
 from train_core.errors import EvertrainError

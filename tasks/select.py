@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from tasks.retries import OPTIONS
+from evertrain_tasks.retries import OPTIONS
 from train_core.policy.checkpoints.selection import Candidate, Order, ranked
 from train_core.policy.metric_names import full_names
 from train_core.results import CheckpointSummary, EvaluationResult, Selection

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from prefect import task
 from prefect.client.schemas.actions import ArtifactUpdate
 
-from tasks.driver_session.session import Session, session_of
-from tasks.driver_session.session_log import run_logger
-from tasks.driver_session.ticker import Ticker
-from tasks.report.artifacts import creator, new_artifact
-from tasks.retries import OPTIONS, cancelled_if_stopped
-from tasks.timing import TIMING
+from evertrain_tasks.driver_session.session import Session, session_of
+from evertrain_tasks.driver_session.session_log import run_logger
+from evertrain_tasks.driver_session.ticker import Ticker
+from evertrain_tasks.report.artifacts import creator, new_artifact
+from evertrain_tasks.retries import OPTIONS, cancelled_if_stopped
+from evertrain_tasks.timing import TIMING
 from train_core.client.live import LiveReader
 from train_core.requests import DriverRequest
 from train_core.results import TrainResult

@@ -178,10 +178,12 @@ def copy_of_tree(folder: Path) -> Path:
     listed = subprocess.check_output(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True
     )
-    for name in (one for one in listed.split("\0") if (ROOT / one).is_file()):
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target)
+    for source in (ROOT / one for one in listed.split("\0") if one):
+        # The links of `importable/` lead to folders.
+        if source.is_file() or source.is_symlink():
+            target = folder / source.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
     (folder / ".venv").symlink_to(ROOT / ".venv")
     return folder
 
@@ -209,7 +211,7 @@ def noticed_by(mutant: Mutant, more: list[str]) -> str:
                 *more,
             ],
             cwd=tree,
-            env=os.environ | {"PYTHONPATH": str(tree)},
+            env=os.environ | {"PYTHONPATH": f"{tree}/importable:{tree}"},
             capture_output=True,
             text=True,
             check=False,

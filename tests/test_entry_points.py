@@ -27,7 +27,7 @@ _SOURCES = sorted(
     for path in (_ROOT / package).rglob("*.py")
     if path != Path(entry_points.__file__)
 )
-_OURS = r"(?:flows|tasks|train_core)(?:\.\w+)+"
+_OURS = r"(?:evertrain_flows|evertrain_tasks|train_core)(?:\.\w+)+"
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -62,13 +62,13 @@ def test_no_other_file_names_one(path: Path) -> None:
     ("code", "found"),
     [
         ('run([sys.executable, "-m", "train_core.engine.tool"])', ["train_core.engine.tool"]),
-        ('run([*(python, "-m", "flows.cli"), "x"])', ["flows.cli"]),
-        ('run("python -m tasks.one --fast")', ["tasks.one"]),
+        ('run([*(python, "-m", "evertrain_flows.cli"), "x"])', ["evertrain_flows.cli"]),
+        ('run("python -m evertrain_tasks.one --fast")', ["evertrain_tasks.one"]),
         ('pool.map("train_core.engine.tool:score", parts)', ["train_core.engine.tool:score"]),
         ('run([sys.executable, "-m", DRIVER])', []),
         ('run([sys.executable, "-m", "mlflow"])', []),
         ('workload = "train_core.workloads.digits:Digits"', []),
-        ('def f():\n    """Started as `python -m flows.cli`."""', []),
+        ('def f():\n    """Started as `python -m evertrain_flows.cli`."""', []),
     ],
 )
 def test_a_name_is_recognized(code: str, found: list[str]) -> None:

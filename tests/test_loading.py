@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.app import main
+from evertrain_flows.cli.app import main
 from tests.flows.conftest import isolated
 from train_core.errors import WorkloadError
 from train_core.loading import load_function, load_workload, parse_settings
@@ -50,7 +50,7 @@ def test_its_training_is_refused_in_one_line(
     (flag, name), *_ = given.items()
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "flows.cli", "retrain"),
+            *(sys.executable, "-m", "evertrain_flows.cli", "retrain"),
             *(f"--{flag.replace('_', '-')}", name.format(script)),
         ],
         cwd=tmp_path,

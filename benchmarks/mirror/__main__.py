@@ -23,7 +23,7 @@ import psutil
 
 from benchmarks.mirror.loop import GO, METRICS_PER_STEP, metrics_of_step
 from benchmarks.report import Report
-from flows.databases import create_tracking_database
+from evertrain_flows.databases import create_tracking_database
 from tests.engine.tracking.run_builder import BEGIN_S, RunBuilder
 from train_core.engine.tracking.client_settings import REPEATED_BY_CALLER
 from train_core.engine.tracking.delivery.delivery_thread import Timing

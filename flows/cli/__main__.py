@@ -1,6 +1,6 @@
-"""`python -m flows.cli`."""
+"""`python -m evertrain_flows.cli`."""
 
-from flows.cli.app import command
+from evertrain_flows.cli.app import command
 
 if __name__ == "__main__":
     command()

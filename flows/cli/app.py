@@ -23,21 +23,21 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from flows.cli import prefect_server
-from flows.cli.commands.champions import ApproveCommand, ChampionsCommand, RollbackCommand
-from flows.cli.commands.diff import DiffCommand
-from flows.cli.commands.export import ExportCommand
-from flows.cli.commands.inspect import LsCommand, ShowCommand, VerifyCommand
-from flows.cli.commands.mirror import MirrorCommand
-from flows.cli.commands.prune import PruneCommand
-from flows.cli.commands.retrain import DemoCommand, RetrainCommand
-from flows.cli.commands.runs import RunsCommand
-from flows.cli.commands.ui import UiCommand
-from flows.cli.commands.verify_resume import VerifyResumeCommand
-from flows.cli.commands.workloads import WorkloadsCommand
-from flows.cli.configuration import configuration_of
-from flows.cli.output.terminal import complain, make_printable, say, warnings_shown
-from flows.cli.refusals import of_arguments, of_values, with_plain_json
+from evertrain_flows.cli import prefect_server
+from evertrain_flows.cli.commands.champions import ApproveCommand, ChampionsCommand, RollbackCommand
+from evertrain_flows.cli.commands.diff import DiffCommand
+from evertrain_flows.cli.commands.export import ExportCommand
+from evertrain_flows.cli.commands.inspect import LsCommand, ShowCommand, VerifyCommand
+from evertrain_flows.cli.commands.mirror import MirrorCommand
+from evertrain_flows.cli.commands.prune import PruneCommand
+from evertrain_flows.cli.commands.retrain import DemoCommand, RetrainCommand
+from evertrain_flows.cli.commands.runs import RunsCommand
+from evertrain_flows.cli.commands.ui import UiCommand
+from evertrain_flows.cli.commands.verify_resume import VerifyResumeCommand
+from evertrain_flows.cli.commands.workloads import WorkloadsCommand
+from evertrain_flows.cli.configuration import configuration_of
+from evertrain_flows.cli.output.terminal import complain, make_printable, say, warnings_shown
+from evertrain_flows.cli.refusals import of_arguments, of_values, with_plain_json
 from train_core.errors import EvertrainError, StoppedError
 
 BAD_INPUT = 2

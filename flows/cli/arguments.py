@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from flows.defaults import default_storage
+from evertrain_flows.defaults import default_storage
 
 
 class InStorage(BaseModel):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flows.cli.configuration_file import read_configuration
-from flows.defaults import default_storage
-from flows.parameters import recorded_parameters
+from evertrain_flows.cli.configuration_file import read_configuration
+from evertrain_flows.defaults import default_storage
+from evertrain_flows.parameters import recorded_parameters
 from train_core.errors import ConfigError
 from train_core.storage.addresses import absolute
 from train_core.storage.objects.retry_policy import SHORT

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Self
 
-from flows.databases import create_prefect_database, create_tracking_database
-from flows.timing import TIMING
+from evertrain_flows.databases import create_prefect_database, create_tracking_database
+from evertrain_flows.timing import TIMING
 from train_core.errors import ConfigError, StageError
 from train_core.policy.logins import public_uri, without_login_of
 

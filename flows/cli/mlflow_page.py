@@ -7,7 +7,7 @@ from contextlib import suppress
 from http.client import HTTPException
 from urllib.parse import urlencode
 
-from flows.timing import TIMING
+from evertrain_flows.timing import TIMING
 from train_core.config.json_text import parse_object
 from train_core.policy.logins import public_uri
 from train_core.policy.mlflow_pages import experiment_page, list_of_experiments

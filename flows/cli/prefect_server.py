@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from flows.databases import create_prefect_database
-from flows.timing import TIMING
+from evertrain_flows.databases import create_prefect_database
+from evertrain_flows.timing import TIMING
 
 _SERVE = """
 import socket
@@ -106,7 +106,7 @@ def _start_prefect(is_wanted: threading.Event) -> None:
             os.environ.setdefault("PREFECT_UI_URL", "http://127.0.0.1:4200")
             refresh_global_settings_context()
         # Late, as the driver starts first, and beside the server's own start.
-        import flows.retrain  # noqa: F401 (the command runs it)
+        import evertrain_flows.retrain  # noqa: F401 (the command runs it)
 
         if server:
             server.wait_until_up(is_wanted)

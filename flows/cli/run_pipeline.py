@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.cli import prefect_server
-from flows.cli.output.terminal import Screen, complain, say, say_if_watched
-from flows.databases import create_tracking_database
-from flows.defaults import HOME, default_storage
-from flows.flow_runs.endings import end_warning
-from flows.parameters import RetrainParameters, new_run_name
-from flows.timing import TIMING
-from tasks.driver_session.session import Session, Stages, open_session, stopped
+from evertrain_flows.cli import prefect_server
+from evertrain_flows.cli.output.terminal import Screen, complain, say, say_if_watched
+from evertrain_flows.databases import create_tracking_database
+from evertrain_flows.defaults import HOME, default_storage
+from evertrain_flows.flow_runs.endings import end_warning
+from evertrain_flows.parameters import RetrainParameters, new_run_name
+from evertrain_flows.timing import TIMING
+from evertrain_tasks.driver_session.session import Session, Stages, open_session, stopped
 from train_core.client.driver_handle import end_status
 from train_core.client.runs import refuse_driven
 from train_core.config import LOCAL
@@ -32,7 +32,7 @@ from train_core.storage.runs_of_storage import is_training_finished
 from train_core.text.log_lines import warning_in
 
 if TYPE_CHECKING:
-    from flows.flow_runs.prefect_engine import FlowThread
+    from evertrain_flows.flow_runs.prefect_engine import FlowThread
 
 
 def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
@@ -80,12 +80,12 @@ def _run_flow(
     parameters: RetrainParameters, session: Session, *, resumed: bool, verbose: bool
 ) -> None:
     # Imported late: Prefect's import takes longer than the driver's start.
-    from flows.cli.output.progress import TerminalProgress
-    from flows.cli.output.summary import print_summary
-    from flows.driving import as_functions
-    from flows.flow_runs.prefect_engine import FlowThread
-    from flows.retrain import retrain, stages
-    from tasks.prefect_server.connection import ServerConnection
+    from evertrain_flows.cli.output.progress import TerminalProgress
+    from evertrain_flows.cli.output.summary import print_summary
+    from evertrain_flows.driving import as_functions
+    from evertrain_flows.flow_runs.prefect_engine import FlowThread
+    from evertrain_flows.retrain import retrain, stages
+    from evertrain_tasks.prefect_server.connection import ServerConnection
 
     screen = Screen()
     folder = RunFolder(parameters.storage, parameters.run)
@@ -124,7 +124,7 @@ def _outcome(session: Session, flow: FlowThread | None, stages: Stages) -> Repor
 
     `stages` are those that run if Prefect's engine does not begin its own.
     """
-    from flows.flow_runs.prefect_engine import begin
+    from evertrain_flows.flow_runs.prefect_engine import begin
 
     try:
         begin(session, flow, stages)
@@ -144,7 +144,7 @@ def _outcome(session: Session, flow: FlowThread | None, stages: Stages) -> Repor
 
 def _await_report(session: Session, flow: FlowThread | None) -> None:
     """Let Prefect's engine report the end, and warn if it cannot."""
-    from flows.flow_runs.prefect_engine import await_prefect
+    from evertrain_flows.flow_runs.prefect_engine import await_prefect
 
     is_reported = flow is not None and await_prefect(session, flow) and flow.has_ended
     if warning := end_warning(

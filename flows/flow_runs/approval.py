@@ -16,9 +16,9 @@ from prefect.exceptions import Pause
 from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput, read_flow_run_input
 
-from tasks.driver_session.session import Session, stopped
-from tasks.prefect_server.flow_run import deployment_of_flow_run
-from tasks.report.gate_table import evidence_markdown
+from evertrain_tasks.driver_session.session import Session, stopped
+from evertrain_tasks.prefect_server.flow_run import deployment_of_flow_run
+from evertrain_tasks.report.gate_table import evidence_markdown
 from train_core.errors import StoppedError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.results import Approval, GateResult

@@ -15,10 +15,10 @@ from uuid import UUID
 from prefect import runtime
 from prefect.exceptions import ObjectNotFound
 
-from flows.flow_runs.endings import Cancellation
-from flows.timing import TIMING, Timing
-from tasks.driver_session.session import Session
-from tasks.prefect_server.flow_run import deployment_of_flow_run
+from evertrain_flows.flow_runs.endings import Cancellation
+from evertrain_flows.timing import TIMING, Timing
+from evertrain_tasks.driver_session.session import Session
+from evertrain_tasks.prefect_server.flow_run import deployment_of_flow_run
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

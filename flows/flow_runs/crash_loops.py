@@ -9,9 +9,9 @@ from uuid import UUID
 from prefect import State, runtime
 from prefect.events import emit_event
 
-from tasks.driver_session.session_log import run_logger
-from tasks.prefect_server.connection import ServerConnection
-from tasks.prefect_server.flow_run import deployment_of_flow_run
+from evertrain_tasks.driver_session.session_log import run_logger
+from evertrain_tasks.prefect_server.connection import ServerConnection
+from evertrain_tasks.prefect_server.flow_run import deployment_of_flow_run
 from train_core.client.isolated import mirror_run
 from train_core.errors import EvertrainError, GaveUpError, RunBusyError
 from train_core.policy.end_status import EndStatus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flows.timing import Timing
+from evertrain_flows.timing import Timing
 
 END_UNREPORTED = (
     "Prefect does not know that run {run!r} has ended: its server does not answer. The next "

@@ -20,7 +20,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
-from flows.defaults import default_storage
+from evertrain_flows.defaults import default_storage
 from train_core.config import LOCAL
 from train_core.errors import EvertrainError
 from train_core.policy.end_status import EndStatus

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 from prefect import State
 
-from flows.flow_runs.endings import END_UNREPORTED, begins_without_flow, engine_timeout_s
-from flows.timing import TIMING, Timing
-from tasks.driver_session.session import Session, Stages
+from evertrain_flows.flow_runs.endings import END_UNREPORTED, begins_without_flow, engine_timeout_s
+from evertrain_flows.timing import TIMING, Timing
+from evertrain_tasks.driver_session.session import Session, Stages
 
 
 class FlowThread(threading.Thread):

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
-from tasks.driver_session.session_log import SessionLog
-from tasks.driver_session.stages_thread import StagesThread
-from tasks.timing import TIMING
+from evertrain_tasks.driver_session.session_log import SessionLog
+from evertrain_tasks.driver_session.stages_thread import StagesThread
+from evertrain_tasks.timing import TIMING
 from train_core.client.driver_handle import Driver, end_status
 from train_core.errors import StageError, StoppedError, StorageError
 from train_core.policy.end_status import EndStatus
@@ -29,7 +29,7 @@ from train_core.requests import Prepared, Request
 from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from tasks.prefect_server.connection import ServerConnection
+    from evertrain_tasks.prefect_server.connection import ServerConnection
 
 Stages = Callable[["Session"], Any]
 

@@ -72,4 +72,4 @@ def run_logger() -> logging.Logger | logging.LoggerAdapter[Any]:
     try:
         return get_run_logger()
     except MissingContextError:
-        return logging.getLogger("tasks")
+        return logging.getLogger("evertrain_tasks")

@@ -20,8 +20,8 @@ from prefect.context import SettingsContext, get_settings_context
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
 
-from tasks.prefect_server.log_filters import quiet_prefects_services
-from tasks.timing import TIMING, Timing
+from evertrain_tasks.prefect_server.log_filters import quiet_prefects_services
+from evertrain_tasks.timing import TIMING, Timing
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

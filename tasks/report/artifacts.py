@@ -16,12 +16,12 @@ from uuid import UUID
 from prefect import runtime
 from prefect.client.schemas.actions import ArtifactCreate
 
-from tasks.driver_session.session import Session
-from tasks.prefect_server.flow_run import deployment_of_flow_run
-from tasks.report.checkpoints import compared
-from tasks.report.markdown import link, plain
-from tasks.report.numbers import number
-from tasks.report.page import report_markdown
+from evertrain_tasks.driver_session.session import Session
+from evertrain_tasks.prefect_server.flow_run import deployment_of_flow_run
+from evertrain_tasks.report.checkpoints import compared
+from evertrain_tasks.report.markdown import link, plain
+from evertrain_tasks.report.numbers import number
+from evertrain_tasks.report.page import report_markdown
 from train_core.errors import EvertrainError
 from train_core.policy.metric_names import VALIDATION, full_names
 from train_core.results import Report

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tasks.report.markdown import code, plain, table
-from tasks.report.numbers import number
+from evertrain_tasks.report.markdown import code, plain, table
+from evertrain_tasks.report.numbers import number
 from train_core.policy.champion.gate_decision import Score
 from train_core.results import GateResult
 

@@ -9,16 +9,16 @@ import importlib
 import os
 from typing import Any
 
-from flows.cli import prefect_server
-from flows.cli.app import command
+from evertrain_flows.cli import prefect_server
+from evertrain_flows.cli.app import command
 from tests.chaos.stages import HELD_IN_FLOW, SELECTION
 from tests.chaos.standing import HOLD, stand_still
 
 BEFORE = {
-    "before the flow run": ("flows.cli.run_pipeline", "_run_flow"),
-    "before the first task": ("flows.retrain", "refuse_crash_loop"),
-    SELECTION: ("tasks.select", "ranked"),
-    "artifacts": ("tasks.publish", "show_report"),
+    "before the flow run": ("evertrain_flows.cli.run_pipeline", "_run_flow"),
+    "before the first task": ("evertrain_flows.retrain", "refuse_crash_loop"),
+    SELECTION: ("evertrain_tasks.select", "ranked"),
+    "artifacts": ("evertrain_tasks.publish", "show_report"),
 }
 assert set(BEFORE) == set(HELD_IN_FLOW)
 

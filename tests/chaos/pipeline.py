@@ -77,7 +77,15 @@ class House:
 
     def evertrain(self, command: str, run: str) -> list[str]:
         """A command about a run."""
-        return [sys.executable, "-m", "flows.cli", command, run, "--storage", self.storage]
+        return [
+            sys.executable,
+            "-m",
+            "evertrain_flows.cli",
+            command,
+            run,
+            "--storage",
+            self.storage,
+        ]
 
     def command(self, run: str, told: dict[str, str] | None = None) -> list[str]:
         """The command, whose ranks find what they are told in their environment."""
@@ -90,7 +98,7 @@ class House:
         if self.ray_address:
             runtime_env = json.dumps({"env_vars": told or {}})
             more += ["--ray-address", self.ray_address, "--runtime-env", runtime_env]
-        module = "tests.chaos.held_flow" if told else "flows.cli"
+        module = "tests.chaos.held_flow" if told else "evertrain_flows.cli"
         return [sys.executable, "-m", module, *PARAMETERS, *more]
 
 

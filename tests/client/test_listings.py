@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli.app import main
+from evertrain_flows.cli.app import main
 from tests.client.grown import commit, contents, create
 from tests.hostile.whole_run import BEST, NEWEST, STEPS, reseal, whole_run
 from train_core.client.run_summaries import list_runs, run_status

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from flows.databases import create_tracking_database
+from evertrain_flows.databases import create_tracking_database
 from tests.compat.attempts.kinds import EPOCHS, NUM_WORKERS, PAUSE_S, PLAIN, Kind
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
@@ -41,7 +41,14 @@ class Command:
         with open(self.place / "log.txt", "a") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "flows.cli", "retrain", "--run", self.folder.name),
+                    *(
+                        sys.executable,
+                        "-m",
+                        "evertrain_flows.cli",
+                        "retrain",
+                        "--run",
+                        self.folder.name,
+                    ),
                     *self._function(changes),
                     *("--storage", self.folder.storage, "--tracking-uri", self.tracking_uri),
                     *("--grace-s", "5"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from flows.parameters import RetrainParameters
+from evertrain_flows.parameters import RetrainParameters
 from tests.storage.samples import record
 from train_core import TrainConfig
 from train_core.engine.tracking.description.parameters import parameters

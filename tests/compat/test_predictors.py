@@ -95,7 +95,7 @@ def retrain(place: Path, *more: str) -> subprocess.CompletedProcess[str]:
     config = json.dumps({"epochs": 3, "whole": "--whole" in more})
     return subprocess.run(
         [
-            *(sys.executable, "-m", "flows.cli", "retrain", "--run", "run"),
+            *(sys.executable, "-m", "evertrain_flows.cli", "retrain", "--run", "run"),
             *("--train-fn", FUNCTION, "--train-loop-config", config, "--workload", DIGITS),
             *("--storage", str(place / "runs"), "--tracking-uri", ""),
             *("--monitor", "validation/accuracy"),

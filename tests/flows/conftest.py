@@ -69,7 +69,7 @@ def evertrain(home: Path, environment: dict[str, str]) -> Evertrain:
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "flows.cli", *arguments],
+            [sys.executable, "-m", "evertrain_flows.cli", *arguments],
             cwd=home,
             env=environment,
             capture_output=True,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.databases import (
+from evertrain_flows.databases import (
     MLFLOW,
     PREFECT,
     create_prefect_database,

@@ -27,7 +27,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from benchmarks.services import free_port
-from flows.cli.app import main
+from evertrain_flows.cli.app import main
 from tests.flows.conftest import Evertrain
 from tests.flows.mlflow_side import mlflow_client
 from train_core.datasets.protocols import fetch
@@ -337,9 +337,9 @@ def test_what_cannot_be_done_is_refused_in_one_line(
 
 BATCH_INFERENCE = """
 import json, sys
-from flows.cli import prefect_server
+from evertrain_flows.cli import prefect_server
 prefect_server.configure(verbose=True)
-from flows.batch_inference import batch_inference
+from evertrain_flows.batch_inference import batch_inference
 for run in sys.argv[2:]:
     try:
         print(batch_inference(run=run, infer_input="test", storage=sys.argv[1]).model_dump_json())

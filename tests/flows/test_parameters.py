@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from flows.parameters import RetrainParameters, new_run_name
+from evertrain_flows.parameters import RetrainParameters, new_run_name
 from tests.storage.samples import record
 from train_core.config import TrainConfig
 from train_core.config.gate_options import GateOptions

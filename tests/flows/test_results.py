@@ -6,16 +6,16 @@ import pytest
 from prefect import Flow, Task
 from prefect.serializers import JSONSerializer
 
-from flows.batch_inference import batch_inference
-from flows.retrain import retrain
-from tasks.evaluate import evaluate
-from tasks.infer import infer
-from tasks.prepare import prepare
-from tasks.publish import publish
-from tasks.report_predictions import report_predictions
-from tasks.retries import is_transient
-from tasks.select import select, with_metrics
-from tasks.train import train
+from evertrain_flows.batch_inference import batch_inference
+from evertrain_flows.retrain import retrain
+from evertrain_tasks.evaluate import evaluate
+from evertrain_tasks.infer import infer
+from evertrain_tasks.prepare import prepare
+from evertrain_tasks.publish import publish
+from evertrain_tasks.report_predictions import report_predictions
+from evertrain_tasks.retries import is_transient
+from evertrain_tasks.select import select, with_metrics
+from evertrain_tasks.train import train
 from train_core.described_errors import describe, rebuild
 from train_core.errors import (
     CheckpointError,

@@ -21,10 +21,10 @@ from prefect.flows import Flow
 from sklearn.datasets import load_digits
 
 from benchmarks.services import BIN, free_port, prefect_server, server
-from flows.cli.app import main
-from flows.databases import create_tracking_database
-from flows.parameters import RetrainParameters
-from flows.retrain import retrain
+from evertrain_flows.cli.app import main
+from evertrain_flows.databases import create_tracking_database
+from evertrain_flows.parameters import RetrainParameters
+from evertrain_flows.retrain import retrain
 from tests.flows import planted
 from tests.flows.conftest import isolated
 from tests.hostile.whole_run import BEST, PREDICTIONS, reseal, whole_run
@@ -121,7 +121,7 @@ def test_planted_secrets_are_found_nowhere(tmp_path: Path) -> None:
 
         def evertrain(*arguments: str, code: int = 0) -> str:
             done = subprocess.run(
-                [sys.executable, "-m", "flows.cli", *arguments],
+                [sys.executable, "-m", "evertrain_flows.cli", *arguments],
                 cwd=home,
                 env=environment,
                 capture_output=True,

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from flows.cli.app import main
+from evertrain_flows.cli.app import main
 from tests.hostile.contents import everything
 from tests.hostile.spoiling import KNOWN, QUICK, SECONDS, Spoil, spoilers
 from tests.hostile.whole_run import NEWEST, whole_run
@@ -247,7 +247,7 @@ def test_the_program_itself_ends_well(
         shutil.copytree(template.url, copied)
     KNOWN[name](RunFolder(str(storage), RUN), outside)
     where = [str(storage / RUN)] if command == "ls run" else ["--storage", str(storage)]
-    program = [sys.executable, "-m", "flows.cli", *ARGUMENTS[command], *where]
+    program = [sys.executable, "-m", "evertrain_flows.cli", *ARGUMENTS[command], *where]
     with (tmp_path / "told").open("w+") as told:
         process = subprocess.Popen(program, stdout=told, stderr=told)
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli.app import main
+from evertrain_flows.cli.app import main
 from tests.client.test_champions import MODEL, Models
 from tests.hostile.contents import everything
 from tests.hostile.whole_run import Anything, reseal, resealed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.app import main
+from evertrain_flows.cli.app import main
 from tests.hostile.spoiling import KNOWN, Spoil, has_bytes, says
 from tests.hostile.whole_run import whole_run
 from train_core.engine.tracking.delivery.catch_up import catch_up

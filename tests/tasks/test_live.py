@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.app import main
-from tasks.driver_session.ticker import Ticker
+from evertrain_flows.cli.app import main
+from evertrain_tasks.driver_session.ticker import Ticker
 from tests.storage.samples import record
 from train_core.client.live import LiveReader
 from train_core.storage.coordination import lease

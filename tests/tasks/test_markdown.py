@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.report.artifacts import checkpoint_rows
-from tasks.report.markdown import code, link, plain, table
-from tasks.report.page import metrics_table
-from tasks.report_predictions import predictions_markdown
+from evertrain_tasks.report.artifacts import checkpoint_rows
+from evertrain_tasks.report.markdown import code, link, plain, table
+from evertrain_tasks.report.page import metrics_table
+from evertrain_tasks.report_predictions import predictions_markdown
 from tests.flows.test_results import PREDICTIONS, REPORT, checkpoint, evaluated
 
 HOSTILE = (

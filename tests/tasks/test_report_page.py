@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tasks.report.artifacts import artifact_key, checkpoint_rows
-from tasks.report.page import compared_with, difference, metrics_table, report_markdown
+from evertrain_tasks.report.artifacts import artifact_key, checkpoint_rows
+from evertrain_tasks.report.page import compared_with, difference, metrics_table, report_markdown
 from tests.flows.test_results import PREDICTIONS, REPORT, checkpoint, evaluated
 from tests.storage.samples import record
 from train_core.results import Report

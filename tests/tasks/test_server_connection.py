@@ -12,8 +12,8 @@ from prefect.client.schemas.actions import ArtifactCreate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from benchmarks.services import prefect_server
-from tasks.prefect_server.connection import BACK, LOST, ServerConnection
-from tasks.timing import TIMING
+from evertrain_tasks.prefect_server.connection import BACK, LOST, ServerConnection
+from evertrain_tasks.timing import TIMING
 from tests.chaos.servers.switch import Mode, Switch
 from tests.marks import slow
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from flows.cli.arguments import InStorage
-from flows.cli.output.listings import Row, print_rows
-from flows.cli.output.terminal import complain, say
-from flows.defaults import tracking_uri_of
+from evertrain_flows.cli.arguments import InStorage
+from evertrain_flows.cli.output.listings import Row, print_rows
+from evertrain_flows.cli.output.terminal import complain, say
+from evertrain_flows.defaults import tracking_uri_of
 from train_core.client.champions import (
     Unreadable,
     approve,

@@ -7,10 +7,10 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from flows.cli.arguments import InStorage
-from flows.cli.output.difference_rows import tensor_rows, value_rows
-from flows.cli.output.listings import DIFFERENT, print_mapping, print_rows
-from flows.cli.output.terminal import say
+from evertrain_flows.cli.arguments import InStorage
+from evertrain_flows.cli.output.difference_rows import tensor_rows, value_rows
+from evertrain_flows.cli.output.listings import DIFFERENT, print_mapping, print_rows
+from evertrain_flows.cli.output.terminal import say
 from train_core.client.diff import Diff, RecordsComparison, diff
 from train_core.differences import Comparison
 from train_core.storage.addresses import absolute

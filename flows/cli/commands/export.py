@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from flows.cli.arguments import InStorage
-from flows.cli.output.listings import print_mapping
+from evertrain_flows.cli.arguments import InStorage
+from evertrain_flows.cli.output.listings import print_mapping
 from train_core.client.isolated import export_weights
 from train_core.storage.addresses import absolute, find_checkpoint
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 from pydantic_settings import CliPositionalArg
 
-from flows.cli.arguments import InStorage
-from flows.cli.output.listings import DIFFERENT, Row, print_mapping, print_rows
-from flows.cli.output.run_views import print_runs, status_shown
-from flows.cli.output.terminal import Screen, complain
-from flows.defaults import default_storage
+from evertrain_flows.cli.arguments import InStorage
+from evertrain_flows.cli.output.listings import DIFFERENT, Row, print_mapping, print_rows
+from evertrain_flows.cli.output.run_views import print_runs, status_shown
+from evertrain_flows.cli.output.terminal import Screen, complain
+from evertrain_flows.defaults import default_storage
 from train_core.client.checkpoints import (
     ListedCheckpoint,
     checkpoint_facts,

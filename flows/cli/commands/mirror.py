@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from flows.cli.arguments import InStorage
-from flows.cli.output.listings import print_mapping
-from flows.databases import create_tracking_database
-from flows.defaults import tracking_uri_of
+from evertrain_flows.cli.arguments import InStorage
+from evertrain_flows.cli.output.listings import print_mapping
+from evertrain_flows.databases import create_tracking_database
+from evertrain_flows.defaults import tracking_uri_of
 from train_core.client.isolated import mirror_run
 from train_core.client.runs import open_run
 from train_core.storage.addresses import absolute

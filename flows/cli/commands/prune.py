@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from flows.cli.arguments import InStorage
-from flows.cli.output.listings import Row, print_rows
-from flows.defaults import tracking_uri_of
+from evertrain_flows.cli.arguments import InStorage
+from evertrain_flows.cli.output.listings import Row, print_rows
+from evertrain_flows.defaults import tracking_uri_of
 from train_core.client.runs import prune_run, retention_rules
 from train_core.config.checkpoint_options import RetentionOptions
 from train_core.config.option_groups import overrides_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from flows.defaults import default_storage
-from flows.parameters import RetrainParameters
+from evertrain_flows.defaults import default_storage
+from evertrain_flows.parameters import RetrainParameters
 from train_core.client.run_summaries import unfinished_or_next
 from train_core.config import available_cpus
 
@@ -21,7 +21,7 @@ class RetrainCommand(RetrainParameters):
     def cli_cmd(self) -> None:
         """Run the pipeline."""
         # Imported late: other commands need no driver.
-        from flows.cli.run_pipeline import run_pipeline
+        from evertrain_flows.cli.run_pipeline import run_pipeline
 
         names = RetrainParameters.model_fields
         parameters = RetrainParameters(**{name: getattr(self, name) for name in names})
@@ -35,7 +35,7 @@ class DemoCommand(BaseModel):
 
     def cli_cmd(self) -> None:
         """Run the pipeline."""
-        from flows.cli.run_pipeline import run_pipeline
+        from evertrain_flows.cli.run_pipeline import run_pipeline
 
         run_pipeline(demo_parameters(default_storage()), verbose=self.verbose)
 

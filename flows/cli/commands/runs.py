@@ -5,12 +5,12 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 from pydantic_settings import CliApp, CliPositionalArg, CliSubCommand
 
-from flows.cli.arguments import InStorage
-from flows.cli.output.listings import print_mapping
-from flows.cli.output.run_views import print_runs, status_shown
-from flows.cli.output.terminal import agrees, say
-from flows.defaults import tracking_uri_of
-from flows.parameters import RetrainParameters
+from evertrain_flows.cli.arguments import InStorage
+from evertrain_flows.cli.output.listings import print_mapping
+from evertrain_flows.cli.output.run_views import print_runs, status_shown
+from evertrain_flows.cli.output.terminal import agrees, say
+from evertrain_flows.defaults import tracking_uri_of
+from evertrain_flows.parameters import RetrainParameters
 from train_core.client.runs import (
     delete_run,
     epochs_after,
@@ -78,7 +78,7 @@ class ResumeCommand(InStorage):
 
     def cli_cmd(self) -> None:
         """Run the pipeline to its end."""
-        from flows.cli.run_pipeline import run_pipeline
+        from evertrain_flows.cli.run_pipeline import run_pipeline
 
         folder = open_run(absolute(self.storage), self.run).folder
         run_pipeline(RetrainParameters.of_run(folder), verbose=self.verbose)
@@ -108,7 +108,7 @@ class ExtendCommand(InStorage):
 
     def cli_cmd(self) -> None:
         """Run the pipeline to the new end."""
-        from flows.cli.run_pipeline import run_pipeline
+        from evertrain_flows.cli.run_pipeline import run_pipeline
 
         folder = open_run(absolute(self.storage), self.run).folder
         epochs = epochs_after(folder, self.epochs)

@@ -6,10 +6,14 @@ import os
 
 from pydantic import BaseModel, Field
 
-from flows.cli.local_servers import LocalServers, refuse_taken_port, refuse_unknown_database
-from flows.cli.mlflow_page import page_of_runs
-from flows.cli.output.terminal import say
-from flows.defaults import default_tracking_uri
+from evertrain_flows.cli.local_servers import (
+    LocalServers,
+    refuse_taken_port,
+    refuse_unknown_database,
+)
+from evertrain_flows.cli.mlflow_page import page_of_runs
+from evertrain_flows.cli.output.terminal import say
+from evertrain_flows.defaults import default_tracking_uri
 
 
 class UiCommand(BaseModel):

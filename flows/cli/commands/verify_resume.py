@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from flows.cli.output.difference_rows import tensor_rows, value_rows
-from flows.cli.output.listings import DIFFERENT, print_mapping, print_rows
-from flows.cli.output.terminal import Bars, Screen, say
+from evertrain_flows.cli.output.difference_rows import tensor_rows, value_rows
+from evertrain_flows.cli.output.listings import DIFFERENT, print_mapping, print_rows
+from evertrain_flows.cli.output.terminal import Bars, Screen, say
 from train_core.client.verify_resume import (
     OnStep,
     Phase,

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, Field, field_validator
 from pydantic_settings import CliPositionalArg
 
-from flows.cli.output.listings import print_mapping, print_rows
+from evertrain_flows.cli.output.listings import print_mapping, print_rows
 from train_core.client.isolated import settings_schema
 from train_core.config.training_options import check_name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from flows.cli.output.listings import Row
+from evertrain_flows.cli.output.listings import Row
 from train_core.differences import TensorDifference, ValueDifference
 
 

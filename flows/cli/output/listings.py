@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from flows.cli.output.terminal import Screen, say_json
-from tasks.report.numbers import number
+from evertrain_flows.cli.output.terminal import Screen, say_json
+from evertrain_tasks.report.numbers import number
 
 Row = dict[str, Any]
 

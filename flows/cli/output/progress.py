@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Self
 
-from flows.cli.output.terminal import Bars, Screen
-from flows.timing import TIMING
-from tasks.driver_session.session import Session
-from tasks.driver_session.ticker import Ticker
+from evertrain_flows.cli.output.terminal import Bars, Screen
+from evertrain_flows.timing import TIMING
+from evertrain_tasks.driver_session.session import Session
+from evertrain_tasks.driver_session.ticker import Ticker
 from train_core.client.live import Live, LiveReader
 from train_core.storage.run_folder import RunFolder
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from flows.cli.output.listings import print_rows
-from flows.defaults import default_storage
+from evertrain_flows.cli.output.listings import print_rows
+from evertrain_flows.defaults import default_storage
 from train_core.client.live import Live
 from train_core.client.run_summaries import list_runs, run_status
 from train_core.storage.run_folder import RunFolder

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flows.cli.output.terminal import Screen
-from tasks.report.checkpoints import compared
-from tasks.report.numbers import number
+from evertrain_flows.cli.output.terminal import Screen
+from evertrain_tasks.report.checkpoints import compared
+from evertrain_tasks.report.numbers import number
 from train_core.policy.metric_names import VALIDATION, is_of
 from train_core.policy.stop_reasons import StopReason
 from train_core.results import Report, TrainResult

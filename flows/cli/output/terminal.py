@@ -63,7 +63,9 @@ def warnings_shown() -> Iterator[None]:
     Python and Prefect would print it as it is. Where Prefect's settings silence it, it is not
     shown.
     """
-    loggers = [logging.getLogger(name) for name in ("flows", "tasks", "train_core")]
+    loggers = [
+        logging.getLogger(name) for name in ("evertrain_flows", "evertrain_tasks", "train_core")
+    ]
     handler, propagated = _Warnings(logging.WARNING), [one.propagate for one in loggers]
     for one in loggers:
         one.addHandler(handler)

@@ -72,7 +72,7 @@ class Tracked:
         """What an operator does when the server is back."""
         where = ("--storage", self.house.storage, "--tracking-uri", self.house.tracking_uri)
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", "mirror", run, *where],
+            [sys.executable, "-m", "evertrain_flows.cli", "mirror", run, *where],
             cwd=self.house.home,
             env=self.house.environment,
             capture_output=True,

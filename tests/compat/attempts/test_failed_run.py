@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from flows.databases import create_tracking_database
+from evertrain_flows.databases import create_tracking_database
 from tests.compat.reports.ranks import entries
 from train_core import TrainConfig, fit, open_run
 from train_core.client.run_summaries import run_status

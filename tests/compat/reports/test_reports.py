@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from flows.databases import create_tracking_database
+from evertrain_flows.databases import create_tracking_database
 from train_core import TrainConfig, fit, open_run, verify_run
 from train_core.errors import ResourceError, UserCodeError
 from train_core.results import TrainResult

@@ -12,7 +12,7 @@ import pytest
 import ray
 from mlflow import MlflowClient
 
-from flows.databases import create_tracking_database
+from evertrain_flows.databases import create_tracking_database
 from tests.compat.reports.ranks import Ranks, write
 from train_core import TrainConfig, fit
 from train_core.engine.cluster.runtime import RaySettings, start_ray

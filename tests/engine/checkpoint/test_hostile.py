@@ -20,7 +20,7 @@ from fsspec.core import url_to_fs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.cli.app import main
+from evertrain_flows.cli.app import main
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from tests.marks import slow

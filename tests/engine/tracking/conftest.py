@@ -19,7 +19,7 @@ from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as Regi
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from benchmarks.services import free_port
-from flows.databases import create_tracking_database
+from evertrain_flows.databases import create_tracking_database
 from tests.engine.tracking.run_builder import RunBuilder
 from tests.plugins.leaks import Belongings
 from tests.web import served

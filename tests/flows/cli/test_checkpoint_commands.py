@@ -11,8 +11,8 @@ import pytest
 from blake3 import blake3
 from safetensors.torch import load_file
 
-from flows.cli.app import main
-from flows.cli.commands.verify_resume import print_verdict
+from evertrain_flows.cli.app import main
+from evertrain_flows.cli.commands.verify_resume import print_verdict
 from tests.engine.alone import run
 from train_core.client.verify_resume import ResumeVerdict
 from train_core.differences import Comparison, MetricDifference, RunsComparison, TensorDifference

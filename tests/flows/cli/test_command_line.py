@@ -16,13 +16,13 @@ import psutil
 import pytest
 
 from benchmarks.services import free_port
-from flows.cli.app import Evertrain, main
-from flows.cli.commands.retrain import RetrainCommand
-from flows.cli.commands.workloads import WorkloadsCommand
-from flows.cli.configuration import configuration_of
-from flows.cli.mlflow_page import page_of_runs
-from flows.parameters import RetrainParameters
-from tasks.report.numbers import number
+from evertrain_flows.cli.app import Evertrain, main
+from evertrain_flows.cli.commands.retrain import RetrainCommand
+from evertrain_flows.cli.commands.workloads import WorkloadsCommand
+from evertrain_flows.cli.configuration import configuration_of
+from evertrain_flows.cli.mlflow_page import page_of_runs
+from evertrain_flows.parameters import RetrainParameters
+from evertrain_tasks.report.numbers import number
 from tests.flows.conftest import isolated
 from tests.web import served
 
@@ -195,7 +195,7 @@ def test_the_pages_are_there_once_their_addresses_are_said(tmp_path: Path) -> No
     mlflow, prefect = free_port(), free_port()
     ports = ("--mlflow-port", str(mlflow), "--prefect-port", str(prefect))
     with subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "ui", *ports],
+        [sys.executable, "-m", "evertrain_flows.cli", "ui", *ports],
         cwd=tmp_path,
         # Whatever the environment says of servers.
         env=isolated(tmp_path) | {"PREFECT_SERVER_API_HOST": "0.0.0.0", "MLFLOW_HOST": "0.0.0.0"},
@@ -240,7 +240,14 @@ def test_a_server_that_ends_is_told_and_ends_the_other(tmp_path: Path) -> None:
     (tmp_path / "junk.db").write_text("no database")
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "flows.cli", "ui", "--tracking-uri", "sqlite:///junk.db"),
+            *(
+                sys.executable,
+                "-m",
+                "evertrain_flows.cli",
+                "ui",
+                "--tracking-uri",
+                "sqlite:///junk.db",
+            ),
             *("--mlflow-port", str(free_port()), "--prefect-port", str(free_port())),
         ],
         cwd=tmp_path,
@@ -329,7 +336,16 @@ def test_workloads_are_listed_with_their_settings(capsys: pytest.CaptureFixture[
 def test_the_plan_of_a_functions_dry_run_is_lines(tmp_path: Path) -> None:
     function = ("--train-fn", "tests.compat.functions.plain:metrics_only")
     shown = subprocess.check_output(
-        [sys.executable, "-m", "flows.cli", "retrain", "--run", "planned", *function, "--dry-run"],
+        [
+            sys.executable,
+            "-m",
+            "evertrain_flows.cli",
+            "retrain",
+            "--run",
+            "planned",
+            *function,
+            "--dry-run",
+        ],
         cwd=tmp_path,
         env=isolated(tmp_path),
         text=True,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from flows.cli.app import main
+from evertrain_flows.cli.app import main
 from tests.engine.alone import run
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import MODEL_FILE

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.app import main
-from flows.cli.configuration_file import MOST_BYTES, read_configuration
+from evertrain_flows.cli.app import main
+from evertrain_flows.cli.configuration_file import MOST_BYTES, read_configuration
 from train_core.errors import ConfigError
 
 BOMB = b"a: &a [x,x,x,x,x,x,x,x,x,x]\n" + b"".join(

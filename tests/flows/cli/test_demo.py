@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.commands.retrain import demo_parameters
+from evertrain_flows.cli.commands.retrain import demo_parameters
 from tests.flows.test_results import REPORT
 from tests.storage.samples import record
 from train_core.storage.records.names import REPORT_JSON

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.run_pipeline import saying_what_next
+from evertrain_flows.cli.run_pipeline import saying_what_next
 from tests.engine.alone import create
 from train_core import TrainConfig
 from train_core.errors import StageError, UserCodeError

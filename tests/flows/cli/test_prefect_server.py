@@ -17,7 +17,7 @@ from tests.marks import slow
 REFUSED = """
 import atexit
 import sys
-from flows.cli import prefect_server
+from evertrain_flows.cli import prefect_server
 
 prefect_server.configure(verbose=False)
 with prefect_server.warming_up() as warming:
@@ -26,7 +26,7 @@ with prefect_server.warming_up() as warming:
 """
 RUNS = """
 import sys
-from flows.cli import prefect_server
+from evertrain_flows.cli import prefect_server
 
 prefect_server.configure(verbose=False)
 with prefect_server.warming_up() as warming:
@@ -40,7 +40,7 @@ with prefect_server.warming_up() as warming:
 """
 NAMED = """
 import psutil
-from flows.cli import prefect_server
+from evertrain_flows.cli import prefect_server
 
 prefect_server.configure(verbose=False)
 with prefect_server.warming_up() as warming:
@@ -59,9 +59,10 @@ PREFECT_API_URL = "http://127.0.0.1:9/api"
 
 def test_the_command_line_begins_without_loading_prefect() -> None:
     # It reads its settings as it is imported, and takes longer than the driver's start.
-    code = "import sys, flows.cli.app; print('prefect' in sys.modules, 'torch' in sys.modules)"
+    late = ("prefect", "torch")
+    code = f"import sys, evertrain_flows.cli.app; print([one in sys.modules for one in {late}])"
     found = subprocess.check_output([sys.executable, "-c", code], text=True)
-    assert found == "False False\n"
+    assert found == "[False, False]\n"
 
 
 @pytest.mark.slow

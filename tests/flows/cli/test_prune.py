@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli.app import main
+from evertrain_flows.cli.app import main
 from tests.storage.samples import commit, manifest, record, save
 from train_core.storage.coordination import lease, pins
 from train_core.storage.coordination.holder import Holder

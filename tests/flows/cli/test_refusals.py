@@ -15,9 +15,9 @@ from fsspec import available_protocols
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.cli.app import Evertrain, main
-from flows.cli.configuration import configuration_of
-from flows.cli.refusals import with_plain_json
+from evertrain_flows.cli.app import Evertrain, main
+from evertrain_flows.cli.configuration import configuration_of
+from evertrain_flows.cli.refusals import with_plain_json
 from tests.marks import slow
 from tests.web import QuietFiles, served
 from train_core.errors import ConfigError
@@ -198,7 +198,15 @@ def test_only_json_flags_are_read_as_json() -> None:
 
 def test_a_terminal_of_few_characters_gets_escapes(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "runs", "list", "--storage", str(tmp_path / "Ärger")],
+        [
+            sys.executable,
+            "-m",
+            "evertrain_flows.cli",
+            "runs",
+            "list",
+            "--storage",
+            str(tmp_path / "Ärger"),
+        ],
         env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.getcwd()},
         capture_output=True,
         check=False,

@@ -12,8 +12,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import AwaitingRetry, Crashed, Running, Scheduled
 
 from benchmarks.services import free_port
-from flows.parameters import RetrainParameters
-from flows.retrain import run_name
+from evertrain_flows.parameters import RetrainParameters
+from evertrain_flows.retrain import run_name
 
 AT = datetime(2026, 11, 23, 3, tzinfo=UTC)
 FIRST = FlowRun(

@@ -32,7 +32,15 @@ def verify_resume(tmp_path: Path) -> Prove:
     def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         workload = ("--workload", f"tests.engine.tiny:{name}")
         return subprocess.run(
-            [sys.executable, "-m", "flows.cli", "verify-resume", *workload, *ASKED, *arguments],
+            [
+                sys.executable,
+                "-m",
+                "evertrain_flows.cli",
+                "verify-resume",
+                *workload,
+                *ASKED,
+                *arguments,
+            ],
             cwd=tmp_path / "here",
             env=isolated(tmp_path) | {"TMPDIR": str(tmp_path / "temporary")},
             capture_output=True,

@@ -144,7 +144,7 @@ def pages_of(home: Path) -> Iterator[Pages]:
     environment = isolated(home) | {"MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db"}
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", *command],
+            [sys.executable, "-m", "evertrain_flows.cli", *command],
             cwd=ROOT,
             env=environment,
             stdout=output,

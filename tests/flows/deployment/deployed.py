@@ -138,7 +138,7 @@ class Site:
 
     def evertrain(self, *arguments: str) -> str:
         """Run `evertrain …` against the server; what it says."""
-        return self._run("flows.cli", *arguments, folder=ROOT)
+        return self._run("evertrain_flows.cli", *arguments, folder=ROOT)
 
     def _run(self, module: str, *arguments: str, folder: Path) -> str:
         done = subprocess.run(

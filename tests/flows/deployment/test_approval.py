@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flows.flow_runs.approval import WAITS
+from evertrain_flows.flow_runs.approval import WAITS
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import (
     Server,

@@ -11,7 +11,7 @@ import yaml
 from prefect.cli._app import _app
 from prefect.deployments.steps.core import _get_function_for_step
 
-from flows.cli.app import Evertrain
+from evertrain_flows.cli.app import Evertrain
 from tests.flows.conftest import ROOT
 from tests.flows.deployment.page import PLACEHOLDER, Reader, is_yaml, mentioned, steps_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.flow_runs.crash_loops import MAX_CRASHES
+from evertrain_flows.flow_runs.crash_loops import MAX_CRASHES
 from tests.engine.digests import digest_of_training
 from tests.flows.deployment.deployed import (
     HELD,

@@ -9,7 +9,7 @@ import pytest
 from prefect import State
 from prefect.states import AwaitingRetry, Cancelled, Crashed, Failed, Pending, Running
 
-from flows.flow_runs.crash_loops import MAX_CRASHES, is_crash_loop
+from evertrain_flows.flow_runs.crash_loops import MAX_CRASHES, is_crash_loop
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.flow_runs.endings import (
+from evertrain_flows.flow_runs.endings import (
     END_UNREPORTED,
     NO_FLOW_RUN,
     Cancellation,
@@ -13,7 +13,7 @@ from flows.flow_runs.endings import (
     engine_timeout_s,
     job_outlives_flow,
 )
-from flows.timing import Timing
+from evertrain_flows.timing import Timing
 
 TIMING = Timing(cancel_s=20, report_end_s=60, report_end_unanswered_s=5)
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from prefect.client.schemas.objects import FlowRun, StateType
 
-from flows.flow_runs.left_running import true_state
+from evertrain_flows.flow_runs.left_running import true_state
 from tests.storage.samples import record
 from train_core.config import TrainConfig
 from train_core.requests import DriverRequest

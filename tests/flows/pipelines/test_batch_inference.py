@@ -32,9 +32,9 @@ NOBODY_LISTENS = "http://127.0.0.1:9"
 
 FLOW = """
 import json, sys
-from flows.cli import prefect_server
+from evertrain_flows.cli import prefect_server
 prefect_server.configure(verbose=True)
-from flows.batch_inference import batch_inference
+from evertrain_flows.batch_inference import batch_inference
 for parameters in json.loads(sys.argv[1]):
     try:
         print(batch_inference(**parameters).model_dump_json())

@@ -47,7 +47,7 @@ def held(
         [
             sys.executable,
             "-m",
-            "flows.cli",
+            "evertrain_flows.cli",
             *RETRAIN,
             "--run",
             run,

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import s3fs
 
-from flows.cli.app import main
+from evertrain_flows.cli.app import main
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 from tests.storage.samples import commit, record
 from train_core.policy.checkpoints.retention import RetentionRules

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.app import main
+from evertrain_flows.cli.app import main
 from tests.hostile.whole_run import (
     BEST,
     EVALUATION,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.parameters import RetrainParameters
-from tasks.driver_session.session import Session, open_session, session_of
+from evertrain_flows.parameters import RetrainParameters
+from evertrain_tasks.driver_session.session import Session, open_session, session_of
 from train_core.errors import StageError, StoppedError, UserCodeError
 
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from tasks.driver_session.session_log import SessionLog, run_logger
+from evertrain_tasks.driver_session.session_log import SessionLog, run_logger
 
 
 def test_a_late_listener_gets_the_lines_before_it_without_their_colours() -> None:
@@ -50,4 +50,4 @@ def test_warnings_are_logged_as_such(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_outside_of_a_flow_run_the_logger_is_an_ordinary_one() -> None:
-    assert run_logger() is logging.getLogger("tasks")
+    assert run_logger() is logging.getLogger("evertrain_tasks")

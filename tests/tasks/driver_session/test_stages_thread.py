@@ -5,7 +5,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from tasks.driver_session.stages_thread import StagesThread
+from evertrain_tasks.driver_session.stages_thread import StagesThread
 
 CALLER: ContextVar[str] = ContextVar("caller")
 

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from benchmarks.services import ray_cluster
-from flows.parameters import RetrainParameters
+from evertrain_flows.parameters import RetrainParameters
 from tests.chaos.standing import HOLD, NOTES
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training

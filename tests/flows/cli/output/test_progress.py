@@ -4,8 +4,8 @@ from io import StringIO
 
 import pytest
 
-from flows.cli.output.progress import _Bar, _Lines
-from flows.cli.output.terminal import Screen
+from evertrain_flows.cli.output.progress import _Bar, _Lines
+from evertrain_flows.cli.output.terminal import Screen
 from train_core.client.live import Live
 
 LIVE = Live(stage="train", attempt=1, step=6, total_steps=10, epoch=0, epochs=1, loss=0.5, time=1.0)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from flows.cli.app import main
+from evertrain_flows.cli.app import main
 from tests.engine.alone import create
 from tests.storage.samples import manifest
 from train_core import TrainConfig

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.output.summary import print_summary
-from flows.cli.output.terminal import Screen
-from flows.cli.run_pipeline import first_line
+from evertrain_flows.cli.output.summary import print_summary
+from evertrain_flows.cli.output.terminal import Screen
+from evertrain_flows.cli.run_pipeline import first_line
 from tests.client.grown import create, grow
 from tests.flows.test_results import REPORT, checkpoint, evaluated
 from train_core.policy.stop_reasons import StopReason

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-import flows.cli
-from flows.cli.app import main
-from flows.cli.commands.diff import print_diff
-from flows.cli.output.listings import print_mapping, print_rows
-from flows.cli.output.progress import _Bar, _Lines
-from flows.cli.output.summary import print_summary
-from flows.cli.output.terminal import MOST_COLUMNS, MOST_IN_A_CELL, Screen, complain, say
-from flows.cli.run_pipeline import _show_warning
+import evertrain_flows.cli
+from evertrain_flows.cli.app import main
+from evertrain_flows.cli.commands.diff import print_diff
+from evertrain_flows.cli.output.listings import print_mapping, print_rows
+from evertrain_flows.cli.output.progress import _Bar, _Lines
+from evertrain_flows.cli.output.summary import print_summary
+from evertrain_flows.cli.output.terminal import MOST_COLUMNS, MOST_IN_A_CELL, Screen, complain, say
+from evertrain_flows.cli.run_pipeline import _show_warning
 from tests.engine.alone import create
 from tests.flows.test_results import REPORT, checkpoint, evaluated
 from tests.hostile.whole_run import reseal
@@ -249,7 +249,7 @@ def ways_out(tree: ast.AST) -> set[str]:
 
 @pytest.mark.promise("terminal")
 def test_nothing_goes_round_the_door() -> None:
-    package = Path(flows.cli.__path__[0])
+    package = Path(evertrain_flows.cli.__path__[0])
     modules = {path: ways_out(ast.parse(path.read_text())) for path in package.rglob("*.py")}
     assert len(modules) > 20
     found = {path.name: used for path, used in modules.items() if used}
