@@ -8,6 +8,7 @@ always.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -18,6 +19,9 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
+
+from train_core.errors import ConfigError
+from train_core.search_path import environment
 
 PREFECT, MLFLOW = "prefect", "mlflow"
 SQLITE = "sqlite:///"
@@ -47,15 +51,23 @@ def create_tracking_database(tracking_uri: str) -> None:
             _create(MLFLOW, path)
 
 
-def create_prefect_database(environment: Mapping[str, str] = os.environ) -> None:
-    """Create the database of a Prefect server that is started with this environment.
+def create_prefect_database(variables: Mapping[str, str] = os.environ) -> None:
+    """Create the database of a Prefect server that is started with these environment variables.
 
-    A server whose settings name another database never opens the file.
+    A server whose settings name another database never opens the file. Raises ConfigError if
+    Prefect could not write there.
     """
-    home = Path(environment.get("PREFECT_HOME", "~/.prefect")).expanduser()
-    with suppress(OSError):
+    home = Path(variables.get("PREFECT_HOME", "~/.prefect")).expanduser()
+    try:
         # As Prefect creates its home: closed to other users.
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(home, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ConfigError(
+            f"Prefect's home {home} cannot be written ({error.strerror}): set PREFECT_HOME, or "
+            "HOME, to a folder that can be written"
+        ) from error
     _create(PREFECT, home / "prefect.db")
 
 
@@ -90,12 +102,8 @@ def main() -> None:
 
 def _build(path: Path, library: str, *command: str) -> None:
     """Run a command of the library's in an environment that names this database only."""
-    others = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PREFECT_", "MLFLOW_"))
-    }
-    environment = {
+    servers = ("PREFECT_", "MLFLOW_")
+    settings = {
         "PREFECT_HOME": str(path.parent),
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{path}",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -106,7 +114,8 @@ def _build(path: Path, library: str, *command: str) -> None:
     subprocess.run(
         [sys.executable, "-m", library, *command],
         cwd=path.parent,
-        env=others | environment,
+        env={key: value for key, value in environment().items() if not key.startswith(servers)}
+        | settings,
         check=True,
         stdout=subprocess.DEVNULL,
     )

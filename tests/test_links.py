@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.users_project import TAKEN
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     page
@@ -63,7 +65,9 @@ def broken(page: Path) -> Iterator[str]:
 def without_file(page: Path) -> list[str]:
     """The modules that a page names, by a path or the end of one, and that are not there."""
     named = re.findall(r"`([\w/.-]*\w\.py)(?::\w+)?`", page.read_text())
-    return [name for name in named if not any(one.endswith(f"/{name}") for one in MODULES)]
+    yours = {f"{name}.py" for name in (*TAKEN, "tasks")}
+    there = [*MODULES, *(f"/{name}" for name in yours)]
+    return [name for name in named if not any(one.endswith(f"/{name}") for one in there)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from train_core import api
+from train_core import api, search_path  # noqa: F401 (its import arranges the search path)
 
 if TYPE_CHECKING:
     from train_core.api import *  # noqa: F403 (each name is in its __all__)

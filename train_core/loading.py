@@ -6,7 +6,10 @@ A workload gets its settings, checked, and the data that a run recorded.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -24,6 +27,10 @@ _EXTRAS = {
     "transformers": "transformers",
 }
 """The optional extras, by the modules that they bring."""
+_HOW_TO_NAME = (
+    "Name it as package.module:Name, and see that the module is in the current directory, or its "
+    "folder in PYTHONPATH or EVERTRAIN_PATH."
+)
 
 
 def load_workload(
@@ -95,8 +102,7 @@ def _object(name: str, kind: str, is_one: Callable[[object], bool]) -> Any:
     except (Exception, SystemExit) as error:
         raise WorkloadError(
             f"{kind.lower()} {name!r} cannot be imported: {words_of(error)}. "
-            "Name it as package.module:Name, and see that the module is on PYTHONPATH or in the "
-            f"current directory.{_how_to_install(error)}"
+            f"{_how_to_rename(module_name) or _HOW_TO_NAME}{_how_to_install(error)}"
         ) from error
     found = getattr(module, object_name, None)
     if not is_one(found):
@@ -108,8 +114,23 @@ def _object(name: str, kind: str, is_one: Callable[[object], bool]) -> Any:
         raise WorkloadError(
             f"{kind.lower()} {name!r}: {module_name} has no {kind} named {object_name!r}"
             + (f", it has {', '.join(there)}" if there else "")
+            + (f". {taken}" if (taken := _how_to_rename(module_name)) else "")
         )
     return found
+
+
+def _how_to_rename(module_name: str) -> str:
+    """What to do if another module has the name that a file of the user's has, in a sentence."""
+    top = module_name.partition(".")[0]
+    spec = find_spec(top) if top else None
+    if spec is None:
+        return ""
+    taken_by = Path(spec.origin or next(iter(spec.submodule_search_locations or []), ""))
+    for folder in sys.path:
+        for path in (Path(folder, f"{top}.py"), Path(folder, top)):
+            if path.exists() and path not in (taken_by, taken_by.parent):
+                return f"{path} is not found, as its name is taken by {taken_by}: rename it"
+    return ""
 
 
 def _how_to_install(error: BaseException) -> str:

@@ -41,7 +41,11 @@ from evertrain_flows.cli.refusals import of_arguments, of_values, with_plain_jso
 from train_core.errors import EvertrainError, StoppedError
 
 BAD_INPUT = 2
+"""The exit code after an error."""
 INTERRUPTED = 130
+"""After a stop, as by Ctrl-C."""
+UNREAD = 141
+"""After the end of who read the output, as `head`: what SIGPIPE makes of other programs."""
 
 
 class Evertrain(BaseSettings):
@@ -100,10 +104,9 @@ class Evertrain(BaseSettings):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and give its exit code: 0, 2 for an error, 130 if it was stopped."""
+    """Run the command line and give its exit code: 0, or one of those above."""
     arguments = sys.argv[1:] if arguments is None else arguments
     make_printable()
-    _make_importable(os.getcwd())
     try:
         arguments = with_plain_json(arguments)
         configuration: dict[str, Any] = configuration_of(arguments)
@@ -116,6 +119,10 @@ def main(arguments: list[str] | None = None) -> int:
     except StoppedError as error:
         complain(str(error))
         return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of the output, as `head`, has seen enough. What is left goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
     except (EvertrainError, OSError, EOFError) as error:
         return _refuse(str(error) or type(error).__name__)
     except KeyboardInterrupt:
@@ -147,15 +154,6 @@ class _ShowVersion(Action):
 def command() -> NoReturn:
     """The program `evertrain`."""
     prefect_server.exit_command(main())
-
-
-def _make_importable(folder: str) -> None:
-    """Let workloads in `folder` be found, here and in the driver and the workers."""
-    path = os.environ.get("PYTHONPATH", "")
-    if folder not in path.split(os.pathsep):
-        os.environ["PYTHONPATH"] = f"{path}{os.pathsep}{folder}" if path else folder
-    if folder not in sys.path:
-        sys.path.append(folder)
 
 
 @contextmanager

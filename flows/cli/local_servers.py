@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from evertrain_flows.databases import create_prefect_database, create_tracking_d
 from evertrain_flows.timing import TIMING
 from train_core.errors import ConfigError, StageError
 from train_core.policy.logins import public_uri, without_login_of
+from train_core.search_path import environment
 
 Process = subprocess.Popen[bytes]
 LOOPBACK = "127.0.0.1"
@@ -48,17 +48,17 @@ class LocalServers:
         quiet = ("--uvicorn-opts", "--log-level warning")
         address = ("--host", LOOPBACK, "--port", str(port))
         # Not as an argument: every user of the machine can see those, and it may hold a password.
-        environment = {"MLFLOW_BACKEND_STORE_URI": tracking_uri}
-        self._processes.append(_start("mlflow", "ui", *address, *quiet, **environment))
+        variables = {"MLFLOW_BACKEND_STORE_URI": tracking_uri}
+        self._processes.append(_start("mlflow", "ui", *address, *quiet, **variables))
         self._ports.append(port)
 
     def start_prefect(self, port: int) -> None:
         """Start Prefect's server."""
         create_prefect_database()
         # Its pages look for their data at the host and port that the environment names.
-        environment = {"PREFECT_SERVER_API_HOST": LOOPBACK, "PREFECT_SERVER_API_PORT": str(port)}
+        variables = {"PREFECT_SERVER_API_HOST": LOOPBACK, "PREFECT_SERVER_API_PORT": str(port)}
         self._processes.append(
-            _start("prefect", "server", "start", "--host", LOOPBACK, **environment)
+            _start("prefect", "server", "start", "--host", LOOPBACK, **variables)
         )
         self._ports.append(port)
 
@@ -102,7 +102,7 @@ def refuse_unknown_database(tracking_uri: str) -> None:
         ) from error
 
 
-def _start(module: str, *arguments: str, **environment: str) -> Process:
+def _start(module: str, *arguments: str, **variables: str) -> Process:
     """Start a server that logs its warnings and errors only."""
     quiet = {
         "MLFLOW_LOGGING_LEVEL": "WARNING",
@@ -113,7 +113,7 @@ def _start(module: str, *arguments: str, **environment: str) -> Process:
         [sys.executable, "-m", module, *arguments],
         stdout=subprocess.DEVNULL,
         # MLflow would start a dozen processes that wait for jobs; evertrain submits none.
-        env={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ, **quiet, **environment},
+        env={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **environment(**quiet, **variables)},
     )
 
 

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from evertrain_flows.databases import create_prefect_database
 from evertrain_flows.timing import TIMING
+from train_core.search_path import environment
 
 _SERVE = """
 import socket
@@ -119,10 +120,9 @@ class _Server:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port, listens_at = listening.getsockname()[1], listening.fileno()
             self._process = subprocess.Popen(
-                # -P: nothing is imported from the current directory.
-                [sys.executable, "-P", "-c", _SERVE, str(listens_at)],
+                [sys.executable, "-c", _SERVE, str(listens_at)],
                 pass_fds=(listens_at,),
-                env=os.environ | _SERVER_SETTINGS,
+                env=environment(**_SERVER_SETTINGS),
                 # Ctrl-C ends this process in order, and the server after it.
                 start_new_session=True,
             )

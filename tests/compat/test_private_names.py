@@ -17,6 +17,7 @@ from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
+from train_core.engine.cluster.runtime import _job_config
 from train_core.engine.driver.workers import ray_train_settings
 from train_core.engine.ray_train.timing import Timing
 from train_core.storage.records.names import RAY_SNAPSHOT_JSON
@@ -108,3 +109,12 @@ def test_one_file_uses_private_names_of_ray_train() -> None:
         if "ray.train" in (text := path.read_text()) and "._internal" in text
     }
     assert users == {"engine/ray_train/ray_private_hooks.py"}
+
+
+def test_workers_are_not_told_to_look_into_the_current_directory() -> None:
+    assert "job_config._py_driver_sys_path.extend(" in inspect.getsource(
+        ray._private.worker.connect
+    )
+    config = _job_config()
+    config._py_driver_sys_path.extend(["/where/the/driver/is"])
+    assert list(config._get_proto_job_config().py_driver_sys_path) == []

@@ -21,6 +21,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "no-pickle": "Nothing that evertrain stores is ever read by pickle.",
         "one-line-refusal": "A request that cannot be met is refused in one line that says what is "
         "wrong and with which value, and leaves no run behind.",
+        "own-names": "A project may have files of any name, as `tasks.py`, `flows/` and "
+        "`secrets.py`: evertrain, Ray and Prefect never import them in place of their own.",
         "whole-pipeline": "One command trains, evaluates, selects the best checkpoint, infers and "
         "publishes; the last line that it prints is the address of the report.",
         "own-training-function": "A training function that was written for Ray Train runs "

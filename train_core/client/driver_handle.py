@@ -37,6 +37,7 @@ from train_core.results import (
     Report,
     TrainResult,
 )
+from train_core.search_path import environment
 
 
 class Driver:
@@ -62,6 +63,7 @@ class Driver:
                 *(sys.executable, "-m", DRIVER),
                 *(str(writing), self._temporary),
             ],
+            env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -29,6 +29,7 @@ from train_core.entry_points import (
 )
 from train_core.errors import ConfigError, StageError
 from train_core.results import ExportResult, PredictionsResult, Tracking
+from train_core.search_path import environment
 from train_core.storage.addresses import absolute, file_at
 from train_core.storage.records.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint as CommittedCheckpoint
@@ -47,6 +48,7 @@ def isolated_call(function: str, **arguments: Any) -> Any:
     """
     done = subprocess.run(
         [sys.executable, "-m", ISOLATED_CALL, function],
+        env=environment(),
         input=json.dumps(arguments),
         capture_output=True,
         text=True,

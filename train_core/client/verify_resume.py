@@ -7,7 +7,6 @@ run `train_core.engine.tools.standalone`; this module does not import torch.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from train_core.errors import ConfigError, StageError
 from train_core.policy.metric_names import VALIDATION_LOSS
 from train_core.requests import StandaloneTask, died_mark, error_file
 from train_core.results import Result
+from train_core.search_path import environment
 from train_core.storage.addresses import absolute
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
@@ -207,8 +207,7 @@ def _train(phase: Phase, task: StandaloneTask, folder: Path, on_step: OnStep | N
             stderr=subprocess.STDOUT,
             env={
                 "GLOO_SOCKET_IFNAME": loopback_interface(),
-                **os.environ,
-                "OMP_NUM_THREADS": str(task.config.threads_per_worker),
+                **environment(OMP_NUM_THREADS=str(task.config.threads_per_worker)),
             },
         )
     try:

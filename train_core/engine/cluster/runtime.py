@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from train_core.config import LOCAL, TrainConfig, available_cpus, loopback_interface
 from train_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ray.job_config import JobConfig
 
 # For whatever runs on it.
 _ENVIRONMENT = {
@@ -18,6 +24,8 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 _LOCAL_ENVIRONMENT = {
+    # Its import lets each worker find the user's modules (`search_path.py`).
+    "RAY_preload_python_modules": "train_core",
     # Nobody starts the head of a local Ray again; Ray would wait for a minute.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
     # Every 5 s it would look at all processes, for a dashboard that does not run.
@@ -26,6 +34,10 @@ _LOCAL_ENVIRONMENT = {
     # one that it is given as an argument into the machine's own.)
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
+
+_LONGEST_SOCKET = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+_SOCKET_BYTES = 107
+"""The longest path of a socket on Linux."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +48,29 @@ class RaySettings:
     """Variables that Ray reads; one that is set already stays."""
     object_store_bytes: int | None = None
     """The memory for objects of a local Ray; None: as Ray decides."""
+
+
+def check_folders() -> None:
+    """Raise ConfigError if a Ray of this machine could not write into its folders."""
+    named = next((one for one in ("RAY_TMPDIR", "TMPDIR") if os.environ.get(one)), "")
+    folder = os.environ.get(named, "/tmp")  # noqa: S108 (Ray's own default)
+    if (excess := len(os.fsencode(folder + _LONGEST_SOCKET)) - _SOCKET_BYTES) > 0:
+        raise ConfigError(
+            f"{named} is too long for the paths of Ray's sockets: {folder}. Set RAY_TMPDIR to a "
+            f"folder whose path is at least {excess} characters shorter, as /tmp"
+        )
+    if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        return
+    home = Path("~/.ray").expanduser()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        if not (home / "auth_token").exists() and not os.access(home, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ConfigError(
+            f"Ray keeps its token in {home}, which cannot be written ({error.strerror}): set HOME "
+            "to a folder that can be written"
+        ) from error
 
 
 def load_ray(config: TrainConfig, settings: RaySettings) -> None:
@@ -78,10 +113,27 @@ def start_ray(config: TrainConfig, settings: RaySettings) -> None:
             object_store_memory=settings.object_store_bytes,
             runtime_env=config.runtime_env or None,
             logging_level=logging.WARNING,
+            job_config=_job_config(),
         )
         return
     # This process is a job of that cluster: it has the job's environment already.
     ray.init(address=os.environ["RAY_ADDRESS"], logging_level=logging.WARNING)
+
+
+def _job_config() -> JobConfig:
+    """Ray's, without the current directory, which it would have its workers look into first."""
+    from ray.job_config import JobConfig
+
+    class Config(JobConfig):
+        @property
+        def _py_driver_sys_path(self) -> list[str]:
+            return []
+
+        @_py_driver_sys_path.setter
+        def _py_driver_sys_path(self, folders: list[str]) -> None:
+            """Workers get the user's folders as every process of ours does."""
+
+    return Config()
 
 
 def _check_runtime_env(config: TrainConfig) -> None:

@@ -155,9 +155,13 @@ class LocalWorkers(Workers):
         """The end of the newest try to start Ray."""
 
     def begin(self) -> None:
-        """Start Ray, and then the workers, which import torch in the background."""
-        from train_core.engine.cluster.runtime import load_ray
+        """Start Ray, and then the workers, which import torch in the background.
 
+        Raises ConfigError if Ray could not start.
+        """
+        from train_core.engine.cluster.runtime import check_folders, load_ray
+
+        check_folders()
         load_ray(self._config, self._settings(self._config))
         with self._starting:
             self._ray = self._start(self._begin)

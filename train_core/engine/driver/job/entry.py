@@ -31,6 +31,8 @@ _log = logging.getLogger("train_core.driver")
 def main(timing: Timing = TIMING) -> None:
     """Entry point: the storage, the run's name, the job's, and that of the first call."""
     set_up_logging(sys.stdout)
+    # Ray's workers look into their driver's folder, too.
+    sys.path.append(os.getcwd())
     storage, run, job, first = sys.argv[1:]
     status = None
     try:

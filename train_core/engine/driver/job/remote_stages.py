@@ -27,6 +27,7 @@ from train_core.errors import (
     StageError,
 )
 from train_core.requests import DriverRequest, Request, ScoringRequest
+from train_core.search_path import VARIABLE
 from train_core.storage.coordination.job_mailbox import Mailbox, jobs_with_calls
 from train_core.storage.records.names import JobName
 from train_core.storage.run_folder import RunFolder
@@ -115,12 +116,12 @@ class RemoteStages:
     def _submit(self, jobs: RayJobsClient, asking: Attachment) -> bool:
         """Whether the job that is asked runs now: this caller's, or another one's of that name."""
         job = asking.mailbox.job
-        command = ["python", "-m", JOB]
+        command = ["python", "-P", "-m", JOB]
         command += [self._request.storage, self._request.run, job, asking.first]
         try:
             with self._lock:
                 self._check_closing()
-            is_new = jobs.submit(job, command, self._request.config.runtime_env)
+            is_new = jobs.submit(job, command, _with_search_path(self._request.config.runtime_env))
         except EvertrainError:
             asking.cancel()
             raise
@@ -213,6 +214,15 @@ class RemoteStages:
             if self._attached is attached:
                 self._attached = None
         attached.detach()
+
+
+def _with_search_path(runtime_env: dict[str, Any]) -> dict[str, Any]:
+    """The runtime environment, in which Ray's PYTHONPATH for the code that it brings comes last."""
+    if not runtime_env:
+        return {}
+    # As on the node; Ray puts in what the node has, or nothing.
+    own = {VARIABLE: f"${{{VARIABLE}}}"}
+    return {**runtime_env, "env_vars": own | dict(runtime_env.get("env_vars") or {})}
 
 
 def _refuse_what_cannot_travel(request: DriverRequest) -> None:

@@ -1,0 +1,102 @@
+"""A user's folder may have a file of any name: it never stands for Python's or for a package's."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.flows.conftest import isolated
+from tests.users_project import write_project
+from train_core import search_path
+from train_core.client.isolated import settings_schema
+from train_core.errors import WorkloadError
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    write_project(folder)
+    return folder
+
+
+def evertrain(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The installed program, which knows of the repository by its installation only."""
+    inherited = {key: value for key, value in isolated(folder).items() if key != "PYTHONPATH"}
+    return subprocess.run(
+        [Path(sys.executable).parent / "evertrain", *arguments],
+        cwd=folder,
+        env={**inherited, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.promise("own-names")
+@pytest.mark.parametrize("variable", ["", "PYTHONPATH", "EVERTRAIN_PATH"])
+def test_a_command_finds_the_module_and_nothing_that_is_beside_it(
+    project: Path, tmp_path: Path, variable: str
+) -> None:
+    folder = tmp_path if variable else project
+    done = evertrain(
+        folder, "workloads", "mine:Mine", **({variable: str(project)} if variable else {})
+    )
+    assert done.returncode == 0, done.stderr
+    assert "learning_rate" in done.stdout
+
+
+@pytest.mark.promise("own-names")
+@pytest.mark.timeout(300)
+def test_it_trains_in_such_a_folder_which_is_on_the_path_as_well(project: Path) -> None:
+    training = ("--workload", "mine:Mine", "--epochs", "1", "--num-workers", "2")
+    done = evertrain(project, "retrain", *training, "--run", "one", PYTHONPATH=str(project))
+    assert done.returncode == 0, done.stderr
+    report = json.loads((project / ".evertrain/runs/one/report.json").read_text())
+    assert report["gate"]["decision"]["outcome"] == "promote", done.stdout
+
+
+@pytest.mark.promise("own-names")
+def test_a_workload_whose_name_is_taken_is_refused_by_name(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    with pytest.raises(WorkloadError) as raised:
+        settings_schema("statistics:Mine")
+    own, taken_by = project / "statistics.py", Path(os.__file__).parent / "statistics.py"
+    assert str(raised.value) == (
+        "workload 'statistics:Mine': statistics has no Workload named 'Mine'. "
+        f"{own} is not found, as its name is taken by {taken_by}: rename it"
+    )
+
+
+def test_every_python_that_is_started_gets_that_environment() -> None:
+    root = Path(search_path.__file__).resolve().parents[1]
+    sources = [
+        one for name in ("flows", "tasks", "train_core") for one in (root / name).rglob("*.py")
+    ]
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source.read_text()))]
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
+        if call.args and "sys.executable" in ast.unparse(call.args[0]):
+            given = {one.arg: ast.unparse(one.value) for one in call.keywords}
+            assert "environment(" in given.get("env", ""), ast.unparse(call)
+
+
+def test_what_is_found_before_the_standard_library_goes_to_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library = str(Path(os.__file__).parent)
+    monkeypatch.setenv("EVERTRAIN_PATH", f"{tmp_path}/b{os.pathsep}{tmp_path}/a{os.pathsep}")
+    monkeypatch.setenv("PYTHONPATH", "/site-packages")
+    home = str(Path(search_path.__file__).parents[1])
+    monkeypatch.setattr(sys, "path", [f"{tmp_path}/a", home, library, "/site-packages"])
+    search_path.put_users_folders_last()
+    assert sys.path == [home, library, "/site-packages", f"{tmp_path}/a", f"{tmp_path}/b"]
+    search_path.put_users_folders_last()
+    assert sys.path == [home, library, "/site-packages", f"{tmp_path}/a", f"{tmp_path}/b"]
