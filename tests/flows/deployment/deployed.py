@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks.services import ANSWERS_WITHIN_S, free_port
+from benchmarks.services import ANSWERS_WITHIN_S, BIN, free_port
 from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import ROOT
 from train_core.storage.coordination import lease
@@ -138,11 +138,11 @@ class Site:
 
     def evertrain(self, *arguments: str) -> str:
         """Run `evertrain …` against the server; what it says."""
-        return self._run("evertrain_flows.cli", *arguments, folder=ROOT)
+        return self._run("evertrain", *arguments, folder=ROOT)
 
-    def _run(self, module: str, *arguments: str, folder: Path) -> str:
+    def _run(self, program: str, *arguments: str, folder: Path) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", module, *arguments],
+            [BIN / program, *arguments],
             cwd=folder,
             env=self._environment,
             capture_output=True,
