@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from evertrain_flows.databases import SQLITE
+from train_core.errors import ConfigError
 from train_core.storage.addresses import absolute
 from train_core.storage.run_folder import RunFolder
 
@@ -17,8 +18,20 @@ def default_storage() -> str:
 
 
 def default_tracking_uri() -> str:
-    """MLFLOW_TRACKING_URI, or a SQLite file in .evertrain in the current directory."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{absolute(f'{HOME}/mlflow.db')}"
+    """MLFLOW_TRACKING_URI, or a SQLite file in .evertrain in the current directory.
+
+    Raises ConfigError if that file has no address.
+    """
+    if named := os.environ.get("MLFLOW_TRACKING_URI"):
+        return named
+    path = absolute(f"{HOME}/mlflow.db")
+    if taken := sorted(set("?#%") & set(path)):
+        raise ConfigError(
+            f"MLflow's database {path} has no address, as its folder has {' and '.join(taken)} in "
+            "its name: rename the folder, or name MLflow's address with MLFLOW_TRACKING_URI or "
+            "--tracking-uri"
+        )
+    return f"{SQLITE}{path}"
 
 
 def tracking_uri_of(folder: RunFolder, requested: str | None) -> str:

@@ -25,6 +25,8 @@ from train_core.results import Approval, GateResult
 
 WAITS = "evertrain.flow-run.waits"
 """The event after a suspended flow run's last heartbeat; an automation expects it."""
+ANSWERS = "With *approve* on, the version becomes champion; with *approve* off, it is **rejected**."
+"""What the form says of its answers: one that is sent as it was opened rejects the version."""
 
 
 class ApprovalInput(RunInput):
@@ -60,7 +62,10 @@ def approval_for(session: Session, result: GateResult) -> Approval | None:
         session.log.add_warning(f"nobody can be asked for approval now: {instead}")
         return None
     form = ApprovalInput.with_initial_data(
-        description=evidence_markdown(result), approve=False, person="", reason=""
+        description=f"{evidence_markdown(result)}\n\n{ANSWERS}",
+        approve=False,
+        person="",
+        reason="",
     )
     # Another comparison is another question. Prefect takes no dots.
     key = f"approve-{version.version}-{decision.champion_number}"

@@ -24,7 +24,13 @@ def absolute(address: str) -> str:
     """A local path made absolute; a URL as it is. Raises ConfigError if no storage is at such."""
     _refuse_unusable(address)
     if "://" not in address:
-        return os.path.abspath(os.path.expanduser(address))
+        path = os.path.abspath(os.path.expanduser(address))
+        if "::" in path:
+            raise ConfigError(
+                f"{path} has '::' in it, by which fsspec separates addresses: rename the folder, "
+                "or name another one"
+            )
+        return path
     refuse_unserved(address)
     return address
 

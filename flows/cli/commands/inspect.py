@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from evertrain_flows.cli.arguments import InStorage
 from evertrain_flows.cli.output.listings import DIFFERENT, Row, print_mapping, print_rows
 from evertrain_flows.cli.output.run_views import print_runs, status_shown
 from evertrain_flows.cli.output.terminal import Screen, complain
-from evertrain_flows.defaults import default_storage
 from train_core.client.checkpoints import (
     ListedCheckpoint,
     checkpoint_facts,
@@ -23,18 +22,20 @@ from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.verification.runs import Verdict
 
 
-class LsCommand(BaseModel):
+class LsCommand(InStorage):
     """List the runs of a storage, or the checkpoints of a run."""
 
     url: CliPositionalArg[str] = Field(
-        default_factory=default_storage,
-        description="A storage's or a run's path or URL, or the name of a run.",
+        default="",
+        description="A storage's or a run's path or URL, or the name of a run; left out: the "
+        "storage.",
     )
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
 
     def cli_cmd(self) -> None:
         """Print the list."""
-        found = run_or_storage(self.url, default_storage())
+        storage = absolute(self.storage)
+        found = run_or_storage(self.url or storage, storage)
         if isinstance(found, str):
             print_runs(found, as_json=self.as_json)
             return

@@ -30,7 +30,7 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
-from train_core.errors import CheckpointError, StorageError
+from train_core.errors import CheckpointError, ConfigError, StorageError
 
 STATUSES_THAT_PASS = frozenset({408, 429, 500, 502, 503, 504})
 _CODES_THAT_PASS = frozenset(
@@ -158,7 +158,7 @@ def storage_errors(action: str, uri: str, *, writing: bool = False) -> Iterator[
     """Raise what went wrong as one of the errors that Store promises, naming the object."""
     try:
         yield
-    except (FileExistsError, StorageError, CheckpointError):
+    except (FileExistsError, StorageError, CheckpointError, ConfigError):
         raise
     except Exception as error:
         if not writing and isinstance(error, _NOT_THERE):

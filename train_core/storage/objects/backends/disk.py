@@ -91,7 +91,7 @@ class DiskBackend(Backend):
         """
         with disk_files.temporary_beside(path) as temporary:
             disk_files.write_new(temporary, data, durable=True)
-            os.link(temporary, path)
+            disk_files.link(temporary, path)
         disk_files.sync(os.path.dirname(path))
 
     def put(self, left_s: float, path: str, data: memoryview) -> str:

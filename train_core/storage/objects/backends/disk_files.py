@@ -158,6 +158,20 @@ def copy_file(source: str, path: str, root: str | None = None) -> None:
         replace(path, temporary, durable=True)
 
 
+def link(source: str, path: str) -> None:
+    """Give the file a second name, which no file has. Raises ConfigError where the disk cannot."""
+    try:
+        os.link(source, path)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        raise ConfigError(
+            f"the file system of {os.path.dirname(path)} has no hard links ({error.strerror}), "
+            "by which evertrain creates a file exactly once: keep the runs on another disk or on "
+            "an object store"
+        ) from error
+
+
 def link_or_copy_file(source: str, path: str) -> None:
     """Give the file a second name, or copy it where the disk cannot."""
     with temporary_beside(path) as temporary:
