@@ -56,6 +56,9 @@ PROMISES: dict[str, dict[str, str]] = {
         "altered, renamed or written by a newer evertrain is refused by name.",
         "approval": "A version that waits for a person becomes champion when it is approved, and "
         "stays what it is when it is rejected; the answer counts for that comparison alone.",
+        "no-is-final": "A version that a person has rejected never becomes champion by a gate, "
+        "whoever is champion later and whoever goes on with its run; of two answers the first "
+        "counts, and the other person is told whose that is.",
         "rollback": "`rollback` makes the champion before this one champion again, or any version "
         "that the gate has decided on and whose checkpoint is there.",
         "champions-command": "`champions` tells which version was champion when, by which run and "
