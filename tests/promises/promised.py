@@ -356,6 +356,9 @@ HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
         "fit": "`fit()` trains from Python, without Prefect.",
     },
     "docs/champion.md": {
+        "approval-followed": "A run that waits for approval is waiting in every list; its flow "
+        "run follows an answer that a command gave, at once or with the next flow run, and no "
+        "flow run trains the same data again meanwhile.",
         "approval-suspended": "A deployment's flow run that waits for approval is suspended, with "
         "the evidence in the form, and survives a restart of Prefect's server and worker.",
         "served": "MLflow serves the champion without pickle, and answers as the batch inference.",

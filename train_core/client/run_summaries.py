@@ -133,7 +133,7 @@ def _state(
         return "running"
     for reason in scanned.newer.values():
         return f"cannot be continued: {reason}"
-    if waiting_version(folder):
+    if end != EndStatus.FAILED and waiting_version(folder):
         return "waiting"
     if is_run_finished(folder, report, scanned.newest, record, end):
         return "finished"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.entities import Run
 
 from evertrain_flows.flow_runs.approval import WAITS
 from tests.flows.conftest import isolated
@@ -26,6 +28,8 @@ from tests.flows.deployment.deployed import (
     wait_for,
 )
 from tests.flows.mlflow_side import mlflow_client
+from train_core.client.champions import approve
+from train_core.client.run_summaries import run_status
 from train_core.results import GateResult, Report
 from train_core.storage.coordination import lease
 from train_core.storage.registered_models.model_registry import ModelRegistry
@@ -65,13 +69,16 @@ class Deployed:
         self._worker.close()
         self.server.stop()
 
-    def retrain(self, run: str) -> None:
+    def retrain(self, run: str, **asked: Any) -> None:
         """Begin a flow run that has to be approved, and wait until it waits for that."""
-        parameters = json.dumps({"run": run, **ASKED})
+        self.begin(run, **asked)
+        self.wait_for_state(run, "PAUSED")
+
+    def begin(self, run: str, **asked: Any) -> None:
+        parameters = json.dumps({"run": run, **ASKED, **asked})
         self.site.prefect(
             "deployment", "run", "retrain/retrain", "--param", f"parameters={parameters}"
         )
-        self.wait_for_state(run, "PAUSED")
 
     def wait_for_state(self, run: str, expected: str) -> None:
         ended = {"FAILED", "CRASHED", "CANCELLED"}
@@ -258,6 +265,74 @@ def test_while_one_waits_others_run_and_one_that_is_overtaken_is_asked_again(
     deployed.answer("waiting", approve=False, person="ann", reason="the other one is as good")
     deployed.wait_for_state("waiting", "COMPLETED")
     assert deployed.champions() == ["first", "overtaking"]
+
+
+def follows_within_a_minute(deployed: Deployed, run: str) -> None:
+    begin = time.monotonic()
+    deployed.wait_for_state(run, "COMPLETED")
+    assert time.monotonic() - begin < 60
+
+
+def mlflow_run(deployed: Deployed, run: str) -> Run:
+    with mlflow_client(f"sqlite:///{deployed.home}/mlflow.db") as client:
+        name = f"attributes.run_name = '{run}'"
+        (found,) = client.search_runs(["1"], filter_string=name)
+    return found
+
+
+@pytest.mark.promise("approval-followed")
+def test_a_flow_run_that_waits_is_shown_so_and_follows_an_answer_that_a_command_gave(
+    deployed: Deployed,
+) -> None:
+    deployed.retrain("commanded", skip_unchanged=True, seed=7)
+    folder = RunFolder(str(deployed.home / "runs"), "commanded")
+    wait_for(lambda: lease.holder_of(folder.store) is None, deployed.home)
+    assert deployed.state_name("commanded") == "Suspended"
+    assert run_status(folder).state == "waiting"
+    shown = mlflow_run(deployed, "commanded")
+    assert shown.info.status == "SCHEDULED"
+    assert "waits for approval" in shown.data.tags["evertrain.gate"]
+    note = shown.data.tags["mlflow.note.content"]
+    assert "waits for approval" in note.splitlines()[0]
+    assert "**Waiting**: for a person's answer" in note
+    version = deployed.registry.version_numbers()[-1]
+
+    # The next night has nothing new.
+    deployed.begin("next-night", skip_unchanged=True, seed=7)
+    deployed.wait_for_state("next-night", "COMPLETED")
+    (night,) = flow_runs(deployed.server.url, "next-night")
+    assert night["state"]["message"] == (
+        f"no new data: run commanded, whose version {version} waits for approval, has it: nothing "
+        "is trained"
+    )
+
+    before = deployed.champions()
+    answer = ("approve", MODEL, str(version), "--reject", "--reason", "owls suffer", "--by", "ann")
+    shown_by_command = deployed.site.evertrain(*answer)
+    assert "flow run commanded goes on" in shown_by_command
+    follows_within_a_minute(deployed, "commanded")
+    assert "is rejected by ann (owls suffer)" in deployed.gate("commanded").summary
+    assert run_status(folder).state == "finished"
+    assert mlflow_run(deployed, "commanded").info.status == "FINISHED"
+    assert deployed.champions() == before
+
+
+@pytest.mark.promise("approval-followed")
+def test_an_answer_from_a_machine_without_prefect_is_followed_by_the_next_flow_run(
+    deployed: Deployed,
+) -> None:
+    deployed.retrain("elsewhere", skip_unchanged=True, seed=8)
+    deployed.retrain("unanswered")
+    version = ModelRegistry(str(deployed.home / "runs"), MODEL).version_numbers()[-2]
+    approve(str(deployed.home / "runs"), MODEL, version, "fine", person="ann")
+    assert deployed.state_name("elsewhere") == "Suspended"
+    # One that has nothing to train follows it, too.
+    deployed.begin("another-night", skip_unchanged=True, seed=8)
+    deployed.wait_for_state("elsewhere", "COMPLETED")
+    assert deployed.champions()[-1] == "elsewhere"
+    assert deployed.state_name("unanswered") == "Suspended"
+    deployed.answer("unanswered", approve=False, person="bob", reason="no")
+    deployed.wait_for_state("unanswered", "COMPLETED")
 
 
 @pytest.mark.promise("rollback")

@@ -19,6 +19,7 @@ from train_core.storage.records.documents import read_document
 from train_core.storage.records.names import DECISIONS, DecisionName
 from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.runs_of_storage import is_training_finished
 
 _ANSWERS = "answers"
 
@@ -85,7 +86,8 @@ def newest_decision(folder: RunFolder, version: ModelVersion) -> Decision | None
     """The newest decision on a version, which is one of this run; None if there is none.
 
     Of a version that a person has rejected it is the decision that was answered so, as none counts
-    after that. Raises CheckpointError if it was altered, or if another checkpoint is registered as the version.
+    after that. Raises CheckpointError if it was altered, or if another checkpoint is registered as
+    the version.
     """
     found = _standing(folder, _names(folder, version.model, version.version))
     if found and found.challenger != version:
@@ -124,19 +126,24 @@ def what_follows(
 def waiting_version(folder: RunFolder) -> ModelVersion | None:
     """The version of the run that waits for a person's answer, if one does.
 
-    Of a model's versions the newest: the gate was asked about no other one since. Another champion
+    The training has ended, and the gate has decided on nothing newer of the run. Another champion
     may have been chosen meanwhile.
     """
-    for model in sorted(folder.store.names(DECISIONS)):
-        for name in _names(folder, model)[-1:]:
-            found = find_decision(folder, name)
-            if found is None or found.outcome != Outcome.ASK or find_approval(folder, found):
-                continue
-            champion = ModelRegistry(folder.storage, model).champion()
-            step, _ = what_follows(folder, found.challenger, champion)
-            if step in (NextStep.WAIT, NextStep.COMPARE):
-                return found.challenger
-    return None
+    decision, answer = newest_question(folder)
+    if decision is None or answer:
+        return None
+    champion = ModelRegistry(folder.storage, decision.challenger.model).champion()
+    is_champion = champion is not None and champion.version == decision.challenger
+    is_over = is_training_finished(folder.newest(), folder.newest_request().config)
+    return decision.challenger if is_over and not is_champion else None
+
+
+def newest_question(folder: RunFolder) -> tuple[Decision | None, Approval | None]:
+    """The newest decision on the run, if it asks a person, and the answer, if there is one."""
+    found = max(newest_decisions(folder), key=lambda one: one.created_at, default=None)
+    if found is None or found.outcome != Outcome.ASK:
+        return None, None
+    return found, find_approval(folder, found)
 
 
 def faults_of_decisions(folder: RunFolder) -> dict[str, str]:
