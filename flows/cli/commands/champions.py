@@ -125,8 +125,8 @@ class ApproveCommand(_ChangeCommand):
         if followed is not None:
             why = "none waits at this Prefect server"
         complain(
-            f"no flow run of {folder.name} goes on now: {why}. One that waits elsewhere follows the "
-            "answer when the next flow run of retrain begins there; if there is none, "
+            f"no flow run of {folder.name} goes on now: {why}. One that waits elsewhere follows "
+            "the answer when the next flow run of retrain begins there; if there is none, "
             f"`evertrain runs resume {folder.name}` ends the run"
         )
 
