@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow.entities import Run
 
 from evertrain_flows.flow_runs.approval import WAITS
 from tests.flows.conftest import isolated
@@ -38,6 +37,7 @@ from train_core.storage.run_folder import RunFolder
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MODEL = "Digits"
+FOLLOWS_S = 60
 HEARTBEAT, HEARTBEAT_S, MISSED_S = "prefect.flow-run.heartbeat", 30, 75
 ASKED = {
     "epochs": 2,
@@ -92,6 +92,20 @@ class Deployed:
             return now == expected
 
         wait_for(is_there, self.home)
+
+    def message(self, run: str) -> str:
+        """What a flow run says that has completed."""
+        self.wait_for_state(run, "COMPLETED")
+        (flow_run,) = flow_runs(self.server.url, run)
+        return str(flow_run["state"]["message"])
+
+    def shown_in_mlflow(self, run: str) -> tuple[str, str]:
+        """The run's status in MLflow, and its description."""
+        with mlflow_client(f"sqlite:///{self.home}/mlflow.db") as client:
+            every = [one.experiment_id for one in client.search_experiments()]
+            named = f"attributes.run_name = '{run}'"
+            (found,) = client.search_runs(every, filter_string=named)
+        return found.info.status, found.data.tags["mlflow.note.content"]
 
     def state_name(self, run: str) -> str:
         (flow_run,) = flow_runs(self.server.url, run)
@@ -224,14 +238,30 @@ def test_an_approval_is_waited_for_through_restarts_and_makes_the_version_champi
     assert champion.tags["evertrain.run"] == "first"
 
 
-@pytest.mark.promise("approval-suspended")
-def test_a_version_that_is_rejected_is_not_champion(deployed: Deployed) -> None:
+@pytest.mark.promise("approval-followed", "no-is-final")
+def test_a_flow_run_that_waits_is_shown_so_and_follows_an_answer_that_a_command_gave(
+    deployed: Deployed,
+) -> None:
     deployed.retrain("second")
-    deployed.answer("second", approve=False, person="bob", reason="not on a Friday")
+    folder = RunFolder(str(deployed.home / "runs"), "second")
+    wait_for(lambda: lease.holder_of(folder.store) is None, deployed.home)
+    assert deployed.state_name("second") == "Suspended"
+    assert run_status(folder).state == "waiting"
+    status, note = deployed.shown_in_mlflow("second")
+    assert status == "SCHEDULED"
+    assert "waits for approval" in note.splitlines()[0]
+    assert "**Waiting**: for a person's answer" in note
+    version = deployed.registry.version_numbers()[-1]
+    answer = ("approve", MODEL, str(version), "--reject", "--reason", "owls suffer", "--by", "ann")
+    assert "flow run second goes on" in deployed.site.evertrain(*answer)
+    answered_at = time.monotonic()
     deployed.wait_for_state("second", "COMPLETED")
+    assert time.monotonic() - answered_at < FOLLOWS_S
     result = deployed.gate("second")
     assert (result.entry, result.status) == (None, "rejected")
-    assert "is rejected by bob (not on a Friday)" in result.summary
+    assert "is rejected by ann (owls suffer)" in result.summary
+    assert run_status(folder).state == "finished"
+    assert deployed.shown_in_mlflow("second")[0] == "FINISHED"
     assert deployed.champions() == ["first"]
 
 
@@ -267,72 +297,25 @@ def test_while_one_waits_others_run_and_one_that_is_overtaken_is_asked_again(
     assert deployed.champions() == ["first", "overtaking"]
 
 
-def follows_within_a_minute(deployed: Deployed, run: str) -> None:
-    begin = time.monotonic()
-    deployed.wait_for_state(run, "COMPLETED")
-    assert time.monotonic() - begin < 60
-
-
-def mlflow_run(deployed: Deployed, run: str) -> Run:
-    with mlflow_client(f"sqlite:///{deployed.home}/mlflow.db") as client:
-        name = f"attributes.run_name = '{run}'"
-        (found,) = client.search_runs(["1"], filter_string=name)
-    return found
-
-
-@pytest.mark.promise("approval-followed")
-def test_a_flow_run_that_waits_is_shown_so_and_follows_an_answer_that_a_command_gave(
-    deployed: Deployed,
-) -> None:
-    deployed.retrain("commanded", skip_unchanged=True, seed=7)
-    folder = RunFolder(str(deployed.home / "runs"), "commanded")
-    wait_for(lambda: lease.holder_of(folder.store) is None, deployed.home)
-    assert deployed.state_name("commanded") == "Suspended"
-    assert run_status(folder).state == "waiting"
-    shown = mlflow_run(deployed, "commanded")
-    assert shown.info.status == "SCHEDULED"
-    assert "waits for approval" in shown.data.tags["evertrain.gate"]
-    note = shown.data.tags["mlflow.note.content"]
-    assert "waits for approval" in note.splitlines()[0]
-    assert "**Waiting**: for a person's answer" in note
-    version = deployed.registry.version_numbers()[-1]
-
-    # The next night has nothing new.
-    deployed.begin("next-night", skip_unchanged=True, seed=7)
-    deployed.wait_for_state("next-night", "COMPLETED")
-    (night,) = flow_runs(deployed.server.url, "next-night")
-    assert night["state"]["message"] == (
-        f"no new data: run commanded, whose version {version} waits for approval, has it: nothing "
-        "is trained"
-    )
-
-    before = deployed.champions()
-    answer = ("approve", MODEL, str(version), "--reject", "--reason", "owls suffer", "--by", "ann")
-    shown_by_command = deployed.site.evertrain(*answer)
-    assert "flow run commanded goes on" in shown_by_command
-    follows_within_a_minute(deployed, "commanded")
-    assert "is rejected by ann (owls suffer)" in deployed.gate("commanded").summary
-    assert run_status(folder).state == "finished"
-    assert mlflow_run(deployed, "commanded").info.status == "FINISHED"
-    assert deployed.champions() == before
-
-
 @pytest.mark.promise("approval-followed")
 def test_an_answer_from_a_machine_without_prefect_is_followed_by_the_next_flow_run(
     deployed: Deployed,
 ) -> None:
     deployed.retrain("elsewhere", skip_unchanged=True, seed=8)
-    deployed.retrain("unanswered")
-    version = ModelRegistry(str(deployed.home / "runs"), MODEL).version_numbers()[-2]
-    approve(str(deployed.home / "runs"), MODEL, version, "fine", person="ann")
+    version = deployed.registry.version_numbers()[-1]
+    deployed.begin("night", skip_unchanged=True, seed=8)
+    waits = f"run elsewhere, whose version {version} waits for approval, has it"
+    assert deployed.message("night") == f"no new data: {waits}: nothing is trained"
+    before = deployed.champions()
+    approve(deployed.registry.storage, MODEL, version, "no", is_approved=False, person="ann")
     assert deployed.state_name("elsewhere") == "Suspended"
-    # One that has nothing to train follows it, too.
+    # This one has nothing to train either.
     deployed.begin("another-night", skip_unchanged=True, seed=8)
+    said = "no new data since run elsewhere: nothing is trained"
+    assert deployed.message("another-night") == said
     deployed.wait_for_state("elsewhere", "COMPLETED")
-    assert deployed.champions()[-1] == "elsewhere"
-    assert deployed.state_name("unanswered") == "Suspended"
-    deployed.answer("unanswered", approve=False, person="bob", reason="no")
-    deployed.wait_for_state("unanswered", "COMPLETED")
+    assert "is rejected by ann (no)" in deployed.gate("elsewhere").summary
+    assert deployed.champions() == before
 
 
 @pytest.mark.promise("rollback")

@@ -94,6 +94,7 @@ def test_a_run_that_waits_for_a_person_is_scheduled_and_says_so_until_it_has_the
     mirror = Mirror(run.folder, tracking_uri, "tests")
     mirror.start()
     mirror.log_gate(gate_result(run.folder, made))
+    assert mirror.flush()
     assert mirror.close(EndStatus.KILLED)
     run.lease.end = EndStatus.KILLED
     run.lease.release()
