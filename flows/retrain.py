@@ -13,6 +13,7 @@ from evertrain_flows.databases import create_tracking_database
 from evertrain_flows.driving import Start, as_tasks, connected, drive
 from evertrain_flows.flow_runs.approval import AwaitsApprovalError, announce_wait, approval_for
 from evertrain_flows.flow_runs.crash_loops import announce_schedule, refuse_crash_loop
+from evertrain_flows.flow_runs.following import resume_answered
 from evertrain_flows.flow_runs.left_running import correct_states, left_running
 from evertrain_flows.parameters import RetrainParameters
 from evertrain_tasks.driver_session.session import Session, open_session, stopped
@@ -94,6 +95,8 @@ def stages(parameters: RetrainParameters, start: Start, session: Session) -> Rep
     and `skip_unchanged` is set, or it was a dry run of a training function.
     """
     request, server = session.request, session.server
+    if server and start is as_tasks:
+        server.ask(lambda client: resume_answered(client, request.storage))
     prepared = start(prepare, request)()
     prepared.check_begun()
     if prepared.job_url:

@@ -55,7 +55,7 @@ _TRAVELLING: Mapping[type[EvertrainError], Any] = {
     RunBusyError: tuple[str, str],
     NothingBegunError: _Message,
     CheckedOnlyError: tuple[str],
-    UnchangedError: tuple[str],
+    UnchangedError: tuple[str] | tuple[str, int | None],
     StoppedError: tuple[str, int],
     FencedError: tuple[int, int],
     UnsavedError: tuple[float, int, str | None, str],

@@ -110,12 +110,18 @@ class CheckedOnlyError(NothingBegunError):
 class UnchangedError(NothingBegunError):
     """Nothing that counts has changed since `run`: there is nothing to train."""
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, waiting_version: int | None = None) -> None:
         self.run = run
-        super().__init__(f"no new data since run {run}: nothing is trained")
+        self.waiting_version = waiting_version
+        """Of that run, if a person has to approve it."""
+        since = f"no new data since run {run}"
+        if waiting_version is not None:
+            waits = f"whose version {waiting_version} waits for approval"
+            since = f"no new data: run {run}, {waits}, has it"
+        super().__init__(f"{since}: nothing is trained")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.run,)
+        return type(self), (self.run, self.waiting_version)
 
 
 class StoppedError(EvertrainError, RuntimeError):

@@ -100,6 +100,8 @@ class Prepared(Result):
     total_steps: int
     unchanged_since: str = ""
     """The finished run since which nothing that counts has changed: this one was not created."""
+    waiting_version: int | None = None
+    """The version of that run that waits for a person's answer, if one does."""
     plan: str = ""
     """What a run would do, where a dry run of a training function created none."""
     job_url: str = ""
@@ -113,7 +115,7 @@ class Prepared(Result):
     def check_begun(self) -> None:
         """Raise NothingBegunError, which says why, if no run was created."""
         if self.unchanged_since:
-            raise UnchangedError(self.unchanged_since)
+            raise UnchangedError(self.unchanged_since, self.waiting_version)
         if self.plan:
             raise CheckedOnlyError(self.plan)
 

@@ -164,6 +164,15 @@ class Approval(Result):
     reason: str
     created_at: str
 
+    def is_same(self, other: Approval) -> bool:
+        """Whether the other one says the same of the version: only one of the two is needed."""
+        return (self.version, self.is_approved) == (other.version, other.is_approved)
+
+    @property
+    def who_said_what(self) -> str:
+        """As `ann (reject)`."""
+        return f"{self.person} ({'approve' if self.is_approved else 'reject'})"
+
 
 class ChampionEntry(Result):
     """From here on this version is the champion, until the entry with the next number."""

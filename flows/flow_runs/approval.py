@@ -3,18 +3,22 @@
 A suspended flow run occupies no process, and survives a restart of worker and server. When it is
 resumed, a worker runs the flow again from its beginning: what is finished is not done twice, so it
 comes back here, and Prefect hands over the answer. Only a deployment's flow run can be suspended;
-after any other, `evertrain approve` gives the answer.
+after any other, `evertrain approve` gives the answer. It may do so here, too, and resumes the flow
+run then (`following.py`): an answer in the run folder comes before one in the form.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Any
 
-from prefect import runtime
+from prefect import State, runtime
 from prefect.events import emit_event
 from prefect.exceptions import Pause
 from prefect.flow_runs import suspend_flow_run
-from prefect.input import RunInput, read_flow_run_input
+from prefect.input import RunInput, keyset_from_paused_state, read_flow_run_input
+from prefect.states import Suspended
 
 from evertrain_tasks.driver_session.session import Session, stopped
 from evertrain_tasks.prefect_server.flow_run import deployment_of_flow_run
@@ -27,6 +31,15 @@ WAITS = "evertrain.flow-run.waits"
 """The event after a suspended flow run's last heartbeat; an automation expects it."""
 ANSWERS = "With *approve* on, the version becomes champion; with *approve* off, it is **rejected**."
 """What the form says of its answers: one that is sent as it was opened rejects the version."""
+
+
+SEE_RUN_FOLDER = {
+    "approve": False,
+    "person": "evertrain approve",
+    "reason": "the answer is in the run folder",
+}
+"""What is filled in where a command has answered. It is no answer itself: one who finds none in the
+run folder, as that of a run of the same name in another storage, asks again."""
 
 
 class ApprovalInput(RunInput):
@@ -51,12 +64,18 @@ def approval_for(session: Session, result: GateResult) -> Approval | None:
 
     Raises AwaitsApprovalError once the flow run is suspended.
     """
-    if result.decision.outcome != Outcome.ASK or result.approval or result.entry:
+    if result.decision.outcome != Outcome.ASK:
         return None
     if not deployment_of_flow_run() or session.server is None:
         return None
     decision = result.decision
     version = decision.challenger
+    # Another comparison is another question. Prefect takes no dots.
+    key = f"approve-{version.version}-{decision.champion_number}"
+    if result.approval:
+        _tell_late_answer(session, result, result.approval, key)
+    if result.approval or result.entry:
+        return None
     instead = f"give the answer with `evertrain approve {version.model} {version.version}`"
     if not session.server.wait_for_answer():
         session.log.add_warning(f"nobody can be asked for approval now: {instead}")
@@ -67,8 +86,6 @@ def approval_for(session: Session, result: GateResult) -> Approval | None:
         person="",
         reason="",
     )
-    # Another comparison is another question. Prefect takes no dots.
-    key = f"approve-{version.version}-{decision.champion_number}"
     try:
         answer = _ask(form, key)
     except Pause as pause:
@@ -96,9 +113,19 @@ def _ask(form: type[ApprovalInput], key: str) -> ApprovalInput:
     another key.
     """
     answer: ApprovalInput = suspend_flow_run(wait_for_input=form, key=key)
-    if read_flow_run_input(answer.metadata.key) is None:
-        return _ask(form, f"{key}-again")
-    return answer
+    given = read_flow_run_input(answer.metadata.key)
+    return _ask(form, f"{key}-again") if given in (None, SEE_RUN_FOLDER) else answer
+
+
+def _tell_late_answer(session: Session, result: GateResult, counts: Approval, key: str) -> None:
+    """Warn if somebody has sent the form, and somebody else had given the other answer before."""
+    with suppress(Exception):  # whatever Prefect's client raises: it is a message only
+        paused: State[Any] = Suspended(pause_key=key)
+        given: Any = read_flow_run_input(keyset_from_paused_state(paused)["response"])
+        if given not in (None, SEE_RUN_FOLDER) and given["approve"] != counts.is_approved:
+            said = "approve" if given["approve"] else "reject"
+            who = f"{given['person'] or 'somebody'} ({said})"
+            session.log.add_warning(f"the answer of {who} came second: {result.summary}")
 
 
 def announce_wait() -> None:

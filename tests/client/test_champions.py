@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import getpass
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from train_core.client.runs import delete_run, prune_run
 from train_core.errors import ConfigError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.checkpoints.retention import RetentionRules
-from train_core.results import ModelVersion
+from train_core.results import GateResult, ModelVersion
 from train_core.storage.coordination.pins import REGISTERED_MODEL, pin
 from train_core.storage.records.documents import with_checksum
 from train_core.storage.registered_models.decisions import decision_key, entry_of
@@ -234,6 +236,59 @@ def test_what_was_compared_with_a_former_champion_is_not_approved(
     with pytest.raises(ConfigError, match=r"another champion was chosen since .*runs resume b"):
         approve(models)
     assert approve(models, is_approved=False) == "rejected"
+
+
+@pytest.mark.promise("no-is-final")
+def test_of_two_answers_at_once_one_counts_and_the_other_person_is_told_whose(
+    models: Models, waiting: ModelVersion
+) -> None:
+    begin = threading.Barrier(4)
+
+    def answer(number: int) -> tuple[bool, str]:
+        is_approved = number % 2 == 0
+        begin.wait()
+        try:
+            approve(models, is_approved=is_approved, person=f"person {number}")
+        except ConfigError as error:
+            return is_approved, str(error)
+        return is_approved, ""
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(answer, range(4)))
+    _, (_, found) = champions.versions(models.storage, MODEL)
+    assert isinstance(found, GateResult)
+    assert found.approval
+    for is_approved, said in answers:
+        assert bool(said) == (is_approved != found.approval.is_approved)
+        assert not said or f"by {found.approval.person} (looked at it)" in said
+    assert models.champions() == ["a"] + ["b"] * found.approval.is_approved
+
+
+@pytest.mark.promise("no-is-final")
+def test_a_rejected_version_is_not_approved_later_whoever_is_champion(
+    models: Models, waiting: ModelVersion
+) -> None:
+    approve(models, is_approved=False, person="ann")
+    models.promote("c")
+    # As an earlier evertrain did, which compared it again.
+    models.decide(waiting, Outcome.ASK)
+    with pytest.raises(ConfigError, match=r"somebody has answered before: .* is rejected by ann"):
+        approve(models)
+    assert approve(models, is_approved=False) == "rejected"
+    _, (_, found), _ = champions.versions(models.storage, MODEL)
+    assert isinstance(found, GateResult)
+    assert found.status == "rejected"
+    assert models.champions() == ["a", "c"]
+
+
+@pytest.mark.promise("no-is-final")
+def test_a_person_may_go_back_to_a_rejected_version_which_is_a_new_act(
+    models: Models, waiting: ModelVersion
+) -> None:
+    approve(models, is_approved=False, person="ann")
+    assert roll_back(models, to=2) == "b"
+    found = champions.champions(models.storage, MODEL)[-1]
+    assert (found.by, found.version) == ("rollback", waiting)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.KEEP, Outcome.PROMOTE, None])

@@ -58,6 +58,9 @@ PROMISES: dict[str, dict[str, str]] = {
         "altered, renamed or written by a newer evertrain is refused by name.",
         "approval": "A version that waits for a person becomes champion when it is approved, and "
         "stays what it is when it is rejected; the answer counts for that comparison alone.",
+        "no-is-final": "A version that a person has rejected never becomes champion by a gate, "
+        "whoever is champion later and whoever goes on with its run; of two answers the first "
+        "counts, and the other person is told whose that is.",
         "rollback": "`rollback` makes the champion before this one champion again, or any version "
         "that the gate has decided on and whose checkpoint is there.",
         "champions-command": "`champions` tells which version was champion when, by which run and "
@@ -355,6 +358,9 @@ HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
         "fit": "`fit()` trains from Python, without Prefect.",
     },
     "docs/champion.md": {
+        "approval-followed": "A run that waits for approval is waiting in every list; its flow "
+        "run follows an answer that a command gave, at once or with the next flow run, and no "
+        "flow run trains the same data again meanwhile.",
         "approval-suspended": "A deployment's flow run that waits for approval is suspended, with "
         "the evidence in the form, and survives a restart of Prefect's server and worker.",
         "served": "MLflow serves the champion without pickle, and answers as the batch inference.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -16,14 +17,15 @@ from train_core.entry_points import SHOW_ALIASES, SHOW_GATE
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.champion.model_names import is_model_name
+from train_core.policy.champion.next_step import NextStep
 from train_core.policy.champion.rollback import Reign, champion_before
 from train_core.results import Approval, ChampionEntry, GateResult, ModelVersion, Result
 from train_core.storage.committed import in_threads
 from train_core.storage.registered_models.decisions import (
     entry_of,
-    find_approval,
     gate_result,
     newest_decision,
+    what_follows,
 )
 from train_core.storage.registered_models.model_registry import ModelRegistry, registered_models
 from train_core.storage.run_folder import RunFolder
@@ -122,21 +124,29 @@ def approve(
     """
     registry = _registry(storage, model)
     found = registry.version(version)
-    folder = RunFolder(storage, found.run)
+    folder, champion = RunFolder(storage, found.run), registry.champion()
+    step, rejected = what_follows(folder, found, champion)
+    if step is NextStep.REJECTED and rejected:
+        return _agreed(rejected, is_approved=is_approved)
     decision = newest_decision(folder, found)
     if decision is None or decision.outcome != Outcome.ASK:
         raise ConfigError(f"the gate does not ask for an approval of {found.address}")
     result = gate_result(folder, decision)
-    if is_approved and not result.entry:
+    if result.entry or result.approval:
+        # The first answer counts.
+        _agreed(result, is_approved=is_approved)
+    if result.entry:
+        return result
+    if step is NextStep.SERVES:
+        raise ConfigError(f"{found.address} is the champion already: nobody is asked any more")
+    if is_approved:
         _check_there(storage, found)
-        champion = registry.champion()
-        if (champion.number if champion else 0) != decision.champion_number:
+        if step is NextStep.COMPARE:
             raise ConfigError(
                 f"another champion was chosen since {found.address} was compared: `evertrain runs "
                 f"resume {found.run}` compares it with that one"
             )
-    answer = result.approval
-    if answer is None:
+    if result.approval is None:
         given = Approval(
             version=found,
             champion_number=decision.champion_number,
@@ -145,17 +155,24 @@ def approve(
             reason=reason,
             created_at=datetime.now(UTC).isoformat(),
         )
-        try:
+        with suppress(FileExistsError):
             ResultWriter(folder).commit_approval(decision, given)
-            answer = given
-        except FileExistsError:
-            # Somebody was faster.
-            answer = find_approval(folder, decision)
-    if answer is None or answer.is_approved != is_approved:
-        raise ConfigError(gate_result(folder, decision).summary)
-    if is_approved and not result.entry:
-        _added(registry, entry_of(folder, decision, answer))
-    return gate_result(folder, decision)
+    # Somebody may have been faster, or have rejected it in an earlier comparison meanwhile.
+    step, stands = what_follows(folder, found, champion)
+    result = _agreed(stands or gate_result(folder, decision), is_approved=is_approved)
+    if step is NextStep.PROMOTE:
+        _added(registry, entry_of(folder, result.decision, result.approval))
+    return gate_result(folder, result.decision)
+
+
+def _agreed(result: GateResult, *, is_approved: bool) -> GateResult:
+    """What became of the version, if that is what is asked for. Raises ConfigError otherwise."""
+    was_approved = result.entry is not None or (
+        result.approval is not None and result.approval.is_approved
+    )
+    if was_approved != is_approved:
+        raise ConfigError(f"somebody has answered before: {result.summary}")
+    return result
 
 
 def show_champion(storage: str, model: str, tracking_uri: str) -> None:

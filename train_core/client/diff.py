@@ -8,7 +8,7 @@ the comparison of the checkpoints shows whether they mattered.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from train_core.client.isolated import compare_checkpoints
 from train_core.config import TrainConfig
@@ -17,6 +17,7 @@ from train_core.results import Result
 from train_core.storage.addresses import find, find_checkpoint
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_reports import reported_best
 
 _DATA = {"datasets", "sources", "origin"}
 # The digest identifies the data, not the address.
@@ -47,8 +48,11 @@ class Diff(Result):
     """The differences between two runs, or between two checkpoints."""
 
     a: str
-    """The address of the first checkpoint; of a run its best one, the newest without a report."""
+    """The address of the first checkpoint."""
     b: str
+    compared: Literal["best", "newest", "named"]
+    """Which ones they are: two runs' best ones, or their newest, as one of them has no report that
+    says which is best; or those that were named, of a run beside one its best."""
     checkpoints: Comparison
     records: RecordsComparison | None = None
     """Of two runs: configuration, data and surroundings."""
@@ -67,13 +71,17 @@ class Diff(Result):
 def diff(a: str, b: str, storage: str) -> Diff:
     """Compare two runs, or two checkpoints to the bit: tensors, the rest of the state, metrics.
 
-    `a` and `b` are names of runs in `storage`, RUN/CHECKPOINT, or addresses of either. Beside a
-    checkpoint a run is its best one. Raises ConfigError if one is not there, CheckpointError if a
-    checkpoint is not good.
+    `a` and `b` are names of runs in `storage`, RUN/CHECKPOINT, or addresses of either. Like is
+    compared with like: two runs' best checkpoints, and the newest ones if one of the runs has no
+    report that names its best. Beside a checkpoint a run is its best one. Raises ConfigError if one
+    is not there, CheckpointError if a checkpoint is not good.
     """
-    folder_a, of_a = find_checkpoint(a, storage, prefer_best=True)
-    folder_b, of_b = find_checkpoint(b, storage, prefer_best=True)
-    are_runs = all(find(what, storage)[1] is None for what in (a, b))
+    named = [find(what, storage) for what in (a, b)]
+    are_runs = all(name is None for _, name in named)
+    are_reported = are_runs and all(reported_best(folder) for folder, _ in named)
+    prefer_best = are_reported or not are_runs
+    folder_a, of_a = find_checkpoint(a, storage, prefer_best=prefer_best)
+    folder_b, of_b = find_checkpoint(b, storage, prefer_best=prefer_best)
     records = _compare_records(folder_a, folder_b) if are_runs else None
     pairs, unread = [(of_a, of_b)], list[str]()
     if are_runs:
@@ -86,6 +94,7 @@ def diff(a: str, b: str, storage: str) -> Diff:
     return Diff(
         a=folder_a.store.uri(of_a.key),
         b=folder_b.store.uri(of_b.key),
+        compared="named" if not are_runs else "best" if are_reported else "newest",
         checkpoints=checkpoints,
         records=records,
         newest=newest[0] if newest else None,

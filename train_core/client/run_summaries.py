@@ -23,6 +23,7 @@ from train_core.storage.coordination import lease
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.run_record import RunRecord
+from train_core.storage.registered_models.decisions import waiting_version
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.runs_of_storage import is_run_finished, read_runs
 
@@ -48,8 +49,8 @@ class RunSummary(Result):
     data: str | None = None
     """The first digits of the training split's digest."""
     state: str
-    """`running`, `finished`, `failed` (by an error), `interrupted` (it was stopped or killed), or
-    what cannot be read of the run.
+    """`running`, `waiting` (for a person's answer about its version), `finished`, `failed` (by an
+    error), `interrupted` (it was stopped or killed), or what cannot be read of the run.
     """
 
 
@@ -132,8 +133,9 @@ def _state(
         return "running"
     for reason in scanned.newer.values():
         return f"cannot be continued: {reason}"
-    newest = scanned.newest
-    if is_run_finished(folder, report, newest, record):
+    if end != EndStatus.FAILED and waiting_version(folder):
+        return "waiting"
+    if is_run_finished(folder, report, scanned.newest, record, end):
         return "finished"
     return "failed" if end == EndStatus.FAILED else "interrupted"
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from train_core.config import TrainConfig
 from train_core.errors import ConfigError, EvertrainError
+from train_core.policy.end_status import EndStatus
 from train_core.policy.stop_reasons import Reached, still_holds
 from train_core.storage.committed import in_threads
 from train_core.storage.objects.store import Store
@@ -112,14 +113,19 @@ def is_run_finished(
     report: dict[str, Any] | None,
     newest: Checkpoint | None,
     record: RunRecord | None = None,
+    end: str = "",
 ) -> bool:
     """Whether the run is over: its report is of its newest checkpoint, the training's last one.
 
-    A run that was extended has the report of its first end. `record` is the run's, if it was read.
-    Raises CheckpointError if the report, or what was asked of the run, cannot be read.
+    A run that was extended has the report of its first end. One of `fit` has none: it is over if
+    its driver has given it free as FINISHED (`end`, the lease's). `record` is the run's, if it was
+    read. Raises CheckpointError if the report, or what was asked of the run, cannot be read.
     """
-    if report is None or newest is None:
+    if newest is None:
         return False
+    if report is None:
+        is_by_itself = end == EndStatus.FINISHED
+        return is_by_itself and is_training_finished(newest, folder.newest_request(record).config)
     is_reported = reported(report, folder, int, "train", "step") >= newest.step
     return is_reported and is_training_finished(newest, folder.newest_request(record).config)
 

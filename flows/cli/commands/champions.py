@@ -99,7 +99,36 @@ class ApproveCommand(_ChangeCommand):
         )
         say(result.summary)
         version = result.decision.challenger
+        self._follow_in_prefect(RunFolder(storage, version.run))
         self._show_in_mlflow(version.run, lambda uri: show_decision(storage, version, uri))
+
+    def _follow_in_prefect(self, folder: RunFolder) -> None:
+        """Resume the flow run that waits for the answer, if one does at the server in use."""
+        if folder.report() is not None:
+            # It did not wait.
+            return
+        # Imported late: it takes a second, and few commands ask Prefect.
+        from prefect.settings import PREFECT_API_URL
+
+        from evertrain_flows.flow_runs.following import resume_answered
+        from evertrain_tasks.prefect_server.connection import ServerConnection
+
+        followed, why = None, "no Prefect server answers at PREFECT_API_URL"
+        if PREFECT_API_URL.value():
+            server = ServerConnection(complain)
+            followed = server.ask(
+                lambda client: resume_answered(client, folder.storage, folder.name)
+            )
+        if followed:
+            say(f"flow run {folder.name} goes on")
+            return
+        if followed is not None:
+            why = "none waits at this Prefect server"
+        complain(
+            f"no flow run of {folder.name} goes on now: {why}. One that waits elsewhere follows "
+            "the answer when the next flow run of retrain begins there; if there is none, "
+            f"`evertrain runs resume {folder.name}` ends the run"
+        )
 
 
 def _champion_row(entry: ChampionEntry | Unreadable, *, is_last: bool) -> Row:

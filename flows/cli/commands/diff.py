@@ -21,9 +21,10 @@ _MOST_SHOWN = 50
 class DiffCommand(InStorage):
     """Compare two runs, or two checkpoints to the bit: tensors, the rest of the state, metrics.
 
-    Of runs: configuration, data, surroundings, and their best and newest checkpoints. The exit code
-    is 0 if they are the same, 1 if they differ and 2 if they cannot be compared. Surroundings, and
-    parameters that may change in a run, do not count.
+    Of runs: configuration, data, surroundings, and their best and newest checkpoints; the newest
+    alone if one of the runs has no report. The exit code is 0 if they are the same, 1 if they
+    differ and 2 if they cannot be compared. Surroundings, and parameters that may change in a run,
+    do not count.
     """
 
     a: CliPositionalArg[str] = Field(
@@ -46,7 +47,8 @@ class DiffCommand(InStorage):
 
 def print_json(found: Diff) -> None:
     """Print all of it as one JSON object."""
-    facts: dict[str, Any] = {"a": found.a, "b": found.b, "same": found.is_same}
+    facts: dict[str, Any] = {"a": found.a, "b": found.b, "compared": found.compared}
+    facts["same"] = found.is_same
     facts |= found.checkpoints.model_dump(mode="json")
     if found.records is not None:
         facts |= found.records.model_dump(mode="json")
@@ -58,6 +60,8 @@ def print_json(found: Diff) -> None:
 def print_diff(found: Diff) -> None:
     """Print the differences as tables."""
     say(f"A: {found.a}", f"B: {found.b}")
+    if found.compared != "named":
+        say(f"the {found.compared} checkpoint of each run")
     if found.records is not None:
         print_records(found.records)
     print_comparison(found.checkpoints)

@@ -21,7 +21,7 @@ import ray
 from tests.engine.alone import run
 from tests.marks import SLOW
 from tests.storage.doubles.faulty_store import FaultyStore
-from train_core.client.champions import rollback
+from train_core.client.champions import approve, rollback
 from train_core.config.gate_options import GateOptions
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.cluster.pool_settings import POOL_SETTINGS
@@ -38,7 +38,7 @@ from train_core.storage.records.names import DecisionName
 from train_core.storage.registered_models.decisions import find_decision, newest_decisions
 from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import begin_attempt
+from train_core.storage.run_writer import ResultWriter, begin_attempt
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -397,9 +397,9 @@ def test_one_that_is_overtaken_and_ends_at_any_change_is_completed(
         assert place.champions() == ["bad", "good", "same"]
         assert len(place.decisions("same")) == 2
         check_log(place)
-        # The lost entry, which is not created, the new decision, the new entry.
-        if is_through and number > 1:
-            assert number == 4
+        # The new decision, the new entry: the lost entry is not tried.
+        if is_through:
+            assert number == 3
             return
 
 
@@ -460,6 +460,79 @@ def test_who_approved_one_comparison_is_asked_again_about_another(place: Place) 
         approved = pipeline.promote(again, answer_to(again))
         assert approved.entry
     assert place.champions() == ["bad", "good", "same"]
+
+
+@pytest.mark.promise("no-is-final")
+def test_a_rejected_version_stays_rejected_whoever_is_champion_when_its_run_goes_on(
+    place: Place,
+) -> None:
+    place.gated("bad")
+    with place.driving("same", require_approval=True, min_improvement=-1) as (pipeline, _):
+        asked = pipeline.decide()
+        rejected = pipeline.promote(asked, answer_to(asked, is_approved=False))
+    # It would be better than this one, and the rules ask nobody any more.
+    place.gated("good", min_improvement=-1)
+    again = place.gated("same", min_improvement=-1)
+    assert (again.status, again.decision) == ("rejected", rejected.decision)
+    assert place.champions() == ["bad", "good"]
+    assert len(place.decisions("same")) == 1
+
+
+@pytest.mark.promise("no-is-final")
+def test_a_no_to_an_earlier_comparison_counts_while_the_version_is_compared_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The form of a flow run that waits asks about the champion before."""
+    place.gated("bad")
+    with place.driving("same", require_approval=True, min_improvement=-1) as (pipeline, _):
+        asked = pipeline.decide()
+    place.gated("good")
+    with place.driving("same", min_improvement=-1) as (pipeline, _):
+        compare = pipeline.gate._new_decision
+
+        def rejected_meanwhile(*compared: Any) -> None:
+            compare(*compared)
+            no = answer_to(asked, is_approved=False)
+            ResultWriter(place.folder("same")).commit_approval(asked.decision, no)
+
+        monkeypatch.setattr(pipeline.gate, "_new_decision", rejected_meanwhile)
+        result = pipeline.to_the_end()
+    assert result.status == "rejected"
+    assert (result.decision, len(place.decisions("same"))) == (asked.decision, 2)
+    assert place.champions() == ["bad", "good"]
+
+
+@pytest.mark.promise("no-is-final")
+def test_an_answer_that_comes_second_is_told_whose_answer_counts(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.gated("bad")
+    with place.driving("good", require_approval=True) as (pipeline, _):
+        asked = pipeline.decide()
+        approve(place.storage, MODEL, 2, "owls suffer", is_approved=False, person="bob")
+        result = pipeline.promote(asked, answer_to(asked))
+        assert result.status == "rejected"
+        told = "the answer of ann (approve) came second: models:/Linear/2 is rejected by bob"
+        assert told in caplog.text
+        # The same answer is none that came second.
+        caplog.clear()
+        assert pipeline.promote(asked, answer_to(asked, is_approved=False)).status == "rejected"
+        assert "came second" not in caplog.text
+    assert place.champions() == ["bad"]
+
+
+@pytest.mark.promise("no-is-final")
+def test_a_rejected_version_that_was_gone_back_to_is_no_challenger_later(place: Place) -> None:
+    """To go back is a person's new act: it makes it champion, and nothing else."""
+    place.gated("bad")
+    with place.driving("same", require_approval=True, min_improvement=-1) as (pipeline, _):
+        asked = pipeline.decide()
+        pipeline.promote(asked, answer_to(asked, is_approved=False))
+    entry = rollback(place.storage, MODEL, "we have no other", to=2, person="ann")
+    assert place.gated("same", min_improvement=-1).entry == entry
+    place.gated("good", min_improvement=-1)
+    assert place.gated("same", min_improvement=-1).status == "rejected"
+    assert place.champions() == ["bad", "same", "good"]
 
 
 @pytest.mark.promise("rollback")

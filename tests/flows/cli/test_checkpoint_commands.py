@@ -172,6 +172,19 @@ def test_surroundings_and_what_may_change_in_a_run_are_told_and_do_not_count(
     assert [one["name"] for one in found["surroundings"]] == ["fingerprint.torch"]
 
 
+@pytest.mark.promise("diff")
+def test_a_run_without_a_report_is_compared_with_the_newest_checkpoint_of_one_that_has_it(
+    storage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of `fit` and of `retrain`: the best of one and the newest of the other are not alike."""
+    reported = changed(storage, "retrained")
+    shutil.copytree(f"{storage}/a/checkpoints", f"{reported.url}/checkpoints", dirs_exist_ok=True)
+    first = reported.checkpoints()[0]
+    reported.store.write(REPORT_JSON, json.dumps({"best": {"name": str(first.name)}}).encode())
+    assert evertrain("diff", "a", "retrained", "--storage", storage) == 0
+    assert "the newest checkpoint of each run" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_of_runs_the_best_checkpoints_are_compared_and_the_newest_too(
     storage: str, capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ from tests.flows.deployment.deployed import (
     wait_for,
 )
 from tests.flows.mlflow_side import mlflow_client
+from train_core.client.champions import approve
+from train_core.client.run_summaries import run_status
 from train_core.results import GateResult, Report
 from train_core.storage.coordination import lease
 from train_core.storage.registered_models.model_registry import ModelRegistry
@@ -34,6 +37,7 @@ from train_core.storage.run_folder import RunFolder
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MODEL = "Digits"
+FOLLOWS_S = 60
 HEARTBEAT, HEARTBEAT_S, MISSED_S = "prefect.flow-run.heartbeat", 30, 75
 ASKED = {
     "epochs": 2,
@@ -65,13 +69,16 @@ class Deployed:
         self._worker.close()
         self.server.stop()
 
-    def retrain(self, run: str) -> None:
+    def retrain(self, run: str, **asked: Any) -> None:
         """Begin a flow run that has to be approved, and wait until it waits for that."""
-        parameters = json.dumps({"run": run, **ASKED})
+        self.begin(run, **asked)
+        self.wait_for_state(run, "PAUSED")
+
+    def begin(self, run: str, **asked: Any) -> None:
+        parameters = json.dumps({"run": run, **ASKED, **asked})
         self.site.prefect(
             "deployment", "run", "retrain/retrain", "--param", f"parameters={parameters}"
         )
-        self.wait_for_state(run, "PAUSED")
 
     def wait_for_state(self, run: str, expected: str) -> None:
         ended = {"FAILED", "CRASHED", "CANCELLED"}
@@ -85,6 +92,20 @@ class Deployed:
             return now == expected
 
         wait_for(is_there, self.home)
+
+    def message(self, run: str) -> str:
+        """What a flow run says that has completed."""
+        self.wait_for_state(run, "COMPLETED")
+        (flow_run,) = flow_runs(self.server.url, run)
+        return str(flow_run["state"]["message"])
+
+    def shown_in_mlflow(self, run: str) -> tuple[str, str]:
+        """The run's status in MLflow, and its description."""
+        with mlflow_client(f"sqlite:///{self.home}/mlflow.db") as client:
+            every = [one.experiment_id for one in client.search_experiments()]
+            named = f"attributes.run_name = '{run}'"
+            (found,) = client.search_runs(every, filter_string=named)
+        return found.info.status, found.data.tags["mlflow.note.content"]
 
     def state_name(self, run: str) -> str:
         (flow_run,) = flow_runs(self.server.url, run)
@@ -217,14 +238,30 @@ def test_an_approval_is_waited_for_through_restarts_and_makes_the_version_champi
     assert champion.tags["evertrain.run"] == "first"
 
 
-@pytest.mark.promise("approval-suspended")
-def test_a_version_that_is_rejected_is_not_champion(deployed: Deployed) -> None:
+@pytest.mark.promise("approval-followed", "no-is-final")
+def test_a_flow_run_that_waits_is_shown_so_and_follows_an_answer_that_a_command_gave(
+    deployed: Deployed,
+) -> None:
     deployed.retrain("second")
-    deployed.answer("second", approve=False, person="bob", reason="not on a Friday")
+    folder = RunFolder(str(deployed.home / "runs"), "second")
+    wait_for(lambda: lease.holder_of(folder.store) is None, deployed.home)
+    assert deployed.state_name("second") == "Suspended"
+    assert run_status(folder).state == "waiting"
+    status, note = deployed.shown_in_mlflow("second")
+    assert status == "SCHEDULED"
+    assert "waits for approval" in note.splitlines()[0]
+    assert "**Waiting**: for a person's answer" in note
+    version = deployed.registry.version_numbers()[-1]
+    answer = ("approve", MODEL, str(version), "--reject", "--reason", "owls suffer", "--by", "ann")
+    assert "flow run second goes on" in deployed.site.evertrain(*answer)
+    answered_at = time.monotonic()
     deployed.wait_for_state("second", "COMPLETED")
+    assert time.monotonic() - answered_at < FOLLOWS_S
     result = deployed.gate("second")
     assert (result.entry, result.status) == (None, "rejected")
-    assert "is rejected by bob (not on a Friday)" in result.summary
+    assert "is rejected by ann (owls suffer)" in result.summary
+    assert run_status(folder).state == "finished"
+    assert deployed.shown_in_mlflow("second")[0] == "FINISHED"
     assert deployed.champions() == ["first"]
 
 
@@ -258,6 +295,27 @@ def test_while_one_waits_others_run_and_one_that_is_overtaken_is_asked_again(
     deployed.answer("waiting", approve=False, person="ann", reason="the other one is as good")
     deployed.wait_for_state("waiting", "COMPLETED")
     assert deployed.champions() == ["first", "overtaking"]
+
+
+@pytest.mark.promise("approval-followed")
+def test_an_answer_from_a_machine_without_prefect_is_followed_by_the_next_flow_run(
+    deployed: Deployed,
+) -> None:
+    deployed.retrain("elsewhere", skip_unchanged=True, seed=8)
+    version = deployed.registry.version_numbers()[-1]
+    deployed.begin("night", skip_unchanged=True, seed=8)
+    waits = f"run elsewhere, whose version {version} waits for approval, has it"
+    assert deployed.message("night") == f"no new data: {waits}: nothing is trained"
+    before = deployed.champions()
+    approve(deployed.registry.storage, MODEL, version, "no", is_approved=False, person="ann")
+    assert deployed.state_name("elsewhere") == "Suspended"
+    # This one has nothing to train either.
+    deployed.begin("another-night", skip_unchanged=True, seed=8)
+    said = "no new data since run elsewhere: nothing is trained"
+    assert deployed.message("another-night") == said
+    deployed.wait_for_state("elsewhere", "COMPLETED")
+    assert "is rejected by ann (no)" in deployed.gate("elsewhere").summary
+    assert deployed.champions() == before
 
 
 @pytest.mark.promise("rollback")

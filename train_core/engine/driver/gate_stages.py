@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from train_core.config import TrainConfig
@@ -22,8 +23,9 @@ from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.scoring.gate_evidence import measure
 from train_core.errors import CheckpointError
-from train_core.policy.champion.gate_decision import Outcome, decide
+from train_core.policy.champion.gate_decision import decide
 from train_core.policy.champion.model_names import default_model_name
+from train_core.policy.champion.next_step import NextStep
 from train_core.results import (
     Approval,
     ChampionEntry,
@@ -40,6 +42,7 @@ from train_core.storage.registered_models.decisions import (
     gate_result,
     is_answer_to,
     newest_decision,
+    what_follows,
 )
 from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
@@ -68,7 +71,7 @@ class Gate:
 
     def decide(self, best: CheckpointSummary) -> GateResult:
         """Register the checkpoint, and decide on it in comparison with the champion of now."""
-        return self._decided(self._register(best))
+        return self._decided(self._register(best))[1]
 
     def promote(self, result: GateResult, approval: Approval | None) -> GateResult:
         """Make the challenger champion, if that was decided or is approved.
@@ -76,11 +79,17 @@ class Gate:
         Where another run has moved the champion meanwhile, it is compared with that one first; if a
         person has to be asked about that comparison, it is returned without an answer.
         """
+        if result.entry:
+            return result
+        version = result.decision.challenger
+        if approval and is_answer_to(approval, result.decision):
+            self._record(result.decision, approval)
+        # A retry may have carried it out already, and another run been faster since.
+        result = gate_result(self._folder, result.decision)
         while not result.entry:
-            if approval and is_answer_to(approval, result.decision):
-                self._commit_approval(result.decision, approval)
-            result = gate_result(self._folder, result.decision)
-            if result.entry or not _is_to_be_champion(result):
+            # Read again just before the entry: a person may have rejected it meanwhile.
+            step, result = self._decided(version)
+            if step is not NextStep.PROMOTE:
                 break
             self._held.check()
             try:
@@ -88,7 +97,6 @@ class Gate:
                 return result.model_copy(update={"entry": self.registry.add_champion(entry)})
             except FileExistsError:
                 _log.info("another champion was chosen meanwhile: the challenger is compared again")
-            result = self._decided(result.decision.challenger)
         return result
 
     def _register(self, best: CheckpointSummary) -> ModelVersion:
@@ -99,16 +107,18 @@ class Gate:
         self._held.check()
         return self.registry.add_version(self._folder.name, best.name, checkpoint.digest)
 
-    def _decided(self, version: ModelVersion) -> GateResult:
-        """The decision on a version in comparison with the champion of now, found or made."""
-        champion = self.registry.champion()
-        if champion and champion.version == version:
-            return self._result_of_champion(champion)
-        name = DecisionName(version.model, version.version, champion.number if champion else 0)
-        decision = find_decision(self._folder, name) or self._new_decision(version, champion)
-        return gate_result(self._folder, decision)
+    def _decided(self, version: ModelVersion) -> tuple[NextStep, GateResult]:
+        """What follows for a version now, and by which decision, which is made if there is none."""
+        while True:
+            champion = self.registry.champion()
+            step, result = what_follows(self._folder, version, champion)
+            if champion and step is NextStep.SERVES:
+                return step, self._result_of_champion(champion)
+            if result:
+                return step, result
+            self._new_decision(version, champion)
 
-    def _new_decision(self, version: ModelVersion, champion: ChampionEntry | None) -> Decision:
+    def _new_decision(self, version: ModelVersion, champion: ChampionEntry | None) -> None:
         made = (self._config, self._options, version, champion)
         measured = measure(self._pool(), self._folder, *made)
         rules = self._options.rules
@@ -128,7 +138,6 @@ class Gate:
         )
         self._held.check()
         self._held.writer.commit_decision(decision)
-        return decision
 
     def _result_of_champion(self, champion: ChampionEntry) -> GateResult:
         """What made this run's version the champion: its promotion, or a rollback to it."""
@@ -144,14 +153,16 @@ class Gate:
             )
         return gate_result(self._folder, decision).model_copy(update={"entry": champion})
 
-    def _commit_approval(self, decision: Decision, approval: Approval) -> None:
-        try:
-            self._held.writer.commit_approval(decision, approval)
-        except FileExistsError:
-            _log.info("somebody has answered before: that counts")
-
-
-def _is_to_be_champion(result: GateResult) -> bool:
-    if result.decision.outcome == Outcome.ASK:
-        return result.approval is not None and result.approval.is_approved
-    return result.decision.outcome == Outcome.PROMOTE
+    def _record(self, decision: Decision, approval: Approval) -> None:
+        """Record a person's answer, unless another one stands."""
+        version = decision.challenger
+        step, stands = what_follows(self._folder, version, self.registry.champion())
+        is_over = step in (NextStep.SERVES, NextStep.REJECTED)
+        if not is_over and not (step is NextStep.PROMOTE and stands and stands.approval):
+            with suppress(FileExistsError):
+                self._held.writer.commit_approval(decision, approval)
+                return
+            stands = gate_result(self._folder, decision)
+        if not (stands and stands.approval and stands.approval.is_same(approval)):
+            said = stands.summary if stands else f"{version.address} is the champion"
+            _log.warning("the answer of %s came second: %s", approval.who_said_what, said)

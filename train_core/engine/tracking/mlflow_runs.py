@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from typing import Literal
 
@@ -34,6 +33,7 @@ from train_core.engine.tracking.send_metrics import (
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.end_status import EndStatus
 from train_core.storage.records.journal import Entry
+from train_core.storage.registered_models.decisions import gate_result, waiting_version
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_reports import read_report
 from train_core.text.shown_text import shown as as_text
@@ -41,7 +41,8 @@ from train_core.text.shown_text import without_secrets
 
 Stage = Literal["pipeline", "train", "evaluate", "infer"]
 """`pipeline` is the parent run; earlier versions of evertrain had the training in a nested one."""
-Status = Literal["RUNNING"] | EndStatus
+Status = Literal["RUNNING", "SCHEDULED"] | EndStatus
+"""SCHEDULED, which MLflow shows with a clock: no process has it, and it goes on later."""
 
 _RUN = "evertrain.run"
 _JOB = "evertrain.ray_job"
@@ -102,20 +103,30 @@ class MlflowRuns:
         """Set the stage's status in MLflow, if it is another one there."""
         if self.status(stage) == status or (status == "RUNNING" and not self._is_live):
             return
-        if status == "RUNNING":
+        if status in ("RUNNING", "SCHEDULED"):
             self.client.update_run(self.run_id(stage), status)
         else:
             self.client.set_terminated(self.run_id(stage), status)
         self._statuses[stage] = status
 
+    @property
+    def is_open(self) -> bool:
+        """Whether MLflow shows the run as one that has not ended."""
+        return self.status("pipeline") in ("RUNNING", "SCHEDULED")
+
     def end(self, status: EndStatus) -> None:
-        """End every stage that still runs, the parent last."""
+        """End every stage that still runs, the parent last.
+
+        A run whose version waits for a person's answer has not ended: MLflow shows it as SCHEDULED.
+        """
         children: tuple[Stage, ...] = ("train", "evaluate", "infer")
         for stage in children:
             if self._statuses.get(stage) == "RUNNING":
                 self.set_status(stage, status)
         # A run that is shown afterwards may have its final status in MLflow already.
-        if self._is_live or status == EndStatus.FINISHED or self.status("pipeline") == "RUNNING":
+        if status != EndStatus.FAILED and waiting_version(self.folder):
+            self.set_status("pipeline", "SCHEDULED")
+        elif self._is_live or status == EndStatus.FINISHED or self.is_open:
             self.set_status("pipeline", status)
         self.describe()
 
@@ -127,13 +138,13 @@ class MlflowRuns:
         told = self._outcome
         if told:
             decision, flow_run = told.decision or decision, told.flow_run or flow_run
-            told = replace(told, decision=decision)
         shown = flow_run or (f"`{self.record.flow_run}`" if self.record.flow_run else "")
         text = note(
             self.record,
             self.folder.newest(),
             self.status("pipeline"),
             told,
+            gate=decision,
             # MLflow shows it as Markdown, of which an address may hold the end of code.
             folder_url=as_text(self.folder.url).replace("`", " "),
             links=Links(shown, known.get(_JOB, "")),
@@ -265,7 +276,8 @@ def _reported(folder: RunFolder) -> Outcome | None:
         report = read_report(folder)
         if report is None:
             return None
-        decision = report.gate.summary if report.gate else ""
+        # A person may have answered since the report was written.
+        decision = gate_result(folder, report.gate.decision).summary if report.gate else ""
         return Outcome(report.best, report.test_metrics, decision)
     return None
 

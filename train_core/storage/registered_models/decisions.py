@@ -7,14 +7,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import groupby
 
 from train_core.errors import CheckpointError, ConfigError
+from train_core.policy.champion.gate_decision import Outcome
+from train_core.policy.champion.next_step import Decided, NextStep, next_step
 from train_core.results import Approval, ChampionEntry, Decision, GateResult, ModelVersion
 from train_core.storage.records.documents import read_document
 from train_core.storage.records.names import DECISIONS, DecisionName
 from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.runs_of_storage import is_training_finished
 
 _ANSWERS = "answers"
 
@@ -80,16 +85,65 @@ def is_answer_to(approval: Approval, decision: Decision) -> bool:
 def newest_decision(folder: RunFolder, version: ModelVersion) -> Decision | None:
     """The newest decision on a version, which is one of this run; None if there is none.
 
-    Raises CheckpointError if it was altered, or if another checkpoint is registered as the version.
+    Of a version that a person has rejected it is the decision that was answered so, as none counts
+    after that. Raises CheckpointError if it was altered, or if another checkpoint is registered as
+    the version.
     """
-    names = [one for one in _names(folder, version.model) if one.version == version.version]
-    found = find_decision(folder, names[-1]) if names else None
+    found = _standing(folder, _names(folder, version.model, version.version))
     if found and found.challenger != version:
         raise CheckpointError(
             f"{folder.store.uri(decision_key(found))} is on another checkpoint than the one that "
             f"is registered as {version.address}"
         )
     return found
+
+
+def what_follows(
+    folder: RunFolder, version: ModelVersion, champion: ChampionEntry | None
+) -> tuple[NextStep, GateResult | None]:
+    """What follows for a version while that champion serves, and the decision that says so.
+
+    None: the gate has not decided, or the version is champion by something else. Raises
+    CheckpointError if a decision or an answer was altered: it may have been a rejection.
+    """
+    names = _names(folder, version.model, version.version)
+    decisions = [one for one in (find_decision(folder, name) for name in names) if one]
+    answers = [find_approval(folder, one) for one in decisions]
+    facts = [
+        Decided(one.champion_number, one.outcome, answer.is_approved if answer else None)
+        for one, answer in zip(decisions, answers, strict=True)
+    ]
+    number = champion.number if champion else 0
+    serves = champion is not None and champion.version == version
+    step = next_step(facts, number, serves=serves)
+    for one, fact in zip(decisions, facts, strict=True):
+        is_rejection = step is NextStep.REJECTED and fact.is_approved is False
+        if is_rejection or (step is not NextStep.REJECTED and one.champion_number == number):
+            return step, gate_result(folder, one)
+    return step, None
+
+
+def waiting_version(folder: RunFolder) -> ModelVersion | None:
+    """The version of the run that waits for a person's answer, if one does.
+
+    The training has ended, and the gate has decided on nothing newer of the run. Another champion
+    may have been chosen meanwhile.
+    """
+    decision, answer = newest_question(folder)
+    if decision is None or answer:
+        return None
+    champion = ModelRegistry(folder.storage, decision.challenger.model).champion()
+    is_champion = champion is not None and champion.version == decision.challenger
+    is_over = is_training_finished(folder.newest(), folder.newest_request().config)
+    return decision.challenger if is_over and not is_champion else None
+
+
+def newest_question(folder: RunFolder) -> tuple[Decision | None, Approval | None]:
+    """The newest decision on the run, if it asks a person, and the answer, if there is one."""
+    found = max(newest_decisions(folder), key=lambda one: one.created_at, default=None)
+    if found is None or found.outcome != Outcome.ASK:
+        return None, None
+    return found, find_approval(folder, found)
 
 
 def faults_of_decisions(folder: RunFolder) -> dict[str, str]:
@@ -106,11 +160,22 @@ def faults_of_decisions(folder: RunFolder) -> dict[str, str]:
 
 
 def newest_decisions(folder: RunFolder) -> list[Decision]:
-    """The newest decision on each version that the run has, oldest version first."""
+    """As `newest_decision`, of each version that the run has, oldest version first."""
     models = sorted(folder.store.names(DECISIONS))
-    newest = {(one.model, one.version): one for model in models for one in _names(folder, model)}
-    found = (find_decision(folder, name) for name in newest.values())
+    names = [one for model in models for one in _names(folder, model)]
+    by_version = groupby(names, lambda one: (one.model, one.version))
+    found = (_standing(folder, list(of_version)) for _, of_version in by_version)
     return [decision for decision in found if decision]
+
+
+def _standing(folder: RunFolder, names: Sequence[DecisionName]) -> Decision | None:
+    """Of a version's decisions the rejected one, else the newest."""
+    found = [one for one in (find_decision(folder, name) for name in names) if one]
+    for one in found:
+        answer = find_approval(folder, one)
+        if answer and not answer.is_approved:
+            return one
+    return found[-1] if found else None
 
 
 def gate_result(folder: RunFolder, decision: Decision) -> GateResult:
@@ -143,7 +208,8 @@ def entry_of(folder: RunFolder, decision: Decision, approval: Approval | None) -
     )
 
 
-def _names(folder: RunFolder, model: str) -> list[DecisionName]:
-    """Of the decisions on the run's versions of a model, oldest version and champion first."""
+def _names(folder: RunFolder, model: str, version: int | None = None) -> list[DecisionName]:
+    """Of the decisions on the run's versions of a model, or on one of them, oldest first."""
     there = folder.store.names(f"{DECISIONS}/{model}")
-    return sorted(filter(None, (DecisionName.parse(f"{model}/{name}") for name in there)))
+    found = filter(None, (DecisionName.parse(f"{model}/{name}") for name in there))
+    return sorted(one for one in found if version in (None, one.version))

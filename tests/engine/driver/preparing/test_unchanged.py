@@ -17,11 +17,16 @@ import pytest
 from benchmarks.services import free_port
 from tests.engine import alone, growing
 from tests.engine.ranks.without_ray import stages_without_ray
+from tests.storage.champions import approval, decision, version
 from train_core.config import TrainConfig
-from train_core.errors import ConfigError
+from train_core.errors import ConfigError, UnchangedError
+from train_core.policy.champion.gate_decision import Outcome
 from train_core.requests import DriverRequest, PipelineRequest, Prepared
+from train_core.storage.records.documents import with_checksum
 from train_core.storage.records.names import REPORT_JSON, RUN_JSON
+from train_core.storage.registered_models.decisions import decision_key
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import ResultWriter
 
 CONFIG = {"workload": "tests.engine.tiny:Tiny", "batch_size": 32, "gpus_per_worker": 0}
 Altered = Callable[[RunFolder], None]
@@ -159,6 +164,27 @@ def test_another_past_is_trained_again_and_told(
     alter(last)
     assert prepare(request(storage_of(last), "next")).unchanged_since == ""
     assert told in caplog.text
+
+
+@pytest.mark.promise("skip-unchanged")
+@pytest.mark.parametrize("answer", [None, True, False], ids=["waiting", "approved", "rejected"])
+def test_a_run_whose_version_a_person_has_to_approve_has_the_data_without_a_report(
+    last: RunFolder, answer: bool | None
+) -> None:
+    last.store.delete(REPORT_JSON)
+    made = decision(version(3, "last"), outcome=Outcome.ASK)
+    last.store.create(decision_key(made), with_checksum(made))
+    if answer is not None:
+        ResultWriter(last).commit_approval(made, approval(made, is_approved=answer))
+    prepared = prepare(request(storage_of(last), "next"))
+    assert prepared.unchanged_since == "last"
+    waits = "run last, whose version 3 waits for approval, has it"
+    said = f"no new data: {waits}" if answer is None else "no new data since run last"
+    with pytest.raises(UnchangedError) as raised:
+        prepared.check_begun()
+    assert str(raised.value) == f"{said}: nothing is trained"
+    # Other data are trained.
+    assert prepare(request(storage_of(last), "other", seed=1)).unchanged_since == ""
 
 
 def test_a_run_that_exists_is_always_continued(last: RunFolder) -> None:

@@ -12,12 +12,19 @@ from mlflow.entities import Run
 from tests.engine.tracking.conftest import MlflowServer
 from tests.engine.tracking.delivery.test_mirror import expected, mirror_once, points, stages
 from tests.engine.tracking.run_builder import RunBuilder
+from tests.storage.champions import decision
+from train_core.client.champions import approve
 from train_core.client.isolated import mirror_run
 from train_core.engine.tracking.delivery.catch_up import catch_up
 from train_core.engine.tracking.delivery.mirror import Mirror
+from train_core.engine.tracking.models.registered import show_gate_at
 from train_core.errors import RunBusyError, StageError, TrackingError
 from train_core.loading import load_workload
+from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.end_status import EndStatus
+from train_core.storage.records.documents import with_checksum
+from train_core.storage.registered_models.decisions import decision_key, gate_result
+from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
 
@@ -68,6 +75,60 @@ def test_a_training_that_failed_unseen_is_shown_as_failed(
     for uri in (tracking_uri, another, tracking_uri):
         catch_up(run.folder, uri)
         assert {stage.info.status for stage in stages(uri).values()} == {"FAILED"}
+
+
+@pytest.mark.promise("approval-followed")
+def test_a_run_that_waits_for_a_person_is_scheduled_and_says_so_until_it_has_the_answer(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    asked = run.folder.newest_request().config
+    model = load_workload(asked.workload, asked.settings).model()
+    best = run.commit(range(1, 30), finished=True, model=model)
+    digest = run.folder.find(best.name).digest
+    version = ModelRegistry(run.folder.storage, "Digits").add_version(
+        run.folder.name, best.name, digest
+    )
+    made = decision(version, outcome=Outcome.ASK)
+    run.folder.store.create(decision_key(made), with_checksum(made))
+    # Its flow run is suspended as one that is stopped.
+    mirror = Mirror(run.folder, tracking_uri, "tests")
+    mirror.start()
+    mirror.log_gate(gate_result(run.folder, made))
+    assert mirror.flush()
+    assert mirror.close(EndStatus.KILLED)
+    run.lease.end = EndStatus.KILLED
+    run.lease.release()
+
+    def shown() -> tuple[str, str, str]:
+        parent = stages(tracking_uri)["pipeline"]
+        gate, _, _, ended, _ = parent.data.tags["mlflow.note.content"].splitlines()
+        return parent.info.status, gate, ended
+
+    waiting = f"{version.address} waits for approval"
+    for _ in range(2):
+        status, gate, ended = shown()
+        assert status == "SCHEDULED"
+        assert gate.startswith(f"- **Gate**: {waiting}")
+        assert ended.startswith("- **Waiting**: for a person's answer, step 29")
+        catch_up(run.folder, tracking_uri)
+    approve(run.folder.storage, "Digits", version.version, "fine", is_approved=False, person="ann")
+    show_gate_at(run.folder.url, "Digits", version.version, tracking_uri)
+    # It has stages left.
+    assert shown()[:2] == (
+        "SCHEDULED",
+        f"- **Gate**: {version.address} is rejected by ann (fine): {made.why}",
+    )
+    run.report(best)
+    show_gate_at(run.folder.url, "Digits", version.version, tracking_uri)
+    assert shown()[0] == "FINISHED"
+
+
+def test_a_fit_that_ended_unseen_is_shown_as_finished(run: RunBuilder, tracking_uri: str) -> None:
+    run.commit(range(1, 30), finished=True)
+    run.lease.end = EndStatus.FINISHED
+    run.lease.release()
+    catch_up(run.folder, tracking_uri)
+    assert stages(tracking_uri)["pipeline"].info.status == "FINISHED"
 
 
 @pytest.mark.slow

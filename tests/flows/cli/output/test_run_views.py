@@ -8,12 +8,17 @@ import pytest
 
 from evertrain_flows.cli.app import main
 from tests.engine.alone import create
+from tests.storage.champions import approval, decision, version
 from tests.storage.samples import manifest
 from train_core import TrainConfig
+from train_core.client.run_summaries import list_runs, run_status
+from train_core.policy.champion.gate_decision import Outcome
 from train_core.storage.objects.store import Store
+from train_core.storage.records.documents import with_checksum
 from train_core.storage.records.names import REPORT_JSON, RUN_JSON
+from train_core.storage.registered_models.decisions import decision_key, newest_question
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import RunWriter, begin_attempt
+from train_core.storage.run_writer import ResultWriter, RunWriter, begin_attempt
 
 DATA = {"train": {"samples": 150, "digest": "abcdef0123456789" * 4}, "test": {"samples": 40}}
 
@@ -60,6 +65,88 @@ def test_a_run_that_was_extended_and_ended_before_its_next_commit_is_not_finishe
         assert main(["runs", *command, "--storage", storage_url, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert (found[0] if command == ["list"] else found)["state"] == state
+
+
+def ask(folder: RunFolder) -> None:
+    """The gate asks a person about the run's version."""
+    made = decision(version(1, folder.name), outcome=Outcome.ASK)
+    folder.store.create(decision_key(made), with_checksum(made))
+
+
+def answer(folder: RunFolder, *, is_approved: bool) -> None:
+    found, _ = newest_question(folder)
+    assert found
+    given = approval(found, is_approved=is_approved)
+    ResultWriter(folder).commit_approval(found, given)
+
+
+def released(folder: RunFolder, end: str) -> None:
+    held = begin_attempt(folder)
+    held.end = end
+    held.release()
+
+
+def more_epochs(folder: RunFolder) -> None:
+    asked = folder.newest_request()
+    more = asked.config.model_copy(update={"epochs": asked.config.epochs + 1})
+    held = begin_attempt(folder)
+    RunWriter(folder, held.attempt).amend(asked.model_copy(update={"config": more}))
+    held.release()
+
+
+def state_of(folder: RunFolder) -> str:
+    (row,) = list_runs(folder.storage)
+    assert run_status(folder).state == row.state
+    return row.state
+
+
+@pytest.mark.promise("approval-followed")
+@pytest.mark.parametrize("has_report", [True, False])
+def test_a_run_whose_version_a_person_has_to_approve_is_waiting(
+    storage_url: str, has_report: bool
+) -> None:
+    folder = trained(storage_url, "nightly")
+    if not has_report:
+        # A flow run that is suspended has none yet.
+        folder.store.delete(REPORT_JSON)
+    ask(folder)
+    # It is suspended as one that is stopped.
+    released(folder, "KILLED")
+    assert state_of(folder) == "waiting"
+    released(folder, "FAILED")
+    assert state_of(folder) == ("finished" if has_report else "failed")
+    released(folder, "KILLED")
+    answer(folder, is_approved=False)
+    assert state_of(folder) == ("finished" if has_report else "interrupted")
+
+
+def test_a_run_that_is_trained_further_waits_no_more(storage_url: str) -> None:
+    folder = trained(storage_url, "nightly")
+    ask(folder)
+    more_epochs(folder)
+    assert state_of(folder) == "interrupted"
+
+
+@pytest.mark.promise("runs-list")
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        ("FINISHED", "finished"),
+        ("KILLED", "interrupted"),
+        ("FAILED", "failed"),
+        ("", "interrupted"),
+    ],
+)
+def test_a_training_without_a_pipeline_is_finished_by_its_own_end(
+    storage_url: str, end: str, state: str
+) -> None:
+    """`fit` writes no report."""
+    folder = trained(storage_url, "fitted")
+    folder.store.delete(REPORT_JSON)
+    released(folder, end)
+    assert state_of(folder) == state
+    more_epochs(folder)
+    assert state_of(folder) == ("failed" if end == "FAILED" else "interrupted")
 
 
 @pytest.mark.promise("runs-list")

@@ -9,11 +9,19 @@ from train_core.datasets.protocols import SPLITS
 from train_core.engine.data.recorded_workload import with_known_defaults
 from train_core.errors import EvertrainError
 from train_core.policy.champion.changes import Inputs, changes
+from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.logins import hide_logins
 from train_core.requests import DriverRequest, RecordedPipeline
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.runs_of_storage import FinishedRun, finished_runs, is_run_finished
+from train_core.storage.registered_models.decisions import newest_decisions
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.runs_of_storage import (
+    FinishedRun,
+    is_run_finished,
+    is_training_finished,
+    recorded_runs,
+)
 
 # What the numbers may depend on, too, but changes with the machine that a night happens to run on.
 _OF_THE_MACHINE = ("machine", "cpu_capability", "device", "num_workers", "threads_per_worker")
@@ -38,14 +46,26 @@ def run_that_has_it(record: RunRecord, files: FileList | None, request: DriverRe
 
 
 def _last_finished(storage: str, workload: str) -> FinishedRun | None:
-    """The newest run whose training is over, also by what it was asked last."""
-    for run in finished_runs(storage, workload):
+    """The newest run whose training is over, also by what it was asked last.
+
+    One whose version waits for a person's answer, or has it, is over, too, before it has a report.
+    """
+    for folder, record in recorded_runs(storage):
+        if record.config.workload != workload or record.requested.dry_run:
+            continue
         try:
-            if is_run_finished(run.folder, run.report, run.folder.newest()):
-                return run
+            report, newest = folder.report(), folder.newest()
+            if is_run_finished(folder, report, newest, record) or _is_asked_about(folder):
+                return FinishedRun(folder, record, report or {})
         except EvertrainError as error:
-            _log.warning("run %r cannot be read, and is not compared with: %s", run.name, error)
+            _log.warning("run %r cannot be read, and is not compared with: %s", folder.name, error)
     return None
+
+
+def _is_asked_about(folder: RunFolder) -> bool:
+    """Whether the gate asked a person about the run, whose training is over."""
+    is_asked = any(one.outcome == Outcome.ASK for one in newest_decisions(folder))
+    return is_asked and is_training_finished(folder.newest(), folder.newest_request().config)
 
 
 def _inputs_of(

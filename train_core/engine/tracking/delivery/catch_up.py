@@ -34,7 +34,7 @@ def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> T
     with lease.alive_until_released(held):
         report = read_report(folder)
         found = report.model_dump() if report else None
-        is_whole = is_run_finished(folder, found, folder.newest())
+        is_whole = is_run_finished(folder, found, folder.newest(), end=held.end)
         experiment = folder.record().requested.experiment
         mirror = Mirror(folder, tracking_uri, experiment, is_live=False, timing=timing)
         mirror.check()

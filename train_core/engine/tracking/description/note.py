@@ -25,6 +25,10 @@ _REASONS = {
 }
 
 
+_OPEN = {"RUNNING": "Running", "SCHEDULED": "Waiting"}
+"""How the line begins that tells of a run that has not ended, by MLflow's status."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The end of a pipeline, as far as its description tells it."""
@@ -56,12 +60,13 @@ def note(
     status: str,
     outcome: Outcome | None,
     *,
+    gate: str,
     folder_url: str,
     links: Links,
 ) -> str:
     """Five lines of Markdown, without the secrets of URLs.
 
-    `newest` is the newest checkpoint, `status` MLflow's of the run.
+    `newest` is the newest checkpoint, `status` MLflow's of the run, `gate` what the gate decided.
     """
     best = "not chosen yet"
     if outcome:
@@ -77,10 +82,10 @@ def note(
         where.append(f"[Ray's job]({links.ray_job})")
     lines = {
         # MLflow's page folds what is below the first four or five lines of text.
-        "Gate": (outcome and outcome.decision) or "not asked",
+        "Gate": gate or "not asked",
         "Best": best,
         "Trained": _trained(record),
-        "Ended" if status != "RUNNING" else "Running": _ended(record, newest, status),
+        _OPEN.get(status, "Ended"): _ended(record, newest, status),
         "Where": ", ".join(where),
     }
     return without_secrets("\n".join(f"- **{name}**: {text}" for name, text in lines.items()))
@@ -118,6 +123,8 @@ def _ended(record: RunRecord, newest: Checkpoint | None, status: str) -> str:
                 so_far += f" at {manifest.samples_seen / spent_s:,.0f} samples/s"
         if manifest.is_last:
             so_far += f"; {_REASONS[StopReason(manifest.stopped_by)]}"
+    if status == "SCHEDULED":
+        return f"for a person's answer, {so_far}"
     return f"since {begun} UTC, {so_far}" if status == "RUNNING" else f"{status}, {so_far}"
 
 

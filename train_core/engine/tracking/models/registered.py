@@ -31,12 +31,15 @@ from train_core.engine.tracking.models.pages import (
 )
 from train_core.errors import CheckpointError, ConfigError, TrackingError
 from train_core.policy.champion.model_names import CHALLENGER, CHAMPION
+from train_core.policy.end_status import EndStatus
 from train_core.policy.logins import public_uri
 from train_core.results import GateResult, ModelVersion
+from train_core.storage.coordination import lease
 from train_core.storage.records.names import CHECKPOINTS
 from train_core.storage.registered_models.decisions import gate_result, newest_decision
 from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.runs_of_storage import is_run_finished
 
 VERSION_TAG = "evertrain.version"
 _RUN_TAG = "evertrain.run"
@@ -147,6 +150,12 @@ def show_gate_at(run_url: str, model: str, version: int, tracking_uri: str) -> N
         )
     runs = MlflowRuns(folder, tracking_uri, experiment, is_live=False)
     show_gate(runs, gate_result(folder, decision))
+    if runs.is_open and lease.holder_of(folder.store) is None:
+        if is_run_finished(folder, folder.report(), folder.newest()):
+            runs.end(EndStatus.FINISHED)
+        else:
+            # It has stages left, at whose end its driver ends it.
+            runs.describe()
 
 
 def _registered(runs: MlflowRuns, version: ModelVersion) -> str:

@@ -1,0 +1,70 @@
+"""Flow runs that are suspended until a person has answered follow an answer that a command gave.
+
+They are resumed: a worker runs the flow again, which finds the answer in the run folder. The
+command `evertrain approve` does that; if it does not reach Prefect's server, the next flow run
+there does.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterName,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.responses import SetStateStatus
+
+from evertrain_flows.flow_runs.approval import SEE_RUN_FOLDER
+from train_core.errors import EvertrainError
+from train_core.storage.objects.store import Store
+from train_core.storage.registered_models.decisions import newest_question
+from train_core.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+_RETRAIN = "retrain"
+_log = logging.getLogger(__name__)
+
+
+def resume_answered(client: SyncPrefectClient, storage: str, run: str = "") -> list[str]:
+    """Resume the suspended flow runs of a storage whose runs have an answer; return their names.
+
+    With `run` only that run's. Whether a flow run is of that storage is not always known here: one
+    of another storage finds no answer there, and asks again.
+    """
+    paused = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED]))
+    name = FlowRunFilterName(any_=[run]) if run else None
+    flow = FlowFilter(name=FlowFilterName(any_=[_RETRAIN]))
+    shown = client.read_flow_runs(
+        flow_filter=flow, flow_run_filter=FlowRunFilter(state=paused, name=name)
+    )
+    followed = []
+    for one in shown:
+        if _is_of(one, storage) and _is_answered(storage, one.name):
+            # What the form would have said: the flow looks for the answer in the run folder first.
+            answer = client.resume_flow_run(one.id, run_input=SEE_RUN_FOLDER)
+            if answer.status == SetStateStatus.ACCEPT:
+                followed.append(one.name)
+    return followed
+
+
+def _is_of(flow_run: FlowRun, storage: str) -> bool:
+    """Whether the flow run may be of the storage: it names that one, or its worker's default."""
+    named = flow_run.parameters.get("parameters", {}).get("storage")
+    return not named or Store(named).url == Store(storage).url
+
+
+def _is_answered(storage: str, run: str) -> bool:
+    try:
+        return newest_question(RunFolder(storage, run))[1] is not None
+    except (EvertrainError, ValueError) as error:
+        _log.warning("whether run %r has an answer is not known: %s", run, error)
+        return False

@@ -1,0 +1,93 @@
+"""Suspended flow runs are resumed once their runs have an answer: those at a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Suspended
+
+from evertrain_flows.flow_runs.following import resume_answered
+from tests.flows.conftest import isolated
+from tests.flows.deployment.deployed import Server
+from tests.storage.champions import approval, decision, version
+from train_core.policy.champion.gate_decision import Outcome
+from train_core.storage.records.documents import with_checksum
+from train_core.storage.registered_models.decisions import decision_key
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import ResultWriter
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@flow(name="retrain")
+def retrain() -> None:
+    """What the flow runs are of."""
+
+
+@flow(name="another")
+def another() -> None:
+    """Somebody else's, of which nothing is known here."""
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncPrefectClient]:
+    """Of a real server."""
+    server = Server(tmp_path, isolated(tmp_path))
+    server.start()
+    monkeypatch.setenv("PREFECT_API_URL", server.url)
+    try:
+        with get_client(sync_client=True) as found:
+            yield found
+    finally:
+        server.stop()
+
+
+def suspended(
+    client: SyncPrefectClient, run: str, storage: str = "", what: object = retrain
+) -> FlowRun:
+    """A flow run of a deployment that waits."""
+    flow_id = client.create_flow(what)  # type: ignore[arg-type]  # any flow
+    deployment = client.create_deployment(flow_id, f"of-{run}")
+    parameters = {"parameters": {"run": run, "storage": storage}}
+    made = client.create_flow_run_from_deployment(deployment, name=run, parameters=parameters)
+    client.set_flow_run_state(made.id, Suspended(pause_key="approve-1-0"), force=True)
+    return made
+
+
+def asked(storage: str, run: str, *, is_answered: bool) -> None:
+    folder = RunFolder(storage, run)
+    made = decision(version(1, run), outcome=Outcome.ASK)
+    folder.store.create(decision_key(made), with_checksum(made))
+    if is_answered:
+        ResultWriter(folder).commit_approval(made, approval(made, is_approved=False))
+
+
+@pytest.mark.promise("approval-followed")
+def test_those_go_on_whose_runs_have_an_answer_and_no_others(
+    tmp_path: Path, client: SyncPrefectClient
+) -> None:
+    storage = str(tmp_path / "runs")
+    for run in ("answered", "also", "alike"):
+        asked(storage, run, is_answered=True)
+    asked(storage, "open", is_answered=False)
+    made = {run: suspended(client, run) for run in ("answered", "open", "unknown")}
+    made["also"] = suspended(client, "also", storage)
+    made["alike"] = suspended(client, "alike", str(tmp_path / "other"))
+    asked(storage, "theirs", is_answered=True)
+    made["theirs"] = suspended(client, "theirs", what=another)
+    # The command names the run.
+    assert resume_answered(client, storage, "open") == []
+    assert resume_answered(client, storage, "answered") == ["answered"]
+    assert resume_answered(client, storage) == ["also"]
+    assert resume_answered(client, storage) == []
+    states = {run: client.read_flow_run(one.id).state for run, one in made.items()}
+    goes_on = {run for run, state in states.items() if state and state.is_scheduled()}
+    assert goes_on == {"answered", "also"}
+    assert {run for run, state in states.items() if state and state.is_paused()} == (
+        made.keys() - goes_on
+    )
