@@ -76,7 +76,9 @@ def outcome_of(run: Path) -> dict[str, str]:
         for name, tensor in sorted(load_file(file).items())
     }
     covered = json.loads((newest / "manifest.json").read_text())["journal"]
-    lines = (line for one in covered for line in (run / "journal" / one["name"]).read_text().splitlines())
+    lines = (
+        line for one in covered for line in (run / "journal" / one["name"]).read_text().splitlines()
+    )
     metrics = [[entry["step"], entry["metrics"]] for entry in map(json.loads, lines)]
     found["metrics"] = sha256(json.dumps(metrics, sort_keys=True).encode()).hexdigest()
     return {"checkpoint": newest.name, **found}
@@ -103,14 +105,12 @@ def environment() -> dict[str, str]:
 
 def evertrain(*arguments: str, **more: str) -> None:
     """Run a command of that version."""
-    print(*arguments, flush=True)
     command = [sys.executable, "-m", "flows.cli", *arguments]
     subprocess.run(command, cwd=HOME, env=environment() | more, check=True)
 
 
 def killed(*arguments: str, after: str, once: Callable[[], bool]) -> None:
     """Run a command that stands still after a step, and kill all of its processes there."""
-    print("killed:", *arguments, flush=True)
     command = [sys.executable, "-m", "flows.cli", *arguments]
     held = environment() | {"NIGHTLY_HOLD_AFTER": after}
     with subprocess.Popen(command, cwd=HOME, env=held, start_new_session=True) as process:
