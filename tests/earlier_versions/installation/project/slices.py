@@ -1,0 +1,3 @@
+"""What the project's workload imports of its own."""
+
+BRIGHTNESS = 16
