@@ -69,7 +69,7 @@ class Restoring:
     def __init__(self, storage: str, state_mb: float) -> None:
         import torch
 
-        from train_core.engine.checkpoint.state import pack
+        from train_core.engine.checkpoint.packing import pack
 
         self.rank = _alone(storage, state_mb)
         self.rank.turn(steps=1)
@@ -92,8 +92,8 @@ class Restoring:
         self.rank.close()
 
     def _ours(self) -> dict[str, Any]:
+        from train_core.engine.checkpoint.packing import pack
         from train_core.engine.checkpoint.reader import load_state
-        from train_core.engine.checkpoint.state import pack
 
         return pack(load_state(self.rank.folder.store, self.checkpoint))[1]
 

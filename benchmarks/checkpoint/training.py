@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from train_core.config import TrainConfig
-from train_core.engine.checkpoint.state import pack
+from train_core.engine.checkpoint.packing import pack
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.policy.checkpoints.layout import assign

@@ -13,7 +13,7 @@ import torch
 from benchmarks.checkpoint.training import TimedWriter
 from benchmarks.gpu.bench import synchronize
 from train_core.config import TrainConfig
-from train_core.engine.checkpoint.state import pack
+from train_core.engine.checkpoint.packing import pack
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.policy.checkpoints.save_schedule import SaveRules

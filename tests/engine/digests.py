@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from train_core.engine.checkpoint.packing import pack
 from train_core.engine.checkpoint.reader import load_state
-from train_core.engine.checkpoint.state import pack
 from train_core.storage.records.journal import read_segments
 from train_core.storage.run_folder import RunFolder
 

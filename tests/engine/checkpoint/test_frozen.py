@@ -10,7 +10,7 @@ import safetensors.torch
 
 from tests.engine.digests import digest_of_training
 from tests.engine.training.test_loop import run
-from train_core.engine.checkpoint.reader import load_weights
+from train_core.engine.checkpoint.reader import read_model
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.verification.checkpoints import faults
@@ -75,7 +75,7 @@ def test_the_index_says_which_file_has_which_tensor(folder: RunFolder) -> None:
     run(folder, epochs=1, **CONFIG)
     (only,) = folder.checkpoints()
     index = json.loads(folder.store.read(f"{only.key}/model.safetensors.index.json"))
-    weights = load_weights(folder.store, only)
+    weights = read_model(folder.store, only).weights
     assert index["weight_map"].keys() == weights.keys()
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in weights.values())
     for file in (FROZEN, TRAINED):

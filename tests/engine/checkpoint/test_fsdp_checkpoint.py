@@ -13,8 +13,8 @@ from tests.engine.ranks.processes import train
 from tests.engine.training.test_exact import CONFIG
 from tests.storage.samples import record
 from train_core.client.isolated import export_weights
-from train_core.engine.checkpoint.reader import load_state, load_weights
-from train_core.engine.checkpoint.state import pack
+from train_core.engine.checkpoint.packing import pack
+from train_core.engine.checkpoint.reader import load_state, read_model
 from train_core.engine.driver.preparing.init_source import find_origin
 from train_core.policy.checkpoints.layout import part_of
 from train_core.storage.run_folder import RunFolder
@@ -111,7 +111,7 @@ def test_each_rank_writes_its_rows_and_they_make_whole_tensors(
     assert [name for name in sorted(sizes) if part_of(name) == "model"] == [
         f"model-0000{number}-of-00006.safetensors" for number in range(1, 7)
     ]
-    weights = load_weights(folder.store, newest)
+    weights = read_model(folder.store, newest).weights
     export_weights(folder, newest, f"{folder.storage}/exported")
     exported = load_file(f"{folder.storage}/exported/model.safetensors")
     assert exported.keys() == weights.keys()

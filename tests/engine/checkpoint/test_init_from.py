@@ -18,7 +18,7 @@ from tests.engine.tiny import Tiny, TinySettings
 from train_core.client.isolated import compare_checkpoints, export_weights
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.init_from import InitialState
-from train_core.engine.checkpoint.reader import load_state, load_weights
+from train_core.engine.checkpoint.reader import load_state, read_model
 from train_core.engine.driver.preparing.init_source import find_origin
 from train_core.engine.driver.preparing.preflight import check, new_record
 from train_core.errors import CheckpointError, ConfigError
@@ -162,7 +162,7 @@ FAULTS = ["0.bias is missing", "4.weight is (5, 16), here (3, 16)", "head.weight
 def test_what_does_not_fit_is_listed_unless_it_is_allowed(
     allowed: list[str], listed: list[str], source: RunFolder, tmp_path: Path
 ) -> None:
-    weights = load_weights(source.store, newest(source))
+    weights = read_model(source.store, newest(source)).weights
     change(weights)
     file = tmp_path / "weights.safetensors"
     save_file(weights, file)
@@ -221,7 +221,7 @@ def test_weights_of_a_file_and_of_its_checkpoint_begin_the_same_run(
     source: RunFolder, tmp_path: Path
 ) -> None:
     file = tmp_path / "weights.safetensors"
-    save_file(load_weights(source.store, newest(source)), file)
+    save_file(read_model(source.store, newest(source)).weights, file)
     digests = []
     for name, what in (("from-file", str(file)), ("from-run", "source")):
         begin(tmp_path, name, init_from=what)
@@ -239,7 +239,7 @@ def test_weights_that_are_gone_or_changed_refuse_the_continuation(
     source: RunFolder, tmp_path: Path
 ) -> None:
     file = tmp_path / "weights.safetensors"
-    weights = load_weights(source.store, newest(source))
+    weights = read_model(source.store, newest(source)).weights
     save_file(weights, file)
     asked = {"init_from": str(file)}
     begin(tmp_path, "new", **asked)
@@ -281,7 +281,7 @@ def test_altered_weights_of_a_checkpoint_are_refused(source: RunFolder, tmp_path
 def test_runs_and_files_on_any_storage(storage_url: str) -> None:
     folder = RunFolder(storage_url, "source")
     run(folder, epochs=1)
-    weights = load_weights(folder.store, newest(folder))
+    weights = read_model(folder.store, newest(folder)).weights
     exported = export_weights(folder, newest(folder), f"{storage_url}/exported")
     for what in ("source", folder.url, exported.uri):
         model, _ = first_state(find_origin(what, storage_url, ""))
@@ -320,7 +320,7 @@ def test_the_exported_file_is_what_others_read(source: RunFolder, tmp_path: Path
     result = export_weights(source, newest(source), target)
     assert result.uri == f"{target}/{MODEL_FILE}"
     assert result.size_bytes == Path(result.uri).stat().st_size
-    exported, committed = load_file(result.uri), load_weights(source.store, newest(source))
+    exported, committed = load_file(result.uri), read_model(source.store, newest(source)).weights
     assert exported.keys() == committed.keys()
     assert all(torch.equal(exported[name], committed[name]) for name in committed)
     with safe_open(result.uri, "pt") as opened:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+import math
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,22 +15,42 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.words import PYTHONS_WORDS
-from train_core.engine.checkpoint.state import (
-    TrainingState,
-    load_optimizer_state,
-    optimizer_state,
-    pack,
-    unpack,
-)
+from train_core.engine.checkpoint.packing import first_difference, pack, retyped, unpack
+from train_core.engine.checkpoint.state import TrainingState, load_optimizer_state, optimizer_state
 from train_core.errors import CheckpointError, WorkloadError
 
+Point = namedtuple("Point", "x y")  # noqa: PYI024 (as users write them)
+
 numbers = st.floats(allow_nan=False) | st.integers() | st.booleans() | st.none() | st.text()
+others = (
+    st.binary(max_size=9)
+    | st.complex_numbers(allow_nan=False)
+    | st.sampled_from([torch.bfloat16, torch.device("cpu"), torch.Size([2, 3]), np.bool_(1)])
+    | st.floats(width=32, allow_nan=False).map(np.float32)
+    | st.floats(allow_nan=False).map(np.float64)
+    | st.integers(-128, 127).map(np.int8)
+    | st.lists(st.integers(0, 2**63), max_size=3).map(lambda items: np.array(items, np.uint64))
+    | st.frozensets(st.integers(), max_size=3)
+    | st.sets(st.text(max_size=3), max_size=3)
+    | st.dictionaries(st.text(max_size=3) | st.integers(), st.integers(), max_size=3).map(Counter)
+)
+
+
+def mappings(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[Any, Any]]:
+    keys = st.text(alphabet="ab$", max_size=7) | st.integers() | st.just("$type")
+    return st.dictionaries(keys, inner, max_size=3)
+
+
 states = st.recursive(
-    numbers | st.builds(torch.arange, st.integers(0, 3)),
+    numbers | others | st.builds(torch.arange, st.integers(0, 3)),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(st.text(alphabet="ab$", max_size=7) | st.integers(), inner, max_size=3)
+        | st.lists(inner, max_size=3).map(lambda items: deque(items, 4))
+        | st.builds(Point, inner, inner)
+        | mappings(inner)
+        | mappings(inner).map(OrderedDict)
+        | mappings(inner).map(lambda items: defaultdict(list, items))
     ),
     max_leaves=12,
 )
@@ -37,9 +59,17 @@ states = st.recursive(
 def same(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor):
         return isinstance(right, torch.Tensor) and torch.equal(left, right)
+    if isinstance(left, np.ndarray):
+        return bool(left.dtype == right.dtype and left.tolist() == right.tolist())
+    if isinstance(left, Point):
+        # Its class is made anew, as nothing that is read is imported.
+        return left._fields == right._fields and all(map(same, left, right))
     if isinstance(left, dict):
-        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, list | tuple):
+        is_alike = type(left) is type(right) and list(left) == list(right)
+        return is_alike and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, deque) and left.maxlen != right.maxlen:
+        return False
+    if isinstance(left, list | tuple | deque):
         return type(left) is type(right) and len(left) == len(right) and all(map(same, left, right))
     return type(left) is type(right) and left == right
 
@@ -48,6 +78,7 @@ def same(left: Any, right: Any) -> bool:
 def test_any_state_survives_json_and_tensors(state: Any) -> None:
     plain, tensors = pack(state)
     assert same(state, unpack(json.loads(json.dumps(plain)), tensors))
+    assert first_difference(state, state) == ""
 
 
 @pytest.mark.parametrize("hostile", [{"$tensor": "x"}, {"$tuple": [1]}, {"$items": []}])
@@ -57,8 +88,65 @@ def test_a_state_that_looks_like_a_mark_is_not_one(hostile: dict[str, Any]) -> N
 
 
 def test_what_could_only_be_pickled_is_refused_with_its_place() -> None:
-    with pytest.raises(WorkloadError, match="holds a set at schedule/milestones"):
-        pack({"schedule": {"milestones": {1, 2}}})
+    class Milestones(set[int]):
+        """A class that nobody else knows."""
+
+    with pytest.raises(WorkloadError, match="holds a Milestones at schedule/milestones"):
+        pack({"schedule": {"milestones": Milestones([1, 2])}})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        defaultdict(lambda: 3),
+        torch.max(torch.ones(2, 2), 0),
+        np.datetime64("2026-01-01"),
+        np.array(["text"], object),
+        torch.eye(2).to_sparse(),
+        torch.empty(2, device="meta"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_what_would_come_back_as_something_else_is_refused(value: Any) -> None:
+    with pytest.raises(WorkloadError, match="at workload/it"):
+        pack({"workload": {"it": value}})
+
+
+def test_a_state_of_an_earlier_evertrain_gets_the_types_that_it_had() -> None:
+    live = {"milestones": Counter({2: 1}), "point": Point(0, torch.Size([1])), "new": 1}
+    saved = {"milestones": {3: 1}, "point": (4, (2,)), "steps": [1]}
+    expected = {"milestones": Counter({3: 1}), "point": Point(4, torch.Size([2])), "steps": [1]}
+    assert same(retyped(saved, live), expected)
+
+
+def test_the_first_value_that_differs_is_named() -> None:
+    saved = {"a": [1, {"b": torch.ones(2)}], "nan": math.nan}
+    assert not first_difference(saved, {"a": [1, {"b": torch.ones(2)}], "nan": math.nan})
+    assert first_difference(saved, {"a": [1, {"b": torch.zeros(2)}], "nan": 0}).startswith("a/1/b")
+    wide = {"a": [1, {"b": torch.ones(2, dtype=torch.float64)}], "nan": math.nan}
+    assert first_difference(saved, wide).startswith("a/1/b")
+    assert "no 'nan'" in first_difference(saved, {"a": saved["a"]})
+
+
+def test_an_optimizer_that_loses_its_state_is_refused() -> None:
+    class Forgetful(torch.optim.AdamW):
+        def load_state_dict(self, state_dict: Any) -> None:
+            super().load_state_dict(state_dict | {"state": {}})
+
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    saved = optimizer_state(model, trained_optimizer(model))
+    optimizer = Forgetful(
+        [{"params": model[0].parameters()}, {"params": model[1].parameters(), "weight_decay": 0.0}]
+    )
+    state = TrainingState()
+    state.add(
+        "optimizer",
+        lambda: optimizer_state(model, optimizer),
+        lambda value: load_optimizer_state(model, optimizer, value),
+        is_exact=True,
+    )
+    with pytest.raises(CheckpointError, match=r"'optimizer' is not what was saved .* no '0\.bias'"):
+        state.restore({"optimizer": saved})
 
 
 def test_missing_tensor_is_named() -> None:
@@ -136,6 +224,19 @@ def deep(levels: int) -> Any:
         {"$tuple": 5},
         {"$tensor": []},
         {"$tensor": 5},
+        {"$type": 5},
+        {"$type": ["no such type", 1]},
+        {"$type": ["defaultdict", ["eval", {}]]},
+        {"$type": ["namedtuple", ["A(", ["x"], [1]]]},
+        {"$type": ["namedtuple", ["A", ["x"], [1, 2]]]},
+        {"$type": ["numpy", ["<M8[s]", 5]]},
+        {"$type": ["numpy", ["|i1", 500]]},
+        {"$type": ["array", [1]]},
+        {"$type": ["bytes", "?"]},
+        {"$type": ["dtype", "save"]},
+        {"$type": ["device", "nowhere"]},
+        {"$type": ["set", [[1]]]},
+        {"$type": ["Size", "a"]},
         pytest.param(deep(5000), id="deep"),
     ],
     ids=str,

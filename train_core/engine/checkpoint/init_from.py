@@ -15,9 +15,23 @@ import torch
 from torch import Tensor, nn
 
 from train_core.config import TrainConfig
-from train_core.engine.checkpoint.reader import load_state, load_tensors, load_weights, read_buffer
-from train_core.engine.checkpoint.state import load_optimizer_state, optimizer_state
+from train_core.engine.checkpoint.reader import (
+    ModelState,
+    load_model_file,
+    load_state,
+    read_buffer,
+    read_model,
+)
+from train_core.engine.checkpoint.state import (
+    load_model_state,
+    load_optimizer_state,
+    load_unsaved_buffers,
+    model_state,
+    optimizer_state,
+    unsaved_buffers,
+)
 from train_core.errors import CheckpointError, ConfigError
+from train_core.policy.checkpoints.layout import BUFFERS, MODEL, OPTIMIZER
 from train_core.policy.logins import hide_logins
 from train_core.storage.addresses import file_at, find_checkpoint
 from train_core.storage.records.manifest import FileEntry
@@ -37,7 +51,7 @@ class InitialState:
 
     uri: str
     allowed: tuple[str, ...]
-    weights: dict[str, Tensor]
+    model: ModelState
     optimizer: dict[str, Any] | None
 
     @classmethod
@@ -52,31 +66,40 @@ class InitialState:
                 "a new run"
             )
         if origin.uri.endswith(_FILE):
-            weights, optimizer = _read_file(origin), None
+            found, optimizer = _read_file(origin), None
         else:
-            weights, optimizer = _read_checkpoint(origin, whole=config.init_from_optimizer)
-        return cls(hide_logins(origin.uri), tuple(config.init_from_allow), weights, optimizer)
+            found, optimizer = _read_checkpoint(origin, whole=config.init_from_optimizer)
+        return cls(hide_logins(origin.uri), tuple(config.init_from_allow), found, optimizer)
 
     def give_weights(self, model: nn.Module) -> None:
         """Load the weights into a whole model. Raises ConfigError, listing what does not fit."""
-        mine = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+        mine, given = model_state(model), self.model.weights
         fitting = {
-            name: tensor
-            for name, tensor in self.weights.items()
-            if name in mine and mine[name].shape == tensor.shape
+            name: value
+            for name, value in given.items()
+            if name in mine and _form(mine[name]) == _form(value)
         }
         faults = [
-            *(f"{name} is missing" for name in mine.keys() - self.weights.keys()),
-            *(f"{name} is unexpected" for name in self.weights.keys() - mine.keys()),
+            *(f"{name} is missing" for name in mine.keys() - given.keys()),
+            *(f"{name} is unexpected" for name in given.keys() - mine.keys()),
             *(
-                f"{name} is {tuple(self.weights[name].shape)}, here {tuple(mine[name].shape)}"
-                for name in mine.keys() & self.weights.keys() - fitting.keys()
+                f"{name} is {_form(given[name])}, here {_form(mine[name])}"
+                for name in mine.keys() & given.keys() - fitting.keys()
             ),
         ]
         self._refuse(f for f in faults if not self._allows(f.partition(" ")[0]))
         if not fitting:
             raise ConfigError(f"init_from: {self.uri} has no tensor that fits the model")
-        model.load_state_dict(fitting, strict=False)
+        load_model_state(model, mine | fitting)
+        here = unsaved_buffers(model)
+        load_unsaved_buffers(
+            model,
+            {
+                name: value
+                for name, value in self.model.buffers.items()
+                if name in here and _form(here[name]) == _form(value)
+            },
+        )
 
     def give_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Load the optimizer's moments, if they were asked for. Raises ConfigError.
@@ -105,7 +128,7 @@ class InitialState:
         moments = {
             name: state
             for name, state in self.optimizer["state"].items()
-            if name in trained_here and self.weights[name].shape == shapes[name]
+            if name in trained_here and self.model.weights[name].shape == shapes[name]
         }
         load_optimizer_state(model, optimizer, mine | {"state": moments})
 
@@ -121,7 +144,12 @@ class InitialState:
             )
 
 
-def _read_file(origin: Origin) -> dict[str, Tensor]:
+def _form(value: Any) -> Any:
+    """The shape of a tensor; of a module's extra state only that it is one."""
+    return tuple(value.shape) if isinstance(value, Tensor) else "an extra state"
+
+
+def _read_file(origin: Origin) -> ModelState:
     store, key = file_at(origin.uri)
     try:
         size_bytes = store.size_bytes(key)
@@ -132,19 +160,17 @@ def _read_file(origin: Origin) -> dict[str, Tensor]:
         buffer = read_buffer(store, key, entry)
     except CheckpointError as error:
         raise _other_weights(origin) from error
-    return load_tensors(buffer, origin.uri)
+    return load_model_file(buffer, origin.uri)
 
 
-def _read_checkpoint(
-    origin: Origin, *, whole: bool
-) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+def _read_checkpoint(origin: Origin, *, whole: bool) -> tuple[ModelState, dict[str, Any] | None]:
     folder, checkpoint = find_checkpoint(origin.uri, "")
     if checkpoint.digest != origin.digest:
         raise _other_weights(origin)
     if not whole:
-        return load_weights(folder.store, checkpoint), None
+        return read_model(folder.store, checkpoint), None
     state = load_state(folder.store, checkpoint)
-    return state["model"], state["optimizer"]
+    return ModelState(state[MODEL], state.get(BUFFERS, {})), state[OPTIMIZER]
 
 
 def _other_weights(origin: Origin) -> CheckpointError:

@@ -11,9 +11,11 @@ rows of a tensor only (`row_shards.py`).
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,13 +24,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from train_core.engine.checkpoint.packing import pack, unpack
 from train_core.engine.checkpoint.row_shards import RowShards, read_rows, rows_here
 from train_core.engine.checkpoint.snapshot import bytes_of, tensors_in
-from train_core.engine.checkpoint.state import unpack
+from train_core.engine.checkpoint.state import load_model_state, load_unsaved_buffers
 from train_core.engine.distributed.fsdp import is_distributed
 from train_core.engine.distributed.group import Group
 from train_core.errors import CheckpointError
-from train_core.policy.checkpoints.layout import MODEL, OPTIMIZER, part_of
+from train_core.policy.checkpoints.layout import BUFFERS, MODEL, OPTIMIZER, part_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import parse_json
 from train_core.storage.records.manifest import FileEntry
@@ -37,7 +40,33 @@ from train_core.storage.records.tensor_file import read_layout
 from train_core.storage.records.verified_files import read_file
 from train_core.storage.run_folder import Checkpoint
 
+EXTRA_STATES = "evertrain.extra_states"
+"""The entry of a safetensors file's metadata with the states of modules that are no tensors."""
 _FILES_AT_A_TIME = 4
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """What makes a new model the trained one."""
+
+    weights: dict[str, Any]
+    """Parameters, persistent buffers, and the extra states of modules, by name."""
+    buffers: dict[str, Tensor]
+    """The buffers that the model's own state leaves out, by name."""
+
+    def tensors(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The weights for a safetensors file, and its metadata with the extra states."""
+        plain, tensors = pack(self.weights)
+        metadata = {"format": "pt"}
+        if any(not isinstance(value, Tensor) for value in self.weights.values()):
+            metadata[EXTRA_STATES] = json.dumps(plain)
+        # safetensors refuses tensors that share memory.
+        return {name: tensor.clone() for name, tensor in tensors.items()}, metadata
+
+    def give(self, model: nn.Module) -> None:
+        """Make the model the trained one. Raises RuntimeError, in torch's words, if it differs."""
+        load_model_state(model, self.weights)
+        load_unsaved_buffers(model, self.buffers)
 
 
 class Assembly:
@@ -94,6 +123,24 @@ class Assembly:
         state: dict[str, Any] = unpack(self._plain, self.tensors())
         return state
 
+    def model(self) -> ModelState:
+        """The model's own part of the state. Raises CheckpointError as `state`."""
+        tensors = self.tensors()
+        plain = self._plain if isinstance(self._plain, dict) else {}
+
+        def named(part: str) -> dict[str, Any]:
+            if part in plain:
+                found = unpack(plain[part], tensors)
+                if isinstance(found, dict):
+                    return found
+                raise CheckpointError(f"{part!r} in {STATE_JSON} is no JSON object")
+            begin = f"{part}/"
+            return {
+                path.removeprefix(begin): t for path, t in tensors.items() if path.startswith(begin)
+            }
+
+        return ModelState(named(MODEL), named(BUFFERS))
+
     def _piece(self, path: str, shape: torch.Size, like: Tensor) -> RowShards:
         if path not in self._pieces:
             size_bytes = math.prod(shape) * like.itemsize
@@ -128,22 +175,32 @@ def read_buffer(store: Store, key: str, entry: FileEntry) -> Tensor:
     return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
-def load_tensors(buffer: Tensor, file: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file's bytes. Raises CheckpointError if it is malformed."""
-    return tensors_in(buffer, read_layout(bytes_of(buffer), file))
+def load_model_file(buffer: Tensor, file: str) -> ModelState:
+    """The model in a safetensors file's bytes, which any program may have written.
+
+    Raises CheckpointError if it is malformed.
+    """
+    layout = read_layout(bytes_of(buffer), file)
+    tensors = tensors_in(buffer, layout)
+    if EXTRA_STATES not in layout.metadata:
+        return ModelState(tensors, {})
+    plain = parse_json(
+        layout.metadata[EXTRA_STATES].encode(), f"{file}: its {EXTRA_STATES} is not JSON"
+    )
+    return ModelState(unpack(plain, tensors), {})
 
 
-def load_weights(store: Store, checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """A checkpoint's parameters and buffers, verified. Raises CheckpointError."""
-    entries = [e for e in checkpoint.manifest.files if part_of(e.name) == MODEL]
-    if not entries:
+def read_model(store: Store, checkpoint: Checkpoint) -> ModelState:
+    """What a checkpoint's model is, verified. Raises CheckpointError."""
+    files = checkpoint.manifest.files
+    entries = [e for e in files if part_of(e.name) in (MODEL, BUFFERS) or e.name == STATE_JSON]
+    if not any(part_of(entry.name) == MODEL for entry in entries):
         why = " that evertrain can read: a training function reported it"
         is_reported = checkpoint.manifest.reported is not None
         raise CheckpointError(
             f"{store.uri(checkpoint.key)} has no weights{why if is_reported else ''}"
         )
-    found = _assemble(store, checkpoint, entries).tensors()
-    return {path.removeprefix(f"{MODEL}/"): tensor for path, tensor in found.items()}
+    return _assemble(store, checkpoint, entries).model()
 
 
 def load_state(store: Store, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from train_core.engine.checkpoint.device_copy import DeviceCopy
+from train_core.engine.checkpoint.packing import pack
 from train_core.engine.checkpoint.row_shards import ROWS, check_rows, rows_here
-from train_core.engine.checkpoint.state import pack
 from train_core.engine.distributed.fsdp import is_distributed
 from train_core.engine.distributed.group import Group
 from train_core.errors import WorkloadError
@@ -187,6 +187,12 @@ class Snapshot:
         return SnapshotFile(
             planned, buffer, [views[path.removeprefix(f"{part}/")] for path in planned.paths]
         )
+
+
+def check_savable(state: Any) -> None:
+    """Raise WorkloadError, with the place, if a checkpoint cannot have the state."""
+    for path, tensor in pack(state)[1].items():
+        _format_name(path, tensor.dtype)
 
 
 def tensors_in(buffer: Tensor, file: TensorFile) -> dict[str, Tensor]:

@@ -1,27 +1,26 @@
-"""All that the next step depends on, as tensors and JSON, and back again to the same bits.
-
-A state is a nested structure of dicts, lists, tuples, numbers, strings and tensors. `pack`
-splits it into plain JSON and named tensors; `unpack` is its exact inverse. Nothing is pickled.
-"""
+"""All that the next step depends on, by parts: each is captured, and restored as it was."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from train_core.engine.checkpoint.packing import first_difference, retyped
 from train_core.engine.distributed.fsdp import is_distributed
 from train_core.errors import CheckpointError, EvertrainError, WorkloadError
 
-_TENSOR, _TUPLE, _ITEMS = "$tensor", "$tuple", "$items"
-_MARKS = {_TENSOR, _TUPLE, _ITEMS}
 # What restoring another state than one's own raises, here and in torch.
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 _MENDED_BY = "Continue the run with the code that it began with, or begin a new one (init_from)"
 _MOST_NAMED = 5
+_EXTRA_STATE = "_extra_state"
 _log = logging.getLogger(__name__)
 
 
@@ -32,120 +31,173 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(ordered[:_MOST_NAMED]) + more
 
 
-def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """The state as JSON, with each tensor replaced by its name, and the tensors by name.
-
-    A tensor's name is its path, joined by `/`. Raises WorkloadError for a value that is neither
-    a tensor nor plain data: it could only be pickled.
-    """
-    tensors: dict[str, Tensor] = {}
-
-    def visit(value: Any, path: tuple[str, ...]) -> Any:
-        if isinstance(value, Tensor):
-            name = "/".join(path)
-            if name in tensors:
-                raise WorkloadError(
-                    f"two tensors of the state have the same path {name!r}, as their keys are "
-                    "joined by `/`: give one of these keys another name"
-                )
-            tensors[name] = value
-            return {_TENSOR: name}
-        if value is None or type(value) in (bool, int, float, str):
-            return value
-        if isinstance(value, tuple):
-            return {_TUPLE: [visit(item, (*path, str(i))) for i, item in enumerate(value)]}
-        if isinstance(value, list):
-            return [visit(item, (*path, str(i))) for i, item in enumerate(value)]
-        if isinstance(value, dict):
-            if all(type(key) is str for key in value) and not _MARKS & value.keys():
-                return {key: visit(item, (*path, key)) for key, item in value.items()}
-            return {
-                _ITEMS: [
-                    [visit(key, (*path, "key")), visit(item, (*path, str(key)))]
-                    for key, item in value.items()
-                ]
-            }
-        raise WorkloadError(
-            f"the state holds a {type(value).__name__} at {'/'.join(path) or 'its root'}: only "
-            "tensors, numbers, strings, None, and dicts, lists and tuples of them can be saved"
-        )
-
-    return visit(state, ()), tensors
+def model_state(model: nn.Module) -> dict[str, Any]:
+    """The model's parameters, persistent buffers and extra states, by name."""
+    return dict(model.state_dict())
 
 
-def unpack(plain: Any, tensors: dict[str, Tensor]) -> Any:
-    """The state that `pack` split.
+def load_model_state(model: nn.Module, state: dict[str, Any]) -> None:
+    """Restore what `model_state` gave. Raises RuntimeError, in torch's words, if that differs."""
+    # A module may keep its extra state, and torch copies all else: what was loaded lies in the
+    # memory of a whole file.
+    found: OrderedDict[str, Any] = OrderedDict(
+        (name, deepcopy(value) if name.endswith(_EXTRA_STATE) else value)
+        for name, value in state.items()
+    )
+    # The versions of the modules' formats: without them a module takes its state for an older one.
+    found._metadata = getattr(model.state_dict(), "_metadata", {})  # type: ignore[attr-defined] # noqa: SLF001
+    model.load_state_dict(found)
 
-    Raises CheckpointError if a tensor is missing, or if `pack` cannot have given this.
-    """
 
-    def visit(value: Any) -> Any:
-        if isinstance(value, list):
-            return [visit(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        if _TENSOR in value:
-            if value[_TENSOR] not in tensors:
-                raise CheckpointError(f"the checkpoint lacks the tensor {value[_TENSOR]!r}")
-            return tensors[value[_TENSOR]]
-        if _TUPLE in value:
-            return tuple(visit(item) for item in value[_TUPLE])
-        if _ITEMS in value:
-            return {visit(key): visit(item) for key, item in value[_ITEMS]}
-        return {key: visit(item) for key, item in value.items()}
+def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that the model's own state leaves out (`persistent=False`), by name."""
+    return {f"{prefix}{name}": buffer for _, prefix, name, buffer in _unsaved(model)}
 
-    try:
-        return visit(plain)
-    except (TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(
-            "the checkpoint's state is not as evertrain writes one: a part of it is missing, of "
-            "another kind, or nested too deeply"
-        ) from error
+
+def load_unsaved_buffers(model: nn.Module, saved: dict[str, Tensor]) -> None:
+    """Restore what `unsaved_buffers` gave, also buffers that training registered."""
+    for name, value in saved.items():
+        path, _, own = name.rpartition(".")
+        module = model.get_submodule(path)
+        current = module._buffers.get(own)  # noqa: SLF001 (nn.Module has no other way to it)
+        if current is None:
+            device = next((one.device for one in model.parameters()), value.device)
+            module.register_buffer(own, value.to(device, copy=True), persistent=False)
+        elif current.shape == value.shape and current.dtype == value.dtype:
+            with torch.no_grad():
+                current.copy_(value)
+        else:
+            setattr(module, own, value.to(current.device, copy=True))
+
+
+def _unsaved(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, Tensor]]:
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for name in sorted(module._non_persistent_buffers_set):  # noqa: SLF001 (as above)
+            buffer = module._buffers.get(name)  # noqa: SLF001
+            if buffer is not None:
+                yield module, prefix, name, buffer
+
+
+_KNOWN = {"state", "param_groups"}
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's state dict with parameters called by their names, not by numbers."""
+    """The optimizer's state dict with parameters called by their names, not by numbers.
+
+    `shared` is its state that is no parameter's, and `more` what else its state dict has; both are
+    left out if there is none. Raises WorkloadError if the optimizer has others' parameters.
+    """
     names = _parameter_names(model, optimizer)
     state = optimizer.state_dict()
-    return {
-        "state": {names[index]: value for index, value in state["state"].items()},
+    found = {
+        "state": {names[k]: value for k, value in state["state"].items() if k in names},
         "param_groups": [
             {**group, "params": [names[index] for index in group["params"]]}
             for group in state["param_groups"]
         ],
     }
+    if shared := {key: value for key, value in state["state"].items() if key not in names}:
+        found["shared"] = shared
+    if more := {key: value for key, value in state.items() if key not in _KNOWN}:
+        found["more"] = more
+    return found
 
 
 def load_optimizer_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
 ) -> None:
-    """Restore what `optimizer_state` gave. Raises CheckpointError if the parameters differ."""
-    numbers = {name: index for index, name in _parameter_names(model, optimizer).items()}
+    """Restore what `optimizer_state` gave, groups that were added later too, with all its types.
+
+    Raises CheckpointError if the parameters differ.
+    """
+    _add_groups(model, optimizer, state["param_groups"])
+    names = _parameter_names(model, optimizer)
+    numbers = {name: index for index, name in names.items()}
     saved = {name for group in state["param_groups"] for name in group["params"]}
     if saved != numbers.keys():
         raise CheckpointError(
             "these parameters are in the optimizer or in the checkpoint only: "
             f"{_listed(saved ^ numbers.keys())}. {_MENDED_BY}"
         )
+    of_parameters = {numbers[name]: value for name, value in state["state"].items()}
     optimizer.load_state_dict(
         {
-            "state": {numbers[name]: value for name, value in state["state"].items()},
+            "state": {} if _loads_as_torch(optimizer) else of_parameters | state.get("shared", {}),
             "param_groups": [
                 {**group, "params": [numbers[name] for name in group["params"]]}
                 for group in state["param_groups"]
             ],
+            **state.get("more", {}),
         }
     )
-    for parameter, values in optimizer.state.items():
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                values[name] = _own_state(parameter, value)
+    _own_states(model, optimizer, state)
 
 
-def _own_state(parameter: Tensor, value: Tensor) -> Tensor:
-    """A parameter's state in memory of its own: what was loaded lies in that of a whole file."""
+def _own_states(model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Give the optimizer its state in memory of its own: what was loaded lies in a whole file's."""
+    if not _loads_as_torch(optimizer):
+        for parameter, values in optimizer.state.items():
+            for key, value in values.items():
+                if isinstance(value, Tensor):
+                    values[key] = _own_tensor(parameter, value)
+        return
+    by_identity = {id(parameter): name for name, parameter in model.named_parameters()}
+    for group in optimizer.param_groups:
+        counts_on_host = not (group.get("capturable") or group.get("fused"))
+        for parameter in group["params"]:
+            values = saved["state"].get(by_identity[id(parameter)])
+            if values is not None:
+                kept = {"step"} if counts_on_host else set()
+                optimizer.state[parameter] = {
+                    key: _own(None if key in kept else parameter, value)
+                    for key, value in values.items()
+                }
+    for key, value in saved.get("shared", {}).items():
+        optimizer.state[key] = _own(None, value)
+
+
+def _loads_as_torch(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer takes its state as torch's own optimizers do, and no code changes it.
+
+    torch casts it to the types of the parameters: fp32 weights beside bf16 ones would be rounded.
+    """
+    loads = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict
+    hooks = (
+        optimizer._optimizer_load_state_dict_pre_hooks,  # noqa: SLF001 (there is no other way)
+        optimizer._optimizer_load_state_dict_post_hooks,  # noqa: SLF001
+    )
+    return loads and not any(hooks)
+
+
+def _add_groups(
+    model: nn.Module, optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]
+) -> None:
+    """Add the groups that the optimizer got while it trained."""
+    known = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    named = {name: one for name, one in model.named_parameters() if id(one) not in known}
+    for group in saved[len(optimizer.param_groups) :]:
+        if named.keys() >= set(group["params"]):
+            optimizer.add_param_group(
+                {**group, "params": [named[name] for name in group["params"]]}
+            )
+
+
+def _own(parameter: Tensor | None, value: Any) -> Any:
+    """A copy of a state; with a parameter, its tensors are on the parameter's device."""
+    if isinstance(value, Tensor):
+        if parameter is None or value.shape != parameter.shape:
+            return value.clone() if parameter is None else value.to(parameter.device, copy=True)
+        return _own_tensor(parameter, value)
+    if isinstance(value, dict):
+        return retyped({key: _own(parameter, item) for key, item in value.items()}, value)
+    if isinstance(value, (list, tuple)):
+        items = [_own(parameter, item) for item in value]
+        return retyped(items if isinstance(value, list) else tuple(items), value)
+    return value
+
+
+def _own_tensor(parameter: Tensor, value: Tensor) -> Tensor:
     if value.shape != parameter.shape:
         return value.clone()
     if is_distributed(parameter) and not is_distributed(value):
@@ -168,44 +220,79 @@ def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     return {index: by_identity[id(parameter)] for index, parameter in enumerate(ordered)}
 
 
+@dataclass(frozen=True)
+class _Part:
+    capture: Callable[[], Any]
+    restore: Callable[[Any], None]
+    is_exact: bool
+    is_optional: bool
+
+
 class TrainingState:
     """The one state of a training: every part that the next step depends on, by name."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
+        self._parts: dict[str, _Part] = {}
 
-    def add(self, part: str, capture: Callable[[], Any], restore: Callable[[Any], None]) -> None:
-        """Add a part with what gives its state and what takes it."""
-        self._parts[part] = (capture, restore)
+    def add(
+        self,
+        part: str,
+        capture: Callable[[], Any],
+        restore: Callable[[Any], None],
+        *,
+        is_exact: bool = False,
+        is_optional: bool = False,
+    ) -> None:
+        """Add a part with what gives its state and what takes it.
 
-    def capture(self) -> dict[str, Any]:
+        `is_exact`: once restored, it gives the very state that was saved, or is refused.
+        `is_optional`: an empty state is not saved.
+        """
+        self._parts[part] = _Part(capture, restore, is_exact, is_optional)
+
+    def capture(self, leaving_out: Collection[str] = ()) -> dict[str, Any]:
         """The state of each part, sharing memory with the live tensors."""
-        return {part: capture() for part, (capture, _) in self._parts.items()}
+        found = {
+            name: part.capture() for name, part in self._parts.items() if name not in leaving_out
+        }
+        return {
+            name: one for name, one in found.items() if one or not self._parts[name].is_optional
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Give every part its state back.
 
         Raises CheckpointError if the parts differ, or if one does not take what was saved.
         """
-        if state.keys() != self._parts.keys():
+        needed = {name for name, part in self._parts.items() if not part.is_optional}
+        if odd := (needed - state.keys()) | (state.keys() - self._parts.keys()):
             raise CheckpointError(
                 "these parts are in the training or in the checkpoint only: "
-                f"{_listed(state.keys() ^ self._parts.keys())}. {_MENDED_BY}"
+                f"{_listed(odd)}. {_MENDED_BY}"
             )
-        for part, (_, restore) in self._parts.items():
-            try:
-                restore(state[part])
-            except _MALFORMED as error:
-                # torch's own kinds of RuntimeError are of the device or of the network.
-                is_other = isinstance(error, RuntimeError) and type(error) is not RuntimeError
-                if is_other or isinstance(error, EvertrainError):
-                    raise
-                # Most of it is Python's words: for whoever knows the code.
-                _log.info("%r cannot be restored", part, exc_info=True)
-                raise CheckpointError(
-                    f"{part!r} cannot be restored from the checkpoint: {_reason(error)}. "
-                    f"{_MENDED_BY}"
-                ) from error
+        for name, part in self._parts.items():
+            if name in state:
+                self._restore(name, part, state[name])
+
+    def _restore(self, name: str, part: _Part, saved: Any) -> None:
+        try:
+            part.restore(saved)
+            said = first_difference(saved, part.capture()) if part.is_exact else ""
+        except _MALFORMED as error:
+            # torch's own kinds of RuntimeError are of the device or of the network.
+            is_other = isinstance(error, RuntimeError) and type(error) is not RuntimeError
+            if is_other or isinstance(error, EvertrainError):
+                raise
+            # Most of it is Python's words: for whoever knows the code.
+            _log.info("%r cannot be restored", name, exc_info=True)
+            raise CheckpointError(
+                f"{name!r} cannot be restored from the checkpoint: {_reason(error)}. {_MENDED_BY}"
+            ) from error
+        if said:
+            raise CheckpointError(
+                f"{name!r} is not what was saved once it is restored: {said}. Its load_state_dict "
+                "has to take all that its state_dict gives"
+            )
 
 
 def _reason(error: Exception) -> str:

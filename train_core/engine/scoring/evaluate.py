@@ -24,7 +24,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from train_core import predictors
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, Split
-from train_core.engine.checkpoint.reader import load_weights
+from train_core.engine.checkpoint.reader import read_model
 from train_core.engine.checkpoint.verified_folder import verified_folder
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.data.batches import model_to_device
@@ -212,7 +212,7 @@ def _model_of(
             reported = verified_folder(folder, checkpoint, Path(cache))
             return predictors.apply(predictor, reported, is_trusted=config.trust_pickle)
     model = workload.model()
-    model.load_state_dict(load_weights(folder.store, checkpoint))
+    read_model(folder.store, checkpoint).give(model)
     return model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import safetensors.torch
 
-from train_core.engine.checkpoint.reader import load_weights
+from train_core.engine.checkpoint.reader import read_model
 from train_core.results import ExportResult
 from train_core.storage.addresses import file_at
 from train_core.storage.objects.digests import digest_of
@@ -18,9 +18,8 @@ def export_weights(run_url: str, checkpoint: str, address: str) -> ExportResult:
     """
     folder = RunFolder.at(run_url)
     found = folder.find(checkpoint)
-    weights = load_weights(folder.store, found)
-    # Some readers of safetensors ask which framework wrote the file.
-    data = safetensors.torch.save(weights, {"format": "pt"})
+    weights, metadata = read_model(folder.store, found).tensors()
+    data = safetensors.torch.save(weights, metadata)
     store, key = file_at(address)
     store.write(key, data, durable=True)
     return ExportResult(

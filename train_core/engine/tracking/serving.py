@@ -4,11 +4,13 @@ It is loaded from a folder, by MLflow's `loader_module`:
 
     served.json          which workload, with which settings, and the types of its raw columns
     model.safetensors    the checkpoint's weights, verified
+    buffers.safetensors  the buffers that the model's own state leaves out, if it has any
     files/               in their place, what a training function reported, for its predictor
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,13 @@ from torch import nn
 from train_core import predictors
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Columns
+from train_core.engine.checkpoint.reader import ModelState, load_model_file
 from train_core.errors import WorkloadError
 from train_core.loading import load_function, load_workload
 from train_core.storage.records.names import MODEL_FILE, REPORTED_FOLDER
 from train_core.workload import Workload
 
-SERVED_FILE = "served.json"
+SERVED_FILE, BUFFERS_FILE = "served.json", "buffers.safetensors"
 
 
 class Served(BaseModel):
@@ -86,8 +89,15 @@ def _model(folder: Path, config: TrainConfig, workload: Workload[Any]) -> nn.Mod
         predictor, reported = load_function(config.predictor), folder / REPORTED_FOLDER
         return predictors.apply(predictor, reported, is_trusted=config.trust_pickle)
     model = workload.model()
-    model.load_state_dict(load_file(folder / MODEL_FILE))
+    _model_state(folder).give(model)
     return model
+
+
+def _model_state(folder: Path) -> ModelState:
+    file, buffers = folder / MODEL_FILE, folder / BUFFERS_FILE
+    data = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
+    state = load_model_file(data, MODEL_FILE)
+    return replace(state, buffers=load_file(buffers)) if buffers.exists() else state
 
 
 def _load_pyfunc(path: str) -> ServedModel:

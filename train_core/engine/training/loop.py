@@ -17,8 +17,10 @@ import torch
 
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.checkpointer import Checkpointer, NoTimeError
+from train_core.engine.checkpoint.packing import retyped
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.checkpoint.restore import newest_good
+from train_core.engine.checkpoint.snapshot import check_savable
 from train_core.engine.checkpoint.state import TrainingState
 from train_core.engine.checkpoint.writer import SaveTiming
 from train_core.engine.data.batches import seed_generators, to_device
@@ -49,6 +51,8 @@ from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
 from train_core.workload import Batch
 
+STREAMS = "streams"
+"""The part of the state that says where the streams of data are."""
 _log = logging.getLogger(__name__)
 
 
@@ -162,6 +166,8 @@ class Trainer:
                     self.records.journal.count(metric_names.CHECKPOINT_QUARANTINED, len(bad))
         else:
             self.train_state.begin(first_weights(self.folder, self.config))
+            # What ranks give each other is plain; it is not there before the first epoch begins.
+            check_savable(self.saver.state.capture(leaving_out={STREAMS}))
         self.records.start(self.progress)
         self.saver.start(saved_step)
         if not self.progress.stopped_by:
@@ -249,8 +255,12 @@ class Trainer:
         state, workload, streams = TrainingState(), self.loaded.workload, self.loader.streams
         self.train_state.add_to(state)
         if streams is not None:
-            state.add("streams", partial(streams.captured_everywhere, self.group), streams.restore)
-        state.add("workload", workload.state_dict, workload.load_state_dict)
+            state.add(STREAMS, partial(streams.captured_everywhere, self.group), streams.restore)
+        state.add(
+            "workload",
+            workload.state_dict,
+            lambda saved: workload.load_state_dict(retyped(saved, workload.state_dict())),
+        )
         state.add("progress", self.progress.capture, self.progress.restore)
         return state
 

@@ -12,13 +12,23 @@ from torch import nn
 
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.init_from import InitialState
+from train_core.engine.checkpoint.packing import retyped
 from train_core.engine.checkpoint.reader import Assembly, sharded_assembly
-from train_core.engine.checkpoint.state import TrainingState, load_optimizer_state, optimizer_state
+from train_core.engine.checkpoint.state import (
+    TrainingState,
+    load_model_state,
+    load_optimizer_state,
+    load_unsaved_buffers,
+    model_state,
+    optimizer_state,
+    unsaved_buffers,
+)
 from train_core.engine.data.batches import model_to_device, seed_generators
 from train_core.engine.distributed import fsdp
 from train_core.engine.distributed.buffers import Buffers
 from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.reducer import Reducer
+from train_core.policy.checkpoints.layout import BUFFERS, MODEL, OPTIMIZER
 from train_core.policy.samples.randomness import INIT, UPDATE, derive_seed
 from train_core.policy.samples.sharding import shards_of_rank
 from train_core.storage.records.run_record import Origin
@@ -90,14 +100,30 @@ class TrainState:
 
     def add_to(self, state: TrainingState) -> None:
         """Add what a step changes to the training's state."""
-        state.add("model", self.model.state_dict, self.model.load_state_dict)
+        model, optimizer, schedule = self.model, self.optimizer, self.schedule
         state.add(
-            "optimizer",
-            lambda: optimizer_state(self.model, self.optimizer),
-            lambda saved: load_optimizer_state(self.model, self.optimizer, saved),
+            MODEL, partial(model_state, model), partial(load_model_state, model), is_exact=True
         )
-        if self.schedule is not None:
-            state.add("schedule", self.schedule.state_dict, self.schedule.load_state_dict)
+        state.add(
+            BUFFERS,
+            partial(unsaved_buffers, model),
+            partial(load_unsaved_buffers, model),
+            is_exact=True,
+            is_optional=True,
+        )
+        state.add(
+            OPTIMIZER,
+            partial(optimizer_state, model, optimizer),
+            partial(load_optimizer_state, model, optimizer),
+            is_exact=True,
+        )
+        if schedule is not None:
+            state.add(
+                "schedule",
+                schedule.state_dict,
+                lambda saved: schedule.load_state_dict(retyped(saved, schedule.state_dict())),
+                is_exact=True,
+            )
 
     def parameters(self) -> set[str]:
         """The paths, in the state, of the model's parameters."""

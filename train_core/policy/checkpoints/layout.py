@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-MODEL, OPTIMIZER = "model", "optimizer"
+MODEL, BUFFERS, OPTIMIZER = "model", "buffers", "optimizer"
 
 _TENSOR_FILE = re.compile(r"(.+?)(?:-\d{5,}-of-\d{5,})?\.safetensors")
 

@@ -20,7 +20,7 @@ from mlflow.entities import LoggedModel, LoggedModelOutput
 from mlflow.models import Model, ModelSignature, infer_signature
 
 from train_core.config import TrainConfig
-from train_core.engine.checkpoint.reader import load_weights
+from train_core.engine.checkpoint.reader import read_model
 from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.tracking import serving
 from train_core.engine.tracking.mlflow_runs import MlflowRuns
@@ -134,10 +134,12 @@ def _copy_checkpoint(store: Store, checkpoint: Checkpoint, data: Path) -> None:
         copy_files(store, checkpoint.key, checkpoint.manifest.files, data)
         return
     data.mkdir()
-    weights = load_weights(store, checkpoint)
-    # safetensors refuses tensors that share memory.
-    own = {name: tensor.clone() for name, tensor in weights.items()}
-    safetensors.torch.save_file(own, data / MODEL_FILE, {"format": "pt"})
+    model = read_model(store, checkpoint)
+    weights, metadata = model.tensors()
+    safetensors.torch.save_file(weights, data / MODEL_FILE, metadata)
+    if model.buffers:
+        own = {name: tensor.clone() for name, tensor in model.buffers.items()}
+        safetensors.torch.save_file(own, data / serving.BUFFERS_FILE, {"format": "pt"})
 
 
 def _signature(example: Any, predicted: Any) -> ModelSignature:

@@ -1,0 +1,292 @@
+"""A nested state as JSON and named tensors, and back again as it was: `pack` and `unpack`.
+
+Tensors, numbers (numpy's, too), strings, bytes, None, numpy arrays, torch's dtypes, devices and
+sizes, and the containers of Python's standard library come back with their types. Every other type
+is refused: nothing is pickled, and nothing that is read is imported.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from train_core.engine.distributed.fsdp import is_distributed
+from train_core.errors import CheckpointError, WorkloadError
+
+_TENSOR, _TUPLE, _ITEMS, _TYPE = "$tensor", "$tuple", "$items", "$type"
+_MARKS = {_TENSOR, _TUPLE, _ITEMS, _TYPE}
+_FACTORIES = {one.__name__: one for one in (bool, dict, float, int, list, set, str, tuple)}
+"""What a defaultdict may fill itself with."""
+_NUMPY_TYPES = frozenset(
+    np.dtype(kind).str for kind in ("?", *"bhilqBHILQ", "e", "f", "d", "F", "D")
+)
+_MOST_FIELDS = 1000
+
+
+def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """The state as JSON, with each tensor replaced by its name, and the tensors by name.
+
+    A tensor's name is its path, joined by `/`. Raises WorkloadError for a value that does not come
+    back as it is.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def visit(value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, Tensor):
+            return {_TENSOR: named(value, path)}
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if type(value) is tuple:
+            return {_TUPLE: [visit(item, (*path, str(i))) for i, item in enumerate(value)]}
+        if type(value) is list:
+            return [visit(item, (*path, str(i))) for i, item in enumerate(value)]
+        if type(value) is dict:
+            if all(type(key) is str for key in value) and not _MARKS & value.keys():
+                return {key: visit(item, (*path, key)) for key, item in value.items()}
+            return {
+                _ITEMS: [
+                    [visit(key, (*path, "key")), visit(item, (*path, str(key)))]
+                    for key, item in value.items()
+                ]
+            }
+        return {_TYPE: _typed(value, path, visit)}
+
+    def named(tensor: Tensor, path: tuple[str, ...]) -> str:
+        name = "/".join(path)
+        if name in tensors:
+            raise WorkloadError(
+                f"two tensors of the state have the same path {name!r}, as their keys are "
+                "joined by `/`: give one of these keys another name"
+            )
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            what = "no memory" if tensor.is_meta else f"the layout {tensor.layout}"
+            if tensor.is_quantized:
+                what = "quantized values"
+            raise WorkloadError(
+                f"the tensor at {name} has {what}, which no checkpoint can have: keep it in dense "
+                "tensors, as indices and values, and put it together where it is used"
+            )
+        tensors[name] = tensor
+        return name
+
+    return visit(state, ()), tensors
+
+
+def _typed(
+    value: Any, path: tuple[str, ...], visit: Callable[[Any, tuple[str, ...]], Any]
+) -> list[Any]:
+    """The name of the value's type, and what it is made of again. Raises WorkloadError."""
+
+    def listed(values: Any) -> list[Any]:
+        return [visit(item, (*path, str(i))) for i, item in enumerate(values)]
+
+    kind = type(value)
+    if kind in (OrderedDict, Counter):
+        return [kind.__name__, visit(dict(value), path)]
+    if kind is defaultdict:
+        factory = value.default_factory
+        if factory is None or factory in _FACTORIES.values():
+            return ["defaultdict", [factory and factory.__name__, visit(dict(value), path)]]
+    if kind is torch.Size or kind is set or kind is frozenset:
+        return [kind.__name__, listed(value)]
+    if kind is deque:
+        return ["deque", [value.maxlen, listed(value)]]
+    if isinstance(value, tuple) and (fields := _fields(kind)):
+        return ["namedtuple", [kind.__name__, fields, listed(value)]]
+    if kind is complex:
+        return ["complex", [value.real, value.imag]]
+    if kind is bytes:
+        return ["bytes", base64.b64encode(value).decode()]
+    if kind is torch.dtype or kind is torch.device:
+        return [kind.__name__, str(value).removeprefix("torch.")]
+    if isinstance(value, np.generic) and value.dtype.str in _NUMPY_TYPES:
+        return ["numpy", [value.dtype.str, visit(value.item(), path)]]
+    if kind is np.ndarray and value.dtype.str in _NUMPY_TYPES:
+        return ["array", visit(torch.from_numpy(np.array(value)), path)]
+    raise WorkloadError(
+        f"the state holds a {kind.__name__} at {'/'.join(path) or 'its root'}, which would not "
+        "come back as it is: only tensors, numbers, strings, bytes, None, numpy arrays, and the "
+        "containers of Python's standard library can be saved"
+    )
+
+
+def _fields(kind: type) -> list[str]:
+    """The names of a named tuple's fields; empty if it is none, or has more than fields."""
+    fields = getattr(kind, "_fields", ())
+    # torch's and Python's own structures of results have no names that they could be made of again.
+    return list(fields) if hasattr(kind, "_make") else []
+
+
+def unpack(plain: Any, tensors: dict[str, Tensor]) -> Any:
+    """The state that `pack` split.
+
+    A named tuple comes back as one of that name and these fields, whose class is made anew. Raises
+    CheckpointError if a tensor is missing, or if `pack` cannot have given this.
+    """
+
+    def visit(value: Any) -> Any:
+        if isinstance(value, list):
+            return [visit(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if _TENSOR in value:
+            if value[_TENSOR] not in tensors:
+                raise CheckpointError(f"the checkpoint lacks the tensor {value[_TENSOR]!r}")
+            return tensors[value[_TENSOR]]
+        if _TUPLE in value:
+            return tuple(visit(item) for item in value[_TUPLE])
+        if _ITEMS in value:
+            return {visit(key): visit(item) for key, item in value[_ITEMS]}
+        if _TYPE in value:
+            kind, content = value[_TYPE]
+            return _MAKERS[kind](visit, content)
+        return {key: visit(item) for key, item in value.items()}
+
+    try:
+        return visit(plain)
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        # A recursion that is too deep is a RuntimeError.
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(
+            "the checkpoint's state is not as evertrain writes one: a part of it is missing, of "
+            "another kind, or nested too deeply"
+        ) from error
+
+
+_Make = Callable[[Callable[[Any], Any], Any], Any]
+
+
+def _defaultdict(visit: Callable[[Any], Any], content: Any) -> Any:
+    name, entries = content
+    return defaultdict(None if name is None else _FACTORIES[name], visit(entries))
+
+
+def _namedtuple(visit: Callable[[Any], Any], content: Any) -> Any:
+    name, fields, values = content
+    if len(fields) > _MOST_FIELDS:
+        raise ValueError("too many fields")
+    return _named_class(name, tuple(fields))(*visit(values))
+
+
+@cache
+def _named_class(name: str, fields: tuple[str, ...]) -> Any:
+    # It refuses what is no identifier.
+    return namedtuple(name, fields)  # noqa: PYI024 (the fields are not known here)
+
+
+def _numpy(visit: Callable[[Any], Any], content: Any) -> Any:
+    name, value = content
+    if name not in _NUMPY_TYPES:
+        raise ValueError(name)
+    return np.dtype(name).type(visit(value))
+
+
+def _named_in_torch(kind: type) -> _Make:
+    def make(_visit: Callable[[Any], Any], content: Any) -> Any:
+        found = torch.device(content) if kind is torch.device else getattr(torch, content)
+        if not isinstance(found, kind):
+            raise TypeError(content)
+        return found
+
+    return make
+
+
+_MAKERS: dict[str, _Make] = {
+    "OrderedDict": lambda visit, content: OrderedDict(visit(content)),
+    "Counter": lambda visit, content: Counter(visit(content)),
+    "defaultdict": _defaultdict,
+    "Size": lambda visit, content: torch.Size(visit(content)),
+    "set": lambda visit, content: set(visit(content)),
+    "frozenset": lambda visit, content: frozenset(visit(content)),
+    "deque": lambda visit, content: deque(visit(content[1]), content[0]),
+    "namedtuple": _namedtuple,
+    "complex": lambda _visit, content: complex(*content),
+    "bytes": lambda _visit, content: base64.b64decode(content, validate=True),
+    "dtype": _named_in_torch(torch.dtype),
+    "device": _named_in_torch(torch.device),
+    "numpy": _numpy,
+    "array": lambda visit, content: visit(content).numpy().copy(),
+}
+
+
+def retyped(saved: Any, live: Any) -> Any:
+    """The saved state with the containers' types of `live`, that of an object just made.
+
+    An earlier evertrain saved every container as a dict, a list or a tuple.
+    """
+    if type(saved) is dict and isinstance(live, dict):
+        found = {key: retyped(item, live.get(key)) for key, item in saved.items()}
+        if isinstance(live, defaultdict):
+            return defaultdict(live.default_factory, found)
+        return type(live)(found) if type(live) in (OrderedDict, Counter) else found
+    if type(saved) in (list, tuple) and isinstance(live, type(saved)) and _fit(saved, live):
+        items = [retyped(*pair) for pair in zip(saved, live, strict=True)]
+        return type(live)(*items) if _fields(type(live)) else type(live)(items)
+    return saved
+
+
+def _fit(saved: Any, live: Any) -> bool:
+    return len(saved) == len(live)
+
+
+def first_difference(saved: Any, found: Any, *, path: str = "") -> str:
+    """What of a state another one lacks or has with another value; empty if it has all of it."""
+    if isinstance(saved, Tensor) and isinstance(found, Tensor):
+        return "" if _are_equal(saved, found) else f"{path}: other values"
+    if isinstance(saved, dict) and isinstance(found, dict):
+        # A newer version of a library may have added an option, with its default.
+        if lost := sorted(map(str, saved.keys() - found.keys())):
+            return f"{path or 'the state'} has no {lost[0]!r}"
+        pairs = [(f"{path}/{key}".lstrip("/"), saved[key], found[key]) for key in saved]
+    elif type(saved) is type(found) and isinstance(saved, (list, tuple, deque)):
+        if not _fit(saved, found):
+            return f"{path}: {len(saved)} and {len(found)} elements"
+        pairs = [
+            (f"{path}/{number}", *pair)
+            for number, pair in enumerate(zip(saved, found, strict=True))
+        ]
+    elif isinstance(saved, np.ndarray) and isinstance(found, np.ndarray):
+        is_same = saved.dtype == found.dtype and saved.tobytes() == found.tobytes()
+        return "" if is_same else f"{path}: other values"
+    else:
+        return "" if _is_same(saved, found) else f"{path}: {saved!r:.60} and {found!r:.60}"
+    return next((said for name, *two in pairs if (said := first_difference(*two, path=name))), "")
+
+
+def _is_same(saved: Any, found: Any) -> bool:
+    if isinstance(saved, float) and isinstance(found, float) and math.isnan(saved):
+        return math.isnan(found)
+    return bool(type(saved) is type(found) and saved == found)
+
+
+def _are_equal(saved: Tensor, found: Tensor) -> bool:
+    if saved.dtype != found.dtype or saved.shape != found.shape:
+        return False
+    if is_distributed(saved) and is_distributed(found):
+        saved, found = saved.to_local(), found.to_local()
+    saved = saved.detach().to(found.device)
+    if torch.equal(saved, found):
+        return True
+    if not (saved.is_floating_point() or saved.is_complex()):
+        return False
+    # NaN equals no other one.
+    return bool(
+        torch.equal(saved.isnan(), found.isnan())
+        and torch.equal(saved.nan_to_num(), found.nan_to_num())
+    )
