@@ -19,6 +19,16 @@ from train_core.policy.logins import public_uri, without_login_of
 Process = subprocess.Popen[bytes]
 LOOPBACK = "127.0.0.1"
 """The servers show runs to everybody who reaches them: nobody of another machine does."""
+KEPT_LEASES = {
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+        "prefect.server.concurrency.lease_storage.filesystem"
+    )
+}
+"""Prefect's server keeps who holds a deployment's slot in its home, beside its database.
+
+By default it keeps that in its memory: what a server that was killed has forgotten, nobody gives
+back, and a deployment with one slot begins no run any more.
+"""
 _DATABASES = ("mssql", "mysql", "postgres")
 """How the addresses begin of the databases that MLflow reaches through a driver."""
 
