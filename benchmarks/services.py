@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from evertrain_flows.cli.local_servers import KEPT_LEASES
 from evertrain_flows.databases import create_prefect_database, create_tracking_database
 
 BIN = Path(sys.executable).parent
@@ -129,7 +130,7 @@ def prefect_server(folder: Path, port: int = 0, **settings: str) -> Iterator[str
     url = f"http://127.0.0.1:{port}/api"
     home = {"PREFECT_HOME": str(folder / "prefect-server"), "PREFECT_SERVER_ANALYTICS_ENABLED": "0"}
     create_prefect_database(home)
-    home |= settings
+    home |= KEPT_LEASES | settings
     command = [str(BIN / "prefect"), "server", "start", "--port", str(port)]
     with server(command, f"{url}/health", folder / "prefect.log", **home):
         yield url

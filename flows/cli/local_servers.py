@@ -29,6 +29,11 @@ KEPT_LEASES = {
 By default it keeps that in its memory: what a server that was killed has forgotten, nobody gives
 back, and a deployment with one slot begins no run any more.
 """
+_UNLESS_SET = {
+    # MLflow would start a dozen processes that wait for jobs; evertrain submits none.
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    **KEPT_LEASES,
+}
 _DATABASES = ("mssql", "mysql", "postgres")
 """How the addresses begin of the databases that MLflow reaches through a driver."""
 
@@ -122,8 +127,7 @@ def _start(module: str, *arguments: str, **environment: str) -> Process:
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stdout=subprocess.DEVNULL,
-        # MLflow would start a dozen processes that wait for jobs; evertrain submits none.
-        env={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ, **quiet, **environment},
+        env={**_UNLESS_SET, **os.environ, **quiet, **environment},
     )
 
 

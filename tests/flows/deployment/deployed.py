@@ -18,6 +18,8 @@ import psutil
 import yaml
 
 from benchmarks.services import answers_at, free_port, wait_until_up
+from evertrain_flows.cli.local_servers import KEPT_LEASES
+from evertrain_flows.databases import create_prefect_database
 from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import ROOT
 from train_core.storage.coordination import lease
@@ -87,10 +89,12 @@ class Server:
     def __init__(self, home: Path, environment: dict[str, str]) -> None:
         self._port = str(free_port())
         self.url = f"http://127.0.0.1:{self._port}/api"
-        self._home, self._environment = home, environment
+        self._home, self._environment = home, KEPT_LEASES | environment
         self._running = ExitStack()
 
     def start(self) -> None:
+        # Prefect would migrate an empty one, for minutes on a machine that is busy.
+        create_prefect_database(self._environment)
         server, log = ("server", "start", "--port", self._port), self._home / "server.log"
         started = running(*server, environment=self._environment, log=log)
         process = self._running.enter_context(started)

@@ -18,9 +18,9 @@ _STAND_STILL = (
 """A pull step, which a flow run's process takes before the flow run is Running."""
 
 
-@flow
-def hold() -> None:
-    """Stand still while there is a file that says so."""
+@flow(name="retrain")
+def hold(parameters: dict[str, str] | None = None) -> None:
+    """Stand still while there is a file that says so. Its parameters are those of `retrain`."""
     notes = Path(os.environ[NOTES])
     (notes / f"{RUNNING}-{runtime.flow_run.name}").touch()
     while (notes / f"hold-{RUNNING}").exists():
@@ -28,7 +28,7 @@ def hold() -> None:
 
 
 def deployment_file(folder: Path) -> Path:
-    """A prefect.yaml with the deployment `hold/hold`, whose limit is that of the delivered one."""
+    """A prefect.yaml with the deployment `retrain/hold`, which has the delivered one's limit."""
     deployment = {
         "name": "hold",
         "entrypoint": f"{__name__}.{hold.fn.__name__}",

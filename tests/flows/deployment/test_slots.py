@@ -6,16 +6,24 @@ Its flow only stands still; what frees a slot is Prefect's server, which knows o
 from __future__ import annotations
 
 import itertools
-import time
+import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
 import psutil
 import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from evertrain_flows.cli.local_servers import KEPT_LEASES
+from benchmarks.services import free_port
+from evertrain_flows.cli.local_servers import KEPT_LEASES, LocalServers
+from evertrain_flows.flow_runs.slots import Life, Slots, free_slots, read_slots
+from evertrain_flows.timing import TIMING
+from tests.engine.alone import create
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import (
     Server,
@@ -26,9 +34,13 @@ from tests.flows.deployment.deployed import (
     wait_for,
 )
 from tests.flows.deployment.holding import NOTES, PENDING, RUNNING, deployment_file
+from train_core import TrainConfig
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import begin_attempt
 
 pytestmark = pytest.mark.timeout(560)
 
+DEPLOYMENT = "retrain/hold"
 LEASE_S = 30
 """The least that Prefect takes for a flow run that is Pending; as delivered, it is 300."""
 HASTY = {
@@ -36,6 +48,7 @@ HASTY = {
     "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "1",
     "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "1",
 }
+IN_MEMORY = dict.fromkeys(KEPT_LEASES, "prefect.server.concurrency.lease_storage.memory")
 RENEWED_FOR_S = 300
 """The lease of a flow run that is Running, which Prefect's engine renews."""
 
@@ -71,7 +84,9 @@ class Held:
         return [one for one in self.worker.children(recursive=True) if "python" in one.name()]
 
     def run(self, name: str) -> None:
-        self.site.prefect("deployment", "run", "hold/hold", "--flow-run-name", name)
+        where = json.dumps({"storage": str(self.home / "runs")})
+        asked = ("--flow-run-name", name, "--param", f"parameters={where}")
+        self.site.prefect("deployment", "run", DEPLOYMENT, *asked)
 
     def wait_for_state(self, name: str, *wanted: str, within_s: float = 150) -> None:
         api = self.server.url
@@ -95,7 +110,7 @@ class Held:
 
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[Held]:
-    made = Held(tmp_path, KEPT_LEASES | HASTY)
+    made = Held(tmp_path, HASTY)
     try:
         yield made
     finally:
@@ -141,7 +156,103 @@ QUICK = (Struck.BOTH, PENDING)
 def test_the_next_run_begins(held: Held, struck: Struck, where: str) -> None:
     bring_into(held, where)
     strike(held, struck, where)
-    began = time.monotonic()
     held.run("second")
     held.wait_for_state("second", "COMPLETED", within_s=RENEWED_FOR_S + LEASE_S)
-    print(f"{struck.value} killed, {where}: the next run after {time.monotonic() - began:.0f} s")
+
+
+@pytest.fixture
+def forgetful(tmp_path: Path) -> Iterator[Held]:
+    """At a server that others run, as Prefect is delivered: the leases are in its memory."""
+    made = Held(tmp_path, HASTY | IN_MEMORY)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextmanager
+def client_of(api: str) -> Iterator[SyncPrefectClient]:
+    with temporary_settings({PREFECT_API_URL: api}), get_client(sync_client=True) as client:
+        yield client
+
+
+def only_one(found: list[Slots]) -> Slots:
+    (slots,) = found
+    assert (slots.deployment, slots.limit) == (DEPLOYMENT, 1)
+    return slots
+
+
+HASTY_LOOK = replace(TIMING, slot_silence_s=1, slots_settle_s=1)
+
+
+@pytest.mark.slow
+def test_a_slot_that_a_dead_run_holds_at_a_forgetful_server_is_freed_by_a_command(
+    forgetful: Held,
+) -> None:
+    bring_into(forgetful, PENDING)
+    strike(forgetful, Struck.BOTH, PENDING)
+    forgetful.run("second")
+    with client_of(forgetful.server.url) as client:
+        # Who was heard of ten minutes ago may live.
+        assert free_slots(client) == []
+        (holder,) = only_one(read_slots(client)).holders
+        assert (holder.flow_run.name, holder.life) == ("first", Life.ALIVE)
+        shown = json.loads(forgetful.site.evertrain("slots", "--json"))
+        assert [(one["deployment"], one["held by"]) for one in shown] == [(DEPLOYMENT, "first")]
+        assert "nothing was freed" in forgetful.site.evertrain("slots", "--free")
+        assert state(forgetful.server.url, "second") == "SCHEDULED"
+        ((slots, dead),) = free_slots(client, HASTY_LOOK)
+    assert (slots.num_unheld, [one.flow_run.name for one in dead]) == (1, ["first"])
+    assert state(forgetful.server.url, "first") == "CRASHED"
+    forgetful.wait_for_state("second", "COMPLETED")
+
+
+@pytest.mark.slow
+def test_a_run_that_lives_or_may_live_keeps_its_slot_at_a_forgetful_server(
+    forgetful: Held,
+) -> None:
+    bring_into(forgetful, RUNNING)
+    forgetful.server.kill()
+    forgetful.server.start()
+    with client_of(forgetful.server.url) as client:
+        # Its run is not where this machine looks for it.
+        assert free_slots(client, HASTY_LOOK) == []
+        assert only_one(read_slots(client, HASTY_LOOK)).holders[0].life is Life.UNKNOWN
+        folder = RunFolder(str(forgetful.home / "runs"), "first")
+        create(folder, TrainConfig())
+        driver = begin_attempt(folder)
+        assert free_slots(client, HASTY_LOOK) == []
+        assert only_one(read_slots(client, HASTY_LOOK)).holders[0].life is Life.ALIVE
+        driver.release()
+        kill_all(forgetful.worker)
+        ((_, dead),) = free_slots(client, HASTY_LOOK)
+    assert [one.flow_run.name for one in dead] == ["first"]
+    forgetful.let_go(RUNNING)
+    forgetful.start_worker()
+    forgetful.run("second")
+    forgetful.wait_for_state("second", "COMPLETED")
+
+
+@pytest.mark.slow
+def test_a_slot_that_no_run_holds_is_freed(forgetful: Held) -> None:
+    with client_of(forgetful.server.url) as client:
+        name = only_one(read_slots(client)).limit_name
+        client.increment_concurrency_slots([name], 1, "concurrency")
+        assert only_one(read_slots(client)).active == 1
+        assert "held by no flow run" in forgetful.site.evertrain("slots", "--free")
+        assert only_one(read_slots(client)).active == 0
+
+
+def test_the_server_of_evertrain_ui_keeps_who_holds_a_slot_beside_its_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    port = free_port()
+    with LocalServers() as servers:
+        servers.start_prefect(port)
+        servers.wait_until_up()
+        with client_of(f"http://127.0.0.1:{port}/api") as client:
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name="x", limit=1))
+            client.increment_concurrency_slots_with_lease(["x"], 1, "concurrency", 60)
+    assert (tmp_path / "prefect.db").exists()
+    assert list((tmp_path / "concurrency_leases").glob("*.json"))

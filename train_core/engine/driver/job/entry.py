@@ -21,6 +21,7 @@ from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import ClusterWorkers
 from train_core.errors import ConfigError
 from train_core.policy.end_status import EndStatus
+from train_core.proxies import ask_loopback_directly
 from train_core.storage.coordination.job_mailbox import THE_JOB, Mailbox
 from train_core.storage.run_folder import RunFolder
 from train_core.text.log_lines import set_up_logging
@@ -31,6 +32,7 @@ _log = logging.getLogger("train_core.driver")
 def main(timing: Timing = TIMING) -> None:
     """Entry point: the storage, the run's name, the job's, and that of the first call."""
     set_up_logging(sys.stdout)
+    ask_loopback_directly()
     storage, run, job, first = sys.argv[1:]
     status = None
     try:
