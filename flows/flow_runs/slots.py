@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT = "prefect.flow-run.heartbeat"
 RENEWED_FOR_S = 300
-"""For as long does Prefect's engine itself renew a flow run's lease: a look must not shorten it."""
+"""Prefect's engine renews a flow run's lease for so long, and a look must not shorten it."""
 _PAGE = 200
 _GONE = 410
 _HOLDS_SLOT = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]

@@ -19,6 +19,7 @@ from train_core.storage.run_folder import RunFolder
 LOOPBACK = "localhost,127.0.0.1,::1"
 
 
+@pytest.mark.promise("loopback-direct")
 def test_a_retraining_asks_its_own_servers_directly(tmp_path: Path) -> None:
     inherited = {
         name: value

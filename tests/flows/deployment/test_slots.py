@@ -18,6 +18,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Pending
 
 from benchmarks.services import free_port
 from evertrain_flows.cli.local_servers import KEPT_LEASES, LocalServers
@@ -38,7 +39,7 @@ from train_core import TrainConfig
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
 
-pytestmark = pytest.mark.timeout(560)
+pytestmark = pytest.mark.timeout(900)
 
 DEPLOYMENT = "retrain/hold"
 LEASE_S = 30
@@ -74,7 +75,6 @@ class Held:
         self.site.prefect("work-pool", "create", "evertrain", "--type", "process")
         self.site.deploy_again(deployment_file(home / "held"))
         self._workers = ExitStack()
-        self.start_worker()
 
     def start_worker(self) -> None:
         started = self._workers.enter_context(self.site.worker())
@@ -108,13 +108,20 @@ class Held:
         self.server.stop()
 
 
-@pytest.fixture
-def held(tmp_path: Path) -> Iterator[Held]:
-    made = Held(tmp_path, HASTY)
+@contextmanager
+def started(home: Path, environment: dict[str, str]) -> Iterator[Held]:
+    made = Held(home, environment)
     try:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Held]:
+    with started(tmp_path, HASTY) as made:
+        made.start_worker()
+        yield made
 
 
 def bring_into(held: Held, where: str) -> None:
@@ -149,6 +156,7 @@ ROWS = list(itertools.product(Struck, (PENDING, RUNNING, "cancelling")))
 QUICK = (Struck.BOTH, PENDING)
 
 
+@pytest.mark.promise("slots-return")
 @pytest.mark.parametrize(
     ("struck", "where"),
     [pytest.param(*row, marks=[] if row == QUICK else pytest.mark.slow) for row in ROWS],
@@ -163,11 +171,9 @@ def test_the_next_run_begins(held: Held, struck: Struck, where: str) -> None:
 @pytest.fixture
 def forgetful(tmp_path: Path) -> Iterator[Held]:
     """At a server that others run, as Prefect is delivered: the leases are in its memory."""
-    made = Held(tmp_path, HASTY | IN_MEMORY)
-    try:
+    with started(tmp_path, HASTY | IN_MEMORY) as made:
+        made.start_worker()
         yield made
-    finally:
-        made.close()
 
 
 @contextmanager
@@ -186,6 +192,7 @@ HASTY_LOOK = replace(TIMING, slot_silence_s=1, slots_settle_s=1)
 
 
 @pytest.mark.slow
+@pytest.mark.promise("slots-freed")
 def test_a_slot_that_a_dead_run_holds_at_a_forgetful_server_is_freed_by_a_command(
     forgetful: Held,
 ) -> None:
@@ -208,6 +215,7 @@ def test_a_slot_that_a_dead_run_holds_at_a_forgetful_server_is_freed_by_a_comman
 
 
 @pytest.mark.slow
+@pytest.mark.promise("slots-freed")
 def test_a_run_that_lives_or_may_live_keeps_its_slot_at_a_forgetful_server(
     forgetful: Held,
 ) -> None:
@@ -233,14 +241,26 @@ def test_a_run_that_lives_or_may_live_keeps_its_slot_at_a_forgetful_server(
     forgetful.wait_for_state("second", "COMPLETED")
 
 
-@pytest.mark.slow
-def test_a_slot_that_no_run_holds_is_freed(forgetful: Held) -> None:
-    with client_of(forgetful.server.url) as client:
+@pytest.mark.promise("slots-freed")
+def test_a_slot_that_no_run_holds_is_freed_and_that_of_a_run_with_a_lease_is_kept(
+    tmp_path: Path,
+) -> None:
+    with (
+        started(tmp_path, HASTY | IN_MEMORY) as server_only,
+        client_of(server_only.server.url) as client,
+    ):
         name = only_one(read_slots(client)).limit_name
         client.increment_concurrency_slots([name], 1, "concurrency")
         assert only_one(read_slots(client)).active == 1
-        assert "held by no flow run" in forgetful.site.evertrain("slots", "--free")
+        assert "held by no flow run" in server_only.site.evertrain("slots", "--free")
         assert only_one(read_slots(client)).active == 0
+        deployment = client.read_deployment_by_name(DEPLOYMENT)
+        flow_run = client.create_flow_run_from_deployment(deployment.id, name="first")
+        client.set_flow_run_state(flow_run.id, Pending())
+        assert only_one(read_slots(client)).active == 1
+        assert free_slots(client, replace(TIMING, slot_silence_s=0, slots_settle_s=0)) == []
+        (holder,) = only_one(read_slots(client)).holders
+        assert (holder.flow_run.name, holder.life) == ("first", Life.ALIVE)
 
 
 def test_the_server_of_evertrain_ui_keeps_who_holds_a_slot_beside_its_database(

@@ -404,6 +404,7 @@ def test_more_than_the_cluster_can_ever_give_is_refused_before_there_is_a_run(
     assert not RunFolder(str(tmp_path), "run").exists()
 
 
+@pytest.mark.promise("loopback-direct")
 def test_a_dashboard_of_this_machine_is_never_asked_by_a_proxy(asked: Amendment) -> None:
     with refusing_proxy() as (proxy, requests), patch.dict(os.environ, {"HTTP_PROXY": proxy}):
         for name in ("NO_PROXY", "no_proxy"):
