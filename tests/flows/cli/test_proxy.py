@@ -20,6 +20,7 @@ LOOPBACK = "localhost,127.0.0.1,::1"
 
 
 @pytest.mark.promise("loopback-direct")
+@pytest.mark.timeout(400)
 def test_a_retraining_asks_its_own_servers_directly(tmp_path: Path) -> None:
     inherited = {
         name: value
