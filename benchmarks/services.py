@@ -10,14 +10,16 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
+from evertrain_flows.cli.local_servers import KEPT_LEASES
 from evertrain_flows.databases import create_prefect_database, create_tracking_database
 
 BIN = Path(sys.executable).parent
+ROOT = Path(__file__).parents[1]
 ANSWERS_WITHIN_S = 180
 """Beside other work on two cores a server needs more than a minute to begin."""
 
@@ -31,6 +33,77 @@ def free_port() -> int:
     raise RuntimeError("no port is free")
 
 
+def wait_until_up(
+    answers: Callable[[], bool], log: Path, process: subprocess.Popen[bytes] | None = None
+) -> None:
+    """Wait until a server answers what is asked of it. Raises RuntimeError if it never does.
+
+    No server is handed out before: a line in its log or an open port says less than an answer.
+    """
+    deadline = time.monotonic() + ANSWERS_WITHIN_S
+    while not answers():
+        has_ended = process is not None and process.poll() is not None
+        if has_ended or time.monotonic() > deadline:
+            raise RuntimeError(f"it does not answer:\n{log.read_text()}")
+        time.sleep(0.2)
+
+
+def answers_at(url: str) -> bool:
+    """Whether a server answers there, and well."""
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+_ASK_RAY = """
+import sys, time
+from urllib.request import urlopen
+from train_core.engine.cluster.jobs import RayJobsClient
+from train_core.errors import ResourceError
+
+address, agent = sys.argv[1:]
+
+def answers():
+    try:
+        # Nobody has such a job, which is an answer; None is none.
+        if RayJobsClient(address).has_ended("no-such-job") is None:
+            return False
+        # The agent of the head starts the jobs.
+        urlopen(agent, timeout=5).close()
+    except (ResourceError, OSError):
+        return False
+    return True
+
+while not answers():
+    time.sleep(0.2)
+"""
+
+
+def wait_until_ray_takes_jobs(
+    address: str,
+    agent: str,
+    log: Path,
+    process: subprocess.Popen[bytes],
+    environment: Mapping[str, str],
+    within: Callable[..., Sequence[str]] = lambda *command: command,
+) -> None:
+    """Wait until the cluster at `address`, whose head's agent listens at `agent`, takes jobs.
+
+    It is asked by our own client, in a process of its own: Ray reads its login once. `within` makes
+    of a command one that runs where the cluster is reached.
+    """
+    command = within(sys.executable, "-c", _ASK_RAY, address, f"http://{agent}/api/healthz")
+    with subprocess.Popen(command, env={**environment, "PYTHONPATH": str(ROOT)}) as asking:
+        try:
+            wait_until_up(lambda: asking.poll() is not None, log, process)
+        finally:
+            asking.kill()
+    if asking.returncode:
+        raise RuntimeError("Ray was not asked whether it takes jobs: see what is printed above")
+
+
 @contextlib.contextmanager
 def server(command: list[str], url: str, log: Path, **environment: str) -> Iterator[None]:
     """A process that answers at `url`; ended by its pid."""
@@ -39,15 +112,7 @@ def server(command: list[str], url: str, log: Path, **environment: str) -> Itera
             command, stdout=output, stderr=output, env={**os.environ, **environment}
         )
     try:
-        deadline = time.monotonic() + ANSWERS_WITHIN_S
-        while True:
-            try:
-                urllib.request.urlopen(url, timeout=2).close()
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"no answer from {url}:\n{log.read_text()}") from None
-                time.sleep(0.2)
+        wait_until_up(lambda: answers_at(url), log, process)
         yield
     finally:
         process.terminate()
@@ -65,7 +130,7 @@ def prefect_server(folder: Path, port: int = 0, **settings: str) -> Iterator[str
     url = f"http://127.0.0.1:{port}/api"
     home = {"PREFECT_HOME": str(folder / "prefect-server"), "PREFECT_SERVER_ANALYTICS_ENABLED": "0"}
     create_prefect_database(home)
-    home |= settings
+    home |= KEPT_LEASES | settings
     command = [str(BIN / "prefect"), "server", "start", "--port", str(port)]
     with server(command, f"{url}/health", folder / "prefect.log", **home):
         yield url
@@ -104,27 +169,20 @@ def ray_cluster(folder: Path, *options: str) -> Iterator[str]:
             *options,
         ),
     ]
-    with (folder / "ray.log").open("w") as output:
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=output,
-            # A job of it is started as `python`. Ray's workers would give way to every other
-            # process (niceness 15), which on a machine that is busy means that they do not begin.
-            env={
-                **os.environ,
-                "RAY_worker_niceness": "0",
-                "PYTHONPATH": str(Path(__file__).parents[1]),
-                "PATH": f"{BIN}:{os.environ['PATH']}",
-            },
-        )
+    # A job of it is started as `python`. Ray's workers would give way to every other process
+    # (niceness 15), which on a machine that is busy means that they do not begin.
+    environment = {
+        **os.environ,
+        "RAY_worker_niceness": "0",
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+    }
+    address, agent, log = f"127.0.0.1:{port}", f"127.0.0.1:{agent_port}", folder / "ray.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
     try:
-        deadline = time.monotonic() + 60
-        while "Ray runtime started" not in (folder / "ray.log").read_text():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"Ray did not start:\n{(folder / 'ray.log').read_text()}")
-            time.sleep(0.2)
-        yield f"127.0.0.1:{port}"
+        wait_until_ray_takes_jobs(address, agent, log, process, environment)
+        yield address
     finally:
         # Ray's own way to end waits for half a minute; nothing here has to be kept.
         with contextlib.suppress(psutil.NoSuchProcess):

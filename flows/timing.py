@@ -29,6 +29,12 @@ class Timing:
     cancel_s: float = 20.0
     """For Prefect's worker to end a flow run that is being cancelled."""
 
+    # The slots of a deployment.
+    slot_silence_s: float = 600.0
+    """Without a heartbeat or a change of state, until a flow run may be dead: as the automation."""
+    slots_settle_s: float = 5.0
+    """Between two looks, in which nothing may change of what is freed."""
+
     # The servers that the command line starts.
     server_start_s: float = 120.0
     """For a server to answer for the first time, beside other work."""

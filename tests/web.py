@@ -1,4 +1,4 @@
-"""A plain web server, for a test that needs one."""
+"""A plain web server, and a proxy that refuses, for tests that need one."""
 
 from __future__ import annotations
 
@@ -27,3 +27,22 @@ def served(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def refusing_proxy() -> Iterator[tuple[str, list[str]]]:
+    """The address of a proxy that refuses everything, and what it was asked for."""
+    asked: list[str] = []
+
+    class Refuses(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.requestline)
+            self.send_error(403)
+
+        do_POST = do_PATCH = do_CONNECT = do_GET  # noqa: N815 (as the server looks for them)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with served(Refuses) as url:
+        yield url, asked

@@ -32,6 +32,7 @@ from evertrain_flows.cli.commands.mirror import MirrorCommand
 from evertrain_flows.cli.commands.prune import PruneCommand
 from evertrain_flows.cli.commands.retrain import DemoCommand, RetrainCommand
 from evertrain_flows.cli.commands.runs import RunsCommand
+from evertrain_flows.cli.commands.slots import SlotsCommand
 from evertrain_flows.cli.commands.ui import UiCommand
 from evertrain_flows.cli.commands.verify_resume import VerifyResumeCommand
 from evertrain_flows.cli.commands.workloads import WorkloadsCommand
@@ -39,6 +40,7 @@ from evertrain_flows.cli.configuration import configuration_of
 from evertrain_flows.cli.output.terminal import complain, make_printable, say, warnings_shown
 from evertrain_flows.cli.refusals import of_arguments, of_values, with_plain_json
 from train_core.errors import EvertrainError, StoppedError
+from train_core.proxies import ask_loopback_directly
 
 BAD_INPUT = 2
 """The exit code after an error."""
@@ -84,6 +86,9 @@ class Evertrain(BaseSettings):
     verify_resume: CliSubCommand[VerifyResumeCommand] = Field(
         alias="verify-resume", description="Prove that a workload resumes exactly."
     )
+    slots: CliSubCommand[SlotsCommand] = Field(
+        description="Show, or free, what holds a deployment's slots at Prefect's server."
+    )
     ui: CliSubCommand[UiCommand] = Field(description="Open MLflow's and Prefect's pages.")
 
     @classmethod
@@ -107,6 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and give its exit code: 0, or one of those above."""
     arguments = sys.argv[1:] if arguments is None else arguments
     make_printable()
+    ask_loopback_directly()
     try:
         arguments = with_plain_json(arguments)
         configuration: dict[str, Any] = configuration_of(arguments)

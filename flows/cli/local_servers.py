@@ -19,6 +19,21 @@ from train_core.search_path import environment
 Process = subprocess.Popen[bytes]
 LOOPBACK = "127.0.0.1"
 """The servers show runs to everybody who reaches them: nobody of another machine does."""
+KEPT_LEASES = {
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+        "prefect.server.concurrency.lease_storage.filesystem"
+    )
+}
+"""Prefect's server keeps who holds a deployment's slot in its home, beside its database.
+
+By default it keeps that in its memory: what a server that was killed has forgotten, nobody gives
+back, and a deployment with one slot begins no run any more.
+"""
+_UNLESS_SET = {
+    # MLflow would start a dozen processes that wait for jobs; evertrain submits none.
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    **KEPT_LEASES,
+}
 _DATABASES = ("mssql", "mysql", "postgres")
 """How the addresses begin of the databases that MLflow reaches through a driver."""
 
@@ -112,8 +127,7 @@ def _start(module: str, *arguments: str, **variables: str) -> Process:
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stdout=subprocess.DEVNULL,
-        # MLflow would start a dozen processes that wait for jobs; evertrain submits none.
-        env={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **environment(**quiet, **variables)},
+        env={**_UNLESS_SET, **environment(**quiet, **variables)},
     )
 
 

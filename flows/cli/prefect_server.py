@@ -141,7 +141,7 @@ class _Server:
                 return
             # The socket listens already: a request waits for the server to begin.
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.api_url}/health", timeout=1, trust_env=False).is_success:
+                if httpx.get(f"{self.api_url}/health", timeout=1).is_success:
                     return
             time.sleep(TIMING.server_poll_interval_s)
 

@@ -75,11 +75,10 @@ def true_state(flow_run: FlowRun, request: Request) -> State[Any] | None:
     A run of that name in a folder of that path on another machine is taken for this one.
     """
     parameters = flow_run.parameters.get("parameters", {})
-    storage = parameters.get("storage") or default_storage()
     try:
-        if Store(storage).url != Store(request.storage).url:
+        folder = folder_of(flow_run)
+        if Store(folder.storage).url != Store(request.storage).url:
             return None
-        folder = RunFolder(request.storage, flow_run.name)
         is_own = flow_run.name == request.run
         if not is_own and lease.holder_of(folder.store) is not None:
             return None
@@ -96,7 +95,18 @@ def true_state(flow_run: FlowRun, request: Request) -> State[Any] | None:
         # it may be about to take its run.
         return None
     if end:
-        return _STATES[end](message=_ENDED_UNREPORTED) if end in _STATES else None
+        return ended_state(end)
     if is_elsewhere or not folder.exists():
         return None
     return Crashed(message=_WENT_ON if is_own else _DIED)
+
+
+def folder_of(flow_run: FlowRun) -> RunFolder:
+    """The run folder of a flow run of `retrain`, in the storage that it, or this process, names."""
+    parameters = flow_run.parameters.get("parameters", {})
+    return RunFolder(parameters.get("storage") or default_storage(), flow_run.name)
+
+
+def ended_state(end: str) -> State[Any] | None:
+    """The state of a flow run whose run has that end; None if it has none."""
+    return _STATES[end](message=_ENDED_UNREPORTED) if end in _STATES else None

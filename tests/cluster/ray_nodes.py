@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.services import BIN
+from benchmarks.services import BIN, wait_until_ray_takes_jobs, wait_until_up
 from tests.cluster.network import Machine, Network
 
 MARKS = [
@@ -48,9 +48,9 @@ class Node:
         self, machine: Machine, command: list[str], log: Path, environment: dict[str, str]
     ) -> None:
         self.machine = machine
-        self._log = log
+        self.log = log
         with log.open("w") as output:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 machine.command(*command),
                 stdout=output,
                 stderr=output,
@@ -58,17 +58,10 @@ class Node:
                 start_new_session=True,
             )
 
-    def wait_until_it_runs(self) -> None:
-        deadline = time.monotonic() + _WITHIN_S
-        while "Ray runtime started" not in self._log.read_text():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"Ray did not start:\n{self._log.read_text()}")
-            time.sleep(0.2)
-
     @property
     def runs(self) -> bool:
         """Whether it was not killed, and has not ended by itself, as one that was cut off does."""
-        return self._process.poll() is None
+        return self.process.poll() is None
 
     def processes(self) -> list[psutil.Process]:
         """All that runs on it."""
@@ -76,8 +69,8 @@ class Node:
 
     def kill(self) -> None:
         """As a machine that loses its power."""
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
         deadline = time.monotonic() + _WITHIN_S
         while left := self.processes():
             assert time.monotonic() < deadline, f"{left} cannot be killed"
@@ -122,6 +115,13 @@ class RayCluster:
             self._environment,
         )
 
+    def wait_until_it_takes_jobs(self) -> None:
+        """Wait until the head takes jobs. Raises RuntimeError if it never does."""
+        agent, within = f"{self._head.address}:52365", self._head.command
+        wait_until_ray_takes_jobs(
+            self._gcs, agent, self.head.log, self.head.process, self._environment, within
+        )
+
     def have(self, count: int) -> None:
         """Have just so many nodes, whatever became of those of the test before."""
         running = [node for node in self.nodes if node.runs]
@@ -145,7 +145,7 @@ class RayCluster:
             self._environment,
         )
         self.nodes.append(node)
-        node.wait_until_it_runs()
+        wait_until_up(lambda: "ALIVE" in self._shown(node), node.log, node.process)
         return node
 
     def kill(self) -> None:
@@ -157,7 +157,7 @@ class RayCluster:
     def start_again(self) -> None:
         """Start the head again when all was killed; who needs nodes adds them."""
         self._start_head()
-        self.head.wait_until_it_runs()
+        self.wait_until_it_takes_jobs()
 
     def drain(self, node: Node, within_s: int = 120) -> None:
         """Announce that the node will be taken away."""
@@ -174,10 +174,9 @@ class RayCluster:
             time.sleep(0.5)
 
     def _shown(self, node: Node) -> list[str]:
-        """What the head's list of nodes says of one."""
+        """What the head's list of nodes says of one; nothing if it does not have it yet."""
         lines = map(str.split, self.ray("list", "nodes").splitlines())
-        (found,) = [words for words in lines if node.machine.address in words]
-        return found
+        return next((words for words in lines if node.machine.address in words), [])
 
     def ray(self, *command: str) -> str:
         """What a command of Ray's says on the head."""
@@ -207,7 +206,7 @@ def ray_cluster_on(network: Network, environment: dict[str, str]) -> Iterator[Ra
     folder = Path(tempfile.mkdtemp(prefix="rc-", dir="/tmp"))
     cluster = RayCluster(network, folder, environment)
     try:
-        cluster.head.wait_until_it_runs()
+        cluster.wait_until_it_takes_jobs()
         yield cluster
     finally:
         cluster.kill()

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from train_core.config import TrainConfig
+from train_core.config import TrainConfig, available_cpus
 
 
 def test_environment_of_workers_is_not_recorded() -> None:
@@ -42,3 +43,28 @@ def test_workers_are_as_many_as_asked_for_else() -> None:
 def test_a_range_that_is_none_is_refused(given: Any, told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         TrainConfig.model_validate({"num_workers": given})
+
+
+@pytest.mark.parametrize(
+    ("files", "is_limited"),
+    [
+        ({}, False),
+        ({"cpu.max": "max 100000\n"}, False),
+        ({"cpu.max": "100000 100000\n"}, True),
+        # Ray rounds down, and would have no CPU at all of a half.
+        ({"cpu.max": "190000 100000\n"}, True),
+        ({"cpu.max": "50000 100000\n"}, True),
+        ({"cpu.max": "unreadable"}, False),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, False),
+        ({"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"}, True),
+        ({"cpu/cpu.cfs_quota_us": "100000\n"}, False),
+    ],
+)
+def test_a_containers_quota_limits_the_cpus_as_it_does_for_ray(
+    tmp_path: Path, files: dict[str, str], is_limited: bool
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    without = available_cpus(tmp_path / "none")
+    assert available_cpus(tmp_path) == (1 if is_limited else without)

@@ -242,6 +242,13 @@ PROMISES: dict[str, dict[str, str]] = {
         "report, with its usual exit code.",
         "prefect-put-right": "A flow run that still says Running although no process drives its "
         "run gets its true state from the next retraining in that storage.",
+        "slots-return": "If Prefect's server, its worker or both die while a flow run of a "
+        "deployment with one slot is Pending, Running or Cancelling, the next one begins once the "
+        "lease has ended.",
+        "slots-freed": "`evertrain slots --free` frees what no living flow run holds, and nothing "
+        "of a flow run that lives or may live.",
+        "loopback-direct": "A proxy of the environment is never asked for Prefect's, MLflow's or "
+        "Ray's servers on this machine.",
         "one-driver": "Of two drivers that want one run the second is refused within seconds, and "
         "the error names the holder; a driver that died is replaced at once, or after ten seconds "
         "if it was on another machine.",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -164,7 +165,27 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
-def available_cpus() -> int:
-    """The CPUs that a local Ray has."""
+def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """The CPUs that a local Ray has: those of the affinity, or fewer by a container's quota.
+
+    It reads the quota where Ray's own count does, in version 1 and 2 of control groups, and rounds
+    it down as Ray does; but a quota of less than one CPU counts as one, so that something can run.
+    """
     # macOS has no affinity.
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    quota = _cpu_quota(cgroup)
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+def _cpu_quota(cgroup: Path) -> float | None:
+    """How many CPUs' time the control group may take; None if it has no limit."""
+    one_file, quota_file = cgroup / "cpu.max", cgroup / "cpu/cpu.cfs_quota_us"
+    try:
+        if quota_file.exists():
+            quota, period = quota_file.read_text(), (cgroup / "cpu/cpu.cfs_period_us").read_text()
+        else:
+            quota, period = one_file.read_text().split()
+        # "max" in version 2, -1 in version 1: no limit.
+        return None if quota == "max" or int(quota) <= 0 else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None

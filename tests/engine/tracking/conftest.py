@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -18,7 +15,7 @@ import pytest
 from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as RegistryStore
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-from benchmarks.services import free_port
+from benchmarks.services import answers_at, free_port, wait_until_up
 from evertrain_flows.databases import create_tracking_database
 from tests.engine.tracking.run_builder import RunBuilder
 from tests.plugins.leaks import Belongings
@@ -111,10 +108,7 @@ class MlflowServer:
                     **self.environment,
                 },
             )
-        deadline = time.monotonic() + 60
-        while not self._is_healthy():
-            assert time.monotonic() < deadline, (self.folder / "log").read_text()
-            time.sleep(0.1)
+        wait_until_up(lambda: answers_at(f"{self.uri}/health"), self.folder / "log", self.process)
 
     def stop(self) -> None:
         if self.process is None:
@@ -124,13 +118,6 @@ class MlflowServer:
             process.kill()
         self.process.wait(10)
         self.process = None
-
-    def _is_healthy(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.uri}/health", timeout=1) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
 
 
 @pytest.fixture

@@ -15,15 +15,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mlflow import MlflowClient
 
-from benchmarks.services import free_port
+from benchmarks.services import answers_at, free_port, wait_until_up
 from tests.browser import Browser, chromium, save
 from tests.flows.conftest import ROOT, isolated
 from tests.flows.deployment.champion_nights import MODEL
-from tests.flows.deployment.deployed import found, wait_for, wait_until_healthy
+from tests.flows.deployment.deployed import found, wait_for
 from tests.flows.deployment.page import end
 
 KEPT = {
@@ -153,8 +154,8 @@ def pages_of(home: Path) -> Iterator[Pages]:
     try:
         wait_for(lambda: "Prefect: http" in log.read_text(), home)
         mlflow, prefect = (f"http://127.0.0.1:{port}" for port in ports)
-        wait_until_healthy(f"{prefect}/api")
-        wait_until_healthy(mlflow)
+        for health in (f"{prefect}/api/health", f"{mlflow}/health"):
+            wait_until_up(partial(answers_at, health), log, process)
         yield Pages(home, mlflow, prefect)
     finally:
         end(process)

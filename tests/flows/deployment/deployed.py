@@ -17,7 +17,9 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks.services import ANSWERS_WITHIN_S, BIN, free_port
+from benchmarks.services import BIN, answers_at, free_port, wait_until_up
+from evertrain_flows.cli.local_servers import KEPT_LEASES
+from evertrain_flows.databases import create_prefect_database
 from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import ROOT
 from train_core.storage.coordination import lease
@@ -63,18 +65,6 @@ def running(
                 process.kill()
 
 
-def wait_until_healthy(url: str) -> None:
-    deadline = time.monotonic() + ANSWERS_WITHIN_S
-    while True:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
-
-
 def kill_all(process: psutil.Process) -> None:
     """Kill the process and all below it, itself first: it would tell of the others' end."""
     below = process.children(recursive=True)
@@ -99,14 +89,17 @@ class Server:
     def __init__(self, home: Path, environment: dict[str, str]) -> None:
         self._port = str(free_port())
         self.url = f"http://127.0.0.1:{self._port}/api"
-        self._home, self._environment = home, environment
+        self._home, self._environment = home, KEPT_LEASES | environment
         self._running = ExitStack()
 
     def start(self) -> None:
+        # Prefect would migrate an empty one, for minutes on a machine that is busy.
+        create_prefect_database(self._environment)
         server, log = ("server", "start", "--port", self._port), self._home / "server.log"
         started = running(*server, environment=self._environment, log=log)
-        self._process = psutil.Process(self._running.enter_context(started).pid)
-        wait_until_healthy(self.url)
+        process = self._running.enter_context(started)
+        self._process = psutil.Process(process.pid)
+        wait_until_up(lambda: answers_at(f"{self.url}/health"), log, process)
 
     def kill(self) -> None:
         """As `kill -9` does; to be started again."""

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks.services import free_port
+from benchmarks.services import answers_at, free_port, wait_until_up
 from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import ROOT, isolated
 from tests.flows.deployment.deployed import (
@@ -26,7 +26,6 @@ from tests.flows.deployment.deployed import (
     message,
     state,
     wait_for,
-    wait_until_healthy,
 )
 
 STAYS = ("prefect server start", "prefect worker start", "evertrain ui")
@@ -206,7 +205,8 @@ class Reader:
         if "worker" in command:
             self._wait(lambda: "started" in log.read_text())
             return
-        wait_until_healthy(f"http://127.0.0.1:{self.port}/api")
+        health = f"http://127.0.0.1:{self.port}/api/health"
+        wait_until_up(lambda: answers_at(health), log, process)
         if "ui" in command:
             self._wait(lambda: "Prefect: http://127.0.0.1" in log.read_text())
             end(process)

@@ -29,6 +29,7 @@ from train_core.engine.driver.server import Stages, StageServer
 from train_core.engine.driver.stages import stages_of
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import LocalWorkers
+from train_core.proxies import ask_loopback_directly
 from train_core.requests import Request
 from train_core.text.log_lines import set_up_logging
 
@@ -125,6 +126,7 @@ def main() -> None:
     process may be killed.
     """
     set_up_logging(sys.stdout)
+    ask_loopback_directly()
     # MLflow writes a model there before it sends it.
     tempfile.tempdir = sys.argv[2]
     DriverProcess().serve(sys.stdin, os.fdopen(int(sys.argv[1]), "w"))

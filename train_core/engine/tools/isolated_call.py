@@ -20,6 +20,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from train_core.described_errors import FAILED, describe
+from train_core.proxies import ask_loopback_directly
 from train_core.text.log_lines import set_up_own_logging
 
 
@@ -32,6 +33,7 @@ def call(function: str, arguments: dict[str, Any]) -> Any:
 def main() -> None:
     """Entry point: the function's name."""
     function, code = sys.argv[1], 0
+    ask_loopback_directly()
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answer:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         set_up_own_logging(sys.stderr)

@@ -115,7 +115,7 @@ def acquire(store: Store, run: str, above: int = 0, *, timing: Timing = TIMING) 
     me = Holder.here()
     while True:
         newest = newest_attempt(store)
-        end = _wait_until_free(store, run, newest, timing) if newest else ""
+        end = wait_until_free(store, run, newest, timing) if newest else ""
         attempt = max(newest, above) + 1
         if attempt > LARGEST_NUMBER:
             raise CheckpointError(
@@ -212,8 +212,11 @@ def alive(held: Lease) -> Iterator[None]:
         sender.stop()
 
 
-def _wait_until_free(store: Store, run: str, attempt: int, timing: Timing) -> str:
-    """Return when nobody drives the run any more: how it ended, if that is known."""
+def wait_until_free(store: Store, run: str, attempt: int, timing: Timing = TIMING) -> str:
+    """Return when nobody drives the run any more: how it ended, if that is known.
+
+    Raises RunBusyError, which names the holder, within seconds if one does.
+    """
     holder = _holder(store, attempt)
     begin = time.monotonic()
     observer: HeartbeatObserver[int] | None = None

@@ -29,6 +29,7 @@ from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from tests.flows.mlflow_side import shown_at
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
+from tests.web import refusing_proxy
 from train_core import TrainConfig
 from train_core.client.driver_handle import Driver
 from train_core.engine.driver.timing import TIMING
@@ -401,6 +402,16 @@ def test_more_than_the_cluster_can_ever_give_is_refused_before_there_is_a_run(
     with Driver(request) as driver, pytest.raises(ResourceError, match=told):
         driver.prepared()
     assert not RunFolder(str(tmp_path), "run").exists()
+
+
+@pytest.mark.promise("loopback-direct")
+def test_a_dashboard_of_this_machine_is_never_asked_by_a_proxy(asked: Amendment) -> None:
+    with refusing_proxy() as (proxy, requests), patch.dict(os.environ, {"HTTP_PROXY": proxy}):
+        for name in ("NO_PROXY", "no_proxy"):
+            os.environ.pop(name, None)
+        with Driver(asked.request) as driver:
+            assert not driver.prepared().resumed
+        assert requests == []
 
 
 @pytest.mark.promise("cluster-addresses")

@@ -21,6 +21,7 @@ from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import ClusterWorkers
 from train_core.errors import ConfigError
 from train_core.policy.end_status import EndStatus
+from train_core.proxies import ask_loopback_directly
 from train_core.storage.coordination.job_mailbox import THE_JOB, Mailbox
 from train_core.storage.run_folder import RunFolder
 from train_core.text.log_lines import set_up_logging
@@ -33,6 +34,7 @@ def main(timing: Timing = TIMING) -> None:
     set_up_logging(sys.stdout)
     # Ray's workers look into their driver's folder, too.
     sys.path.append(os.getcwd())
+    ask_loopback_directly()
     storage, run, job, first = sys.argv[1:]
     status = None
     try:
