@@ -209,6 +209,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "model-pinned": "The checkpoint of a model is pinned before the model is made, and stays.",
     },
     "docs/operations.md": {
+        "bad-file-named": "A file of the data that cannot be read, or is unlike the others, is "
+        "named, with what is wrong with it, and the line of the workload that read it.",
         "worker-dies": "When a worker dies no other one waits for it, and the next attempt goes on "
         "from the newest checkpoint to the same end; a worker that dies while it evaluates or "
         "infers is replaced.",
@@ -249,6 +251,10 @@ PROMISES: dict[str, dict[str, str]] = {
         "of it.",
     },
     "docs/prefect.md": {
+        "named-endings": "The name of a flow run's last state says how the night ended: promoted, "
+        "refused, rejected, skipped, bad data, bad input or bad code; its type is as before.",
+        "notifications": "Each ending can send a message; the file of the notifications may be "
+        "applied twice, and makes each automation once.",
         "page-commands": "The commands on the pages about Prefect are ones that Prefect and "
         "evertrain have.",
         "temporary-server": "A command's temporary Prefect server ends with the command, also if "

@@ -7,6 +7,7 @@ folder (`mailbox_transport`).
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from train_core.storage.coordination.job_mailbox import Answer, Call
 PREPARE, CLOSE = "prepare", "close"
 STAGES = ("train", "evaluate", "infer", "gate", "promote", "publish")
 _MOST_AT_ONCE = 4
+_log = logging.getLogger(__name__)
 
 
 class Stages(Protocol):
@@ -72,6 +74,9 @@ class StageServer:
             answer = as_answer(result=self._result(call))
         # A workload's own sys.exit() would end the thread without a word.
         except (Exception, SystemExit) as error:  # noqa: BLE001 (the caller raises it)
+            if isinstance(error, ConfigError) and error.__cause__:
+                # Its message is for the user, and has no traceback: the log has the cause's.
+                _log.info("%s fails", call.stage, exc_info=error)
             answer = as_answer(error=describe(call.stage, error))
         self._transport.answer(name, answer)
 
