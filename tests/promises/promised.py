@@ -388,7 +388,7 @@ HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
         "run goes on from there.",
         "one-at-a-time": "One flow run of `retrain` trains at a time; the next one waits.",
         "automation": "The automation runs a flow again whose process died.",
-        "night-without-news": "A scheduled flow run without new data ends as Completed and begins "
+        "night-without-news": "A scheduled flow run without new data ends as Skipped and begins "
         "no run.",
     },
 }

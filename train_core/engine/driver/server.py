@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from train_core.described_errors import describe
+from train_core.described_errors import describe, rebuild
 from train_core.errors import ConfigError, StageError
 from train_core.requests import Request, request_of
 from train_core.storage.coordination.job_mailbox import Answer, Call
@@ -31,6 +31,9 @@ class Stages(Protocol):
 
     def close(self, status: str) -> None:
         """End all that was begun, with the run's status for MLflow."""
+
+    def failed(self, message: str) -> None:
+        """Note why a stage failed; if the run ends as FAILED, MLflow shows the newest message."""
 
 
 class Transport(Protocol):
@@ -77,7 +80,10 @@ class StageServer:
             if isinstance(error, ConfigError) and error.__cause__:
                 # Its message is for the user, and has no traceback: the log has the cause's.
                 _log.info("%s fails", call.stage, exc_info=error)
-            answer = as_answer(error=describe(call.stage, error))
+            described = describe(call.stage, error)
+            answer = as_answer(error=described)
+            if self._stages is not None:
+                self._stages.failed(str(rebuild(described)))
         self._transport.answer(name, answer)
 
     def _result(self, call: Call) -> Any:

@@ -48,7 +48,11 @@ _JOB = "evertrain.ray_job"
 _FLOW_RUN = "evertrain.flow_run"
 _DECISION = "evertrain.gate"
 
+_FAILURE = "evertrain.failure"
+"""The first line of why the run failed last; the description begins with it while it is FAILED."""
+
 _MAX_PARAMS = 100
+_MOST_CHARS = 1000
 
 
 class MlflowRuns:
@@ -108,8 +112,8 @@ class MlflowRuns:
             self.client.set_terminated(self.run_id(stage), status)
         self._statuses[stage] = status
 
-    def end(self, status: EndStatus) -> None:
-        """End every stage that still runs, the parent last."""
+    def end(self, status: EndStatus, why: str = "") -> None:
+        """End every stage that still runs, the parent last; `why` says why the run has failed."""
         children: tuple[Stage, ...] = ("train", "evaluate", "infer")
         for stage in children:
             if self._statuses.get(stage) == "RUNNING":
@@ -117,6 +121,8 @@ class MlflowRuns:
         # A run that is shown afterwards may have its final status in MLflow already.
         if self._is_live or status == EndStatus.FINISHED or self.status("pipeline") == "RUNNING":
             self.set_status("pipeline", status)
+        if status == EndStatus.FAILED and why:
+            self.set_tags("pipeline", {_FAILURE: without_secrets(as_text(why))[:_MOST_CHARS]})
         self.describe()
 
     def describe(self, outcome: Outcome | None = None) -> None:
@@ -137,6 +143,7 @@ class MlflowRuns:
             # MLflow shows it as Markdown, of which an address may hold the end of code.
             folder_url=as_text(self.folder.url).replace("`", " "),
             links=Links(shown, known.get(_JOB, "")),
+            failure=known.get(_FAILURE, ""),
         )
         tags = {_DECISION: decision, _FLOW_RUN: flow_run, mlflow_tags.MLFLOW_RUN_NOTE: text}
         self.set_tags("pipeline", {name: tag for name, tag in tags.items() if tag})
