@@ -81,10 +81,11 @@ async def _apply(found: AutomationsFile, blocks: Mapping[str, Block]) -> list[st
 
 async def _apply_one(client: PrefectClient, one: dict[str, Any], ids: Mapping[str, str]) -> str:
     core = _core(one, ids)
-    first, *doubles = await client.read_automations_by_name(core.name) or [None]
-    if first is None:
+    there = await client.read_automations_by_name(core.name)
+    if not there:
         await client.create_automation(core)
         return f"automation {core.name}: created"
+    first, *doubles = there
     # All fields, as Prefect sends those only that were set here.
     asked = core.model_dump(mode="json") | {"enabled": first.enabled}
     await client.update_automation(first.id, AutomationCore.model_validate(asked))

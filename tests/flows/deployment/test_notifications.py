@@ -9,18 +9,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
+from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_HOME,
+    PREFECT_LOCAL_STORAGE_PATH,
+    temporary_settings,
+)
 from prefect.states import Completed, Failed, Paused, Running, State
 
 from benchmarks.services import prefect_server
 from evertrain_flows.automations import apply_file
-from evertrain_flows.flow_runs.states import EndName
+from evertrain_flows.flow_runs.states import EndName, naming_its_end
 from tests.flows.conftest import ROOT
 from tests.flows.deployment.deployed import AUTOMATIONS, filtered, wait_for
-from train_core.errors import ConfigError
+from tests.flows.test_results import REPORT
+from train_core.errors import ConfigError, DataError, StageError, UserCodeError
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -29,9 +37,14 @@ PLAIN = {EndName.COMPLETED}
 """An end without a gate, of which no file of ours tells."""
 
 
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[str]:
-    with prefect_server(tmp_path) as url, temporary_settings({PREFECT_API_URL: url}):
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    home = tmp_path_factory.mktemp("notifications")
+    settings = {PREFECT_HOME: home, PREFECT_LOCAL_STORAGE_PATH: home / "results"}
+    with (
+        prefect_server(home) as url,
+        temporary_settings({PREFECT_API_URL: url, **settings}),
+    ):
         yield url
 
 
@@ -88,10 +101,10 @@ def test_each_ending_sends_its_message_once_though_the_files_were_applied_twice(
     ]
     file.write_text(yaml.safe_dump(found))
     names = []
-    for done in ("created", "updated"):
+    for _ in range(2):
         told = [*apply_file(str(AUTOMATIONS)), *apply_file(str(file))]
-        assert all(line.endswith((f": {done}", ": saved")) for line in told), told
         names.append(sorted(one["name"] for one in filtered(api, "automations")))
+    assert all(line.endswith((": updated", ": saved")) for line in told), told
     assert names[0] == names[1]
     assert len(set(names[1])) == len(names[1]) == 8
     ends = [*(set(EndName) - PLAIN), "Suspended"]
@@ -107,18 +120,57 @@ def test_each_ending_sends_its_message_once_though_the_files_were_applied_twice(
         assert one["body"].startswith(f"about {name}\n"), one
 
 
+def delivered(api: str) -> list[dict[str, Any]]:
+    """The automations of the delivered file that the server has, also doubles."""
+    names = {one["name"] for one in yaml.safe_load(AUTOMATIONS.read_text())["automations"]}
+    return [one for one in filtered(api, "automations") if one["name"] in names]
+
+
 def test_a_double_is_deleted_and_a_paused_one_stays_paused(api: str) -> None:
     apply_file(str(AUTOMATIONS))
-    with get_client(sync_client=True) as client:
-        first, second = filtered(api, "automations")
-        client._client.patch(f"/automations/{first['id']}", json={"enabled": False})
+    first, second = delivered(api)
+    with httpx.Client(base_url=api) as client:
+        client.patch(f"/automations/{first['id']}", json={"enabled": False}).raise_for_status()
         made = {key: second[key] for key in ("name", "trigger", "actions")}
-        client._client.post("/automations/", json=made).raise_for_status()
-    assert len(filtered(api, "automations")) == 3
+        client.post("/automations/", json=made).raise_for_status()
+    assert len(delivered(api)) == 3
     told = apply_file(str(AUTOMATIONS))
     assert f"automation {second['name']}: updated and its doubles deleted" in told
-    listed = {one["name"]: one["enabled"] for one in filtered(api, "automations")}
-    assert listed == {first["name"]: False, second["name"]: True}
+    assert len(delivered(api)) == 2
+    enabled = {one["name"]: one["enabled"] for one in delivered(api)}
+    assert enabled == {first["name"]: False, second["name"]: True}
+
+
+@pytest.mark.promise("named-endings")
+@pytest.mark.parametrize(
+    ("outcome", "name", "says"),
+    [
+        (REPORT, "Completed", f"is the best checkpoint of run {REPORT.run}"),
+        (DataError("a.parquet is torn"), "BadData", "a.parquet is torn"),
+        (UserCodeError("train", "KeyError: 'lr'", "trace"), "BadCode", "train: KeyError: 'lr'"),
+        (StageError("train", "Ray did not start"), "Failed", "train: Ray did not start"),
+    ],
+    ids=lambda one: repr(one)[:30],
+)
+def test_the_server_has_the_name_and_the_message_and_the_flow_its_result(
+    api: str, outcome: Any, name: str, says: str
+) -> None:
+    @flow(name="a-night", persist_result=True, result_serializer="json")
+    @naming_its_end
+    def night() -> Any:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    state: Any = night(return_state=True)
+    shown = filtered(api, "flow_runs", sort="START_TIME_DESC", limit=1)[0]["state"]
+    assert (shown["name"], shown["type"]) == (name, str(state.type.value))
+    assert shown["message"].endswith(says)
+    if isinstance(outcome, Exception):
+        with pytest.raises(type(outcome), match=says):
+            night()
+    else:
+        assert night() == outcome
 
 
 @pytest.mark.parametrize(

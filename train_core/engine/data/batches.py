@@ -187,7 +187,7 @@ def load_ahead(
     An item that a process could not fetch is the error, for the caller to raise.
     """
     loader: DataLoader[T | EvertrainError] = DataLoader(
-        _Described(batches) if num_processes else batches,  # type: ignore[arg-type]  # T is wider
+        _Described(batches) if num_processes else batches,
         batch_size=None,
         sampler=keys,
         num_workers=num_processes,
