@@ -11,6 +11,7 @@ from prefect.states import Cancelled
 
 from evertrain_flows.defaults import default_storage, tracking_uri_of
 from evertrain_flows.driving import as_tasks, connected, drive
+from evertrain_flows.flow_runs.states import naming_its_end
 from evertrain_tasks.driver_session.session import Session, open_session
 from evertrain_tasks.driver_session.session_log import run_logger
 from evertrain_tasks.infer import infer
@@ -37,6 +38,7 @@ BEST = "best"
     persist_result=True,
     result_serializer="json",
 )
+@naming_its_end
 def batch_inference(
     run: str = LATEST,
     checkpoint: str = BEST,

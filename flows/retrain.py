@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect import State, flow, runtime
 from prefect.exceptions import TerminationSignal
-from prefect.states import Cancelled, Completed
+from prefect.states import Cancelled
 
 from evertrain_flows.databases import create_tracking_database
 from evertrain_flows.driving import Start, as_tasks, connected, drive
@@ -15,6 +15,7 @@ from evertrain_flows.flow_runs.approval import AwaitsApprovalError, announce_wai
 from evertrain_flows.flow_runs.crash_loops import announce_schedule, refuse_crash_loop
 from evertrain_flows.flow_runs.following import resume_answered
 from evertrain_flows.flow_runs.left_running import correct_states, left_running
+from evertrain_flows.flow_runs.states import naming_its_end, nothing_begun
 from evertrain_flows.parameters import RetrainParameters
 from evertrain_tasks.driver_session.session import Session, open_session, stopped
 from evertrain_tasks.driver_session.session_log import run_logger
@@ -50,6 +51,7 @@ def run_name() -> str:
     persist_result=True,
     result_serializer="json",
 )
+@naming_its_end
 def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     """Train, choose the best checkpoint on validation, report it on test, infer with it.
 
@@ -74,7 +76,7 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
                     # The server was lost before the flow began its stages, and may be back now.
                     show_report(report, session)
             except NothingBegunError as error:
-                return Completed(message=str(error))
+                return nothing_begun(error)
     except AwaitsApprovalError as suspended:
         announce_wait()
         raise suspended.pause from None

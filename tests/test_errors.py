@@ -9,7 +9,7 @@ import pytest
 
 from train_core import errors
 from train_core.described_errors import describe, rebuild
-from train_core.errors import EvertrainError, StageError, UserCodeError, users_code
+from train_core.errors import EvertrainError, StageError, UserCodeError, users_code, words_of
 
 _OURS = [
     value
@@ -141,3 +141,52 @@ def test_code_that_is_run_here_names_its_line() -> None:
     )
     with pytest.raises(UserCodeError, match=at_place), users_code("infer", "a.parquet"):
         1 / 0  # noqa: B018 (it is there to fail)
+
+
+def _raised_in_users_code(error: Exception) -> Exception:
+    try:
+        raise error  # noqa: TRY301 (it is to have a line of this file)
+    except Exception as raised:  # noqa: BLE001 (whatever the table has)
+        return raised
+
+
+def _caused(by: Exception) -> Exception:
+    made = RuntimeError("the query failed")
+    made.__cause__ = by
+    return made
+
+
+@pytest.mark.promise("who-tries-again")
+@pytest.mark.parametrize(
+    ("error", "is_users"),
+    [
+        (KeyError("no_such_column"), True),
+        (FileNotFoundError("train.csv"), True),
+        (NotImplementedError(), True),
+        (MemoryError(), True),
+        (ConnectionResetError("the peer is gone"), False),
+        (TimeoutError("no answer"), False),
+        (type("EndpointConnectionError", (Exception,), {})("no answer"), False),
+        (type("ReadTimeout", (Exception,), {})("no answer"), False),
+        (_caused(type("ConnectError", (Exception,), {})("no answer")), False),
+    ],
+    ids=repr,
+)
+def test_an_error_in_the_users_code_is_the_users_unless_a_connection_broke(
+    error: Exception, is_users: bool
+) -> None:
+    rebuilt = rebuild(describe("prepare", _raised_in_users_code(error)))
+    assert type(rebuilt) is (UserCodeError if is_users else StageError)
+    assert ("test_errors.py, line" in str(rebuilt)) is is_users
+
+
+def test_an_error_of_no_users_line_is_a_stages() -> None:
+    error = OSError(28, "No space left on device")
+    assert type(rebuild(describe("prepare", error))) is StageError
+
+
+def test_a_message_of_many_lines_becomes_one_with_what_was_noted() -> None:
+    error = ValueError("1 validation error\n  lr\n    Input should be a number")
+    error.add_note("in sample 7")
+    said = "ValueError: 1 validation error lr Input should be a number, in sample 7"
+    assert words_of(error) == said

@@ -11,8 +11,10 @@ import pytest
 
 from evertrain_flows.cli.app import main
 from tests.flows.conftest import isolated
+from train_core.described_errors import describe, rebuild
 from train_core.errors import WorkloadError
 from train_core.loading import load_function, load_workload, parse_settings
+from train_core.workload import indexed
 
 SCRIPT = "import sys\nprint('training …')\nsys.exit({code!r})\n"
 
@@ -28,7 +30,10 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.promise("one-line-refusal")
 def test_a_module_that_calls_sys_exit_is_said_to(script: str) -> None:
-    with pytest.raises(WorkloadError, match=r"cannot be imported: it called sys.exit\(3\)\. Name"):
+    with pytest.raises(
+        WorkloadError,
+        match=r"imported: it called sys.exit\(3\) \(a_script.py, line 3, in <module>\)\. Name",
+    ):
         load_workload(f"{script}:Net", {})
     with pytest.raises(WorkloadError, match=r"it called sys.exit\(3\)"):
         load_function(f"{script}:train")
@@ -73,3 +78,40 @@ def test_settings_are_echoed_in_short_and_without_passwords() -> None:
     with pytest.raises(WorkloadError, match=r"got 'http://\*\*\*@host'"):
         parse_settings(name, {"width": "http://me:pw@host"})
     assert json.loads(json.dumps(parse_settings(name, {"width": 4}).model_dump()))["width"] == 4
+
+
+INSTALLED = """
+from train_core.workloads.digits import Digits
+
+
+class Nightly(Digits):
+    def dataset(self, split):
+        return {}["no_such_column"]
+"""
+
+
+def test_a_workload_that_is_installed_beside_the_libraries_is_still_the_users_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "lib/python3.11/site-packages"
+    (folder / "nightly_models").mkdir(parents=True)
+    (folder / "nightly_models/__init__.py").write_text("")
+    (folder / "nightly_models/table.py").write_text(INSTALLED)
+    monkeypatch.syspath_prepend(str(folder))
+    workload = load_workload("nightly_models.table:Nightly", {})
+    with pytest.raises(KeyError) as raised:
+        indexed(workload, "train")
+    said = str(rebuild(describe("prepare", raised.value)))
+    assert said == (
+        "prepare: KeyError: 'no_such_column', in the train split (table.py, line 7, in dataset)"
+    )
+
+
+def test_a_module_that_fails_as_it_is_imported_names_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fails_at_once.py").write_text("import os\nRATE = os.environ['NO_SUCH_RATE']\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    line = r"KeyError: 'NO_SUCH_RATE' \(fails_at_once.py, line 2, in <module>\)\. Name it as"
+    with pytest.raises(WorkloadError, match=line):
+        load_workload("fails_at_once:Any", {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback as tracebacks
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +30,7 @@ from train_core.errors import (
     UnsavedError,
     UserCodeError,
     WorkloadError,
-    words_of,
+    of_stage,
 )
 
 FAILED = 3
@@ -81,9 +80,7 @@ def describe(stage: str, error: BaseException) -> dict[str, Any]:
         # there.
         ours = next(kind for kind in type(error).__mro__ if kind in _TRAVELLING)
         return {"type": ours.__name__, "facts": reduced[1]}
-    trace = "".join(tracebacks.format_exception(error))
-    facts = [stage, words_of(error), trace]
-    return {"type": StageError.__name__, "facts": facts}
+    return describe(stage, of_stage(stage, error))
 
 
 def rebuild(described: object) -> EvertrainError:

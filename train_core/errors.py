@@ -7,10 +7,12 @@ subclasses are the user's to mend and are never retried; a `StorageError` may pa
 from __future__ import annotations
 
 import re
+import sys
 import traceback as tracebacks
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import PurePath
+from types import ModuleType
 
 from train_core.text.shown_text import without_secrets
 
@@ -240,14 +242,32 @@ class UserCodeError(StageError):
         part of it that is this error's, if it has those of other ranks, too.
         """
         line = line_of_users_code(traceback if own is None else own)
-        summary = f"{where}: {words_of(error)}" + (f" ({line})" if line else "")
-        return cls(stage, summary, traceback)
+        at = f"{where}: " if where else ""
+        return cls(stage, f"{at}{words_of(error)}" + (f" ({line})" if line else ""), traceback)
 
 
 _FRAME = re.compile(r'File "([^"<]+)", line (\d+), in (\S+)')
 _LIBRARIES = re.compile(
-    r"/(site-packages|dist-packages|lib/python3[^/]*|train_core|torchinductor_[^/]*)/"
+    r"/(site-packages|dist-packages|lib/python3[^/]*|train_core|evertrain_(flows|tasks)"
+    r"|torchinductor_[^/]*)/"
 )
+_MOST_CHARS = 500
+_MOST_CAUSES = 10
+_COMPILED = (".pyx", ".pxi")
+"""What Cython's modules call their sources, such as pyarrow's `table.pxi`, without a folder."""
+_of_users: set[str] = set()
+"""Where installed modules of the user's own lie, as far as this process has imported them."""
+
+
+def count_as_users(module: ModuleType) -> None:
+    """Count the lines of a module that a user named, and of its package, as the user's code.
+
+    A workload may be installed beside the libraries, whose lines are not the user's.
+    """
+    package = sys.modules.get(module.__name__.partition(".")[0], module)
+    for place in (*getattr(package, "__path__", ()), module.__file__):
+        if place and not module.__name__.startswith("train_core."):
+            _of_users.add(str(place))
 
 
 def line_of_users_code(traceback: str) -> str:
@@ -255,18 +275,56 @@ def line_of_users_code(traceback: str) -> str:
 
     Empty if all lines are of installed packages, of Python's or of evertrain.
     """
-    found = [one for one in _FRAME.findall(traceback) if not _LIBRARIES.search(one[0])]
+    found = [one for one in _FRAME.findall(traceback) if _is_users(one[0])]
     if not found:
         return ""
     file, line, function = found[-1]
     return f"{PurePath(file).name}, line {line}, in {function}"
 
 
+def _is_users(file: str) -> bool:
+    if file.endswith(_COMPILED):
+        return False
+    return not _LIBRARIES.search(file) or any(file.startswith(place) for place in _of_users)
+
+
 def words_of(error: BaseException) -> str:
-    """What an error of another library's, or of a user's module, says."""
+    """The words of an error of another library, or of a user's module, in one line.
+
+    What was noted on the error, such as the sample that was read, ends the line.
+    """
     if isinstance(error, SystemExit):
         return f"it called sys.exit({'' if error.code is None else repr(error.code)})"
-    return f"{type(error).__name__}: {error}"
+    said = " ".join(str(error).split())
+    said = said if len(said) <= _MOST_CHARS else f"{said[:_MOST_CHARS]}…"
+    return ", ".join([f"{type(error).__name__}: {said}", *getattr(error, "__notes__", ())])
+
+
+def of_stage(stage: str, error: BaseException, where: str = "") -> StageError:
+    """An error of no class of ours as a stage's: the user's mistake, or the infrastructure's.
+
+    It is the user's if a line of the user's code raised it or called what did, unless a connection
+    broke there.
+    """
+    trace = "".join(tracebacks.format_exception(error))
+    if line_of_users_code(trace) and not _is_lost_connection(error):
+        return UserCodeError.raised_by(stage, where, error, trace)
+    return StageError(stage, words_of(error), trace)
+
+
+def _is_lost_connection(error: BaseException | None) -> bool:
+    """Whether a server did not answer, told by any of the clients that a user's code may have.
+
+    Each client has classes of its own: botocore's are no ConnectionError of Python's.
+    """
+    for _ in range(_MOST_CAUSES):
+        if error is None:
+            return False
+        names = (kind.__name__ for kind in type(error).__mro__)
+        if any("Connect" in name or "Timeout" in name for name in names):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +17,12 @@ from pydantic import ValidationError
 
 from train_core.datasets.recorded import RecordedData
 from train_core.datasets.sources import PinnedFiles
-from train_core.errors import WorkloadError, words_of
+from train_core.errors import (
+    WorkloadError,
+    count_as_users,
+    line_of_users_code,
+    words_of,
+)
 from train_core.text.shown_text import shown_value
 from train_core.workload import Settings, Workload
 
@@ -100,10 +106,13 @@ def _object(name: str, kind: str, is_one: Callable[[object], bool]) -> Any:
         raise
     # A script that is no module may end the interpreter.
     except (Exception, SystemExit) as error:
+        line = line_of_users_code(traceback.format_exc())
+        at = f" ({line})" if line else ""
         raise WorkloadError(
-            f"{kind.lower()} {name!r} cannot be imported: {words_of(error)}. "
+            f"{kind.lower()} {name!r} cannot be imported: {words_of(error)}{at}. "
             f"{_how_to_rename(module_name) or _HOW_TO_NAME}{_how_to_install(error)}"
         ) from error
+    count_as_users(module)
     found = getattr(module, object_name, None)
     if not is_one(found):
         there = sorted(

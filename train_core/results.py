@@ -10,6 +10,11 @@ from train_core.policy.champion.gate_decision import Evidence, GateRules, Outcom
 from train_core.policy.checkpoints.selection import Order
 
 _BECAME, _WAITS = "became champion", "waits for approval"
+_AS_A_CLAUSE = {
+    "not promoted": "which the gate refused",
+    "rejected": "which a person rejected",
+    "approved": "which a person approved",
+}
 _MOST_REASONS = 3
 
 
@@ -274,3 +279,15 @@ class Report(Result):
     """Wall-clock seconds of each stage."""
     timeline: dict[str, float] = {}
     """Seconds from the start of the process that asked for the run to each event."""
+
+    @property
+    def scored_with(self) -> str:
+        """Which model made the predictions, and what became of it; empty: nothing was scored."""
+        if self.predictions is None:
+            return ""
+        checkpoint = self.predictions.checkpoint.name
+        if self.gate is None:
+            return f"scored with {checkpoint}"
+        version = self.gate.decision.challenger.address
+        status = _AS_A_CLAUSE.get(self.gate.status, f"which {self.gate.status}")
+        return f"scored with {version} ({checkpoint}), {status}"

@@ -11,6 +11,7 @@ from train_core import quick_imports  # noqa: F401 (what it does is the point)
 
 # isort: split
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ import torchmetrics
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from train_core.datasets.faulty_files import reading
 from train_core.datasets.files import DataFile
 from train_core.datasets.protocols import Columns, Dataset, Split, Stream, fetch, is_stream
 from train_core.datasets.recorded import RecordedData
@@ -173,10 +175,18 @@ def _children_of_containers(module: nn.Module) -> Iterator[nn.Module]:
 
 def load_split(workload: Workload[Any], split: Split) -> Dataset | Stream:
     """The raw data of a split. Raises DataError if they are not what the run recorded."""
-    dataset = workload.dataset(split)
+    with reading(f"the {split} split", partial(_listed_files, workload)):
+        dataset = workload.dataset(split)
     if recorded := workload._recorded:  # noqa: SLF001 (no concern of the workload's author)
         recorded.check(split, dataset)
     return dataset
+
+
+def _listed_files(workload: Workload[Any]) -> Iterator[DataFile]:
+    """The files of all its sources, as far as they were listed already."""
+    if listed := workload._files:  # noqa: SLF001 (no concern of the workload's author)
+        for name in listed.recorded.sources:
+            yield from listed.files(name)
 
 
 def pinned_files(workload: Workload[Any], earlier: FileList | None = None) -> FileList | None:

@@ -24,6 +24,7 @@ from pydantic_settings import (
 )
 
 from evertrain_flows.cli import prefect_server
+from evertrain_flows.cli.commands.automations import AutomationsCommand
 from evertrain_flows.cli.commands.champions import ApproveCommand, ChampionsCommand, RollbackCommand
 from evertrain_flows.cli.commands.diff import DiffCommand
 from evertrain_flows.cli.commands.export import ExportCommand
@@ -88,6 +89,9 @@ class Evertrain(BaseSettings):
     )
     slots: CliSubCommand[SlotsCommand] = Field(
         description="Show, or free, what holds a deployment's slots at Prefect's server."
+    )
+    automations: CliSubCommand[AutomationsCommand] = Field(
+        description="Create or update Prefect's automations from files."
     )
     ui: CliSubCommand[UiCommand] = Field(description="Open MLflow's and Prefect's pages.")
 

@@ -183,7 +183,8 @@ def saying_what_next(folder: RunFolder, log: Path) -> Iterator[None]:
     try:
         yield
     except StageError as error:
-        summary = f"{error.summary} (log: {log})"
+        # A driver that dies at once leaves no log.
+        summary = f"{error.summary} (log: {log})" if log.exists() else error.summary
         # A storage that is away now does not hide the error.
         with suppress(EvertrainError, OSError):
             if isinstance(error, UserCodeError) and folder.with_retries(SHORT).exists():

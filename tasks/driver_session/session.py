@@ -62,6 +62,8 @@ class Session:
         """When the process began that was started for the run, in seconds since 1970."""
         self._driver = self._new_driver()
         self._is_prepared = self._has_failed = False
+        self._logged: Exception | None = None
+        """The newest error that the log has."""
 
     def _new_driver(self) -> Driver:
         request = self.request.model_copy(update={"began_at": self.began_at})
@@ -75,8 +77,9 @@ class Session:
         driver = self._usable_driver()
         try:
             prepared = driver.prepared()
-        except Exception:
+        except Exception as error:
             self._has_failed = True
+            self._log_error(error)
             raise
         self._is_prepared = True
         self.seconds.setdefault("prepare", time.monotonic() - self._begin)
@@ -109,11 +112,7 @@ class Session:
             raise
         except Exception as error:
             self.refuse_ending()
-            if not isinstance(error, StageError):
-                raise
-            # The first failed rank's traceback ends the log, below the lines of Ray and the others.
-            if error.traceback:
-                self.log.add(error.traceback)
+            self._log_error(error)
             raise
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0) + time.monotonic() - begin
@@ -155,6 +154,18 @@ class Session:
         """Raise StoppedError if the session is closed, or is being closed."""
         if self._is_ending:
             raise stopped(self.request)
+
+    def _log_error(self, error: Exception) -> None:
+        """End the log with the error, below the lines of Ray and of all ranks.
+
+        A log that an error names is there therefore, and has the first failed rank's traceback.
+        """
+        if error is self._logged:
+            return
+        self._logged = error
+        if isinstance(error, StageError) and error.traceback:
+            self.log.add(error.traceback)
+        self.log.add(str(error))
 
     def _end(self) -> None:
         with self._lock:

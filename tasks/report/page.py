@@ -63,7 +63,8 @@ def report_markdown(report: Report, folder: RunFolder) -> str:
     ]
     if report.predictions:
         found = report.predictions
-        lines.append(f"- predictions: {code(found.uri)} ({found.num_rows} rows)")
+        by = plain(report.scored_with)
+        lines.append(f"- predictions: {code(found.uri)} ({found.num_rows} rows), {by}")
     if report.tracking.url.startswith("http"):
         lines.append(f"- {link('MLflow run', report.tracking.url)}")
     elif report.tracking.tracking_uri:

@@ -214,6 +214,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "model-pinned": "The checkpoint of a model is pinned before the model is made, and stays.",
     },
     "docs/operations.md": {
+        "bad-file-named": "A file of the data that cannot be read, or is unlike the others, is "
+        "named, with what is wrong with it, and the line of the workload that read it.",
         "worker-dies": "When a worker dies no other one waits for it, and the next attempt goes on "
         "from the newest checkpoint to the same end; a worker that dies while it evaluates or "
         "infers is replaced.",
@@ -261,6 +263,10 @@ PROMISES: dict[str, dict[str, str]] = {
         "of it.",
     },
     "docs/prefect.md": {
+        "named-endings": "The name of a flow run's last state says how the night ended: promoted, "
+        "refused, rejected, skipped, bad data, bad input or bad code; its type is as before.",
+        "notifications": "Each ending can send a message; the file of the notifications may be "
+        "applied twice, and makes each automation once.",
         "page-commands": "The commands on the pages about Prefect are ones that Prefect and "
         "evertrain have.",
         "temporary-server": "A command's temporary Prefect server ends with the command, also if "
@@ -397,7 +403,7 @@ HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
         "run goes on from there.",
         "one-at-a-time": "One flow run of `retrain` trains at a time; the next one waits.",
         "automation": "The automation runs a flow again whose process died.",
-        "night-without-news": "A scheduled flow run without new data ends as Completed and begins "
+        "night-without-news": "A scheduled flow run without new data ends as Skipped and begins "
         "no run.",
         "week-is-told": "Prefect's list of flow runs, MLflow's list and `runs list` say what became "
         "of each night: promoted, skipped, bad data, killed, rejected.",

@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import TypeIs
 
+from train_core.datasets.faulty_files import reading
 from train_core.errors import WorkloadError
 
 Split = Literal["train", "validation", "test"]
+_MOST_LISTED = 8
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 Columns = Mapping[str, npt.NDArray[Any]]
@@ -65,17 +67,27 @@ def is_stream(dataset: Dataset | Stream) -> TypeIs[Stream]:
 
 
 def fetch(dataset: Dataset, indices: npt.NDArray[np.int64]) -> Columns:
-    """The raw samples at `indices`, as columns."""
+    """The raw samples at `indices`, as columns. An error of the dataset's names the sample."""
     if hasattr(dataset, "__getitems__"):
-        found = dataset.__getitems__(indices)
-        if isinstance(found, Mapping):
-            return found
-        samples = list(found)
+        with reading(f"one of the samples {_in_short(indices)}"):
+            found = dataset.__getitems__(indices)
+            if isinstance(found, Mapping):
+                return found
+            samples = list(found)
     else:
-        samples = [dataset[int(index)] for index in indices]
+        samples = []
+        for index in indices:
+            with reading(f"sample {index}"):
+                samples.append(dataset[int(index)])
     if not isinstance(samples[0], Mapping):
         raise WorkloadError(
             f"a sample of {type(dataset).__name__} is a {type(samples[0]).__name__}: "
             "return a mapping of column names to values"
         )
     return {name: np.stack([np.asarray(s[name]) for s in samples]) for name in samples[0]}
+
+
+def _in_short(indices: npt.NDArray[np.int64]) -> str:
+    listed = [str(index) for index in indices[:_MOST_LISTED]]
+    more = len(indices) - len(listed)
+    return ", ".join(listed) + (f" and {more} more" if more > 0 else "")

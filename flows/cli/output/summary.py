@@ -55,7 +55,9 @@ def _facts(report: Report) -> dict[str, str]:
         "seconds": seconds,
         "since start": timeline,
         "training": _length(report.train),
-        "predictions": f"{scored.uri} ({scored.num_rows} rows)" if scored else "",
+        "predictions": f"{scored.uri} ({scored.num_rows} rows), {report.scored_with}"
+        if scored
+        else "",
         "MLflow": report.tracking.url,
         "see": "`evertrain ui`, in this folder, opens MLflow's and Prefect's pages",
     }

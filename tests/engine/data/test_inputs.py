@@ -240,3 +240,33 @@ def test_one_file_is_an_input_too(storage_url: str) -> None:
     store.write("a.parquet", patients(3))
     store.write("b.parquet", parquet(other=[1]))
     assert [file.name for file in opened(store.uri("a.parquet"), asks()).files] == ["a.parquet"]
+
+
+@pytest.mark.promise("bad-file-named")
+def test_a_row_that_prepare_refuses_is_named_with_its_file(tmp_path: Path) -> None:
+    rows = parquet(age=[1.0, 2.0, 3.0], size=["4", "x", "5"])
+    (tmp_path / "a.parquet").write_bytes(rows)
+
+    class Numbers(Asks):
+        def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
+            return {"inputs": torch.from_numpy(columns["size"].astype(np.float32))}
+
+    workload = Numbers(AskedSettings())
+    found = open_input(str(tmp_path), workload, with_digests=True)
+    ids, columns = read_input(found, workload, range(3))
+    with pytest.raises(ValueError, match="could not convert") as raised:
+        prepared(workload, columns, ids)
+    notes = ["in row a.parquet#1", f"in {tmp_path}/a.parquet"]
+    assert raised.value.__notes__ == notes
+
+
+@pytest.mark.promise("bad-file-named")
+def test_files_whose_column_is_text_in_one_and_numbers_in_the_other_are_named(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.parquet").write_bytes(parquet(age=[1.0, 2.0], size=[1.0, 2.0]))
+    (tmp_path / "b.parquet").write_bytes(parquet(age=["3", "4"], size=[1.0, 2.0]))
+    found = open_input(str(tmp_path), asks("size"), with_digests=True)
+    message = f"column 'age' is numbers in {tmp_path}/a.parquet and text in {tmp_path}/b.parquet"
+    with pytest.raises(DataError, match=message):
+        read_input(found, asks("size"), range(4))

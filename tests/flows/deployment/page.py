@@ -83,6 +83,8 @@ class Reader:
             "HOME": str(home),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PREFECT_SERVER_API_PORT": str(self.port),
+            # Nobody listens there: what is sent is tested in test_notifications.py.
+            "SLACK_WEBHOOK_URL": "http://127.0.0.1:9/",
             # What the runs of HeldDigits obey, that are there to be cancelled.
             HOLD: "mid-epoch@0",
             NOTES: str(self.notes),

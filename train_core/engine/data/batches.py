@@ -8,10 +8,12 @@ import os
 import random
 import signal
 import sys
+import traceback as tracebacks
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -19,8 +21,10 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from train_core.config import TrainConfig
+from train_core.datasets.faulty_files import reading, row_at_fault
 from train_core.datasets.protocols import Columns, Dataset, ShardStream, Stream, fetch
 from train_core.engine.distributed.group import Group
+from train_core.errors import EvertrainError, UserCodeError
 from train_core.policy.samples.randomness import AUGMENT, SampleRandom, derive_seed
 from train_core.policy.samples.sample_order import sample_order
 from train_core.policy.samples.steps import MicroBatch, Pass
@@ -67,7 +71,8 @@ class TrainBatches(TorchDataset[PlannedBatch]):
             self._epoch = micro.epoch
         indices = self._order[micro.positions.start : micro.positions.stop]
         columns = self._fetch(indices, micro.epoch)
-        return self._workload.prepare(columns, SampleRandom(self._seed, micro.epoch, indices))
+        random = SampleRandom(self._seed, micro.epoch, indices)
+        return prepare(self._workload, columns, random, indices)
 
     def _fetch(self, indices: np.ndarray[Any, np.dtype[np.int64]], epoch: int) -> Columns:
         if hasattr(self._dataset, "__getitems__"):
@@ -114,10 +119,11 @@ class StreamBatches:
         self._restored = state
 
     def _batch(self, micro: MicroBatch) -> Batch:
-        columns = self._parts[micro.shard].read(len(micro.positions))
+        with reading(f"shard {micro.shard} of the stream"):
+            columns = self._parts[micro.shard].read(len(micro.positions))
         positions = np.arange(micro.positions.start, micro.positions.stop)
         random = SampleRandom(self._config.seed, micro.epoch, positions)
-        return self._workload.prepare(columns, random)
+        return prepare(self._workload, columns, random, positions)
 
 
 class _SeededPerSample:
@@ -132,12 +138,56 @@ class _SeededPerSample:
         return self._dataset[index]
 
 
+def prepare(
+    workload: Workload[Any],
+    columns: Columns,
+    random: SampleRandom | None,
+    samples: npt.NDArray[np.int64],
+) -> Batch:
+    """The raw columns of these samples as a batch; an error of the workload's names the sample."""
+    try:
+        return workload.prepare(columns, random)
+    except EvertrainError:
+        raise
+    except Exception as error:
+        # Without randomness, which is of as many samples as the batch has.
+        row = row_at_fault(lambda one: workload.prepare(one, None), columns)
+        if row is not None:
+            error.add_note(f"in sample {samples[row]}")
+        raise
+
+
+class _Described(TorchDataset[T | EvertrainError]):
+    """Items, or the error in the place of one: torch keeps no attribute of an error that it moves.
+
+    It makes a new one of the same class, with a traceback of many lines as its message.
+    """
+
+    def __init__(self, batches: TorchDataset[T]) -> None:
+        self._batches = batches
+
+    def __getitem__(self, key: Any) -> T | EvertrainError:
+        try:
+            return self._batches[key]
+        except EvertrainError as error:
+            return error
+        except ConnectionError:
+            # Another attempt may have a connection: torch hands on the class.
+            raise
+        except Exception as error:  # noqa: BLE001 (the user's own code)
+            where, trace = f"data worker {os.getpid()}", tracebacks.format_exc()
+            return UserCodeError.raised_by("train", where, error, trace)
+
+
 def load_ahead(
     batches: TorchDataset[T], keys: Iterable[Any], *, num_processes: int, device: torch.device
-) -> Iterator[T]:
-    """The items of `keys` in order, fetched by `num_processes` processes or in the loop."""
-    loader: DataLoader[T] = DataLoader(
-        batches,
+) -> Iterator[T | EvertrainError]:
+    """The items of `keys` in order, fetched by `num_processes` processes or in the loop.
+
+    An item that a process could not fetch is the error, for the caller to raise.
+    """
+    loader: DataLoader[T | EvertrainError] = DataLoader(
+        _Described(batches) if num_processes else batches,
         batch_size=None,
         sampler=keys,
         num_workers=num_processes,

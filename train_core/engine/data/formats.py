@@ -6,8 +6,7 @@ A file's head (its rows and columns) is read without its content: a Parquet foot
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal
@@ -17,15 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from train_core.datasets.faulty_files import IMAGE_SUFFIXES, naming
 from train_core.datasets.protocols import Columns
-from train_core.errors import DataError, EvertrainError
 from train_core.storage.objects.ranges import RangeReader
 from train_core.storage.objects.store import Store
 from train_core.workloads.idx import PACKED, idx_header
 
 Kind = Literal["split", "parquet", "images", "idx"]
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+PARQUET = "Parquet file"
 ID = "id"
 _IMAGE = "image"
 _FEW = 2
@@ -55,7 +54,7 @@ def head_of(kind: Kind, store: Store, name: str, size_bytes: int) -> Head:
     if kind == "idx":
         _, shape = idx_header(store, name, size_bytes)
         return Head(shape[0], (_IMAGE,))
-    with _readable(store.uri(name)):
+    with naming(store.uri(name), PARQUET):
         file = pq.ParquetFile(RangeReader(store, name, size_bytes))
         columns = tuple(column for column in file.schema_arrow.names if column != ID)
         return Head(file.metadata.num_rows, columns)
@@ -69,7 +68,7 @@ def first_rows(kind: Kind, store: Store, name: str, size_bytes: int) -> Columns:
         dtype, shape = idx_header(store, name, size_bytes)
         rows = (min(shape[0], _FEW), *shape[1:])
         return {_IMAGE: np.zeros(rows, dtype.newbyteorder("="))}
-    with _readable(store.uri(name)):
+    with naming(store.uri(name), PARQUET):
         reader = RangeReader(store, name, size_bytes)
         file = pq.ParquetFile(reader, buffer_size=_BUFFER_BYTES, pre_buffer=False)
         batch = next(file.iter_batches(batch_size=_FEW, use_threads=False))
@@ -85,7 +84,7 @@ class ParquetRows:
 
     def __init__(self, file: RangeReader, uri: str) -> None:
         self._uri = uri
-        with _readable(uri):
+        with naming(uri, PARQUET):
             self._file = pq.ParquetFile(file)
         metadata = self._file.metadata
         sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
@@ -110,7 +109,7 @@ class ParquetRows:
         if self._kept is None or self._kept[0] != group:
             # Freed before the next one is read, so that only one is in memory.
             self._kept = None
-            with _readable(self._uri):
+            with naming(self._uri, PARQUET):
                 self._kept = group, self._file.read_row_group(group)
         return self._kept[1]
 
@@ -122,21 +121,9 @@ def columns_of(table: pa.Table) -> Columns:
 
 def read_image(data: bytes, uri: str) -> np.ndarray[Any, Any]:
     """The image with these bytes, grey or RGB. Raises DataError if it is not an image."""
-    try:
+    with naming(uri, "image"):
         image = Image.open(io.BytesIO(data))
         return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
-    except OSError as error:
-        raise DataError(f"{uri} is not a readable image: {error}") from error
-
-
-@contextmanager
-def _readable(uri: str) -> Iterator[None]:
-    try:
-        yield
-    except EvertrainError:
-        raise
-    except (OSError, ValueError) as error:
-        raise DataError(f"{uri} is not a readable Parquet file: {error}") from error
 
 
 def _column(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from train_core.datasets.faulty_files import IMAGE_SUFFIXES, naming
 from train_core.datasets.files import is_data
 from train_core.datasets.protocols import SPLITS, Columns, Dataset, Split, fetch
 from train_core.engine.data.formats import (
     ID,
-    IMAGE_SUFFIXES,
     KINDS,
     Head,
     Kind,
@@ -139,7 +139,9 @@ def read_input(
     store, ids = DataStore(found.source), []
     parts: dict[str, Columns] = {}
     for file, rows in _locate(found, samples):
-        names, parts[store.uri(file.name)] = _read_rows(found.kind, store, file, rows)
+        at = store.uri(file.name)
+        with naming(at, f"{found.kind} input (rows {rows.start} to {rows.stop - 1})"):
+            names, parts[at] = _read_rows(found.kind, store, file, rows)
         ids += names
     return ids, joined(parts)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from train_core.datasets.faulty_files import row_at_fault
 from train_core.datasets.protocols import Columns
 from train_core.errors import DataError, EvertrainError
 from train_core.workload import Batch, Workload
@@ -57,11 +58,12 @@ class RawColumns(dict[str, npt.NDArray[Any]]):
         )
 
 
-def prepared(workload: Workload[Any], columns: RawColumns) -> Batch:
+def prepared(workload: Workload[Any], columns: RawColumns, ids: Sequence[str] = ()) -> Batch:
     """The raw columns as a batch, prepared as in inference.
 
     Raises DataError, which names the file, for a column that is missing and for what `prepare`
-    refuses in the data; its other errors as they are.
+    refuses in the data; its other errors as they are, with the file, and the row if it is one's,
+    noted on them. `ids` are the rows' names.
     """
     known = columns.without(workload.target_columns)
     try:
@@ -69,14 +71,33 @@ def prepared(workload: Workload[Any], columns: RawColumns) -> Batch:
     except MissingColumnError:
         raise
     except DataError as error:
-        files = list(columns.files)
-        more = f" (or one of {len(files) - 1} others)" if len(files) > 1 else ""
-        raise DataError(f"{files[0]}{more}: {error}") from error
+        raise DataError(f"{_shown(columns.files)}: {error}") from error
     except KeyError as error:
         # A DataFrame made from the columns raises errors of its own.
         if _comes_from_pandas(error):
             raise known.missing(error.args[0]) from error
+        _note_place(error, workload, known, ids)
         raise
+    except Exception as error:
+        _note_place(error, workload, known, ids)
+        raise
+
+
+def _note_place(
+    error: Exception, workload: Workload[Any], known: RawColumns, ids: Sequence[str]
+) -> None:
+    def prepare_one(row: Columns) -> Batch:
+        return workload.prepare(RawColumns(row, known.files), None)
+
+    row = row_at_fault(prepare_one, known)
+    if row is not None and row < len(ids):
+        error.add_note(f"in row {ids[row]}")
+    error.add_note(f"in {_shown(known.files)}")
+
+
+def _shown(files: Collection[str]) -> str:
+    first, *rest = files
+    return f"{first} (or one of {len(rest)} others)" if rest else first
 
 
 def try_prepare(workload: Workload[Any], columns: RawColumns) -> None:
@@ -107,8 +128,23 @@ def joined(parts: Mapping[str, Columns]) -> RawColumns:
                     f"column {name!r} has rows of shape {here} in {first} and of {there} in "
                     f"{file}: give data of one shape"
                 )
+            was, now = _type_of(head[name]), _type_of(part[name])
+            # numpy would make texts of the numbers.
+            if {was, now} == {"text", "numbers"}:
+                raise DataError(
+                    f"column {name!r} is {was} in {first} and {now} in {file}: give data of one "
+                    "type"
+                )
     rows = {name: np.concatenate([part[name] for part in parts.values()]) for name in shared}
     return RawColumns(rows, {file: list(part) for file, part in parts.items()})
+
+
+def _type_of(column: npt.NDArray[Any]) -> str:
+    """`text` or `numbers`; empty if all values are missing."""
+    if column.dtype.kind != "O":
+        return "text" if column.dtype.kind in "US" else "numbers"
+    found = next((value for value in column.flat if value is not None), None)
+    return "text" if isinstance(found, str) else "" if found is None else "numbers"
 
 
 def _comes_from_pandas(error: KeyError) -> bool:

@@ -15,6 +15,7 @@ from train_core.engine.data.batches import (
     load_ahead,
 )
 from train_core.engine.distributed.group import Group
+from train_core.errors import EvertrainError
 from train_core.policy.samples.sharding import shards_of_rank
 from train_core.policy.samples.steps import MicroBatch, Pass, in_order
 from train_core.workload import Batch, Workload
@@ -40,7 +41,7 @@ class TrainLoader:
         self.streams = StreamBatches(workload, dataset, config) if is_stream(dataset) else None
         """The training split, if it is a stream."""
         self._batches = None if is_stream(dataset) else TrainBatches(workload, dataset, config.seed)
-        self._loaded: Iterator[PlannedBatch] = iter(())
+        self._loaded: Iterator[PlannedBatch | EvertrainError] = iter(())
 
     def start(self, epoch: int, step: int) -> None:
         """Start to fetch after `step` steps, to the end of the training or of a stream's epoch.
@@ -66,7 +67,10 @@ class TrainLoader:
         """
         is_last = False
         while not is_last:
-            planned, batch = next(self._loaded)
+            fetched = next(self._loaded)
+            if isinstance(fetched, EvertrainError):
+                raise fetched
+            planned, batch = fetched
             assert planned.shard == shard, f"shard {shard} is asked for, {planned} is next"
             is_last = planned.is_last
             if planned.micro_batch is not None:

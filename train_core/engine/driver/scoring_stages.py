@@ -56,6 +56,9 @@ class ScoringStages:
             what = (self._config, summary, source, 0, self._request.model)
             return infer(pool, writer, *what).model_dump()
 
+    def failed(self, message: str) -> None:
+        """MLflow shows predictions that were made, and no others."""
+
     def close(self, status: str) -> None:
         """End the workers; Ray ends with the process."""
         self._workers.expect_end()

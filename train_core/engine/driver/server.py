@@ -7,11 +7,12 @@ folder (`mailbox_transport`).
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from train_core.described_errors import describe
+from train_core.described_errors import describe, rebuild
 from train_core.errors import ConfigError, StageError
 from train_core.requests import Request, request_of
 from train_core.storage.coordination.job_mailbox import Answer, Call
@@ -19,6 +20,7 @@ from train_core.storage.coordination.job_mailbox import Answer, Call
 PREPARE, CLOSE = "prepare", "close"
 STAGES = ("train", "evaluate", "infer", "gate", "promote", "publish")
 _MOST_AT_ONCE = 4
+_log = logging.getLogger(__name__)
 
 
 class Stages(Protocol):
@@ -29,6 +31,9 @@ class Stages(Protocol):
 
     def close(self, status: str) -> None:
         """End all that was begun, with the run's status for MLflow."""
+
+    def failed(self, message: str) -> None:
+        """Note why a stage failed; if the run ends as FAILED, MLflow shows the newest message."""
 
 
 class Transport(Protocol):
@@ -72,7 +77,13 @@ class StageServer:
             answer = as_answer(result=self._result(call))
         # A workload's own sys.exit() would end the thread without a word.
         except (Exception, SystemExit) as error:  # noqa: BLE001 (the caller raises it)
-            answer = as_answer(error=describe(call.stage, error))
+            if isinstance(error, ConfigError) and error.__cause__:
+                # Its message is for the user, and has no traceback: the log has the cause's.
+                _log.info("%s fails", call.stage, exc_info=error)
+            described = describe(call.stage, error)
+            answer = as_answer(error=described)
+            if self._stages is not None:
+                self._stages.failed(str(rebuild(described)))
         self._transport.answer(name, answer)
 
     def _result(self, call: Call) -> Any:

@@ -60,6 +60,7 @@ class RunStages:
         self._workers = workers
         self._job = job
         self._timing = timing
+        self._failure = ""
         self._timeline = Timeline(psutil.Process().create_time())
         self._timeline.began_at = request.began_at or self._timeline.began_at
 
@@ -149,6 +150,10 @@ class RunStages:
         what = (held, self.folder, self.config, self.mirror, self._timeline)
         return publish(PipelineOutcome.model_validate(outcome), *what).model_dump()
 
+    def failed(self, message: str) -> None:
+        """Note why a stage failed, for MLflow."""
+        self._failure = message
+
     def close(self, status: str) -> None:
         """End the mirror and free the run; Ray ends with the process.
 
@@ -165,7 +170,7 @@ class RunStages:
             if self.mirror:
                 # A newer attempt reports the status of its run itself.
                 is_replaced = held and held.supervisor.is_replaced()
-                self.mirror.close(None if is_replaced else end)
+                self.mirror.close(None if is_replaced else end, why=self._failure)
             if held:
                 held.stop_heartbeats()
         if held:

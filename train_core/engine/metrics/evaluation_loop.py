@@ -17,7 +17,7 @@ from torchmetrics import MeanMetric, Metric
 
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, Stream, fetch
-from train_core.engine.data.batches import seed_generators, to_device
+from train_core.engine.data.batches import prepare, seed_generators, to_device
 from train_core.engine.metrics.forward import forward
 from train_core.engine.metrics.scores import SCORES
 from train_core.errors import DataError, WorkloadError
@@ -50,8 +50,8 @@ def eval_batches(
     for samples in ranges:
         # A model that draws random numbers in evaluation draws the same on any number of workers.
         seed_generators(derive_seed(config.seed, EVALUATE, samples.start))
-        columns = fetch(dataset, np.arange(samples.start, samples.stop))
-        batch = workload.prepare(columns, None)
+        indices = np.arange(samples.start, samples.stop)
+        batch = prepare(workload, fetch(dataset, indices), None, indices)
         yield to_device(batch, device, channels_last=config.channels_last)
 
 

@@ -188,7 +188,7 @@ def _scored(
     """The predictions of a batch."""
     seed_generators(derive_seed(config.seed, EVALUATE, samples.start))
     ids, columns = read_input(found, workload, samples)
-    batch = to_device(prepared(workload, columns), device, channels_last=config.channels_last)
+    batch = to_device(prepared(workload, columns, ids), device, channels_last=config.channels_last)
     with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
         outputs = workload.forward(model, batch)
     return _table(ids, workload.predictions(outputs), step)

@@ -49,7 +49,11 @@ _JOB = "evertrain.ray_job"
 _FLOW_RUN = "evertrain.flow_run"
 _DECISION = "evertrain.gate"
 
+_FAILURE = "evertrain.failure"
+"""The first line of why the run failed last; the description begins with it while it is FAILED."""
+
 _MAX_PARAMS = 100
+_MOST_CHARS = 1000
 
 
 class MlflowRuns:
@@ -114,8 +118,8 @@ class MlflowRuns:
         """Whether MLflow shows the run as one that has not ended."""
         return self.status("pipeline") in ("RUNNING", "SCHEDULED")
 
-    def end(self, status: EndStatus) -> None:
-        """End every stage that still runs, the parent last.
+    def end(self, status: EndStatus, why: str = "") -> None:
+        """End every stage that still runs, the parent last; `why` says why the run has failed.
 
         A run whose version waits for a person's answer has not ended: MLflow shows it as SCHEDULED.
         """
@@ -128,6 +132,8 @@ class MlflowRuns:
             self.set_status("pipeline", "SCHEDULED")
         elif self._is_live or status == EndStatus.FINISHED or self.is_open:
             self.set_status("pipeline", status)
+        if status == EndStatus.FAILED and why:
+            self.set_tags("pipeline", {_FAILURE: without_secrets(as_text(why))[:_MOST_CHARS]})
         self.describe()
 
     def describe(self, outcome: Outcome | None = None) -> None:
@@ -148,6 +154,7 @@ class MlflowRuns:
             # MLflow shows it as Markdown, of which an address may hold the end of code.
             folder_url=as_text(self.folder.url).replace("`", " "),
             links=Links(shown, known.get(_JOB, "")),
+            failure=known.get(_FAILURE, ""),
         )
         tags = {_DECISION: decision, _FLOW_RUN: flow_run, mlflow_tags.MLFLOW_RUN_NOTE: text}
         self.set_tags("pipeline", {name: tag for name, tag in tags.items() if tag})

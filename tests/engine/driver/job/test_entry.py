@@ -64,6 +64,9 @@ class Idle:
     def train(self) -> None:
         raise StageError("train", "nobody trains here")
 
+    def failed(self, message: str) -> None:
+        """Nobody is told."""
+
     def close(self, status: str) -> None:
         """Nothing was begun."""
 

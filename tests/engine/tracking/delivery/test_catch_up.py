@@ -55,6 +55,21 @@ def system_metrics(stage: Run) -> dict[str, float]:
     return {key: value for key, value in stage.data.metrics.items() if key.startswith("system/")}
 
 
+def test_a_run_that_failed_says_why_in_the_first_line_of_its_description_until_it_goes_on(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    why = "prepare: KeyError: 'no_such_column' (train.py, line 12, in dataset)"
+    for status, says in ((EndStatus.FAILED, why), (EndStatus.FINISHED, "")):
+        run.new_attempt()
+        mirror = Mirror(run.folder, tracking_uri, "nightly")
+        mirror.start()
+        assert mirror.close(status, why=says)
+        tags = stages(tracking_uri)["pipeline"].data.tags
+        first = tags["mlflow.note.content"].partition("\n")[0]
+        assert (first == f"- **Failed**: {why}") is bool(says), first
+        assert tags["evertrain.failure"] == why
+
+
 def test_a_training_that_ended_unseen_is_shown_as_ended(run: RunBuilder, tracking_uri: str) -> None:
     run.commit(range(1, 30), finished=True)
     run.lease.release()

@@ -85,6 +85,9 @@ class RemoteStages:
         """Draw the curves, complete the mirror and write report.json."""
         return dict(self._stage("publish", **arguments))
 
+    def failed(self, message: str) -> None:
+        """The job itself notes it."""
+
     def close(self, status: str) -> None:
         """End the job, in order, if nobody else needs it; what still trains saves first."""
         with self._lock:

@@ -147,14 +147,17 @@ class Mirror:
         """Where MLflow shows the run, as far as is known."""
         return self._sender.tracking
 
-    def close(self, status: EndStatus | None, timeout_s: float | None = None) -> bool:
+    def close(
+        self, status: EndStatus | None, timeout_s: float | None = None, *, why: str = ""
+    ) -> bool:
         """Send the rest, end the MLflow runs with `status`, and stop; return whether all was sent.
 
-        Without a status the mirror only stops: another attempt drives the run.
+        Without a status the mirror only stops: another attempt drives the run. `why` is what a run
+        that failed says.
         """
         is_sent = True
         if status and self._delivery.is_started:
-            self._delivery.finish_with_next_flush(partial(self._sender.end, status))
+            self._delivery.finish_with_next_flush(partial(self._sender.end, status, why))
             is_sent = self.flush(self._timing.close_s if timeout_s is None else timeout_s)
             if not is_sent:
                 _log.warning(

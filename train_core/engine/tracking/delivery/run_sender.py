@@ -90,10 +90,13 @@ class RunSender:
             self._samples.send(runs)
             self.tasks.send(runs, self.describe)
 
-    def end(self, status: EndStatus) -> None:
-        """End the MLflow runs. Deliver nothing afterwards: it would show them as running."""
+    def end(self, status: EndStatus, why: str = "") -> None:
+        """End the MLflow runs; `why` says why the run has failed.
+
+        Deliver nothing afterwards: it would show them as running.
+        """
         with self._opened_runs() as runs:
-            runs.end(status)
+            runs.end(status, why)
 
     def describe(self, error: Exception) -> str:
         """The error's message without the login that the server's address has."""

@@ -63,8 +63,9 @@ def note(
     gate: str,
     folder_url: str,
     links: Links,
+    failure: str = "",
 ) -> str:
-    """Five lines of Markdown, without the secrets of URLs.
+    """Five lines of Markdown, without the secrets of URLs; of a run that failed, first why.
 
     `newest` is the newest checkpoint, `status` MLflow's of the run, `gate` what the gate decided.
     """
@@ -80,7 +81,8 @@ def note(
         where.append(f"flow run {links.flow_run}")
     if links.ray_job:
         where.append(f"[Ray's job]({links.ray_job})")
-    lines = {
+    failed = {"Failed": failure.replace("`", "'")} if failure and status == "FAILED" else {}
+    lines = failed | {
         # MLflow's page folds what is below the first four or five lines of text.
         "Gate": gate or "not asked",
         "Best": best,
