@@ -14,7 +14,7 @@ from datetime import datetime
 from itertools import count
 from typing import Literal
 
-from mlflow.entities import LoggedModel, Param, Run, RunTag
+from mlflow.entities import LoggedModel, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.utils import mlflow_tags
 

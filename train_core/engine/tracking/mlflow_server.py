@@ -146,9 +146,7 @@ def failure_of(error: BaseException) -> Failure:
 
 def may_take_half(error: BaseException) -> bool:
     """Whether a refused request may be taken in parts: too large, or one entity of it is wrong."""
-    if isinstance(error, MlflowException):
-        return _http_status(error) in (400, 413, 422)
-    return isinstance(error, requests.HTTPError) and error.response.status_code in (400, 413, 422)
+    return isinstance(error, MlflowException) and _http_status(error) in (400, 413, 422)
 
 
 def is_refusal(error: BaseException) -> bool:

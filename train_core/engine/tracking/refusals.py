@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from mlflow import MlflowClient
@@ -85,19 +86,16 @@ class Refusals:
 def _passed(method: _F, what: Callable[..., str]) -> _F:
     @wraps(method)
     def call(self: PassingClient, *args: Any, **kwargs: Any) -> Any:
+        answer = None
         with self.refusals.passing(what(*args)):
-            return method(self, *args, **kwargs)
-        return None
+            answer = method(self, *args, **kwargs)
+        return answer  # noqa: RET504 (the block may end without a value)
 
     return cast(_F, call)
 
 
-def _artifact(run_id: str, content: object, place: str) -> str:
-    return f"artifact {place}"
-
-
-def _file(run_id: str, local: str) -> str:
-    return f"artifact {local.rpartition('/')[2]}"
+def _artifact(_run: str, local: str, folder: str | None = None) -> str:
+    return f"artifact {folder}/{Path(local).name}" if folder else f"artifact {Path(local).name}"
 
 
 def _of_version(name: str, version: object, *_: object) -> str:
@@ -120,10 +118,8 @@ class PassingClient(MlflowClient):
         self._refused_points: Counter[str] = Counter()
         refusals.answers = self._answers
 
-    log_dict = _passed(MlflowClient.log_dict, _artifact)
-    log_text = _passed(MlflowClient.log_text, _artifact)
-    log_figure = _passed(MlflowClient.log_figure, _artifact)
-    log_artifact = _passed(MlflowClient.log_artifact, _file)
+    # Texts, figures and dictionaries go this way, too.
+    log_artifact = _passed(MlflowClient.log_artifact, _artifact)
     log_inputs = _passed(MlflowClient.log_inputs, lambda *_: "the datasets")
     update_run = _passed(MlflowClient.update_run, lambda run, *_: f"the status of {run}")
     set_terminated = _passed(MlflowClient.set_terminated, lambda run, *_: f"the status of {run}")
@@ -163,8 +159,8 @@ class PassingClient(MlflowClient):
             if len(entities) > 1 and may_take_half(error):
                 half = len(entities) // 2
                 parts = entities[:half], entities[half:]
-                is_whole = all([self.log_all(run_id, part) for part in parts])
-                return is_whole and (not then or self.log_all(run_id, then))
+                taken = [self.log_all(run_id, part) for part in parts]
+                return all(taken) and (not then or self.log_all(run_id, then))
             self.refusals.add(what, error)
             self._refused_points.update(one.key for one in entities if isinstance(one, Metric))
             return False

@@ -245,15 +245,17 @@ def _tell_deleted(runs: MlflowRuns, version: ModelVersion) -> None:
 def _logged_model(runs: MlflowRuns, version: ModelVersion) -> LoggedModel | None:
     """The version's LoggedModel, with a copy of the weights if the run wants any.
 
-    None if MLflow takes no such model. Only a predictor knows what is in a folder that a training function reported.
+    None if MLflow takes no such model. Only a predictor knows what is in a folder that a training
+    function reported.
     """
     checkpoint, asked = runs.folder.find(version.checkpoint), runs.folder.newest_request()
     if asked.requested.mirror_weights != "none" and asked.config.has_workload:
         with weights_left_out(runs, version.checkpoint):
             copy_weights(runs, checkpoint)
+    model: LoggedModel | None = None
     with runs.refusals.passing(f"the model of {version.checkpoint}"):
-        return model_of(runs, checkpoint)
-    return None
+        model = model_of(runs, checkpoint)
+    return model  # noqa: RET504 (the block may end without a value)
 
 
 def _key(version: ModelVersion) -> tuple[str, str]:
