@@ -45,6 +45,8 @@ class Refusals:
         self._describe = describe
         self._told: dict[str, None] = {}
         self._failures: dict[str, int] = {}
+        self.parts: set[str] = set()
+        """What was refused already, so that nothing large is sent a second time."""
 
     @property
     def told(self) -> list[str]:
@@ -75,6 +77,7 @@ class Refusals:
     def add(self, what: str, error: Exception) -> None:
         """Tell that `what` is left out, once."""
         self.count += 1
+        self.parts.add(what)
         said = " ".join(self._describe(error).split())[:500]
         told = f"{what}: {type(error).__name__}: {said}"
         if told not in self._told:

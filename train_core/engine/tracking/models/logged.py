@@ -59,7 +59,12 @@ def copy_kept_models(
 
 def weights_left_out(runs: MlflowRuns, checkpoint: str) -> AbstractContextManager[None]:
     """Go on without MLflow's copy of the weights if it takes none: the model refers to them."""
-    return runs.refusals.passing(f"the weights of {checkpoint}")
+    return runs.refusals.passing(weights_of(checkpoint))
+
+
+def weights_of(checkpoint: str) -> str:
+    """What is refused where MLflow takes no copy of the checkpoint's weights."""
+    return f"the weights of {checkpoint}"
 
 
 def copy_weights(

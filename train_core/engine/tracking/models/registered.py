@@ -20,7 +20,7 @@ from train_core.engine.tracking.existing_mlflow_runs import ID_TAG, has_run
 from train_core.engine.tracking.mlflow_runs import MlflowRuns
 from train_core.engine.tracking.mlflow_server import all_pages, existing_client
 from train_core.engine.tracking.models.kept import model_of
-from train_core.engine.tracking.models.logged import copy_weights, weights_left_out
+from train_core.engine.tracking.models.logged import copy_weights, weights_left_out, weights_of
 from train_core.engine.tracking.models.lookups import CHECKPOINT_TAG, DIGEST_TAG, is_copied
 from train_core.engine.tracking.models.pages import (
     GATE_TAG,
@@ -249,7 +249,8 @@ def _logged_model(runs: MlflowRuns, version: ModelVersion) -> LoggedModel | None
     function reported.
     """
     checkpoint, asked = runs.folder.find(version.checkpoint), runs.folder.newest_request()
-    if asked.requested.mirror_weights != "none" and asked.config.has_workload:
+    is_refused = weights_of(version.checkpoint) in runs.refusals.parts
+    if asked.requested.mirror_weights != "none" and asked.config.has_workload and not is_refused:
         with weights_left_out(runs, version.checkpoint):
             copy_weights(runs, checkpoint)
     model: LoggedModel | None = None
