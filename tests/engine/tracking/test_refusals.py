@@ -153,8 +153,8 @@ def test_what_is_refused_for_good_is_told_once_and_everything_else_is_there(
     best, _ = commit_digits(run)
     if "weights" not in case:
         # A model's code is hundreds of files.
-        asked = run.folder.record().requested.model_copy(update={"mirror_weights": "none"})
-        run.change_record(requested=asked)
+        pipeline = run.folder.record().pipeline | {"mirror_weights": "none"}
+        run.change_record(pipeline=pipeline)
     with caplog.at_level(logging.WARNING):
         mirror = mirror_all(run, proxy.uri, best)
     assert proxy.rules[0].met
