@@ -48,7 +48,7 @@ def resume_answered(client: SyncPrefectClient, storage: str, run: str = "") -> l
     )
     followed = []
     for one in shown:
-        if _is_of(one, storage) and _is_answered(storage, one.name):
+        if _has_answer(one, storage):
             # What the form would have said: the flow looks for the answer in the run folder first.
             answer = client.resume_flow_run(one.id, run_input=SEE_RUN_FOLDER)
             if answer.status == SetStateStatus.ACCEPT:
@@ -56,15 +56,17 @@ def resume_answered(client: SyncPrefectClient, storage: str, run: str = "") -> l
     return followed
 
 
-def _is_of(flow_run: FlowRun, storage: str) -> bool:
-    """Whether the flow run may be of the storage: it names that one, or its worker's default."""
+def _has_answer(flow_run: FlowRun, storage: str) -> bool:
+    """Whether the flow run's run has an answer in the storage, which may be its own.
+
+    It names that storage, or none: its worker's default.
+    """
     named = flow_run.parameters.get("parameters", {}).get("storage")
-    return not named or Store(named).url == Store(storage).url
-
-
-def _is_answered(storage: str, run: str) -> bool:
     try:
-        return newest_question(RunFolder(storage, run))[1] is not None
+        if named and Store(named).url != Store(storage).url:
+            return False
+        return newest_question(RunFolder(storage, flow_run.name))[1] is not None
     except (EvertrainError, ValueError) as error:
-        _log.warning("whether run %r has an answer is not known: %s", run, error)
+        # The storage that it names may be unknown here. It hides no other flow run.
+        _log.warning("whether run %r has an answer is not known: %s", flow_run.name, error)
         return False

@@ -20,6 +20,7 @@ from train_core.client.champions import (
     show_decision,
     versions,
 )
+from train_core.client.run_summaries import run_status
 from train_core.errors import EvertrainError
 from train_core.results import ChampionEntry, GateResult, ModelVersion
 from train_core.storage.addresses import absolute
@@ -104,8 +105,8 @@ class ApproveCommand(_ChangeCommand):
 
     def _follow_in_prefect(self, folder: RunFolder) -> None:
         """Resume the flow run that waits for the answer, if one does at the server in use."""
-        if folder.report() is not None:
-            # It did not wait.
+        if run_status(folder).state == "finished":
+            # It did not wait: its pipeline has ended.
             return
         # Imported late: it takes a second, and few commands ask Prefect.
         from prefect.settings import PREFECT_API_URL
@@ -113,8 +114,9 @@ class ApproveCommand(_ChangeCommand):
         from evertrain_flows.flow_runs.following import resume_answered
         from evertrain_tasks.prefect_server.connection import ServerConnection
 
-        followed, why = None, "no Prefect server answers at PREFECT_API_URL"
+        followed, why = None, "PREFECT_API_URL is not set"
         if PREFECT_API_URL.value():
+            why = "Prefect's server does not answer"
             server = ServerConnection(complain)
             followed = server.ask(
                 lambda client: resume_answered(client, folder.storage, folder.name)
