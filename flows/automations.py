@@ -100,7 +100,11 @@ def _block(one: NamedBlock) -> Block:
         raise ConfigError(
             f"block {one.name!r} has the unknown type {one.type!r}: Prefect has {', '.join(types)}"
         )
-    return types[one.type].model_validate(_filled(one.data))
+    try:
+        return types[one.type].model_validate(_filled(one.data))
+    # The library that sends them checks addresses in its own words.
+    except TypeError as error:
+        raise ConfigError(f"block {one.name!r}: {error}") from error
 
 
 def _types() -> Iterator[type[Block]]:
