@@ -42,9 +42,7 @@ RENEWED_FOR_S = 300
 _PAGE = 200
 _GONE = 410
 _HOLDS_SLOT = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
-_DIED = (
-    "Its process died while Prefect's server was away: `evertrain slots --free` gave its slot on."
-)
+_DIED = "Its process died; `evertrain slots --free` has freed its slot."
 
 
 class Life(StrEnum):

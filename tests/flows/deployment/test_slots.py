@@ -46,8 +46,9 @@ LEASE_S = 30
 """The least that Prefect takes for a flow run that is Pending; as delivered, it is 300."""
 HASTY = {
     "PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION": str(LEASE_S),
-    "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "1",
-    "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "1",
+    # Not more often: on a machine that is busy, SQLite is locked.
+    "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "5",
+    "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
 }
 IN_MEMORY = dict.fromkeys(KEPT_LEASES, "prefect.server.concurrency.lease_storage.memory")
 RENEWED_FOR_S = 300
