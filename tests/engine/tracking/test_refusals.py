@@ -134,8 +134,14 @@ REFUSALS = {
     "artifacts-403": ([Rule(403, r"PUT .*mlflow-artifacts")], "artifact checkpoints.json"),
     "artifacts-404": ([Rule(404, r"PUT .*mlflow-artifacts")], "artifact checkpoints.json"),
     "inputs-409": ([Rule(409, r"POST .*log-inputs")], "the datasets"),
-    "parameter-400": ([Rule(400, r"POST .*log-batch", body=r"settings\.width")], "parameter "),
-    "curve-400": ([Rule(400, r"POST .*log-batch", body=r"train/learning_rate")], "metric train/le"),
+    "parameter-400": (
+        [Rule(400, r"POST .*log-batch", body=r'"key": ?"settings\.width"')],
+        "parameter ",
+    ),
+    "curve-400": (
+        [Rule(400, r"POST .*log-batch", body=r'"key": ?"train/learning_rate"')],
+        "metric train/le",
+    ),
     "models-403": ([Rule(403, r"POST .*logged-models$")], "the model"),
     "description-403": ([Rule(403, r"PATCH .*registered-models/update")], "registered model"),
 }

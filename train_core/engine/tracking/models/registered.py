@@ -21,7 +21,7 @@ from train_core.engine.tracking.mlflow_runs import MlflowRuns
 from train_core.engine.tracking.mlflow_server import all_pages, existing_client
 from train_core.engine.tracking.models.kept import model_of
 from train_core.engine.tracking.models.logged import copy_weights, weights_left_out, weights_of
-from train_core.engine.tracking.models.lookups import CHECKPOINT_TAG, DIGEST_TAG, is_copied
+from train_core.engine.tracking.models.lookups import CHECKPOINT_TAG, DIGEST_TAG
 from train_core.engine.tracking.models.pages import (
     GATE_TAG,
     MOST_CHAMPIONS,
@@ -207,13 +207,11 @@ def _registered(runs: MlflowRuns, version: ModelVersion, name: str) -> str:
     else:
         _tell_deleted(runs, version)
     run_id, logged = runs.run_id("pipeline"), _logged_model(runs, version)
-    is_there = logged is not None and is_copied(logged)
     made = runs.client.create_model_version(
         name,
-        # Not `models:/ID`: for that, MLflow's client asks the process's one MLflow.
-        source=logged.artifact_location
-        if is_there and logged
-        else f"runs:/{run_id}/{_GATE_FOLDER}",
+        # Not `models:/ID`: for that, MLflow's client asks the process's one MLflow. A server takes
+        # no source that is not the model's own, if it is told the model.
+        source=logged.artifact_location if logged else f"runs:/{run_id}/{_GATE_FOLDER}",
         run_id=run_id,
         model_id=logged.model_id if logged else None,
         tags={
