@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from argparse import Action, ArgumentParser
@@ -38,7 +37,13 @@ from evertrain_flows.cli.commands.ui import UiCommand
 from evertrain_flows.cli.commands.verify_resume import VerifyResumeCommand
 from evertrain_flows.cli.commands.workloads import WorkloadsCommand
 from evertrain_flows.cli.configuration import configuration_of
-from evertrain_flows.cli.output.terminal import complain, make_printable, say, warnings_shown
+from evertrain_flows.cli.output.terminal import (
+    complain,
+    discard_output,
+    make_printable,
+    say,
+    warnings_shown,
+)
 from evertrain_flows.cli.refusals import of_arguments, of_values, with_plain_json
 from train_core.errors import EvertrainError, StoppedError
 from train_core.proxies import ask_loopback_directly
@@ -130,8 +135,8 @@ def main(arguments: list[str] | None = None) -> int:
         complain(str(error))
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of the output, as `head`, has seen enough. What is left goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of the output, as `head`, has seen enough.
+        discard_output()
         return UNREAD
     except (EvertrainError, OSError, EOFError) as error:
         return _refuse(str(error) or type(error).__name__)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,6 +50,11 @@ def say_json(value: object) -> None:
     """A value as JSON on stdout, whole; it consists of printable ASCII characters."""
     sys.stdout.write(json.dumps(hide_secrets(value), indent=1) + "\n")
     sys.stdout.flush()
+
+
+def discard_output() -> None:
+    """Let what is left for stdout go nowhere: Python would complain of it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(message: str) -> None:
