@@ -6,6 +6,7 @@ A workload gets its settings, checked, and the data that a run recorded.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ _EXTRAS = {
     "transformers": "transformers",
 }
 """The optional extras, by the modules that they bring."""
+
+_brought_in: dict[str, frozenset[str]] = {}
 
 
 def load_workload(
@@ -84,9 +87,16 @@ def load_function(name: str) -> Callable[..., Any]:
     return found
 
 
+def modules_behind(name: str) -> frozenset[str]:
+    """The module that `package.module:Name` names, and all that came in with its import here."""
+    module = name.partition(":")[0]
+    return _brought_in.get(module, frozenset()) | {module}
+
+
 def _object(name: str, kind: str, is_one: Callable[[object], bool]) -> Any:
     """What `package.module:Name` names, if it is of the kind. Raises WorkloadError."""
     module_name, _, object_name = name.partition(":")
+    before = frozenset(sys.modules)
     try:
         module = importlib.import_module(module_name)
     except WorkloadError:
@@ -98,6 +108,8 @@ def _object(name: str, kind: str, is_one: Callable[[object], bool]) -> Any:
             "Name it as package.module:Name, and see that the module is on PYTHONPATH or in the "
             f"current directory.{_how_to_install(error)}"
         ) from error
+    # A later import brings in nothing.
+    _brought_in.setdefault(module_name, frozenset(sys.modules) - before)
     found = getattr(module, object_name, None)
     if not is_one(found):
         there = sorted(
