@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from train_core.datasets.recorded import RecordedData
 from train_core.datasets.sources import PinnedFiles
 from train_core.errors import WorkloadError, words_of
+from train_core.inside import importing
 from train_core.text.shown_text import shown_value
 from train_core.workload import Settings, Workload
 
@@ -98,7 +99,8 @@ def _object(name: str, kind: str, is_one: Callable[[object], bool]) -> Any:
     module_name, _, object_name = name.partition(":")
     before = frozenset(sys.modules)
     try:
-        module = importlib.import_module(module_name)
+        with importing(module_name):
+            module = importlib.import_module(module_name)
     except WorkloadError:
         raise
     # A script that is no module may end the interpreter.
