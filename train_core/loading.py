@@ -23,6 +23,7 @@ from train_core.errors import (
     line_of_users_code,
     words_of,
 )
+from train_core.inside import importing
 from train_core.text.shown_text import shown_value
 from train_core.workload import Settings, Workload
 
@@ -37,6 +38,8 @@ _HOW_TO_NAME = (
     "Name it as package.module:Name, and see that the module is in the current directory, or its "
     "folder in PYTHONPATH or EVERTRAIN_PATH."
 )
+
+_brought_in: dict[str, frozenset[str]] = {}
 
 
 def load_workload(
@@ -97,11 +100,19 @@ def load_function(name: str) -> Callable[..., Any]:
     return found
 
 
+def modules_behind(name: str) -> frozenset[str]:
+    """The module that `package.module:Name` names, and all that came in with its import here."""
+    module = name.partition(":")[0]
+    return _brought_in.get(module, frozenset()) | {module}
+
+
 def _object(name: str, kind: str, is_one: Callable[[object], bool]) -> Any:
     """What `package.module:Name` names, if it is of the kind. Raises WorkloadError."""
     module_name, _, object_name = name.partition(":")
+    before = frozenset(sys.modules)
     try:
-        module = importlib.import_module(module_name)
+        with importing(module_name):
+            module = importlib.import_module(module_name)
     except WorkloadError:
         raise
     # A script that is no module may end the interpreter.
@@ -112,6 +123,8 @@ def _object(name: str, kind: str, is_one: Callable[[object], bool]) -> Any:
             f"{kind.lower()} {name!r} cannot be imported: {words_of(error)}{at}. "
             f"{_how_to_rename(module_name) or _HOW_TO_NAME}{_how_to_install(error)}"
         ) from error
+    # A later import brings in nothing.
+    _brought_in.setdefault(module_name, frozenset(sys.modules) - before)
     count_as_users(module)
     found = getattr(module, object_name, None)
     if not is_one(found):

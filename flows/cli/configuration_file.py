@@ -1,25 +1,27 @@
 """A YAML or JSON file of parameters: a small regular file, checked before and after it is parsed.
 
-Only what JSON has is a value: a date stays a text. An alias (`*name`) stands for its values, which
-may be no more than a file without aliases can hold.
+Only what JSON has is a value: a date stays a text, and `1e-3` is a number, as in YAML 1.2. An alias
+(`*name`) stands for its values, which may be no more than a file without aliases can hold.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from typing import Any
 
 import yaml
 from yaml.constructor import ConstructorError
 
-from train_core.config.json_text import MOST_DEPTH, MOST_DIGITS
+from train_core.config.json_text import FLOAT_WITH_EXPONENT, MOST_DEPTH, MOST_DIGITS
 from train_core.errors import ConfigError
 from train_core.text.shown_text import cut
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _INT = "tag:yaml.org,2002:int"
+_FLOAT = "tag:yaml.org,2002:float"
 MOST_BYTES = 2**18
 MOST_VALUES = 100_000
 _SHOWN_CHARS = 200
@@ -45,6 +47,10 @@ _ParametersLoader.yaml_implicit_resolvers = {
     char: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
     for char, resolvers in _Loader.yaml_implicit_resolvers.items()
 }
+
+_ParametersLoader.add_implicit_resolver(
+    _FLOAT, re.compile(rf"(?:{FLOAT_WITH_EXPONENT.pattern})$", re.ASCII), list("-+.0123456789")
+)
 
 
 def _construct_int(loader: Any, node: Any) -> Any:

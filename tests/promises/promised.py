@@ -98,6 +98,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "read, and by `evertrain verify`, which names what is damaged.",
         "verified-copies": "A fork verifies every file while it is copied, and leaves no run "
         "behind if one is not what was committed.",
+        "one-bad-read": "What is read wrongly once is read again, past caches, before anything is "
+        "quarantined; `evertrain verify` lifts the quarantine of a checkpoint that is good.",
         "damaged-checkpoint": "A checkpoint that fails to verify is quarantined, and all workers "
         "go on from the newest good one; if none is good, the error lists what is wrong with each.",
         "goes-on-without-journal": "A run goes on although a journal segment is damaged.",
@@ -142,6 +144,7 @@ PROMISES: dict[str, dict[str, str]] = {
         "have no registered version; if MLflow does not answer, nothing is deleted.",
         "finalists": "A storage that is slow, or away for less than ten minutes, does not change "
         "the finalists.",
+        "yaml-numbers": "In a file of parameters `1e-3` is a number, also where Prefect reads it.",
         "skip-unchanged": "With `--skip-unchanged` no run begins if nothing that counts has "
         "changed since the last finished one; otherwise the log says what has changed.",
         "terminal": "Names, metrics and reasons are shown as text, whatever they hold: control "
@@ -338,6 +341,10 @@ PROMISES: dict[str, dict[str, str]] = {
     "docs/workloads.md": {
         "page-code": "Every piece of Python on this page is in the two example files, which the "
         "tests train and load.",
+        "no-driver-inside": "A script that starts a run at its top level, with its workload in "
+        "it, is refused with its line, and leaves nothing running.",
+        "data-workers-told": "A data process without room in shared memory is an error within "
+        "seconds, and one that hangs is told.",
         "settings": "A setting that is out of range or unknown is refused by its name before any "
         "compute, and `evertrain workloads` shows a workload's settings.",
         "mapped-data": "Data that are mapped into memory give the same bits as data in memory.",
@@ -405,8 +412,8 @@ HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
         "automation": "The automation runs a flow again whose process died.",
         "night-without-news": "A scheduled flow run without new data ends as Skipped and begins "
         "no run.",
-        "week-is-told": "Prefect's list of flow runs, MLflow's list and `runs list` say what became "
-        "of each night: promoted, skipped, bad data, killed, rejected.",
+        "week-is-told": "Prefect's list of flow runs, MLflow's list and `runs list` say what "
+        "became of each night: promoted, skipped, bad data, killed, rejected.",
     },
 }
 """Promises whose tests take too long for `make test`, or need an S3 server or networks."""

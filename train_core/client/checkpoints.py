@@ -7,12 +7,13 @@ from contextlib import suppress
 from typing import Any
 
 from train_core.client.run import Run, folder_of
-from train_core.errors import ConfigError
+from train_core.errors import ConfigError, StorageError
 from train_core.results import Result
 from train_core.storage.addresses import absolute, run_at
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_writer import lift_quarantine
 from train_core.storage.verification.runs import RunVerification, Verdict
 
 _NOWHERE = CheckpointName(0, 0)
@@ -92,12 +93,29 @@ def verify_run(
     """Read every byte of a run, or of one checkpoint, and compare it with what was committed.
 
     There is a verdict on run.json, on each checkpoint, evaluation and batch inference, on
-    report.json, and on any other document that cannot be read.
+    report.json, and on any other document that cannot be read. A quarantined checkpoint all of
+    whose bytes are good now loses its mark, and its verdict says so: it counts again.
     """
     only = None if checkpoint is None else CheckpointName.parse(str(checkpoint))
     if checkpoint is not None and only is None:
         raise ConfigError(f"{checkpoint!r} is not the name of a checkpoint")
-    return RunVerification(folder_of(run)).run(only)
+    folder = folder_of(run)
+    for verdict in RunVerification(folder).run(only):
+        name = CheckpointName.parse(verdict.what)
+        if name is not None and verdict.quarantined is not None:
+            yield _lifted(folder, name, verdict)
+        else:
+            yield verdict
+
+
+def _lifted(folder: RunFolder, name: CheckpointName, verdict: Verdict) -> Verdict:
+    """The verdict, after the quarantine of its checkpoint was lifted."""
+    try:
+        lift_quarantine(folder, name)
+    except StorageError as error:
+        fault = f"quarantined: {verdict.quarantined}. All its bytes are good now, but {error}"
+        return verdict.model_copy(update={"faults": [fault], "quarantined": None})
+    return verdict
 
 
 def findings_in_short(verdicts: Collection[Verdict], folder: RunFolder) -> str:

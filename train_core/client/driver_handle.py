@@ -26,6 +26,7 @@ import psutil
 from train_core.described_errors import rebuild
 from train_core.entry_points import DRIVER
 from train_core.errors import EvertrainError, StageError, StoppedError
+from train_core.inside import environment_of, refuse_inside
 from train_core.policy.end_status import EndStatus
 from train_core.requests import Prepared, Request
 from train_core.results import (
@@ -37,13 +38,13 @@ from train_core.results import (
     Report,
     TrainResult,
 )
-from train_core.search_path import environment
 
 
 class Driver:
     """A handle on the driver process; use it as a context manager.
 
-    The process starts, checks the request and starts Ray as soon as the handle is made; call
+    The process starts, checks the request and starts Ray as soon as the handle is made, which
+    raises WorkloadError inside a process of evertrain's, or as a workload is imported; call
     `prepared` for the outcome of the checks. Each method blocks until its stage is done and may
     be called from any thread. Errors of the driver are raised here with their own types: a
     ConfigError (never retried), a RunBusyError, or a StageError with the traceback of the first
@@ -51,6 +52,7 @@ class Driver:
     """
 
     def __init__(self, request: Request, on_log: Callable[[str], None] | None = None) -> None:
+        refuse_inside()
         self.request = request
         self.on_log = on_log
         self._calls: dict[str, Future[Any]] = {}
@@ -63,11 +65,11 @@ class Driver:
                 *(sys.executable, "-m", DRIVER),
                 *(str(writing), self._temporary),
             ],
-            env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=(writing,),
+            env=environment_of("driver"),
             start_new_session=True,
             text=True,
             errors="replace",

@@ -28,8 +28,8 @@ from train_core.entry_points import (
     UNREGISTERED_CHECKPOINTS,
 )
 from train_core.errors import ConfigError, StageError
+from train_core.inside import environment_of
 from train_core.results import ExportResult, PredictionsResult, Tracking
-from train_core.search_path import environment
 from train_core.storage.addresses import absolute, file_at
 from train_core.storage.records.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint as CommittedCheckpoint
@@ -48,10 +48,10 @@ def isolated_call(function: str, **arguments: Any) -> Any:
     """
     done = subprocess.run(
         [sys.executable, "-m", ISOLATED_CALL, function],
-        env=environment(),
         input=json.dumps(arguments),
         capture_output=True,
         text=True,
+        env=environment_of("own process"),
         # What a user's module prints may be in any encoding.
         errors="replace",
         check=False,

@@ -23,10 +23,10 @@ from train_core.config import TrainConfig, loopback_interface
 from train_core.differences import RunsComparison
 from train_core.entry_points import STANDALONE_RANK
 from train_core.errors import ConfigError, StageError
+from train_core.inside import environment_of, refuse_inside
 from train_core.policy.metric_names import VALIDATION_LOSS
 from train_core.requests import StandaloneTask, died_mark, error_file
 from train_core.results import Result
-from train_core.search_path import environment
 from train_core.storage.addresses import absolute
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
@@ -139,6 +139,7 @@ def verify_resume(
     `folder` gets the ranks' tasks and logs. Raises ConfigError for a request that cannot be carried
     out, and StageError, with the end of its log, if a training failed by itself.
     """
+    refuse_inside()
     config, killed_after = request.config(), request.killed_after
     storage = request.storage
     undisturbed, resumed = RunFolder(storage, "undisturbed"), RunFolder(storage, "resumed")
@@ -207,7 +208,7 @@ def _train(phase: Phase, task: StandaloneTask, folder: Path, on_step: OnStep | N
             stderr=subprocess.STDOUT,
             env={
                 "GLOO_SOCKET_IFNAME": loopback_interface(),
-                **environment(OMP_NUM_THREADS=str(task.config.threads_per_worker)),
+                **environment_of("worker", OMP_NUM_THREADS=str(task.config.threads_per_worker)),
             },
         )
     try:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections import Counter
 from typing import Any
 
 MOST_DEPTH = 100
 MOST_DIGITS = 300
+FLOAT_WITH_EXPONENT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+", re.ASCII)
+"""A number as JSON and YAML 1.2 read it (`1e-3`): a text for YAML 1.1, as PyYAML reads files."""
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -24,6 +28,21 @@ def parse_object(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("give a JSON object, as '{\"name\": 1}'")  # noqa: TRY004 (pydantic's)
     return found
+
+
+def with_numbers(value: Any) -> Any:
+    """The value, in which each text that is a number with an exponent is that number.
+
+    Prefect reads prefect.yaml as YAML 1.1, which takes `lr: 1e-3` for a text. Where nothing says
+    what type a value has, such a text was meant as a number.
+    """
+    if isinstance(value, dict):
+        return {name: with_numbers(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [with_numbers(one) for one in value]
+    if isinstance(value, str) and FLOAT_WITH_EXPONENT.fullmatch(value):
+        return float(value) if math.isfinite(float(value)) else value
+    return value
 
 
 def depth_of(text: str) -> int:

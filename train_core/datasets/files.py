@@ -53,13 +53,17 @@ class DataFile(BaseModel):
     def read(self) -> bytes:
         """All its bytes. Raises DataError if they are not what was recorded."""
         store, key = store_of(self.url)
-        try:
-            data, digest = store.load(key, self.size_bytes)
-        except FileNotFoundError:
-            raise self.missing() from None
-        if digest != self.digest:
-            raise self.changed(f"its digest is {digest or 'that of another size'}")
-        return bytes(data)
+
+        def read() -> bytes:
+            try:
+                data, digest = store.load(key, self.size_bytes)
+            except FileNotFoundError:
+                raise self.missing() from None
+            if digest != self.digest:
+                raise self.changed(f"its digest is {digest or 'that of another size'}")
+            return bytes(data)
+
+        return store.verified(key, read, DataError)
 
     def open(self) -> IO[bytes]:
         """The file opened for reading, for pyarrow and other libraries that read parts of files.
@@ -83,9 +87,14 @@ class DataFile(BaseModel):
             raise self.changed(f"it has {size_bytes} bytes")
         if version and version == self.version:
             return
-        digest, _ = digest_of_file(self.url, size_bytes, version)
-        if digest != self.digest:
-            raise self.changed(f"its digest is {digest}")
+
+        def read() -> None:
+            digest, _ = digest_of_file(self.url, size_bytes, version)
+            if digest != self.digest:
+                raise self.changed(f"its digest is {digest}")
+
+        store, key = store_of(self.url)
+        store.verified(key, read, DataError)
 
     def missing(self) -> DataError:
         """The error that the file is not there."""

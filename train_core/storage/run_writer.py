@@ -19,8 +19,9 @@ from pathlib import Path
 
 from train_core.errors import StorageError
 from train_core.results import Approval, Decision
+from train_core.storage.committed import quarantined_names
 from train_core.storage.coordination import deletion_notices, lease
-from train_core.storage.coordination.fence_list import write_fence_list
+from train_core.storage.coordination.fence_list import read_fence_list, write_fence_list
 from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.retry_policy import SHORT
@@ -43,7 +44,7 @@ from train_core.storage.records.names import (
     CheckpointName,
     is_of_function,
 )
-from train_core.storage.records.quarantine import mark_quarantined
+from train_core.storage.records.quarantine import mark_quarantined, remove_mark
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.records.verified_files import check_size, write_file
 from train_core.storage.registered_models.decisions import approval_key, decision_key, is_answer_to
@@ -254,8 +255,15 @@ def _fence_off_earlier_attempts(folder: RunFolder, held: lease.Lease) -> None:
     for name in deletion_notices.decided(folder.store):
         with deletion_notices.deleting(folder.store, name, held.attempt, is_decided=True):
             RunWriter(folder, held.attempt).delete_checkpoint(name)
-    good = quarantine_damaged(folder)
-    earlier = [one.name for one in good if one.attempt < held.attempt]
+    fenced_by, listed = read_fence_list(folder.store)
+    counting = [one.name for one in quarantine_damaged(folder)]
+    # One whose quarantine is lifted counts again.
+    counting += [
+        name
+        for name in quarantined_names(folder.store)
+        if name.attempt >= fenced_by or str(name) in listed
+    ]
+    earlier = sorted(name for name in counting if name.attempt < held.attempt)
     write_fence_list(folder.store, held.attempt, earlier)
 
 
@@ -263,6 +271,11 @@ def quarantine(folder: RunFolder, name: CheckpointName, reason: str) -> None:
     """Mark a checkpoint that failed to verify; it is kept, and used no more."""
     _log.warning("checkpoint %s of run %r is quarantined: %s", name, folder.name, reason)
     mark_quarantined(folder.store, name, reason)
+
+
+def lift_quarantine(folder: RunFolder, name: CheckpointName) -> None:
+    """Delete the mark of a checkpoint that has been verified and is good: it counts again."""
+    remove_mark(folder.store, name)
 
 
 def quarantine_damaged(folder: RunFolder) -> list[Checkpoint]:

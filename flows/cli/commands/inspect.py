@@ -88,8 +88,11 @@ class VerifyCommand(Inspected):
 
 def verdict_rows(verdict: Verdict) -> list[Row]:
     """The verdict on a part of a run: a row for each fault, or one that says that it is good."""
-    facts = verdict.model_dump(exclude={"faults"}, exclude_none=True)
-    return [facts | {"verdict": one} for one in verdict.faults or ["good"]]
+    facts = verdict.model_dump(exclude={"faults", "quarantined"}, exclude_none=True)
+    good = "good"
+    if verdict.quarantined is not None:
+        good = f"good again: its quarantine is lifted (it was: {verdict.quarantined})"
+    return [facts | {"verdict": one} for one in verdict.faults or [good]]
 
 
 def checkpoint_row(listed: ListedCheckpoint) -> Row:

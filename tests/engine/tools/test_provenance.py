@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 import uuid
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,21 +45,154 @@ def test_the_source_file_and_the_commit_that_tracks_it_are_told(module: Path) ->
     git(module.parent, "add", module.name)
     git(module.parent, "commit", "-m", "mine")
     found = code_of(TrainConfig(workload=f"{module.stem}:Own"))
-    assert found["workload"] == digest_of(SOURCE.encode())
-    assert found["commit"] == git(module.parent, "rev-parse", "HEAD")
+    assert found.modules[module.stem] == digest_of(SOURCE.encode())
+    assert found.code["commit"] == git(module.parent, "rev-parse", "HEAD")
 
 
 def test_a_repository_that_does_not_track_the_file_says_nothing_of_it(module: Path) -> None:
     git(module.parent, "init")
     git(module.parent, "commit", "--allow-empty", "-m", "others")
-    assert code_of(TrainConfig(workload=f"{module.stem}:Own")).keys() <= {"evertrain", "workload"}
+    assert code_of(TrainConfig(workload=f"{module.stem}:Own")).code.keys() <= {"evertrain"}
 
 
 def test_without_git_all_else_is_told(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     found = code_of(TrainConfig(workload=f"{module.stem}:Own"))
-    assert found["workload"] == digest_of(SOURCE.encode())
-    assert "commit" not in found
+    assert found.modules[module.stem] == digest_of(SOURCE.encode())
+    assert "commit" not in found.code
+
+
+def project(folder: Path, files: dict[str, str]) -> str:
+    """Write a project's files, each under a name of this test's own in place of PROJECT."""
+    own = f"project_{uuid.uuid4().hex}"
+    for name, text in files.items():
+        file = folder / name.replace("PROJECT", own)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text.replace("PROJECT", own))
+    return own
+
+
+# A package, with the workload in PROJECT.work, and a module beside it.
+FILES = {
+    "PROJECT/__init__.py": "",
+    "PROJECT/work.py": (
+        "from tests.engine.tiny import Tiny\n"
+        "from . import losses\n"
+        "from .models.net import WIDTH\n"
+        "import PROJECT_beside\n"
+        "try:\n    import no_such_module\nexcept ImportError:\n    pass\n"
+        "class Own(Tiny):\n"
+        "    def late(self):\n"
+        "        from PROJECT.late import LATE\n"
+    ),
+    "PROJECT/losses.py": "",
+    "PROJECT/late.py": "LATE = 1\n",
+    # No __init__.py: a namespace package.
+    "PROJECT/models/net.py": "from PROJECT.models import deep\nWIDTH = 16\n",
+    "PROJECT/models/deep.py": (
+        "from importlib import import_module\n"
+        "import_module('PROJECT.literal')\n"
+        "import_module('PROJECT.' + 'by_name')\n"
+    ),
+    "PROJECT/literal.py": "",
+    "PROJECT/by_name.py": "",
+    "PROJECT/not_imported.py": "",
+    "PROJECT_beside.py": "import torchmetrics\n",
+}
+IMPORTED = [
+    *("PROJECT", "PROJECT.by_name", "PROJECT.late", "PROJECT.literal", "PROJECT.losses"),
+    *("PROJECT.models.deep", "PROJECT.models.net", "PROJECT.work", "PROJECT_beside"),
+]
+
+
+def test_every_module_of_ones_own_that_the_workload_imports_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = project(tmp_path, FILES)
+    config = TrainConfig(workload=f"{own}.work:Own")
+    first = code_of(config)
+    ours = {name: digest for name, digest in first.modules.items() if not name.startswith("tests.")}
+    assert sorted(ours) == [name.replace("PROJECT", own) for name in IMPORTED]
+    for name in IMPORTED:
+        module = name.replace("PROJECT", own)
+        parts = tmp_path.joinpath(*module.split("."))
+        file = parts / "__init__.py" if parts.is_dir() else parts.with_suffix(".py")
+        file.write_text(file.read_text() + "# another\n")
+        now = code_of(config).modules
+        assert {name for name in now if now[name] != first.modules[name]} == {module}
+        first = code_of(config)
+
+
+def test_nothing_is_imported_to_look_for_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    work = "from tests.engine.tiny import Tiny as Own\ndef late():\n    import PROJECT_late.part\n"
+    files = {"PROJECT_work.py": work, "PROJECT_late/part.py": ""}
+    own = project(tmp_path, files | {"PROJECT_late/__init__.py": "raise SystemExit('imported')\n"})
+    found = code_of(TrainConfig(workload=f"{own}_work:Own")).modules
+    assert {f"{own}_late", f"{own}_late.part"} <= found.keys()
+    assert f"{own}_late" not in sys.modules
+
+
+def test_versions_of_what_the_modules_import_and_of_what_that_requires_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = project(tmp_path, FILES)
+    packages = code_of(TrainConfig(workload=f"{own}.work:Own")).packages
+    for name in ("torchmetrics", "lightning-utilities"):
+        assert packages[name] == metadata.version(name)
+    assert not {"ray", "prefect", "pytest", "evertrain"} & packages.keys()
+
+
+def installed(site: Path, own: str, *, source: dict[str, Any] | None = None) -> None:
+    """Lay the package out as pip does; `source` says where it was installed from."""
+    info = site / f"{own}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {own}\nVersion: 1.0\n")
+    (info / "top_level.txt").write_text(own)
+    if source:
+        (info / "direct_url.json").write_text(json.dumps(source))
+
+
+@pytest.mark.parametrize(
+    ("source", "version"),
+    [
+        (None, "1.0"),
+        ({"url": "file:///project", "dir_info": {}}, None),
+        ({"url": "git+x", "vcs_info": {"commit_id": "c0ffee" * 6}}, "1.0 (c0ffeec0ffee)"),
+    ],
+    ids=["from an index", "from a folder", "from a repository"],
+)
+def test_an_installed_library_counts_by_its_version_or_as_ones_own_if_a_folder_was_installed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: dict[str, Any] | None,
+    version: str | None,
+) -> None:
+    site, work = tmp_path / "site-packages", tmp_path / "work"
+    for folder in (site, work):
+        monkeypatch.syspath_prepend(str(folder))
+    library = project(site, {"PROJECT/__init__.py": "from . import part\n", "PROJECT/part.py": ""})
+    installed(site, library, source=source)
+    text = f"from tests.engine.tiny import Tiny as Own\nimport {library}\n"
+    own = project(work, {"PROJECT.py": text})
+    found = code_of(TrainConfig(workload=f"{own}:Own"))
+    assert found.packages.get(library.replace("_", "-")) == version
+    assert (f"{library}.part" in found.modules) is (version is None)
+
+
+def test_the_package_of_the_workload_is_ones_own_also_if_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site-packages"
+    monkeypatch.syspath_prepend(str(site))
+    own = project(site, FILES)
+    installed(site, own)
+    found = code_of(TrainConfig(workload=f"{own}.work:Own"))
+    assert f"{own}.models.net" in found.modules
 
 
 @pytest.mark.promise("record")
@@ -66,4 +203,6 @@ def test_run_json_has_it(tmp_path: Path) -> None:
     checked = check(folder, request)
     create_run(folder, new_record(request, config, checked.datasets))
     tiny = Path(__file__).parents[1] / "tiny.py"
-    assert folder.record().code["workload"] == digest_of(tiny.read_bytes())
+    record = folder.record()
+    assert record.modules["tests.engine.tiny"] == digest_of(tiny.read_bytes())
+    assert record.packages["torch"] == metadata.version("torch")

@@ -7,10 +7,15 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from evertrain_flows.cli.app import main
 from evertrain_flows.cli.configuration_file import MOST_BYTES, read_configuration
+from train_core.config import TrainConfig
 from train_core.errors import ConfigError
+from train_core.loading import parse_settings
+
+TINY = "tests.engine.tiny:Tiny"
 
 BOMB = b"a: &a [x,x,x,x,x,x,x,x,x,x]\n" + b"".join(
     f"{chr(98 + n)}: &{chr(98 + n)} [{','.join([f'*{chr(97 + n)}'] * 10)}]\n".encode()
@@ -94,6 +99,44 @@ def test_what_people_write_is_read(tmp_path: Path) -> None:
     link = tmp_path / "link.yaml"
     link.symlink_to(file)
     assert read_configuration(str(link))["epochs"] == 5
+
+
+@pytest.mark.promise("yaml-numbers")
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("1e-3", 0.001),
+        ("-1E+2", -100.0),
+        ("5e2", 500.0),
+        (".5e1", 5.0),
+        ("1.5e3", 1500.0),
+        ("1.5e-3", 0.0015),
+        ("'1e-3'", "1e-3"),
+        ("1e-3x", "1e-3x"),
+        ("e3", "e3"),
+        ("12", 12),
+        ("1e", "1e"),
+    ],
+)
+def test_a_number_with_an_exponent_is_a_number(tmp_path: Path, written: str, read: object) -> None:
+    file = tmp_path / "nightly.yaml"
+    file.write_text(f"settings: {{lr: {written}}}\ntrain_loop_config: [{written}]\n")
+    found = read_configuration(str(file))
+    assert found == {"settings": {"lr": read}, "train_loop_config": [read]}
+    assert type(found["settings"]["lr"]) is type(read)
+
+
+@pytest.mark.promise("yaml-numbers")
+def test_the_text_that_prefect_reads_is_a_number_where_nothing_else_says_what_it_is() -> None:
+    text = "train_loop_config: {lr: 1e-3, layers: [{rate: 5e-2}], name: 1e-3x, big: 1e999}"
+    read = yaml.safe_load(text)["train_loop_config"]
+    assert read["lr"] == "1e-3"
+    config = TrainConfig(train_fn="module:train", train_loop_config=read)
+    expected = {"lr": 0.001, "layers": [{"rate": 0.05}], "name": "1e-3x", "big": "1e999"}
+    assert config.train_loop_config == expected
+    # Where a type says number, it is one.
+    assert TrainConfig.model_validate({"hang_timeout_s": "1e3"}).hang_timeout_s == 1000
+    assert parse_settings(TINY, {"learning_rate": "1e-3"}).model_dump()["learning_rate"] == 0.001
 
 
 def test_a_file_of_many_values_is_read_in_time(tmp_path: Path) -> None:

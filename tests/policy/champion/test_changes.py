@@ -17,7 +17,9 @@ WAS = Inputs(
     datasets={name: split(samples) for name, samples in SAMPLES.items()},
     config={"epochs": 3, "batch_size": 32},
     settings={"learning_rate": 0.01, "width": 4},
-    code={"evertrain": "0.1", "workload": "aa"},
+    code={"evertrain": "0.1", "commit": "aa"},
+    modules={"mywork": "1", "mymodel": "2"},
+    packages={"torch": "2.13.0+cpu", "timm": "1.0"},
     libraries={"torch": "2.13.0", "numpy": "2.4"},
     scored="test",
 )
@@ -35,6 +37,7 @@ def with_files(digest: str, train: dict[str, Any] | None = None, **files: str) -
 
 THREE = {"a": "1", "b": "2", "c": "3"}
 FILES = with_files("x", **THREE)
+OLD = replace(WAS, code=WAS.code | {"workload": "d", "data": "e"}, modules={}, packages={})
 URL = replace(WAS, scored="s3://new", scored_state="x", is_split_scored=False)
 
 
@@ -91,10 +94,27 @@ URL = replace(WAS, scored="s3://new", scored_state="x", is_split_scored=False)
         ),
         (
             WAS,
-            replace(WAS, code={"evertrain": "0.1", "workload": "bb"}),
-            ["code: workload changed"],
+            replace(WAS, code={"evertrain": "0.1", "commit": "bb"}),
+            ["code: commit changed"],
         ),
-        (WAS, replace(WAS, code={}), ["code: evertrain changed", "code: workload changed"]),
+        (WAS, replace(WAS, code={}), ["code: commit changed", "code: evertrain changed"]),
+        (
+            WAS,
+            replace(WAS, modules={"mywork": "1", "mymodel": "3", "more": "4"}),
+            ["code: more changed", "code: mymodel changed"],
+        ),
+        (
+            WAS,
+            replace(WAS, packages={"torch": "2.14.0", "timm": "1.1"}),
+            ["timm changed ('1.0' to '1.1')"],
+        ),
+        # Of an earlier version: the digests of the files that were named, and of no other.
+        (OLD, WAS, ["the run before recorded the digest of one file only"]),
+        (
+            replace(OLD, code=OLD.code | {"evertrain": "0.0"}),
+            WAS,
+            ["code: evertrain changed", "the run before recorded the digest of one file only"],
+        ),
         (
             WAS,
             replace(WAS, libraries={"torch": "2.14.0", "numpy": "2.4"}),

@@ -19,6 +19,7 @@ import ray
 from ray._private.ray_constants import LOG_PREFIX_ACTOR_NAME
 
 from train_core.engine.cluster.placement import Location
+from train_core.inside import mark_this_process
 
 WORK, CONTROL = "work", "control"
 """The worker's two threads: one runs functions, the other answers while they run."""
@@ -29,6 +30,7 @@ class TrainWorker:
 
     def __init__(self, preload: Sequence[str]) -> None:
         """Import the modules `preload`, which takes seconds, before they are needed."""
+        mark_this_process("worker")
         for module in preload:
             importlib.import_module(module)
         self._ready_at = time.time()

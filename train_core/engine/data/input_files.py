@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from train_core.errors import DataError, StorageError
 from train_core.storage.objects.digests import digest_of, new_digest
@@ -51,13 +52,17 @@ def hashed(store: Store, file: InputFile) -> InputFile:
 
 def read_whole(store: Store, file: InputFile) -> bytes:
     """The file's content. Raises DataError if it has changed."""
-    try:
-        data = store.read(file.name)
-    except FileNotFoundError as error:
-        raise changed(store, file) from error
-    if digest_of(data) != file.digest:
-        raise changed(store, file)
-    return data
+
+    def read() -> bytes:
+        try:
+            data = store.read(file.name)
+        except FileNotFoundError as error:
+            raise changed(store, file) from error
+        if digest_of(data) != file.digest:
+            raise changed(store, file)
+        return data
+
+    return store.verified(file.name, read, DataError)
 
 
 class VerifiedFile(RangeReader):
@@ -85,13 +90,17 @@ class VerifiedFile(RangeReader):
 
     def _block(self, number: int) -> bytes:
         if self._kept[0] != number:
-            start = number * BLOCK_BYTES
-            data = self._piece(start, min(start + BLOCK_BYTES, self._size_bytes))
-            first = number * _DIGEST_BYTES
-            if _digest(data) != self._file.block_digests[first : first + _DIGEST_BYTES]:
-                raise changed(self._store, self._file)
+            data = self._store.verified(self._key, partial(self._read_block, number), DataError)
             self._kept = number, data
         return self._kept[1]
+
+    def _read_block(self, number: int) -> bytes:
+        start = number * BLOCK_BYTES
+        data = self._piece(start, min(start + BLOCK_BYTES, self._size_bytes))
+        first = number * _DIGEST_BYTES
+        if _digest(data) != self._file.block_digests[first : first + _DIGEST_BYTES]:
+            raise changed(self._store, self._file)
+        return data
 
     def _piece(self, start: int, end: int) -> bytes:
         try:

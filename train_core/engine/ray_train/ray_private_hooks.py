@@ -44,6 +44,7 @@ from train_core.engine.ray_train.task import (
     TrainingEnds,
 )
 from train_core.errors import CheckpointError
+from train_core.inside import mark_this_process
 from train_core.storage.records.names import CHECKPOINTS, REPORTED_FOLDER, CheckpointName
 from train_core.storage.run_folder import Checkpoint as Committed
 from train_core.storage.run_writer import RunWriter
@@ -74,6 +75,7 @@ def with_intercepted_calls(function: Callable[..., Any], task: FunctionTask) -> 
     # Ray counts the parameters of what it is given, through this.
     @functools.wraps(function)
     def run(*config: Any) -> None:
+        mark_this_process("worker")
         set_up_own_logging(sys.stderr)
         utils = WorkerCalls(task)
         set_train_fn_utils(utils)

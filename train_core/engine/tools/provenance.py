@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,34 +15,44 @@ import torch
 
 from train_core.config import TrainConfig
 from train_core.loading import load_function, workload_class
+from train_core.own_code import own_code_of, owners_of, versions_of
 from train_core.storage.objects.digests import digest_of
 
 _GIT_WITHIN_S = 5.0
 
 
-def code_of(config: TrainConfig) -> dict[str, str]:
-    """The version of the code that is trained with, for `code` of run.json.
+@dataclass(frozen=True)
+class RecordedCode:
+    """The version of all code that a run was begun with."""
 
-    `evertrain` is evertrain's version, `workload` the BLAKE3 digest of the source file that has
-    the workload or the training function, and `commit` that of the git repository which tracks
-    this file. With a predictor, `predictor` is the digest of its file, and `data` that of the
-    file with the workload that names the data. What cannot be known is left out.
+    code: dict[str, str]
+    """evertrain's version, and the commit of the git repository that tracks the workload's file."""
+    modules: dict[str, str]
+    """The BLAKE3 digest of each of the user's own modules."""
+    packages: dict[str, str]
+    """The versions of the installed distributions that these import, and of what those require."""
+
+
+def code_of(config: TrainConfig) -> RecordedCode:
+    """The version of the code that is trained and scored with, for run.json.
+
+    What cannot be known is left out.
     """
-    found = {"evertrain": _version()}
     function = config.train_fn or config.trainer
-    code = load_function(function) if function else workload_class(config.workload)
-    source = _source_of(code)
-    if source is not None:
-        found["workload"] = digest_of(source.read_bytes())
-        found["commit"] = _commit(source)
+    main = load_function(function) if function else workload_class(config.workload)
+    named = [function or config.workload]
     if config.predictor:
-        for name, scoring in (
-            ("predictor", load_function(config.predictor)),
-            ("data", workload_class(config.workload)),
-        ):
-            if source := _source_of(scoring):
-                found[name] = digest_of(source.read_bytes())
-    return {name: text for name, text in found.items() if text}
+        load_function(config.predictor)
+        workload_class(config.workload)
+        named += [config.predictor, config.workload]
+    found = own_code_of(named)
+    source = _source_of(main)
+    code = {"evertrain": _version(), "commit": _commit(source) if source else ""}
+    return RecordedCode(
+        code={name: text for name, text in code.items() if text},
+        modules={name: digest_of(found.modules[name]) for name in sorted(found.modules)},
+        packages=versions_of(owners_of(found.installed)),
+    )
 
 
 def _source_of(code: Any) -> Path | None:

@@ -8,6 +8,9 @@ from typing import Any
 
 # Splits that have no digest, of a workload that names no files, may be any data.
 _UNKNOWN = "{split} data has no digest, so whether it changed is not known"
+_ONE_FILE = "the run before recorded the digest of one file only"
+# Of a run that recorded no modules: the digests of the files that were named.
+_FILES = ("workload", "predictor", "data")
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,10 @@ class Inputs:
     """The workload's, defaults included."""
     code: Mapping[str, str]
     libraries: Mapping[str, str]
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """The digest of each of the user's own modules; empty: the run did not record them."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """The versions of what these import, and of what that requires."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """The digest of each source of files that the workload names."""
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -42,7 +49,8 @@ def changes(was: Inputs, now: Inputs) -> list[str]:
         *_differing("", was.config, now.config),
         *(["the weights to begin with changed"] if was.first_weights != now.first_weights else []),
         *_scored(was, now),
-        *_differing("code: ", was.code, now.code, shows_values=False),
+        *_differing("code: ", _named_code(was), _named_code(now), shows_values=False),
+        *_own_code(was, now),
         *_differing("", was.libraries, now.libraries),
     ]
 
@@ -95,6 +103,23 @@ def _scored(was: Inputs, now: Inputs) -> Iterator[str]:
         yield f"infer_input changed ({was.scored!r} to {now.scored!r})"
     elif not now.is_split_scored and (not now.scored_state or was.scored_state != now.scored_state):
         yield f"the files at infer_input {now.scored!r} changed"
+
+
+def _named_code(found: Inputs) -> Mapping[str, str]:
+    return {name: text for name, text in found.code.items() if name not in _FILES}
+
+
+def _own_code(was: Inputs, now: Inputs) -> Iterator[str]:
+    if now.modules and not was.modules:
+        yield _ONE_FILE
+        return
+    yield from _differing("code: ", was.modules, now.modules, shows_values=False)
+    # Python's, torch's and numpy's versions are among the libraries.
+    others = [
+        {name: version for name, version in one.items() if name not in now.libraries}
+        for one in (was.packages, now.packages)
+    ]
+    yield from _differing("", *others)
 
 
 def _differing(

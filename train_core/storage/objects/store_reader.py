@@ -7,18 +7,48 @@ through `open()`, whose single stream is an order of magnitude slower on an obje
 
 from __future__ import annotations
 
+import logging
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from train_core.errors import CheckpointError, EvertrainError
 from train_core.storage.objects.backends.disk_files import TEMPORARY
 from train_core.storage.objects.retry_policy import UnfinishedError
 from train_core.storage.objects.store_folder import StoreFolder
 
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
 
 class StoreReader(StoreFolder):
     """A folder whose objects are read and listed; errors as in `StoreFolder`."""
+
+    def verified(
+        self,
+        key: str,
+        read: Callable[[], _T],
+        damage: type[EvertrainError] = CheckpointError,
+    ) -> _T:
+        """What `read` gives, which reads the object and raises `damage` if it is not as committed.
+
+        It is called once more then, past the caches of this machine: a bit that flipped in memory,
+        or on the way, is no damage of the object. Everything that verifies what it reads does it
+        here, so that two bad reads are needed before anything is refused or quarantined.
+        """
+        try:
+            return read()
+        except damage as error:
+            fault = str(error)
+        self._backend.drop_caches(self.path(key), self._guard)
+        found = read()
+        _log.warning(
+            "%s was read wrongly once, and rightly when it was read again (%s). If this happens "
+            "more often, have the memory and the disks of this machine checked",
+            *(self.uri(key), fault),
+        )
+        return found
 
     def read(self, key: str, max_bytes: int | None = None) -> bytes:
         """The whole object. Raises CheckpointError if it has more than `max_bytes`."""

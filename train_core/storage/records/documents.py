@@ -76,11 +76,15 @@ def read_document(
     written by `with_checksum` and altered, and ConfigError if a newer evertrain wrote it: such a
     one is not damaged.
     """
-    data = read_small(store, key, max_bytes)
     uri = store.uri(key)
-    # First: a flipped bit must not make it one of a newer format.
-    content = _verified(data, uri, what) if has_checksum else data
-    return parse_document(model, content, uri, what), data
+
+    def read() -> tuple[D, bytes]:
+        data = read_small(store, key, max_bytes)
+        # First: a flipped bit must not make it one of a newer format.
+        content = _verified(data, uri, what) if has_checksum else data
+        return parse_document(model, content, uri, what), data
+
+    return store.verified(key, read)
 
 
 def parse_document(model: type[D], content: bytes, uri: str, what: str) -> D:

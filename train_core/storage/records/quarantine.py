@@ -40,5 +40,10 @@ def mark_quarantined(store: Store, name: CheckpointName, reason: str) -> None:
         store.create(_key(name), QuarantineMark(reason=reason).model_dump_json().encode())
 
 
+def remove_mark(store: Store, name: CheckpointName) -> None:
+    """Delete the mark: the checkpoint counts again."""
+    store.delete(_key(name))
+
+
 def _key(name: CheckpointName) -> str:
     return f"{CHECKPOINTS}/{name}/{QUARANTINED_JSON}"

@@ -60,7 +60,15 @@ class RunRecord(BaseModel):
     )
     code: dict[str, str] = Field(
         default_factory=dict,
-        description="evertrain's version, the digest of the workload's source file, its commit.",
+        description="evertrain's version, the commit that has the workload's source file; before "
+        "`modules` was recorded, the digest of that file.",
+    )
+    modules: dict[str, str] = Field(
+        default_factory=dict, description="The digest of each of the user's own modules."
+    )
+    packages: dict[str, str] = Field(
+        default_factory=dict,
+        description="The versions of what those import, and of what that requires.",
     )
     forked_from: str = Field(default="", description="The checkpoint that the run began with.")
     origin: Origin | None = Field(default=None, description="Whose weights the run began with.")

@@ -46,15 +46,19 @@ def read_file(store: Store, key: str, entry: FileEntry) -> memoryview:
 
     if entry.size_bytes > psutil.virtual_memory().total:
         raise _too_large(store, key, entry)
-    try:
-        with _damage_named(store, key):
-            data, digest = store.load(key, entry.size_bytes)
-    except StorageError as error:
-        if isinstance(error.__cause__, MemoryError):
-            raise _too_large(store, key, entry) from error
-        raise
-    _check_digest(store, key, entry, digest)
-    return data
+
+    def read() -> memoryview:
+        try:
+            with _damage_named(store, key):
+                data, digest = store.load(key, entry.size_bytes)
+        except StorageError as error:
+            if isinstance(error.__cause__, MemoryError):
+                raise _too_large(store, key, entry) from error
+            raise
+        _check_digest(store, key, entry, digest)
+        return data
+
+    return store.verified(key, read)
 
 
 def download_file(store: Store, key: str, entry: FileEntry, local: Path) -> None:
@@ -62,10 +66,14 @@ def download_file(store: Store, key: str, entry: FileEntry, local: Path) -> None
 
     Raises CheckpointError, naming the object, if it is not what was committed.
     """
-    check_size(store, key, entry)
-    with _damage_named(store, key):
-        digest = store.download(key, local)
-    _check_digest(store, key, entry, digest)
+
+    def read() -> None:
+        check_size(store, key, entry)
+        with _damage_named(store, key):
+            digest = store.download(key, local)
+        _check_digest(store, key, entry, digest)
+
+    store.verified(key, read)
 
 
 def copy_file(store: Store, key: str, target: Store, target_key: str, entry: FileEntry) -> None:
@@ -73,28 +81,46 @@ def copy_file(store: Store, key: str, target: Store, target_key: str, entry: Fil
 
     Raises CheckpointError, and leaves no copy, if it is not what was committed.
     """
-    check_size(store, key, entry)
-    store.copy(key, target, target_key)
-    # The copy is what is used: whatever happens to the object meanwhile.
-    if fault := fault_of(target, target_key, entry):
-        target.delete(target_key)
-        raise CheckpointError(f"{store.uri(key)} is not what was committed: the copy {fault}")
+
+    def copy() -> None:
+        check_size(store, key, entry)
+        store.copy(key, target, target_key)
+        # The copy is what is used: whatever happens to the object meanwhile.
+        try:
+            _check_bytes(target, target_key, entry)
+        except CheckpointError as error:
+            target.delete(target_key)
+            raise CheckpointError(
+                f"{store.uri(key)} is not what was committed: the copy {error}"
+            ) from error
+
+    store.verified(key, copy)
 
 
 def fault_of(store: Store, key: str, entry: FileEntry) -> str:
     """What is wrong with the object, read in bounded memory; nothing if all is well."""
     try:
+        store.verified(key, lambda: _check_bytes(store, key, entry))
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def _check_bytes(store: Store, key: str, entry: FileEntry) -> None:
+    """Read the object in bounded memory. Raises CheckpointError if it is not what was committed."""
+    try:
         size, digest = store.size_bytes(key), new_digest()
         if size == entry.size_bytes:
             for chunk in store.chunks(key):
                 digest.update(chunk)
-    except FileNotFoundError:
-        return f"{key} is missing"
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{key} is missing") from error
     except CheckpointError as error:
-        return f"{key}: {error}"
+        raise CheckpointError(f"{key}: {error}") from error
     if size != entry.size_bytes:
-        return f"{key} {_other_size(size, entry)}"
-    return "" if digest.hexdigest() == entry.digest else f"{key}: its digest is another"
+        raise CheckpointError(f"{key} {_other_size(size, entry)}")
+    if digest.hexdigest() != entry.digest:
+        raise CheckpointError(f"{key}: its digest is another")
 
 
 @contextmanager

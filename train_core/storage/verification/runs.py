@@ -13,8 +13,9 @@ from typing import Any
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.checkpoints.layout import part_of
 from train_core.results import Result
-from train_core.storage.committed import Checkpoint, Scan, open_result, scan
+from train_core.storage.committed import Checkpoint, Scan, open_checkpoint, open_result, scan
 from train_core.storage.coordination import lease, pins
+from train_core.storage.coordination.fence_list import read_fence_list
 from train_core.storage.coordination.stop_request import stop_request
 from train_core.storage.records.amendments import read_amendment
 from train_core.storage.records.journal import fault_of_segment
@@ -54,6 +55,8 @@ class Verdict(Result):
     """Journal segments of a checkpoint."""
     faults: list[str] = []
     """Empty if it is what was committed."""
+    quarantined: str | None = None
+    """Why a checkpoint that is good now was quarantined, if it was."""
 
 
 class RunVerification:
@@ -123,13 +126,30 @@ class RunVerification:
                     yield verdict
         bad = {name: f"damaged: {reason}" for name, reason in found.damaged.items()}
         bad |= {name: f"newer: {reason}" for name, reason in found.newer.items()}
-        marked = self._folder.quarantined() if found.quarantined else {}
-        for text, reason in marked.items():
-            name = CheckpointName.parse(text)
-            if name and only in (None, name):
-                bad[name] = f"quarantined: {reason}"
         for name, fault in bad.items():
             yield Verdict(what=str(name), faults=[fault])
+        marked = self._folder.quarantined() if found.quarantined else {}
+        for text, reason in marked.items():
+            named = CheckpointName.parse(text)
+            if named and only in (None, named):
+                yield self._quarantined(named, reason)
+
+    def _quarantined(self, name: CheckpointName, reason: str) -> Verdict:
+        """The verdict on a checkpoint with a mark, which is read as if it had none."""
+        fault = f"quarantined: {reason}"
+        try:
+            one = open_checkpoint(self._store, name)
+        except _UNREADABLE:
+            return Verdict(what=str(name), faults=[fault])
+        segments = {file: fault_of_segment(self._store, file) for file in one.manifest.journal}
+        verdict = self._checkpoint(segments, one)
+        if verdict is None or verdict.faults:
+            return Verdict(what=str(name), faults=[fault])
+        fenced_by, listed = read_fence_list(self._store)
+        if name.attempt < fenced_by and str(name) not in listed:
+            why = "All its bytes are good now, but a later attempt began without it"
+            return Verdict(what=str(name), faults=[f"{fault}. {why}: delete its folder"])
+        return verdict.model_copy(update={"quarantined": reason})
 
     def _checkpoint(self, segments: dict[FileEntry, str], one: Checkpoint) -> Verdict | None:
         """The verdict on a checkpoint; None if it was deleted meanwhile.

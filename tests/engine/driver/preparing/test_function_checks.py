@@ -251,19 +251,19 @@ def test_run_json_has_the_digests_of_function_predictor_and_data(
 ) -> None:
     asked = request(tmp_path / "runs", **own_config(own, tmp_path))
     prepare(asked)
-    code = RunFolder(asked.storage, asked.run).record().code
-    found = {name: code[name] for name in own}
-    assert found == {name: digest_of(file.read_bytes()) for name, file in own.items()}
+    modules = RunFolder(asked.storage, asked.run).record().modules
+    for file in own.values():
+        assert modules[file.stem] == digest_of(file.read_bytes())
 
 
 def test_run_json_of_a_function_without_a_predictor_has_its_own_digest_only(
     tmp_path: Path,
 ) -> None:
     prepare(request(tmp_path))
-    code = RunFolder(str(tmp_path), "run").record().code
+    modules = RunFolder(str(tmp_path), "run").record().modules
     function = Path(digits_function.__file__).read_bytes()
-    assert code["workload"] == digest_of(function)
-    assert not code.keys() & {"predictor", "data"}
+    assert modules[digits_function.__name__] == digest_of(function)
+    assert "train_core.workloads.digits" not in modules
 
 
 @pytest.mark.promise("skip-unchanged-function")
@@ -277,7 +277,9 @@ def test_a_function_is_trained_again_where_a_file_of_its_code_has_changed(
     own[edited].write_text(own[edited].read_text() + "# another line\n")
     with caplog.at_level(logging.INFO):
         assert not prepare(request(storage, "next", skip_unchanged=True, **config)).unchanged_since
-    assert f"changed since run last: code: {edited} changed. This run trains" in caplog.text
+    assert (
+        f"changed since run last: code: {own[edited].stem} changed. This run trains" in caplog.text
+    )
 
 
 @pytest.mark.promise("skip-unchanged-function")

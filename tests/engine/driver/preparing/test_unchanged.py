@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,9 @@ def extend(folder: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("alter", "told"),
     [
-        (edit_record(code={"workload": "another"}), "code: evertrain changed; code: workload"),
+        (edit_record(code={}), "code: commit changed; code: evertrain changed"),
+        (edit_record(modules={}, packages={}), "the run before recorded the digest of one file"),
+        (edit_record(packages={"torchmetrics": "0.1"}), "torchmetrics changed ('0.1' to "),
         (edit_record(fingerprint={"torch": "1.0"}), "torch changed ('1.0' to "),
         (edit_record(config={**CONFIG, "settings": {"gone": 1}}), "settings.gone changed (1 to"),
         (edit_record(pipeline={"dry_run": True}), "no run of tests.engine.tiny:Tiny has finished"),
@@ -185,6 +188,25 @@ def test_a_run_whose_version_a_person_has_to_approve_has_the_data_without_a_repo
     assert str(raised.value) == f"{said}: nothing is trained"
     # Other data are trained.
     assert prepare(request(storage_of(last), "other", seed=1)).unchanged_since == ""
+
+
+@pytest.mark.promise("skip-unchanged")
+def test_a_module_that_the_workload_imports_is_something_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = f"own_{uuid.uuid4().hex}"
+    model = tmp_path / f"{own}_model.py"
+    model.write_text("WIDTH = 16\n")
+    work = f"from tests.engine.tiny import Tiny as Own\nfrom {own}_model import WIDTH\n"
+    (tmp_path / f"{own}.py").write_text(work)
+    storage, named = tmp_path / "runs", {"workload": f"{own}:Own"}
+    finish(request(storage, "last", **named))
+    assert prepare(request(storage, "same", **named)).unchanged_since == "last"
+    model.write_text("WIDTH = 512\n")
+    caplog.set_level(logging.INFO, "train_core.driver")
+    assert prepare(request(storage, "next", **named)).unchanged_since == ""
+    assert f"changed since run last: code: {own}_model changed. This run trains" in caplog.text
 
 
 def test_a_run_that_exists_is_always_continued(last: RunFolder) -> None:

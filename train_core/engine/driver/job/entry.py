@@ -20,6 +20,7 @@ from train_core.engine.driver.stages import stages_of
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import ClusterWorkers
 from train_core.errors import ConfigError
+from train_core.inside import mark_this_process
 from train_core.policy.end_status import EndStatus
 from train_core.proxies import ask_loopback_directly
 from train_core.storage.coordination.job_mailbox import THE_JOB, Mailbox
@@ -56,4 +57,5 @@ def main(timing: Timing = TIMING) -> None:
 
 
 if __name__ == "__main__":
+    mark_this_process("driver")
     main()

@@ -221,6 +221,7 @@ def new_record(
     files: FileList | None = None,
 ) -> RunRecord:
     """What `run.json` will say of a run that begins."""
+    code = code_of(config)
     record = RunRecord(
         name=request.run,
         flow_run=request.flow_run,
@@ -230,7 +231,9 @@ def new_record(
         fingerprint=fingerprint(config),
         datasets={split: describe_data(dataset) for split, dataset in datasets.items()},
         input_state=_input_state(request.pipeline.infer_input or ""),
-        code=code_of(config),
+        code=code.code,
+        modules=code.modules,
+        packages=code.packages,
         origin=without_login(origin) if origin else None,
     )
     return files_in_record(record, files)

@@ -103,6 +103,8 @@ def _inputs(
         config=config.deciding(),
         settings=with_known_defaults(config).without_logins().settings,
         code=record.code,
+        modules=record.modules,
+        packages=record.packages,
         libraries={
             name: version
             for name, version in record.fingerprint.items()

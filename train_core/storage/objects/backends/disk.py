@@ -6,10 +6,12 @@ import errno
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import fsspec
 
+from train_core.errors import CheckpointError
 from train_core.storage.objects import regular_files
 from train_core.storage.objects.backends import disk_files
 from train_core.storage.objects.backends.fsspec_backend import Backend
@@ -47,6 +49,14 @@ class DiskBackend(Backend):
     ) -> tuple[memoryview, str]:
         """The file as memory, and its digest; as `Backend.load`, but without a limit of time."""
         return disk_files.map_file(path, size_bytes, root)
+
+    def drop_caches(self, path: str, root: str | None) -> None:
+        """Drop the file's pages from the system's cache, but those that are mapped or unwritten."""
+        with (
+            suppress(OSError, CheckpointError, AttributeError),
+            regular_files.opened(path, root) as file,
+        ):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def names(self, left_s: float, folder: str) -> set[str]:
         """The names directly below. Raises FileNotFoundError or NotADirectoryError."""

@@ -102,6 +102,10 @@ class Backend:
                 found[posixpath.basename(path)] = self.names(left_s, path)
         return found
 
+    def drop_caches(self, path: str, root: str | None) -> None:
+        """Have the next read of the object come from the storage itself, as far as possible."""
+        self.fs.invalidate_cache(path)
+
     def load(
         self, left_s: float, path: str, root: str | None, size_bytes: int
     ) -> tuple[memoryview, str]:

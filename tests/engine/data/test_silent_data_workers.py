@@ -1,0 +1,83 @@
+"""Processes that fetch ahead and give nothing: the reason is told, and nobody waits in silence."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from train_core.engine.data import batches
+from train_core.engine.data.batches import end_processes, load_ahead
+from train_core.errors import DataError
+
+CPU = torch.device("cpu")
+
+
+class Large(Dataset[Any]):
+    """Batches that are larger than what is free in shared memory, and take none themselves."""
+
+    def __getitem__(self, _: int) -> Any:
+        free = os.statvfs("/dev/shm")
+        return "planned", {"x": torch.empty(free.f_bavail * free.f_frsize + 2**20).view(-1)}
+
+
+class Hanging(Dataset[Any]):
+    """A second batch that comes when somebody has opened the pipe."""
+
+    def __init__(self, pipe: Path) -> None:
+        self._pipe = pipe
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 1:
+            self._pipe.read_bytes()
+        return "planned", {"x": torch.full((3,), index)}
+
+
+@pytest.mark.promise("data-workers-told")
+def test_a_batch_that_does_not_fit_into_shared_memory_is_an_error_with_a_remedy() -> None:
+    loaded = load_ahead(Large(), range(4), num_processes=2, device=CPU)
+    with pytest.raises(DataError, match=r"a batch of .* MB does not fit into /dev/shm") as refused:
+        next(loaded)
+    end_processes(loaded)
+    assert "or set data_workers to 0" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.promise("data-workers-told")
+def test_a_process_that_hangs_is_told_with_the_line_that_it_is_at(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(batches, "TELL_AFTER_S", 1.0)
+    pipe, told = tmp_path / "pipe", "the training waits for data process 1 for"
+    os.mkfifo(pipe)
+
+    class Release(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith(told):
+                pipe.write_bytes(b"")
+
+    handler = Release()
+    logging.getLogger("train_core.data").addHandler(handler)
+    loaded = load_ahead(Hanging(pipe), range(3), num_processes=2, device=CPU)
+    found = [int(columns["x"][0]) for _, columns in loaded]
+    logging.getLogger("train_core.data").removeHandler(handler)
+    end_processes(loaded)
+    assert found == [0, 1, 2]
+    assert told in caplog.text
+
+
+def test_what_the_processes_send_is_what_the_rank_would_fetch(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    pipe.write_bytes(b"")
+    for num_processes in (0, 2):
+        loaded = load_ahead(Hanging(pipe), range(3), num_processes=num_processes, device=CPU)
+        assert [columns["x"].tolist() for _, columns in loaded] == [[n] * 3 for n in range(3)]
+        end_processes(loaded)

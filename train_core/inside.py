@@ -1,0 +1,75 @@
+"""Code that runs inside a process that evertrain started, or as it imports a module, starts no run.
+
+A script that calls `fit` at its top level, with its workload in the same file, is imported by the
+driver that `fit` started: each driver would start another one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FrameType
+
+from train_core.errors import WorkloadError
+from train_core.search_path import environment
+
+_VARIABLE = "EVERTRAIN_INSIDE"
+_OURS = {"train_core", "evertrain_flows", "evertrain_tasks"}
+_GUARD = 'if __name__ == "__main__":'
+_imported: ContextVar[str] = ContextVar("imported", default="")
+
+
+def environment_of(process: str, **variables: str) -> dict[str, str]:
+    """The environment of a Python process that evertrain starts, such as `driver`."""
+    return environment(**{_VARIABLE: process}, **variables)
+
+
+def mark_this_process(process: str) -> None:
+    """Mark this process, and all that it starts, as one that evertrain started."""
+    os.environ[_VARIABLE] = process
+
+
+@contextmanager
+def importing(module: str) -> Iterator[None]:
+    """Mark what this thread does as the import of a user's module."""
+    token = _imported.set(module)
+    try:
+        yield
+    finally:
+        _imported.reset(token)
+
+
+def refuse_inside() -> None:
+    """Raise WorkloadError if the caller runs inside evertrain, where nobody may start a run."""
+    module, process = _imported.get(), os.environ.get(_VARIABLE, "")
+    if not module and not process:
+        return
+    where = f"evertrain's {process}" if process else "evertrain"
+    is_import, line = _place()
+    if is_import:
+        raise WorkloadError(
+            f"{line} starts a run as it is imported, here by {where}: put what starts a run under "
+            f"`{_GUARD}`"
+        )
+    raise WorkloadError(f"{line} starts a run inside {where}: start it from a program of its own")
+
+
+def _place() -> tuple[bool, str]:
+    """Whether a module's top level leads to the call, and the line of the user's that does."""
+    nearest = ""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 (inspect takes seconds)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        # Of a program that is started as `python -m`, the name is no module's.
+        package = str(frame.f_globals.get("__package__") or name).partition(".")[0]
+        top = name.partition(".")[0]
+        if not {top, package} & _OURS and top not in sys.stdlib_module_names:
+            line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            nearest = nearest or line
+            if frame.f_code.co_name == "<module>" and name != "__main__":
+                return True, line
+        frame = frame.f_back
+    return False, nearest or "code of yours"
