@@ -384,8 +384,8 @@ HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
         "automation": "The automation runs a flow again whose process died.",
         "night-without-news": "A scheduled flow run without new data ends as Completed and begins "
         "no run.",
-        "week-is-told": "Prefect's list of flow runs, MLflow's list and `runs list` say what became "
-        "of each night: promoted, skipped, bad data, killed, rejected.",
+        "week-is-told": "Prefect's list of flow runs, MLflow's list and `runs list` say what "
+        "became of each night: promoted, skipped, bad data, killed, rejected.",
     },
 }
 """Promises whose tests take too long for `make test`, or need an S3 server or networks."""
