@@ -9,6 +9,7 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Suspended
 
 from evertrain_flows.flow_runs.following import resume_answered
@@ -35,13 +36,15 @@ def another() -> None:
 
 
 @pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncPrefectClient]:
+def client(tmp_path: Path) -> Iterator[SyncPrefectClient]:
     """Of a real server."""
     server = Server(tmp_path, isolated(tmp_path))
     server.start()
-    monkeypatch.setenv("PREFECT_API_URL", server.url)
     try:
-        with get_client(sync_client=True) as found:
+        with (
+            temporary_settings({PREFECT_API_URL: server.url}),
+            get_client(sync_client=True) as found,
+        ):
             yield found
     finally:
         server.stop()
