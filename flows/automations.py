@@ -86,8 +86,8 @@ async def _apply_one(client: PrefectClient, one: dict[str, Any], ids: Mapping[st
         await client.create_automation(core)
         return f"automation {core.name}: created"
     first, *doubles = there
-    # All fields, as Prefect sends those only that were set here.
-    asked = core.model_dump(mode="json") | {"enabled": first.enabled}
+    # Prefect sends the fields that are set here only, and its server refuses this one in an update.
+    asked = core.model_dump(mode="json", exclude={"owner_resource"}) | {"enabled": first.enabled}
     await client.update_automation(first.id, AutomationCore.model_validate(asked))
     for double in doubles:
         await client.delete_automation(double.id)

@@ -61,7 +61,7 @@ def test_a_run_that_failed_says_why_in_the_first_line_of_its_description_until_i
     why = "prepare: KeyError: 'no_such_column' (train.py, line 12, in dataset)"
     for status, says in ((EndStatus.FAILED, why), (EndStatus.FINISHED, "")):
         run.new_attempt()
-        mirror = Mirror(run.folder, tracking_uri, "nightly")
+        mirror = Mirror(run.folder, tracking_uri, "tests")
         mirror.start()
         assert mirror.close(status, why=says)
         tags = stages(tracking_uri)["pipeline"].data.tags
