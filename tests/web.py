@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,12 +32,16 @@ def served(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
 
 @contextmanager
 def refusing_proxy() -> Iterator[tuple[str, list[str]]]:
-    """The address of a proxy that refuses everything, and what it was asked for."""
+    """The address of a proxy that refuses everything, and what of this machine it was asked for.
+
+    Libraries that look for a cloud's metadata ask it for those, at a link-local address.
+    """
     asked: list[str] = []
 
     class Refuses(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.requestline)
+            if re.search(r"localhost|127\.0\.0\.1|::1", self.requestline):
+                asked.append(self.requestline)
             self.send_error(403)
 
         do_POST = do_PATCH = do_CONNECT = do_GET  # noqa: N815 (as the server looks for them)
