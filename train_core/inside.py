@@ -69,7 +69,13 @@ def _place() -> tuple[bool, str]:
         if not {top, package} & _OURS and top not in sys.stdlib_module_names:
             line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
             nearest = nearest or line
-            if frame.f_code.co_name == "<module>" and name != "__main__":
+            if frame.f_code.co_name == "<module>" and _is_imported(frame):
                 return True, line
         frame = frame.f_back
     return False, nearest or "code of yours"
+
+
+def _is_imported(module: FrameType) -> bool:
+    """Whether an import runs the module's top level, and not a program."""
+    caller = module.f_back
+    return caller is not None and "importlib._bootstrap" in caller.f_code.co_filename

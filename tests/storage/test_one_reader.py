@@ -56,6 +56,8 @@ PARSERS = {
     ("train_core/engine/ray_train/reports/committer.py", "Entry.model_validate_json"),
     ("train_core/engine/tools/isolated_call.py", "json.load"),
     ("train_core/engine/tools/standalone.py", "StandaloneTask.model_validate_json"),
+    # What pip wrote beside an installed distribution.
+    ("train_core/own_code.py", "json.loads"),
     # A model in MLflow, in the folder that MLflow has loaded.
     ("train_core/engine/tracking/serving.py", "Served.model_validate_json"),
 }

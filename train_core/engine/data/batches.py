@@ -256,7 +256,8 @@ def _in_shared_memory(batch: Any) -> Any:
     if get_worker_info() is None:
         return batch
     tensors = list(_tensors_of(batch))
-    size_bytes = sum(one.nbytes for one in tensors)
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage() for one in tensors}
+    size_bytes = sum(one.nbytes() for one in storages.values())
     try:
         room = os.statvfs(_SHARED_MEMORY)
         if room.f_bavail * room.f_frsize < size_bytes:
