@@ -18,6 +18,7 @@ import psutil
 from evertrain_flows.databases import create_prefect_database, create_tracking_database
 
 BIN = Path(sys.executable).parent
+ROOT = Path(__file__).parents[1]
 ANSWERS_WITHIN_S = 180
 """Beside other work on two cores a server needs more than a minute to begin."""
 
@@ -114,7 +115,8 @@ def ray_cluster(folder: Path, *options: str) -> Iterator[str]:
             env={
                 **os.environ,
                 "RAY_worker_niceness": "0",
-                "PYTHONPATH": str(Path(__file__).parents[1]),
+                # The checkout has `flows/` and `tasks/`, as a user's project may.
+                "PYTHONPATH": f"{ROOT}/importable:{ROOT}",
                 "PATH": f"{BIN}:{os.environ['PATH']}",
             },
         )
