@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 @pytest.fixture(scope="module")
 def site(home: Path, environment: dict[str, str], api: str) -> Iterator[Site]:
-    """A worker of its own, which does not know the checkout: that has `flows/` and `tasks/`, too."""
+    """A worker that does not know the checkout, which has a `flows/` and a `tasks/`, too."""
     own = {key: value for key, value in environment.items() if key != "PYTHONPATH"}
     made = Site(home, own, api)
     made.prefect("work-pool", "create", POOL, "--type", "process")
