@@ -174,7 +174,8 @@ def ray_cluster(folder: Path, *options: str) -> Iterator[str]:
     environment = {
         **os.environ,
         "RAY_worker_niceness": "0",
-        "PYTHONPATH": str(ROOT),
+        # The checkout has `flows/` and `tasks/`, as a user's project may.
+        "PYTHONPATH": f"{ROOT}/importable:{ROOT}",
         "PATH": f"{BIN}:{os.environ['PATH']}",
     }
     address, agent, log = f"127.0.0.1:{port}", f"127.0.0.1:{agent_port}", folder / "ray.log"

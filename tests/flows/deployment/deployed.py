@@ -179,9 +179,9 @@ class Site:
     def switch_off(self, schedule: str) -> None:
         self.prefect("deployment", "schedule", "pause", "retrain/retrain", schedule)
 
-    def worker(self) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    def worker(self, pool: str = "evertrain") -> AbstractContextManager[subprocess.Popen[bytes]]:
         """A worker that waits for runs."""
-        command = ("worker", "start", "--pool", "evertrain")
+        command = ("worker", "start", "--pool", pool)
         return running(*command, environment=self._environment, log=self._log)
 
 

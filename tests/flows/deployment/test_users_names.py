@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +17,7 @@ import yaml
 
 from benchmarks.services import ray_cluster
 from tests.flows.deployment.deployed import (
-    Prefect,
+    Site,
     filtered,
     log_of,
     own_prefect_file,
@@ -24,7 +26,18 @@ from tests.flows.deployment.deployed import (
 )
 from tests.users_project import write_project
 
+POOL = "project"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+
+@pytest.fixture(scope="module")
+def site(home: Path, environment: dict[str, str], api: str) -> Iterator[Site]:
+    """A worker that does not know the checkout, which has a `flows/` and a `tasks/`, too."""
+    own = {key: value for key, value in environment.items() if key != "PYTHONPATH"}
+    made = Site(home, own, api)
+    made.prefect("work-pool", "create", POOL, "--type", "process")
+    with made.worker(POOL):
+        yield made
 
 
 @pytest.fixture(params=["this machine", "a cluster"])
@@ -44,7 +57,7 @@ def parameters(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[
 
 @pytest.mark.promise("own-names")
 def test_it_is_deployed_from_its_folder_and_trains(
-    prefect: Prefect, api: str, tmp_path: Path, parameters: dict[str, object]
+    site: Site, api: str, tmp_path: Path, parameters: dict[str, object]
 ) -> None:
     run = f"named-{len(parameters)}"
     project = tmp_path / "project"
@@ -56,15 +69,15 @@ def test_it_is_deployed_from_its_folder_and_trains(
         "env": {"PYTHONSAFEPATH": "1"},
     }
     training = {"run": run, "workload": "mine:Mine", "epochs": 1, "gate": False, **parameters}
-    deploy(prefect, project, "project", training, isolated)
-    prefect("deployment", "run", "retrain/project", "--watch")
+    deploy(site, project, "project", training, isolated)
+    site.prefect("deployment", "run", "retrain/project", "--watch")
     assert state(api, run) == "COMPLETED", log_of(api, run)
 
 
 def test_a_deployment_of_an_earlier_evertrain_fails_at_once_and_says_which_module_it_wants(
-    prefect: Prefect, api: str, home: Path, tmp_path: Path
+    site: Site, api: str, home: Path, tmp_path: Path
 ) -> None:
-    deploy(prefect, tmp_path, "earlier", {"run": "earlier"}, {})
+    deploy(site, tmp_path, "earlier", {"run": "earlier"}, {})
     (found,) = filtered(api, "deployments", deployments={"name": {"any_": ["earlier"]}})
     asked = urllib.request.Request(
         f"{api}/deployments/{found['id']}",
@@ -72,8 +85,15 @@ def test_a_deployment_of_an_earlier_evertrain_fails_at_once_and_says_which_modul
         {"Content-Type": "application/json"},
         method="PATCH",
     )
-    urllib.request.urlopen(asked, timeout=60).close()
-    prefect("deployment", "run", "retrain/earlier")
+
+    def is_patched() -> bool:
+        # On a busy machine the server's database is locked at times.
+        with suppress(urllib.error.HTTPError), urllib.request.urlopen(asked, timeout=60):
+            return True
+        return False
+
+    wait_for(is_patched, home)
+    site.prefect("deployment", "run", "retrain/earlier")
 
     def ended() -> list[dict[str, Any]]:
         runs = filtered(api, "flow_runs", deployments={"name": {"any_": ["earlier"]}})
@@ -85,7 +105,7 @@ def test_a_deployment_of_an_earlier_evertrain_fails_at_once_and_says_which_modul
 
 
 def deploy(
-    prefect: Prefect,
+    site: Site,
     folder: Path,
     name: str,
     parameters: dict[str, object],
@@ -96,6 +116,6 @@ def deploy(
     deployed = yaml.safe_load(file.read_text())
     (retrain,) = (one for one in deployed["deployments"] if one["name"] == "retrain")
     retrain["name"] = name
-    retrain["work_pool"]["job_variables"] = job_variables
+    retrain["work_pool"] = {"name": POOL, "job_variables": job_variables}
     file.write_text(yaml.safe_dump(deployed | {"deployments": [retrain]}))
-    prefect("deploy", "--all", folder=folder)
+    site.prefect("deploy", "--all", folder=folder)
