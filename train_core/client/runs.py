@@ -23,8 +23,9 @@ from train_core.storage.addresses import absolute
 from train_core.storage.cleanup.orphans import abort_uploads
 from train_core.storage.cleanup.prune import Finding, Pruning
 from train_core.storage.coordination import lease, pins
-from train_core.storage.coordination.holder import Holder
+from train_core.storage.coordination.holder import Holder, Life
 from train_core.storage.coordination.stop_request import ask_to_stop
+from train_core.storage.coordination.timing import UPKEEP
 from train_core.storage.fork import fork_checkpoint
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.registered_models.model_registry import ModelRegistry, championships
@@ -103,7 +104,7 @@ def refuse_driven(folder: RunFolder) -> None:
     except StorageError:
         # The caller's next request to the storage reports its error.
         return
-    if holder is not None and holder.is_local:
+    if holder is not None and holder.life is Life.ALIVE:
         raise RunBusyError(folder.name, str(holder))
 
 
@@ -131,7 +132,7 @@ def delete_run(run: Run | RunFolder, tracking_uri: str = "") -> None:
     refuse_driven(folder)
     refuse_champion(folder)
     # The lease of a driver that died on another machine is taken over after its heartbeat stopped.
-    held = lease.acquire(folder.store, folder.name)
+    held = lease.acquire(folder.store, folder.name, timing=UPKEEP)
     try:
         with lease.alive(held):
             # It may have become one until the lease was there.
@@ -172,7 +173,7 @@ def prune_run(
     pruning = Pruning(folder, asked, datetime.now(UTC), ignored)
     if dry_run:
         return pruning.survey(lease.newest_attempt(folder.store) + 1)
-    held = begin_attempt(folder)
+    held = begin_attempt(folder, timing=UPKEEP)
     with lease.alive_until_released(held):
         found = pruning.carry_out(held.attempt)
     if release_models_in:

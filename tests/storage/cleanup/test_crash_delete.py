@@ -53,7 +53,11 @@ def begun(folder: RunFolder) -> RunFolder:
         commit(folder, step, accuracy)
     save(folder, 5, attempt=1)
     folder.store.write("journal/steps-00000005-00000005-a0001.jsonl", b"{}\n")
-    dead = Holder.here().model_copy(update={"process_started": 1.0}).model_dump_json()
+    dead = (
+        Holder.here()
+        .model_copy(update={"process_started": 1.0, "process_start": ""})
+        .model_dump_json()
+    )
     pin = f'{{"why": "infer", "created_at": "2026-01-01T00:00:00Z", "holder": {dead}}}'
     folder.store.write("pins/step-00000002-a0001/infer-1.json", pin.encode())
     return folder

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -197,7 +198,9 @@ def test_a_replaced_attempt_collects_nothing(folder: RunFolder) -> None:
 def test_pins_of_the_dead_and_of_deleted_checkpoints_are_swept(folder: RunFolder) -> None:
     committed = left_by_a_dead_attempt(folder)
     lasting = pin(folder.store, committed, "me", "I look at it", is_lasting=True)
-    dead = Holder.here().model_copy(update={"process_started": 1.0}).model_dump()
+    dead = (
+        Holder.here().model_copy(update={"process_started": 1.0, "process_start": ""}).model_dump()
+    )
     content = {"why": "infer", "created_at": "2026-01-01T00:00:00Z", "holder": dead}
     folder.store.write(f"pins/{committed}/infer-1.json", json.dumps(content).encode())
     folder.store.write("pins/step-00000077-a0001/infer-1.json", b"of a checkpoint that is gone")
@@ -277,3 +280,18 @@ def test_temporary_files_of_killed_processes_are_deleted(folder: RunFolder) -> N
             os.utime(path, (0, 0))
         collect_orphans(RunWriter(folder, held.attempt))
         assert list(place.iterdir()) == [Path(ours)]
+
+
+def test_a_clock_that_is_ahead_of_the_disks_server_deletes_no_file_that_is_being_written(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files' times are the server's of a shared disk; this machine's clock is another."""
+    place = Path(folder.url) / "checkpoints/step-00000001-a0001"
+    place.mkdir(parents=True)
+    # Of another machine: no process here has such a number.
+    written = place / ".tmp-99999999999999999999-0a1b"
+    written.touch()
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 3600)
+    folder.store.sweep()
+    assert written.exists()

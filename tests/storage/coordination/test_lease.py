@@ -15,7 +15,7 @@ from tests.storage.samples import commit, manifest, save
 from train_core.errors import FencedError, RunBusyError, StorageError
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.fence_list import read_fence_list
-from train_core.storage.coordination.holder import Holder
+from train_core.storage.coordination.holder import Holder, Life
 from train_core.storage.coordination.lease import Lease, LeaseHeartbeat
 from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.retry_policy import DEFAULT
@@ -227,8 +227,9 @@ def test_a_process_with_the_number_of_a_dead_one_is_not_the_holder(
     held = begin_attempt(local_folder)
     holder = lease.holder_of(held.store)
     assert holder is not None
-    assert holder.is_alive
-    assert not holder.model_copy(update={"process_started": 1.0}).is_alive
+    assert holder.life is Life.ALIVE
+    another = {"process_started": 1.0, "process_start": f"1{holder.process_start}"}
+    assert holder.model_copy(update=another).life is Life.DEAD
 
 
 def test_of_drivers_that_start_together_one_gets_the_run(local_folder: RunFolder) -> None:

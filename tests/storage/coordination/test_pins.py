@@ -253,7 +253,7 @@ def test_one_that_deletes_while_somebody_pins_steps_back(
 
 def test_a_deletion_that_died_keeps_nobody_from_pinning(folder: RunFolder) -> None:
     first, _, _ = three(folder)
-    gone = Holder.here().model_copy(update={"process_started": 1.0})
+    gone = Holder.here().model_copy(update={"process_started": 1.0, "process_start": ""})
     announced = pins.Pin(why="deletion", created_at="2026-01-01", holder=gone, attempt=1)
     key = f"{PINS}/{first}/deletion-a0001.json"
     folder.store.write(key, announced.model_dump_json().encode())

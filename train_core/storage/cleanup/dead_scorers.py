@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from train_core.errors import EvertrainError
 from train_core.storage.cleanup.orphans import delete_unfinished_results
 from train_core.storage.coordination import pins
-from train_core.storage.coordination.heartbeat import HeartbeatObserver
+from train_core.storage.coordination.heartbeat import HeartbeatObserver, probing_writes
 from train_core.storage.coordination.job_mailbox import Mailbox, heartbeats_of_scorers
 from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.retry_policy import SHORT
@@ -48,8 +48,14 @@ def _clear_dead_scorers(folder: RunFolder, observers: _Observers, timing: Timing
     store = folder.store
     if not (unmoved := _unmoved(store, observers)):
         return
-    # After an outage, heartbeats may not have come to move again.
-    time.sleep(timing.mailbox_standstill_s)
+    # After an outage, heartbeats may not have come to move again; one that begins here keeps them.
+    begin, slowest_s = time.monotonic(), 0.0
+    with probing_writes(store) as probe:
+        while (
+            time.monotonic() - begin < timing.mailbox_standstill_s + timing.slow_reads * slowest_s
+        ):
+            slowest_s = max(slowest_s, probe())
+            time.sleep(timing.mailbox_poll_interval_s)
     for job in _unmoved(store, unmoved):
         Mailbox(store, job).clear()
         pins.sweep_ended(store)

@@ -1,21 +1,26 @@
 """Heartbeats: a counter that a process moves while it lives, and how others judge it.
 
 The counter lies in a small object. An observer compares no clocks: on its own monotonic clock it
-measures for how long the counter has not moved while the storage could be read.
+measures for how long the counter has not moved while the storage could be read, and written.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 
 from train_core.errors import StorageError
+from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import Count
+from train_core.storage.records.names import LEASES
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -91,3 +96,24 @@ class HeartbeatObserver(Generic[_T]):
     def still_s(self, now: float) -> float:
         """For how many seconds it has not moved."""
         return now - self.moved_at
+
+
+@contextmanager
+def probing_writes(store: Store) -> Iterator[Callable[[], float]]:
+    """Give a function that writes a small object of the run: how many seconds that took.
+
+    A storage that can be read may take no writes: then no heartbeat moves, and all live. The
+    function raises StorageError if the storage takes none within the store's retry policy.
+    """
+    key = f"{LEASES}/probe-{uuid.uuid4().hex}"
+
+    def write() -> float:
+        begin = time.monotonic()
+        store.write(key, b"")
+        return time.monotonic() - begin
+
+    try:
+        yield write
+    finally:
+        with suppress(StorageError):
+            store.delete(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Self
@@ -13,6 +14,18 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
 
 from train_core.storage.records.documents import Text
+
+PROC = Path("/proc")
+_ZOMBIE_OR_DEAD = frozenset({"Z", "X", "x"})
+
+
+class Life(Enum):
+    """Whether a process runs, as far as this machine can tell."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+    """It ran on another machine, or the system hides it: only its heartbeat tells."""
 
 
 class Holder(BaseModel):
@@ -24,17 +37,23 @@ class Holder(BaseModel):
     machine: Text
     pid: int = Field(ge=0, lt=2**31)
     process_started: NonNegativeFloat
+    """By the wall clock, for machines without `/proc` and versions that know nothing else."""
+    process_start: Text = ""
+    """By a clock that nobody sets, as of `_start_of`; empty: there is no `/proc`."""
     token: Text
     """Tells two holds apart, also those of one process."""
 
     @classmethod
     def here(cls) -> Self:
         """This process, under a token of its own."""
+        pid = os.getpid()
+        found = _stat_of(pid)
         return cls(
             host=socket.gethostname(),
             machine=_machine(),
-            pid=os.getpid(),
+            pid=pid,
             process_started=psutil.Process().create_time(),
+            process_start=_start_of(found) if found else "",
             token=uuid.uuid4().hex,
         )
 
@@ -47,14 +66,73 @@ class Holder(BaseModel):
         return self.machine == _machine()
 
     @property
-    def is_alive(self) -> bool:
-        """Whether the process, which ran on this machine, still runs."""
+    def life(self) -> Life:
+        """Whether the process still runs."""
+        if not self.is_local:
+            return Life.UNKNOWN
+        try:
+            found = _stat_of(self.pid)
+        except OSError:
+            return _life_of_hidden(self.pid)
+        if found is None or not self.process_start:
+            return self._life_by_wall_clock()
+        start, (state, *_) = _start_of(found), found
+        if _clock_of(start) != _clock_of(self.process_start):
+            return Life.UNKNOWN
+        is_it = start == self.process_start and state not in _ZOMBIE_OR_DEAD
+        return Life.ALIVE if is_it else Life.DEAD
+
+    def _life_by_wall_clock(self) -> Life:
+        """For what an earlier version wrote, and for machines without `/proc`."""
         try:
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.process_started) < 1
-            return same and bool(process.status() != psutil.STATUS_ZOMBIE)
+            is_zombie = process.status() == psutil.STATUS_ZOMBIE
+            return Life.ALIVE if same and not is_zombie else Life.DEAD
+        except psutil.ZombieProcess:
+            return Life.DEAD
         except psutil.NoSuchProcess:
-            return False
+            return _life_of_hidden(self.pid)
+        except psutil.AccessDenied:
+            return Life.UNKNOWN
+
+
+def _stat_of(pid: int) -> list[str] | None:
+    """The fields of `/proc/PID/stat` from the third on; None if the system has none.
+
+    Raises OSError if there is no such process, or if it is hidden.
+    """
+    if not (PROC / "self" / "stat").exists():
+        return None
+    # The second field, the program's name in brackets, may hold blanks and brackets.
+    return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+def _start_of(stat: list[str]) -> str:
+    """When the process started, in the system's ticks, and the clock that they are counted by.
+
+    A time namespace has a clock of its own. The wall clock has no part in either.
+    """
+    try:
+        clock = str((PROC / "self" / "ns" / "time").readlink())
+    except OSError:  # a kernel without time namespaces
+        clock = ""
+    return f"{stat[19]} {clock}"
+
+
+def _clock_of(start: str) -> str:
+    return start.partition(" ")[2]
+
+
+def _life_of_hidden(pid: int) -> Life:
+    """Of a process that cannot be looked at: `/proc` may hide what other users run (`hidepid`)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return Life.DEAD
+    except OSError:  # it belongs to another user
+        pass
+    return Life.UNKNOWN
 
 
 @cache

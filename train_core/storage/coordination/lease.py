@@ -21,8 +21,9 @@ from train_core.storage.coordination.heartbeat import (
     Heartbeat,
     HeartbeatObserver,
     HeartbeatSender,
+    probing_writes,
 )
-from train_core.storage.coordination.holder import Holder
+from train_core.storage.coordination.holder import Holder, Life
 from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.retry_policy import SHORT, RetryPolicy
 from train_core.storage.objects.store import Store
@@ -156,7 +157,7 @@ def holder_and_end(store: Store) -> tuple[Holder | None, str]:
     if heartbeat.released:
         return None, heartbeat.end
     holder = _holder(store, attempt)
-    return (None if holder.is_local and not holder.is_alive else holder), ""
+    return (None if holder.life is Life.DEAD else holder), ""
 
 
 def read(store: Store, attempt: int) -> tuple[Holder, LeaseHeartbeat]:
@@ -176,8 +177,8 @@ def end_of(store: Store, attempt: int) -> str:
 def is_over(store: Store, attempt: int, newest: int | None = None) -> bool:
     """Whether nothing more of the attempt can count, and its process is gone as far as can be told.
 
-    `newest` is the newest attempt; giving it spares a listing. A process elsewhere counts as gone
-    once a newer attempt has the run: its heartbeat stood still.
+    `newest` is the newest attempt; giving it spares a listing. A process that this machine cannot
+    look at counts as gone once a newer attempt has the run: its heartbeat stood still.
     """
     if _heartbeat(store, attempt).released:
         return True
@@ -186,8 +187,8 @@ def is_over(store: Store, attempt: int, newest: int | None = None) -> bool:
     except FileNotFoundError:
         # Nobody ever drove under this number: the files were copied here by a fork.
         return True
-    if holder.is_local:
-        return not holder.is_alive
+    if (life := holder.life) is not Life.UNKNOWN:
+        return life is Life.DEAD
     return attempt < (newest_attempt(store) if newest is None else newest)
 
 
@@ -216,28 +217,43 @@ def _wait_until_free(store: Store, run: str, attempt: int, timing: Timing) -> st
     """Return when nobody drives the run any more: how it ended, if that is known."""
     holder = _holder(store, attempt)
     begin = time.monotonic()
-    observer: HeartbeatObserver[int] | None = None
-    slowest_s = 0.0
     while True:
-        asked_at = time.monotonic()
         heartbeat = _heartbeat(store, attempt)
         if heartbeat.released:
             return heartbeat.end
-        if holder.is_local:
-            if not holder.is_alive:
-                return ""
-            if time.monotonic() - begin > timing.dying_grace_s:
-                raise RunBusyError(run, str(holder))
-        elif observer is None:
-            observer = HeartbeatObserver(heartbeat.counter, time.monotonic())
-        elif observer.observe(heartbeat.counter, time.monotonic()):
-            raise RunBusyError(run, str(holder))
-        # Between the first answer and the last question it did not move for certain. Where reading
-        # a heartbeat takes long, so does writing one: the storage was away, or is slow.
-        elif observer.still_s(asked_at) > timing.standstill_s + timing.slow_reads * slowest_s:
+        if (life := holder.life) is Life.DEAD:
             return ""
-        slowest_s = max(slowest_s, time.monotonic() - asked_at)
+        if life is Life.UNKNOWN:
+            return _wait_for_standstill(store, run, attempt, timing)
+        if time.monotonic() - begin > timing.dying_grace_s:
+            raise RunBusyError(run, str(holder))
         time.sleep(timing.lease_poll_interval_s)
+
+
+def _wait_for_standstill(store: Store, run: str, attempt: int, timing: Timing) -> str:
+    """Return when the heartbeat of a holder that cannot be looked at has stood still for long.
+
+    The storage has to answer, and to take writes, all the while: where it is away from the holder,
+    too, the holder lives and its heartbeat stands still.
+    """
+    observer: HeartbeatObserver[int] | None = None
+    slowest_s = 0.0
+    with probing_writes(store) as probe:
+        while True:
+            asked_at = time.monotonic()
+            heartbeat = _heartbeat(store, attempt)
+            if heartbeat.released:
+                return heartbeat.end
+            if observer is None:
+                observer = HeartbeatObserver(heartbeat.counter, time.monotonic())
+            elif observer.observe(heartbeat.counter, time.monotonic()):
+                raise RunBusyError(run, str(_holder(store, attempt)))
+            # Between the first answer and the last question it did not move for certain. Where
+            # reading a heartbeat or writing takes long, so does writing a heartbeat.
+            elif observer.still_s(asked_at) > timing.standstill_s + timing.slow_reads * slowest_s:
+                return ""
+            slowest_s = max(slowest_s, time.monotonic() - asked_at, probe())
+            time.sleep(timing.lease_poll_interval_s)
 
 
 def _holder(store: Store, attempt: int) -> Holder:

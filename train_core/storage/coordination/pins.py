@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from train_core.errors import CheckpointError, ConfigError, StorageError
 from train_core.storage.coordination import job_mailbox, lease
 from train_core.storage.coordination.fence_list import read_fence_list
-from train_core.storage.coordination.holder import Holder
+from train_core.storage.coordination.holder import Holder, Life
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import LARGEST_NUMBER, SMALL_BYTES, Text, read_document
 from train_core.storage.records.manifest import is_committed
@@ -90,8 +90,8 @@ class FoundPin:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it ends with a process of another machine, which cannot be looked at."""
-        return bool(self.pin and self.pin.holder and not self.pin.holder.is_local)
+        """Whether it ends with a process of another machine, or one that the system hides."""
+        return bool(self.pin and self.pin.holder and self.pin.holder.life is Life.UNKNOWN)
 
     @property
     def is_deletion(self) -> bool:
@@ -281,4 +281,4 @@ def _is_valid(found: FoundPin, standing: _Standing) -> bool:
     if pin.job and not standing.has_calls(pin.job):
         return False
     # What runs elsewhere cannot be looked at: its pin holds until somebody says otherwise.
-    return pin.holder.is_alive if pin.holder.is_local else True
+    return pin.holder.life is not Life.DEAD

@@ -21,7 +21,7 @@ class Timing:
     standstill_s: float = 10.0
     """A holder elsewhere whose heartbeat has not moved for so long is dead."""
     slow_reads: int = 3
-    """Where reading a heartbeat is slow, the standstill is longer by so many readings."""
+    """Where a read or a write is slow, the standstill is longer by so many of the slowest."""
     dying_grace_s: float = 3.0
     """For the old driver of a killed program, on this machine, to notice and to end."""
     lease_poll_interval_s: float = 0.2
@@ -48,3 +48,7 @@ class Timing:
 
 
 TIMING = Timing()
+
+UPKEEP = Timing(standstill_s=60.0)
+"""For `mirror`, `prune` and `delete`, which can wait: a storage that is away from the holder alone,
+for less than that, shall not cost a training."""

@@ -10,6 +10,7 @@ from train_core.policy.logins import public_uri
 from train_core.results import Tracking
 from train_core.storage.committed_validations import committed_validations
 from train_core.storage.coordination import lease
+from train_core.storage.coordination.timing import UPKEEP
 from train_core.storage.predictions import committed_predictions
 from train_core.storage.registered_models.decisions import gate_result, newest_decisions
 from train_core.storage.run_folder import RunFolder
@@ -30,7 +31,7 @@ def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> T
     wrote it, and TrackingError if MLflow refuses, cannot show a part of the run, or has not
     received everything within `catch_up_s`.
     """
-    held = lease.acquire(folder.store, folder.name)
+    held = lease.acquire(folder.store, folder.name, timing=UPKEEP)
     with lease.alive_until_released(held):
         report = read_report(folder)
         found = report.model_dump() if report else None

@@ -7,7 +7,6 @@ import mmap
 import os
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -45,14 +44,26 @@ def sweep(folder: str, abandoned_s: float) -> None:
 
     Another machine's process counts as killed if its file has not changed for `abandoned_s`.
     """
-    for path in Path(folder).rglob(f"{TEMPORARY}*"):
-        writer = _WRITER.match(path.name)
-        if writer and _is_alive(int(writer[1])):
-            continue
+    found = [
+        path
+        for path in Path(folder).rglob(f"{TEMPORARY}*")
+        if not ((writer := _WRITER.match(path.name)) and _is_alive(int(writer[1])))
+    ]
+    if not found:
+        return
+    now = _now_of_disk(folder)
+    for path in found:
         with suppress(FileNotFoundError):
             # Another machine, whose processes are not seen here, may just be writing.
-            if time.time() - path.stat().st_mtime > abandoned_s:
+            if now - path.stat().st_mtime > abandoned_s:
                 path.unlink()
+
+
+def _now_of_disk(folder: str) -> float:
+    """The time by the clock of whichever server keeps the disk: that of a file just written."""
+    with temporary_beside(os.path.join(folder, "now")) as path:
+        write_new(path, b"", durable=True)
+        return os.stat(path).st_mtime
 
 
 def _is_alive(pid: int) -> bool:
