@@ -156,8 +156,9 @@ class Workload(Generic[SettingsT]):
         """Restore the state that `state_dict` returned."""
 
     def example(self) -> dict[str, npt.NDArray[Any]]:
-        """Two raw samples without targets, for the model's signature."""
-        columns = fetch(indexed(self, "validation"), np.arange(2))
+        """Two raw samples without targets, or the only one, for the model's signature."""
+        dataset = indexed(self, "validation")
+        columns = fetch(dataset, np.arange(min(2, len(dataset))))
         return {name: array for name, array in columns.items() if name not in self.target_columns}
 
 
