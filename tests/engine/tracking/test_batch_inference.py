@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from tests.engine.tracking.run_builder import RunBuilder
 from train_core.client.isolated import mirror_predictions
 from train_core.engine.tracking.batch_inference import show_batch_inference
 from train_core.engine.tracking.delivery.catch_up import catch_up
+from train_core.engine.tracking.mlflow_runs import MlflowRuns, Stage
+from train_core.engine.tracking.show_stages import show_predictions
 from train_core.errors import StageError, TrackingError
 from train_core.results import CheckpointSummary, PredictionsResult
 
@@ -101,3 +105,32 @@ def test_a_server_that_is_down_is_an_error_of_the_isolated_call(
     result = run.predict(run.commit(range(1, 30), finished=True))
     with pytest.raises(StageError):
         mirror_predictions(run.folder, result, server.uri)
+
+
+class Racing(MlflowRuns):
+    """Creates the nested run only when another one has looked for it as well, and found none."""
+
+    both = threading.Barrier(2)
+
+    def _create(self, stage: Stage) -> Run:
+        if stage == "infer":
+            self.both.wait(60)
+        return super()._create(stage)
+
+
+def test_two_batch_inferences_at_once_make_one_nested_run(
+    run: RunBuilder, tracking_uri: str
+) -> None:
+    best = ended(run, tracking_uri)
+    results = [run.predict(best, suffix) for suffix in ("-00000001", "-00000002")]
+    racing = [Racing(run.folder, tracking_uri, "tests", is_live=False) for _ in results]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(show_predictions, racing, results))
+    # `stages` finds one run of each stage, or fails.
+    names = shown(tracking_uri)[1]
+    assert names == {f"predictions/{result.uri.rpartition('/')[2]}.json" for result in results}
+    # Whoever deletes it gets another one with the next inference, and all share that.
+    MlflowClient(tracking_uri).delete_run(infer(tracking_uri).info.run_id)
+    for result in results:
+        show_predictions(MlflowRuns(run.folder, tracking_uri, "tests", is_live=False), result)
+    assert shown(tracking_uri)[1] == names

@@ -18,6 +18,7 @@ def show_batch_inference(run_url: str, predictions_url: str, tracking_uri: str) 
     ONE_QUESTION.apply()
     from train_core.engine.tracking.existing_mlflow_runs import has_run
     from train_core.engine.tracking.mlflow_runs import MlflowRuns
+    from train_core.engine.tracking.models.registered import raise_refused
     from train_core.engine.tracking.show_stages import show_predictions
 
     folder = RunFolder.at(run_url)
@@ -28,3 +29,4 @@ def show_batch_inference(run_url: str, predictions_url: str, tracking_uri: str) 
     for result in committed_predictions(folder):
         if result.uri == predictions_url:
             show_predictions(runs, result)
+    raise_refused(runs)

@@ -11,24 +11,29 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from itertools import count
 from typing import Literal
 
 from mlflow.entities import LoggedModel, Run, RunTag
+from mlflow.exceptions import MlflowException
 from mlflow.utils import mlflow_tags
 
 from train_core.engine.tracking.description.datasets import dataset_input, dataset_inputs
 from train_core.engine.tracking.description.note import Links, Outcome, note
 from train_core.engine.tracking.description.parameters import parameters
 from train_core.engine.tracking.existing_mlflow_runs import ID_TAG, STAGE_TAG
-from train_core.engine.tracking.mlflow_server import client_of, experiment_id
+from train_core.engine.tracking.mlflow_server import Failure, experiment_id, failure_of
+from train_core.engine.tracking.refusals import Refusals, passing_client
 from train_core.engine.tracking.send_metrics import (
     MAX_METRICS,
     POSITION_TAG,
     Counters,
     ModelLink,
+    Naming,
     Position,
+    earlier_key_of,
+    key_of,
     metrics_of,
-    plain_key,
     send_entries,
 )
 from train_core.errors import CheckpointError, ConfigError
@@ -47,8 +52,14 @@ _RUN = "evertrain.run"
 _JOB = "evertrain.ray_job"
 _FLOW_RUN = "evertrain.flow_run"
 _DECISION = "evertrain.gate"
+_NAMES, _ESCAPED = "evertrain.names", "escaped"
+"""The tag of a run whose metrics and parameters are called as of `key_of`."""
+NOT_SHOWN = "evertrain.not_shown"
+"""What MLflow refused of the run, and why."""
+_INFER_RUN = "evertrain.infer_run"
+"""The parameter of the parent with the nested run of batch inferences: the first one counts."""
 
-_MAX_PARAMS = 100
+_MAX_PARAMS, _MAX_TAG = 100, 5000
 
 
 class MlflowRuns:
@@ -67,9 +78,11 @@ class MlflowRuns:
         is_live: bool = True,
         job_url: str = "",
         outcome: Outcome | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
         self._is_live = is_live
-        self.client = client_of(tracking_uri)
+        self.refusals = refusals or Refusals()
+        self.client = passing_client(tracking_uri, self.refusals)
         self.folder = folder
         self.record = folder.record()
         self._id = folder.record_digest()
@@ -77,11 +90,15 @@ class MlflowRuns:
         self._ids: dict[Stage, str] = {}
         self._statuses: dict[Stage, str] = {}
         self._outcome = outcome
-        self.counters = Counters()
+        self.naming: Naming = key_of
+        self._reached = Position()
+        """How much of the journal was sent by this process, what MLflow refused included."""
         self.known_models: dict[str, LoggedModel] | None = None
         """The run's models by their checkpoints' digests, once MLflow was asked."""
         self.training: Stage = "train" if self._find("train") else "pipeline"
         """Whose run has the training: `train` if an earlier version of evertrain began the run."""
+        self.run_id("pipeline")
+        self.counters = Counters(self.naming)
         self._send_record(job_url)
         self.set_status("pipeline", "RUNNING")
         if is_live:
@@ -89,8 +106,12 @@ class MlflowRuns:
 
     def run_id(self, stage: Stage) -> str:
         """The MLflow run of a stage, found by its tags or created."""
-        if stage not in self._ids and not self._find(stage):
-            self._note(stage, self._create(stage))
+        if stage not in self._ids:
+            is_found = self._find(stage)
+            if not is_found:
+                self._note(stage, self._create(stage))
+            if stage == "infer":
+                self._agree_on(stage, is_own=not is_found)
         return self._ids[stage]
 
     def status(self, stage: Stage) -> str:
@@ -118,6 +139,7 @@ class MlflowRuns:
         if self._is_live or status == EndStatus.FINISHED or self.status("pipeline") == "RUNNING":
             self.set_status("pipeline", status)
         self.describe()
+        self._tell_refusals()
 
     def describe(self, outcome: Outcome | None = None) -> None:
         """Write the run's description anew, with the outcome once there is one."""
@@ -143,7 +165,7 @@ class MlflowRuns:
 
     def mirrored(self) -> Position:
         """How much of the journal MLflow has."""
-        return Position.parse(self.tag(self.training, POSITION_TAG))
+        return max(Position.parse(self.tag(self.training, POSITION_TAG)), self._reached)
 
     def log_entries(self, entries: Iterable[Entry], after: Position) -> None:
         """Send the journal entries after a position, with `send_metrics.send_entries`.
@@ -151,7 +173,7 @@ class MlflowRuns:
         The first call's are all of the journal, as its counters are increases.
         """
         run_id = self.run_id(self.training)
-        send_entries(self.client, run_id, entries, after, self.counters)
+        self._reached = send_entries(self.client, run_id, entries, after, self.counters)
 
     def log_metrics(
         self,
@@ -163,9 +185,9 @@ class MlflowRuns:
         link: ModelLink | None = None,
     ) -> None:
         """Send metrics of one step, also to the model of `link`. The same again changes nothing."""
-        metrics = metrics_of(values, step, time_s, link)
+        metrics = metrics_of(values, step, time_s, link, naming=self.naming)
         for start in range(0, len(metrics), MAX_METRICS):
-            self.client.log_batch(self.run_id(stage), metrics[start : start + MAX_METRICS])
+            self.client.log_all(self.run_id(stage), metrics[start : start + MAX_METRICS])
 
     def log_system_metrics(self, values: Mapping[str, float], time_s: float) -> None:
         """Send a sample of the machine's load at a step that no other sample has."""
@@ -189,18 +211,18 @@ class MlflowRuns:
         """
         run_id = self.run_id("pipeline")
         known = self.client.get_run(run_id).data.metrics
-        for key, value in values.items():
-            at, then_s = 0, time_s
-            if plain_key(key) in known:
-                history = self.client.get_metric_history(run_id, plain_key(key))
+        for name, value in values.items():
+            at, then_s, key = 0, time_s, self.naming(name)
+            if key in known:
+                history = self.client.get_metric_history(run_id, key)
                 same = [point for point in history if _is_same(point.value, value)]
                 at = same[0].step if same else step
                 then_s = same[0].timestamp / 1000 if same else time_s
-            self.log_metrics("pipeline", {key: value}, step=at, time_s=then_s, link=link)
+            self.log_metrics("pipeline", {name: value}, step=at, time_s=then_s, link=link)
 
     def set_tags(self, stage: Stage, tags: Mapping[str, str]) -> None:
         """Set tags of a stage's run."""
-        self.client.log_batch(self.run_id(stage), tags=[RunTag(*tag) for tag in tags.items()])
+        self.client.log_all(self.run_id(stage), [RunTag(*tag) for tag in tags.items()])
 
     def tag(self, stage: Stage, name: str) -> str:
         """The value of a tag that MLflow has; empty if it has none."""
@@ -226,15 +248,56 @@ class MlflowRuns:
 
     def _note(self, stage: Stage, run: Run) -> None:
         self._ids[stage], self._statuses[stage] = run.info.run_id, run.info.status
+        if stage == "pipeline":
+            is_new = run.data.tags.get(_NAMES) == _ESCAPED
+            self.naming = key_of if is_new else earlier_key_of
 
     def _create(self, stage: Stage) -> Run:
         tags = {ID_TAG: self._id, _RUN: without_secrets(self.folder.url), STAGE_TAG: stage}
         if stage == "pipeline":
             name = self.folder.name
+            tags[_NAMES] = _ESCAPED
         else:
             name = stage
             tags[mlflow_tags.MLFLOW_PARENT_RUN_ID] = self.run_id("pipeline")
         return self.client.create_run(self.experiment_id, tags=tags, run_name=name)
+
+    def _agree_on(self, stage: Stage, *, is_own: bool) -> None:
+        """Take the nested run that all processes take which looked for it at once.
+
+        Batch inferences need no lease, and a search followed by a create has no winner. A parameter
+        has: MLflow takes its first value only. One whose run was deleted since counts no more.
+        """
+        chosen, parent = self._ids[stage], self.run_id("pipeline")
+        for number in count(1):
+            name = _INFER_RUN if number == 1 else f"{_INFER_RUN}.{number}"
+            agreed = self.client.get_run(parent).data.params.get(name)
+            if agreed is None:
+                try:
+                    self.client.log_param(parent, name, chosen, synchronous=True)
+                    return
+                except MlflowException as error:
+                    if failure_of(error) is not Failure.REFUSED:
+                        raise
+                agreed = self.client.get_run(parent).data.params.get(name, chosen)
+            if agreed == chosen:
+                return
+            run = self.client.get_run(agreed)
+            if run.info.lifecycle_stage == "active":
+                self._note(stage, run)
+                if is_own:
+                    self.client.delete_run(chosen)
+                return
+
+    def _tell_refusals(self) -> None:
+        """Say in MLflow what it does not have; a mirror of all of it, afterwards, takes that back.
+
+        A part that was left out of an earlier attempt may still be missing: it stays told.
+        """
+        if told := "; ".join(self.refusals.told):
+            self.set_tags("pipeline", {NOT_SHOWN: told[:_MAX_TAG]})
+        elif not self._is_live and self.tag("pipeline", NOT_SHOWN):
+            self.client.delete_tag(self.run_id("pipeline"), NOT_SHOWN)
 
     def _send_record(self, job_url: str) -> None:
         """Send parameters, tags and datasets of run.json. Sending them again changes nothing."""
@@ -249,9 +312,9 @@ class MlflowRuns:
         }
         self.set_tags("pipeline", {name: text for name, text in tags.items() if text})
         run_id = self.run_id("pipeline")
-        params = parameters(self.record)
+        params = parameters(self.record, self.naming)
         for start in range(0, len(params), _MAX_PARAMS):
-            self.client.log_batch(run_id, params=params[start : start + _MAX_PARAMS])
+            self.client.log_all(run_id, params[start : start + _MAX_PARAMS])
         self.client.log_inputs(run_id, dataset_inputs(self.record))
 
 

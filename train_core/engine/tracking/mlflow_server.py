@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import requests
@@ -16,7 +18,9 @@ from sqlalchemy.engine import make_url
 
 from train_core.errors import StorageError, TrackingError
 from train_core.policy.logins import public_uri, without_login_of
+from train_core.storage.objects.retry_policy import may_pass
 
+_C = TypeVar("_C", bound=MlflowClient)
 _KIND = "mlflow.experimentKind"
 _MACHINE_LEARNING = "custom_model_development"
 """As MLflow's pages name the view; its Python has no constant for it."""
@@ -53,14 +57,19 @@ def contact(tracking_uri: str, experiment: str) -> None:
 
 
 def client_of(tracking_uri: str) -> MlflowClient:
-    """A client. A SQLite database that does not exist is created, by one process at a time.
+    """A client. A SQLite database that does not exist is created, by one process at a time."""
+    return made_client(tracking_uri, lambda: MlflowClient(tracking_uri, tracking_uri))
+
+
+def made_client(tracking_uri: str, make: Callable[[], _C]) -> _C:
+    """The client that `make` makes, as of `client_of`.
 
     MLflow creates a database in many steps; two processes at once would corrupt it.
     """
     if urlsplit(tracking_uri).scheme != "sqlite":
-        return MlflowClient(tracking_uri, tracking_uri)
+        return make()
     with FileLock(f"{_database_path(tracking_uri)}.lock"):
-        return MlflowClient(tracking_uri, tracking_uri)
+        return make()
 
 
 def existing_client(tracking_uri: str) -> MlflowClient:
@@ -105,26 +114,62 @@ def all_pages(search: Callable[..., Any]) -> list[Any]:
             return found
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Whether asking again cannot help: a wrong address, 401, 404, a driver not installed."""
+class Failure(Enum):
+    """What a failed request to MLflow calls for."""
+
+    OUTAGE = "outage"
+    """The same request may be answered later."""
+    LOGIN = "login"
+    """It may be answered once a person has renewed a login or a certificate."""
+    GONE = "gone"
+    """The run, the experiment or the page is not there: its id has to be asked for again."""
+    REFUSED = "refused"
+    """The same request is refused again, whenever it is made."""
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The kind of an error that a request to MLflow ended with, or what prepared it."""
     if isinstance(error, MlflowException):
         # MLflow wraps a failed connection, and a page that is no answer of an MLflow server, in
         # the same exception as a server's own failure.
         if isinstance(error.__context__, requests.exceptions.SSLError):
-            return True
-        return 400 <= _http_status(error) < 500 or "valid JSON" in str(error)
+            return Failure.LOGIN
+        if "must be in the 'active' state" in str(error):
+            return Failure.GONE
+        return _of_status(_http_status(error))
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        return _of_status(error.response.status_code)
+    if isinstance(error, (requests.RequestException, StorageError)) or may_pass(error):
+        return Failure.OUTAGE
+    return Failure.REFUSED
+
+
+def may_take_half(error: BaseException) -> bool:
+    """Whether a refused request may be taken in parts: too large, or one entity of it is wrong."""
+    return isinstance(error, MlflowException) and _http_status(error) in (400, 413, 422)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether asking again cannot help: a wrong address, 401, 404, a driver not installed."""
+    if isinstance(error, MlflowException):
+        return failure_of(error) is not Failure.OUTAGE or "valid JSON" in str(error)
     return isinstance(error, (ImportError, OSError))
 
 
-def is_outage(error: Exception) -> bool:
-    """Whether the server or the storage may answer the same request later."""
-    if isinstance(error, MlflowException):
-        return _http_status(error) != 400
-    return isinstance(error, (requests.RequestException, StorageError, ConnectionError))
+def _of_status(status: int) -> Failure:
+    if status in (401, 407):
+        return Failure.LOGIN
+    if status in (404, 410):
+        return Failure.GONE
+    if 400 <= status < 500 and status not in (408, 425, 429, 499):
+        return Failure.REFUSED
+    return Failure.OUTAGE
 
 
 def _http_status(error: MlflowException) -> int:
-    return int(error.get_http_status_code())
+    # Of a proxy's own answer MLflow keeps the status in the message only.
+    said = re.search(r"failed with error code (\d{3}) ", str(error))
+    return int(said[1]) if said else int(error.get_http_status_code())
 
 
 def _prepare_database(tracking_uri: str) -> bool:

@@ -43,6 +43,7 @@ def show_curves(runs: MlflowRuns, newest: Checkpoint) -> None:
     stage, store = runs.training, runs.folder.store
     if runs.tag(stage, _CURVES_OF) == newest.digest:
         return
+    refused = runs.refusals.count
     with tempfile.TemporaryDirectory() as folder:
         picture = Path(folder, CURVES_PNG)
         picture.write_bytes(figures.curves_until(newest, store))
@@ -55,7 +56,8 @@ def show_curves(runs: MlflowRuns, newest: Checkpoint) -> None:
     for name, figure in drawn.items():
         if figure is not None:
             runs.client.log_figure(runs.run_id(stage), figure, f"{FIGURES}/{name}.png")
-    runs.set_tags(stage, {_CURVES_OF: newest.digest})
+    if runs.refusals.count == refused:
+        runs.set_tags(stage, {_CURVES_OF: newest.digest})
 
 
 def show_score_figures(
@@ -67,12 +69,14 @@ def show_score_figures(
     """
     if runs.tag("pipeline", _FIGURES_OF) == result.uri:
         return
+    refused = runs.refusals.count
     found = _Evaluation(runs, result)
     for name, figure in found.figures().items():
         found.log_figure(name, figure)
     if (scores := found.scores()) and scores.worst:
         found.log_worst(scores.worst, config or runs.record.config)
-    runs.set_tags("pipeline", {_FIGURES_OF: result.uri})
+    if runs.refusals.count == refused:
+        runs.set_tags("pipeline", {_FIGURES_OF: result.uri})
 
 
 class _Evaluation:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from itertools import groupby
 from typing import Self
 
-from mlflow import MlflowClient
 from mlflow.entities import Metric, RunTag
 
+from train_core.engine.tracking.refusals import PassingClient
 from train_core.policy.metric_names import is_counter
 from train_core.storage.records.journal import Entry
 
@@ -20,10 +21,18 @@ MAX_METRICS = 999
 POSITION_TAG = "evertrain.mirrored"
 """The tag of the MLflow run that has the position."""
 _MAX_KEY_LENGTH = 250
+_DIGEST_CHARS = 16
 _NOT_IN_KEYS = re.compile(r"[^\w\-. :/]")
+# A character that MLflow does not take, a part of a path that it does not, and what would read as
+# an escaped character.
+_ESCAPED = re.compile(
+    r"[^\w\-. :/]|^\.\.|(?<![^/])\.{1,2}(?![^/])|(?<![^/])/|/(?=/|$)|_(?=x[0-9A-F]{4})"
+)
+Naming = Callable[[str], str]
+"""How MLflow calls a metric or a parameter: `key_of`, or `earlier_key_of` in an earlier run."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Position:
     """How far a journal was sent: all entries before a step, and a number of entries of that step.
 
@@ -50,7 +59,8 @@ class Counters:
     A counter begins with 0 at the journal's first step, and has one point a step at most.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, naming: Naming) -> None:
+        self.naming = naming
         self.position = Position()
         """All entries before it are counted."""
         self._first: Entry | None = None
@@ -73,29 +83,34 @@ class Counters:
                 self._totals[name] = self._totals.get(name, 0) + amount
                 self._changed.add(name)
         zeros = dict.fromkeys(begun, 0.0) if entry.step > first.step else {}
-        points = metrics_of(zeros, first.step, first.time)
+        points = metrics_of(zeros, first.step, first.time, naming=self.naming)
         if number == 0:
             grown = {name: self._totals[name] for name in sorted(self._changed)}
-            points += metrics_of(grown, entry.step, entry.time)
+            points += metrics_of(grown, entry.step, entry.time, naming=self.naming)
             self._changed.clear()
         return points
 
 
 def send_entries(
-    client: MlflowClient,
+    client: PassingClient,
     run_id: str,
     entries: Iterable[Entry],
     after: Position,
     counters: Counters,
-) -> None:
+) -> Position:
     """Send an MLflow run the entries after a position, each request with its new position.
 
     `entries` are in the journal's order, and have all entries of each step that they contain.
-    `counters` have counted what comes before them.
+    `counters` have counted what comes before them. The position in MLflow stays before the first
+    request of which MLflow refused a part, so that `evertrain mirror` sends it again. Returns the
+    position behind the last entry.
     """
+    reached, is_whole = after, True
     for metrics, position in batches(entries, after, counters):
-        tags = [RunTag(POSITION_TAG, str(position))] if position is not None else []
-        client.log_batch(run_id, metrics=metrics, tags=tags)
+        tags = [RunTag(POSITION_TAG, str(position))] if is_whole and position else []
+        is_whole = client.log_all(run_id, metrics, tags) and is_whole
+        reached = position or reached
+    return reached
 
 
 def batches(
@@ -115,7 +130,7 @@ def batches(
         for number, entry in enumerate(found):
             points = counters.count(entry, number)
             if number >= known:
-                metrics += _of_entry(entry) + points
+                metrics += _of_entry(entry, counters.naming) + points
         if not metrics:
             continue
         if batch and len(batch) + len(metrics) > MAX_METRICS:
@@ -140,7 +155,12 @@ class ModelLink:
 
 
 def metrics_of(
-    values: Mapping[str, float | None], step: int, time_s: float, link: ModelLink | None = None
+    values: Mapping[str, float | None],
+    step: int,
+    time_s: float,
+    link: ModelLink | None = None,
+    *,
+    naming: Naming,
 ) -> list[Metric]:
     """Metrics of one step in MLflow's form.
 
@@ -149,18 +169,31 @@ def metrics_of(
     """
     found = []
     for key, value in values.items():
-        metric = (plain_key(key), math.nan if value is None else value, round(time_s * 1000), step)
+        metric = (naming(key), math.nan if value is None else value, round(time_s * 1000), step)
         linked = astuple(link) if link and value is not None else ()
         found.append(Metric(*metric, *linked))
     return found
 
 
-def plain_key(key: str) -> str:
-    """The name as MLflow accepts it: `_` for other characters, and a path without empty parts."""
-    parts = _NOT_IN_KEYS.sub("_", key)[:_MAX_KEY_LENGTH].split("/")
+def key_of(name: str) -> str:
+    """The name as MLflow accepts it: another for every other name.
+
+    What MLflow does not take is escaped as in XML's names, `_x003C_` for `<`. Of a name that is too
+    long the beginning is left, with a digest of all of it.
+    """
+    key = _ESCAPED.sub(lambda found: "".join(f"_x{ord(one):04X}_" for one in found[0]), name)
+    if not key or len(key) > _MAX_KEY_LENGTH:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_CHARS]
+        return f"{key[: _MAX_KEY_LENGTH - _DIGEST_CHARS - 1]}-{digest}".rstrip("/")
+    return key
+
+
+def earlier_key_of(name: str) -> str:
+    """The name as in runs that an earlier version of evertrain began: `_` for other characters."""
+    parts = _NOT_IN_KEYS.sub("_", name)[:_MAX_KEY_LENGTH].split("/")
     return "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
 
 
-def _of_entry(entry: Entry) -> list[Metric]:
+def _of_entry(entry: Entry, naming: Naming) -> list[Metric]:
     rates = {name: value for name, value in entry.rates.items() if not is_counter(name)}
-    return metrics_of({**entry.metrics, **rates}, entry.step, entry.time)
+    return metrics_of({**entry.metrics, **rates}, entry.step, entry.time, naming=naming)

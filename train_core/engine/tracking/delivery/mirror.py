@@ -69,7 +69,7 @@ class Mirror:
     @property
     def not_shown(self) -> list[str]:
         """The reasons why parts cannot be shown, though MLflow answers."""
-        return self._sender.tasks.not_shown
+        return self._sender.refusals.told if self._sender.refusals else []
 
     def connect(self) -> None:
         """Begin to load MLflow and to ask the server, in the background."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from train_core.config import TrainConfig
     from train_core.engine.tracking.description.note import Outcome
     from train_core.engine.tracking.mlflow_runs import MlflowRuns
+    from train_core.engine.tracking.refusals import Refusals
     from train_core.engine.tracking.system import SystemMetrics
 
 MAX_SAMPLES = 1000
@@ -52,6 +53,8 @@ class RunSender:
         self.tracking = Tracking()
         """Where MLflow shows the run, as far as is known."""
         self.tasks = Tasks()
+        self.refusals: Refusals | None = None
+        """What MLflow refused, once it was asked for anything."""
         self._folder = folder
         self._uri = tracking_uri
         self._experiment = experiment
@@ -88,7 +91,7 @@ class RunSender:
             if self._commits.is_complete:
                 self._samples.clear()
             self._samples.send(runs)
-            self.tasks.send(runs, self.describe)
+            self.tasks.send(runs)
 
     def end(self, status: EndStatus) -> None:
         """End the MLflow runs. Deliver nothing afterwards: it would show them as running."""
@@ -126,8 +129,9 @@ class RunSender:
         from train_core.engine.tracking.models.logged import copy_kept_models
 
         checkpoints = runs.folder.checkpoints()
-        sync_models(runs, checkpoints, is_finished=True)
-        log_measured(runs, checkpoints)
+        with runs.refusals.passing("the models of the checkpoints"):
+            sync_models(runs, checkpoints, is_finished=True)
+            log_measured(runs, checkpoints)
         if runs.folder.newest_request().config.has_workload:
             uri = copy_kept_models(runs, best, config)
             self.tracking = self.tracking.model_copy(update={"model_uri": uri})
@@ -141,8 +145,10 @@ class RunSender:
     @contextmanager
     def _opened_runs(self) -> Iterator[MlflowRuns]:
         try:
+            is_open = self._runs is not None
             if self._runs is None:
                 self._runs = self._open_runs()
+            self._runs.refusals.are_ids_new = not is_open
             yield self._runs
         except Exception:
             # The next attempt asks for all ids again: the runs may have been deleted meanwhile.
@@ -151,7 +157,10 @@ class RunSender:
 
     def _open_runs(self) -> MlflowRuns:
         from train_core.engine.tracking.mlflow_runs import MlflowRuns
+        from train_core.engine.tracking.refusals import Refusals
 
+        self.refusals = self.refusals or Refusals(self.describe)
+        self.refusals.are_ids_new = True
         runs = MlflowRuns(
             self._folder,
             self._uri,
@@ -159,6 +168,7 @@ class RunSender:
             is_live=self._is_live,
             job_url=self._job_url,
             outcome=self._outcome,
+            refusals=self.refusals,
         )
         uri, run_id = public_uri(self._uri).rstrip("/"), runs.run_id("pipeline")
         page = run_page(uri, runs.experiment_id, run_id)
@@ -245,27 +255,16 @@ class Tasks:
     """The calls by which stages log, in their order; any thread may add one."""
 
     def __init__(self) -> None:
-        self.not_shown: list[str] = []
-        """The reasons why parts cannot be shown, though MLflow answers."""
         self._pending: deque[Task] = deque()
 
     def add(self, task: Task) -> None:
         """Call `task` after all that were added before."""
         self._pending.append(task)
 
-    def send(self, runs: MlflowRuns, describe: Callable[[Exception], str]) -> None:
-        """Call the tasks. One that fails is dropped; in an outage it and all after it are kept."""
-        from train_core.engine.tracking.mlflow_server import is_outage
-
+    def send(self, runs: MlflowRuns) -> None:
+        """Call the tasks. One that cannot be shown is left out; in an outage all are kept."""
         while self._pending:
-            try:
+            # It would fail again and keep the later tasks waiting.
+            with runs.refusals.passing("a result"):
                 self._pending[0](runs)
-            except Exception as error:
-                if is_outage(error):
-                    raise
-                # It would fail again and keep the later tasks waiting.
-                described = f"{type(error).__name__}: {describe(error)}"
-                self.not_shown.append(described)
-                _log.warning("a result is not shown in MLflow: %s", described)
-                _log.debug("where it failed", exc_info=True)
             self._pending.popleft()

@@ -25,7 +25,7 @@ from train_core.engine.tracking.models.lookups import (
     is_copied,
     registered_models,
 )
-from train_core.engine.tracking.send_metrics import ModelLink, plain_key
+from train_core.engine.tracking.send_metrics import ModelLink, Naming
 from train_core.errors import CheckpointError
 from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import TEST, VALIDATION, full_names, only
@@ -72,14 +72,15 @@ def log_evaluation(runs: MlflowRuns, result: EvaluationResult, created_at: str) 
     """
     values, model = full_names(result.split, result.metrics), None
     name = CheckpointName.parse(result.checkpoint.name)
-    with suppress(FileNotFoundError, CheckpointError):
+    passing = runs.refusals.passing(f"the model of {result.checkpoint.name}")
+    with passing, suppress(FileNotFoundError, CheckpointError):
         model = model_of(runs, runs.folder.checkpoint(name)) if name else None
     link = _link(runs, model, result.split) if model else None
     step, time_s = result.checkpoint.step, seconds(created_at)
     if result.split == TEST and runs.training == "pipeline":
         runs.log_final_values(values, step=step, time_s=time_s, link=link)
     else:
-        new = _lacking(model, values)
+        new = _lacking(model, values, runs.naming)
         runs.log_metrics("evaluate", new, step=step, time_s=time_s, link=link)
 
 
@@ -121,7 +122,7 @@ def log_measured(runs: MlflowRuns, checkpoints: Sequence[Checkpoint]) -> None:
         model = model_of(runs, checkpoint)
         values = checkpoint.metrics if is_function else only(VALIDATION, checkpoint.metrics)
         numbers = {name: value for name, value in values.items() if value is not None}
-        new = _lacking(model, numbers)
+        new = _lacking(model, numbers, runs.naming)
         link = _link(runs, model, "" if is_function else VALIDATION)
         created_s = seconds(checkpoint.manifest.created_at)
         runs.log_metrics("evaluate", new, step=checkpoint.step, time_s=created_s, link=link)
@@ -175,8 +176,8 @@ def _is_there(folder: RunFolder, model: LoggedModel) -> bool:
 
 
 def _lacking(
-    model: LoggedModel | None, values: Mapping[str, float | None]
+    model: LoggedModel | None, values: Mapping[str, float | None], naming: Naming
 ) -> Mapping[str, float | None]:
     """The metrics that the model does not have."""
     has = {metric.key for metric in model.metrics or []} if model else set()
-    return {name: value for name, value in values.items() if plain_key(name) not in has}
+    return {name: value for name, value in values.items() if naming(name) not in has}

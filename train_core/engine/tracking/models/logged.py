@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,30 @@ def copy_kept_models(
 ) -> str:
     """Copy weights into MLflow as `mirror_weights` says, the best first; the best model's URI.
 
-    The URI is empty if the weights are in their checkpoints only. Raises as `copy_weights`.
+    The URI is empty if the best weights are in their checkpoint only. What MLflow does not take,
+    or what cannot be made a model, is told and left out.
     """
     asked = runs.folder.newest_request().requested.mirror_weights
     if asked == "none":
         return ""
-    uri = copy_weights(runs, runs.folder.find(best.name), config)
+    uri = ""
+    with weights_left_out(runs, best.name):
+        uri = copy_weights(runs, runs.folder.find(best.name), config)
     if asked == "kept":
         for checkpoint in runs.folder.checkpoints():
-            copy_weights(runs, checkpoint, config)
+            with weights_left_out(runs, str(checkpoint.name)):
+                copy_weights(runs, checkpoint, config)
     return uri
+
+
+def weights_left_out(runs: MlflowRuns, checkpoint: str) -> AbstractContextManager[None]:
+    """Go on without MLflow's copy of the weights if it takes none: the model refers to them."""
+    return runs.refusals.passing(weights_of(checkpoint))
+
+
+def weights_of(checkpoint: str) -> str:
+    """What is refused where MLflow takes no copy of the checkpoint's weights."""
+    return f"the weights of {checkpoint}"
 
 
 def copy_weights(

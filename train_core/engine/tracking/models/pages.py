@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from mlflow import MlflowClient
 
-from train_core.engine.tracking.send_metrics import plain_key
+from train_core.engine.tracking.send_metrics import key_of
 from train_core.policy.metric_names import TEST, full_name
 from train_core.results import ChampionEntry, Decision, GateResult
 from train_core.text.shown_text import shown
@@ -69,7 +69,7 @@ def save_view(client: MlflowClient, experiment_id: str, decision: Decision) -> N
     key = f"{_VIEW_TAG}{model}"
     if key in client.get_experiment(experiment_id).tags:
         return
-    metric = plain_key(full_name(TEST, decision.metric))
+    metric = key_of(full_name(TEST, decision.metric))
     columns = {f"metrics.`{metric}`": _METRIC_PX, f"tags.`{GATE_TAG}`": _DECISION_PX}
     state = {
         "searchFilter": f"tags.`{GATE_TAG}` LIKE 'models:/{model}/%'",
