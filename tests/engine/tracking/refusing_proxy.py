@@ -55,7 +55,7 @@ def proxy_of(server: str) -> Iterator[Proxy]:
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = self._body()
             asked = f"{self.command} {self.path}"
             proxy.asked.append(asked)
             rule = next((one for one in proxy.rules if one.answers(asked, body)), None)
@@ -64,12 +64,24 @@ def proxy_of(server: str) -> Iterator[Proxy]:
                 return
             proxy.before(asked)
             connection = HTTPConnection(host, timeout=60)
-            kept = {name: text for name, text in self.headers.items() if name != "Host"}
+            own = {"Host", "Content-Length", "Transfer-Encoding"}
+            kept = {name: text for name, text in self.headers.items() if name not in own}
             connection.request(self.command, self.path, body, kept)
             answer = connection.getresponse()
             found = answer.read()
             connection.close()
             self._send(answer.status, found, answer.headers.get("Content-Type", ""))
+
+        def _body(self) -> bytes:
+            if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            # Of an empty file `requests` does not tell the length.
+            parts = []
+            while num_bytes := int(self.rfile.readline().split(b";")[0], 16):
+                parts.append(self.rfile.read(num_bytes))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(parts)
 
         def _send(self, status: int, body: bytes, kind: str) -> None:
             self.send_response(status)
