@@ -173,26 +173,44 @@ class TrainingState:
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
+        self._optional: set[str] = set()
 
-    def add(self, part: str, capture: Callable[[], Any], restore: Callable[[Any], None]) -> None:
-        """Add a part with what gives its state and what takes it."""
+    def add(
+        self,
+        part: str,
+        capture: Callable[[], Any],
+        restore: Callable[[Any], None],
+        *,
+        is_optional: bool = False,
+    ) -> None:
+        """Add a part with what gives its state and what takes it.
+
+        An optional part is saved only if it has a state, and restored only if that was saved.
+        """
         self._parts[part] = (capture, restore)
+        if is_optional:
+            self._optional.add(part)
 
     def capture(self) -> dict[str, Any]:
         """The state of each part, sharing memory with the live tensors."""
-        return {part: capture() for part, (capture, _) in self._parts.items()}
+        state = {part: capture() for part, (capture, _) in self._parts.items()}
+        left_out = {part for part in self._optional if not state[part]}
+        return {part: of_part for part, of_part in state.items() if part not in left_out}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Give every part its state back.
 
         Raises CheckpointError if the parts differ, or if one does not take what was saved.
         """
-        if state.keys() != self._parts.keys():
+        unlike = (state.keys() ^ self._parts.keys()) - (self._optional - state.keys())
+        if unlike:
             raise CheckpointError(
                 "these parts are in the training or in the checkpoint only: "
-                f"{_listed(state.keys() ^ self._parts.keys())}. {_MENDED_BY}"
+                f"{_listed(unlike)}. {_MENDED_BY}"
             )
         for part, (_, restore) in self._parts.items():
+            if part not in state:
+                continue
             try:
                 restore(state[part])
             except _MALFORMED as error:

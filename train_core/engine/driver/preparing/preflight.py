@@ -31,6 +31,7 @@ from train_core.engine.driver.preparing.init_source import find_origin
 from train_core.engine.metrics.evaluation_loop import check_split, split_metrics
 from train_core.engine.scoring.gate_metric import check_gate
 from train_core.engine.tools.provenance import code_of, fingerprint
+from train_core.engine.training.model_checks import check_model
 from train_core.errors import ConfigError, RunConflictError
 from train_core.policy.logins import hide_logins
 from train_core.policy.metric_names import VALIDATION, full_name
@@ -38,7 +39,7 @@ from train_core.requests import DriverRequest, Prepared, RecordedPipeline, Scori
 from train_core.storage.objects.store import Store
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.names import check_new_run_name
-from train_core.storage.records.run_record import Origin, RunRecord
+from train_core.storage.records.run_record import NEWEST_STEP_RULES, Origin, RunRecord
 from train_core.storage.run_checks import check_flow_run
 from train_core.storage.run_folder import RunFolder
 from train_core.workload import Workload, indexed, load_split, pinned_files
@@ -105,6 +106,8 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     }
     num_samples = {split: check_split(dataset, split) for split, dataset in datasets.items()}
     plan = config.step_plan(num_samples["train"])
+    if not resumed:
+        check_model(workload.model(), config.shards)
     if config.strategy == "fsdp":
         check_passes(plan, datasets["train"], config.num_workers)
     if source := request.pipeline.infer_input:
@@ -232,6 +235,7 @@ def new_record(
         input_state=_input_state(request.pipeline.infer_input or ""),
         code=code_of(config),
         origin=without_login(origin) if origin else None,
+        step_rules=NEWEST_STEP_RULES,
     )
     return files_in_record(record, files)
 
