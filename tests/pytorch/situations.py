@@ -148,6 +148,19 @@ def halve_after(at: int) -> Any:
     return after_step
 
 
+def only_last(model: Any) -> torch.optim.Optimizer:
+    model.kept = torch.optim.SGD(model.last.parameters(), lr=0.1)
+    return model.kept  # type: ignore[no-any-return]  # of any model
+
+
+def add_group_after(at: int) -> Any:
+    def after_step(model: Any, step: int) -> None:
+        if step == at:
+            model.kept.add_param_group({"params": list(model.first.parameters())})
+
+    return after_step
+
+
 class Tied(nn.Module):
     """The embedding's weights are the last layer's, too."""
 
@@ -383,6 +396,12 @@ SITUATIONS: dict[str, Case] = {
     ),
     "a layer whose type changes meanwhile": Case(
         Plain, after_step=halve_after(2), refused="last.weight", refused_from=1
+    ),
+    "a group that is added meanwhile": Case(
+        Plain, only_last, after_step=add_group_after(2), refused="other groups", refused_from=1
+    ),
+    "a change after the last step": Case(
+        Plain, after_step=replace_after(6), refused="last.weight", refused_from=1
     ),
     "a part in evaluation": Case(with_fixed_norm),
     "a train() that leaves a part in evaluation": Case(KeepsNormFixed),

@@ -37,7 +37,7 @@ class Followed:
         self._modes_at_first = self._modes()
         self._versions: list[int] = []
 
-    def has_changed(self, step: int) -> bool:
+    def has_changed(self) -> bool:
         """Whether other parameters need a gradient than a step before.
 
         Raises WorkloadError for a change that is not followed.
@@ -46,7 +46,7 @@ class Followed:
         facts = self._facts_now()
         if facts == self._facts:
             return False
-        self._refuse_others(step)
+        self._refuse_others()
         self._facts = facts
         return True
 
@@ -67,7 +67,11 @@ class Followed:
         )
 
     def capture(self) -> dict[str, dict[str, bool]]:
-        """What is otherwise than `model()` made it; empty if nothing is."""
+        """What is otherwise than `model()` made it; empty if nothing is.
+
+        Raises WorkloadError for what could not be restored.
+        """
+        self._refuse_others()
         found = {
             "requires_grad": _changed(self._trained_at_first, self._trained()),
             "training": _changed(self._modes_at_first, self._modes()),
@@ -92,7 +96,7 @@ class Followed:
         facts.extend([id(p) for p in group["params"]] for group in self._optimizer.param_groups)
         return facts
 
-    def _refuse_others(self, step: int) -> None:
+    def _refuse_others(self) -> None:
         now = dict(self._model.named_parameters())
         other = [
             name
@@ -107,9 +111,9 @@ class Followed:
             what = "are in other groups of the optimizer than"
         if names:
             raise WorkloadError(
-                f"after step {step}, {_listed(names)} {what} at first: a checkpoint could not be "
+                f"{_listed(names)} {what} before the first step: a checkpoint could not be "
                 "restored into what `model` and `optimizer` make. Make them so from the beginning; "
-                "which parameters need a gradient may change"
+                "only which parameters need a gradient may change"
             )
 
     def _regrouped(self) -> list[str]:

@@ -180,7 +180,7 @@ class Trainer:
         self.agreed.settle(self.saver)
         self.saver.checkpointer.poll()
         progress, train_state = self.progress, self.train_state
-        train_state.begin_step(progress.step)
+        train_state.begin_step()
         message = ControlMessage(self.config.shards, self.group)
         for shard in self.loader.shards:
             with train_state.shard(shard):

@@ -114,7 +114,8 @@ class TrainState:
         )
         if self.schedule is not None:
             state.add("schedule", self.schedule.state_dict, self.schedule.load_state_dict)
-        state.add("followed", self.followed.capture, self.followed.restore, is_optional=True)
+        if not self.is_sharded:
+            state.add("followed", self.followed.capture, self.followed.restore, is_optional=True)
 
     def parameters(self) -> set[str]:
         """The paths, in the state, of the model's parameters."""
@@ -138,9 +139,9 @@ class TrainState:
         with fsdp.gathered(self.model):
             yield self.forward_model
 
-    def begin_step(self, step: int) -> None:
-        """Follow what changed after the last one of `step` steps. Raises WorkloadError."""
-        if not self.is_sharded and self.followed.has_changed(step):
+    def begin_step(self) -> None:
+        """Follow what changed since the last step. Raises WorkloadError if it cannot be."""
+        if not self.is_sharded and self.followed.has_changed():
             self.reducer.follow()
 
     @contextmanager
