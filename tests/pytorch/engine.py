@@ -14,6 +14,7 @@ from tests.pytorch.oracle import Oracle
 from train_core.config import TrainConfig
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
+from train_core.storage.records.run_record import NEWEST_STEP_RULES
 from train_core.storage.run_folder import RunFolder
 
 
@@ -32,9 +33,10 @@ def config_of(name: str, num_shards: int) -> TrainConfig:
     return TrainConfig.model_validate(given | dict(case.config))
 
 
-def oracle(name: str, num_shards: int) -> dict[str, Any]:
+def oracle(name: str, num_shards: int, step_rules: int = NEWEST_STEP_RULES) -> dict[str, Any]:
     """What plain torch leaves."""
-    trained = Oracle(CaseWorkload(CaseSettings(name=name)), config_of(name, num_shards)).run()
+    workload = CaseWorkload(CaseSettings(name=name))
+    trained = Oracle(workload, config_of(name, num_shards), step_rules).run()
     return left_by(trained.model, trained.optimizer, trained.schedule)
 
 

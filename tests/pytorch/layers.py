@@ -42,30 +42,11 @@ def channels(make: Any, **options: Any) -> Callable[[], nn.Module]:
     return partial(make, 1, 2, 3, padding=1, **options)
 
 
-ACTIVATIONS = [
-    "ELU",
-    "GELU",
-    "Hardshrink",
-    "Hardsigmoid",
-    "Hardswish",
-    "Hardtanh",
-    "LeakyReLU",
-    "LogSigmoid",
-    "Mish",
-    "PReLU",
-    "ReLU",
-    "ReLU6",
-    "RReLU",
-    "SELU",
-    "CELU",
-    "Sigmoid",
-    "SiLU",
-    "Softplus",
-    "Softshrink",
-    "Softsign",
-    "Tanh",
-    "Tanhshrink",
-]
+ACTIVATIONS = (
+    "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU",
+    "LogSigmoid", "Mish", "PReLU", "ReLU", "ReLU6", "RReLU", "SELU", "CELU", "Sigmoid", "SiLU",
+    "Softplus", "Softshrink", "Softsign", "Tanh", "Tanhshrink",
+)  # fmt: skip
 
 LAYERS: dict[str, Case] = {
     **{name: layer(getattr(nn, name)) for name in ACTIVATIONS},

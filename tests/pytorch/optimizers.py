@@ -107,7 +107,8 @@ SCHEDULES: dict[str, Case] = {
         refused="waits for a metric",
         refused_from=1,
     ),
-    "SequentialLR": Case(Plain, of(torch.optim.SGD, lr=0.1), sequential),
+    # Its MultiStepLR's Counter does not come back from a checkpoint as one yet.
+    "SequentialLR": Case(Plain, of(torch.optim.SGD, lr=0.1), sequential, resumes=False),
     "StepLR": sgd_by(lr_scheduler.StepLR, step_size=2),
     "SWALR": sgd_by(torch.optim.swa_utils.SWALR, swa_lr=0.01, anneal_epochs=3),
 }

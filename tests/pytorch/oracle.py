@@ -26,6 +26,7 @@ from train_core.policy.samples.randomness import (
     SampleRandom,
     derive_seed,
 )
+from train_core.storage.records.run_record import NEWEST_STEP_RULES
 from train_core.workload import Workload
 
 _FIRST_SEED = 67280421310721
@@ -34,7 +35,13 @@ _FIRST_SEED = 67280421310721
 class Oracle:
     """A training of `workload`, one step at a time, on this process alone."""
 
-    def __init__(self, workload: Workload[Any], config: TrainConfig) -> None:
+    def __init__(
+        self,
+        workload: Workload[Any],
+        config: TrainConfig,
+        step_rules: int = NEWEST_STEP_RULES,
+    ) -> None:
+        self.step_rules = step_rules
         self.workload = workload
         self.config = config
         _set_generators(_FIRST_SEED)
@@ -45,7 +52,8 @@ class Oracle:
             self.steps_per_epoch += 1
         self.total_steps = config.epochs * self.steps_per_epoch
         _seed(config.seed, INIT)
-        self.model = _in_training(workload.model())
+        model = workload.model()
+        self.model = _in_training(model) if step_rules > 1 else model.train()
         self.optimizer = workload.optimizer(self.model)
         self.schedule = workload.schedule(self.optimizer, self.total_steps)
         workload.initialize(self.model)
@@ -69,7 +77,13 @@ class Oracle:
             for parameter in model.parameters():
                 parameter.grad = None
             losses.append(self._backward(step, shard))
-            gradients.append({name: p.grad for name, p in model.named_parameters()})
+            of_shard = {name: p.grad for name, p in model.named_parameters()}
+            if self.step_rules == 1 and config.shards > 1:
+                of_shard = {
+                    name: torch.zeros_like(p) if p.grad is None else p.grad
+                    for name, p in model.named_parameters()
+                }
+            gradients.append(of_shard)
             if shard == 0:
                 buffers_of_shard_0 = {name: b.clone() for name, b in model.named_buffers()}
         _set_buffers(model, buffers_of_shard_0)

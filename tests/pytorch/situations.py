@@ -94,6 +94,14 @@ class TwoHeads(nn.Module):
         return outputs
 
 
+class Putting(Plain):
+    """Uses an operation whose result depends on the order of its threads."""
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        added = torch.zeros(NUM_INPUTS).put_(tokens % NUM_INPUTS, torch.ones(tokens.shape))
+        return super().forward(x + added, tokens)
+
+
 def partly_frozen() -> nn.Module:
     model = Plain()
     model.first.requires_grad_(requires_grad=False)
@@ -424,6 +432,12 @@ SITUATIONS: dict[str, Case] = {
         lambda: OnTokens(nn.Embedding(10, 8, max_norm=1.0)),
         refused="embedding.weight",
         is_compared=False,
+    ),
+    "an operation without a deterministic algorithm, on several threads": Case(
+        Putting,
+        config={"threads_per_worker": 2},
+        refused="put_ has no deterministic algorithm",
+        refused_from=1,
     ),
     "a sparse embedding": Case(
         lambda: OnTokens(nn.Embedding(10, 8, sparse=True)),

@@ -107,7 +107,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     num_samples = {split: check_split(dataset, split) for split, dataset in datasets.items()}
     plan = config.step_plan(num_samples["train"])
     if not resumed:
-        check_model(workload.model(), config.shards)
+        _check_model(workload, config)
     if config.strategy == "fsdp":
         check_passes(plan, datasets["train"], config.num_workers)
     if source := request.pipeline.infer_input:
@@ -205,6 +205,21 @@ def _check_origin(
     first.give_weights(model)
     first.give_optimizer(model, workload.optimizer(model))
     return origin
+
+
+def _check_model(workload: Workload[Any], config: TrainConfig) -> None:
+    """Raise WorkloadError for a model that could not be trained exactly.
+
+    The workers check it as well; one that is sharded may not fit in here.
+    """
+    if config.strategy == "fsdp":
+        return
+    try:
+        model = workload.model()
+    except Exception:  # noqa: BLE001 (a worker may have a GPU that this process lacks)
+        _log.info("model() fails in this process: the workers will call it", exc_info=True)
+    else:
+        check_model(model, config.shards)
 
 
 def _check_monitor(workload: Workload[Any], monitor: str) -> None:
