@@ -10,6 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import wrap
 
 from tests.pytorch.case import Case
 from tests.pytorch.engine import engine
@@ -35,7 +36,7 @@ def table() -> str:
     for section, rows in SECTIONS.items():
         exact = [name for name, case in rows.items() if not case.refused]
         refused = {name: case for name, case in rows.items() if case.refused}
-        lines += [f"### {section}", "", f"Exact: {'; '.join(exact)}.", ""]
+        lines += [f"### {section}", "", *wrap(f"Exact: {'; '.join(exact)}.", 110), ""]
         if refused:
             lines += ["| refused | on shards | what it says |", "| --- | --- | --- |"]
             lines += [

@@ -378,7 +378,7 @@ SITUATIONS: dict[str, Case] = {
     "a shared block under checkpointing that is not reentrant": Case(
         lambda: Shared(use_reentrant=False)
     ),
-    "the same with accumulation": Case(
+    "a shared block under reentrant checkpointing, accumulated": Case(
         lambda: Shared(use_reentrant=True), config={"accumulation_steps": 2}
     ),
     "weights with gaps between their rows": Case(Strided),

@@ -106,6 +106,9 @@ class TrainState:
 
     def add_to(self, state: TrainingState) -> None:
         """Add what a step changes to the training's state."""
+        # First: it refuses by name what the others could not save.
+        if not self.is_sharded:
+            state.add("followed", self.followed.capture, self.followed.restore, is_optional=True)
         state.add("model", self.model.state_dict, self.model.load_state_dict)
         state.add(
             "optimizer",
@@ -114,8 +117,6 @@ class TrainState:
         )
         if self.schedule is not None:
             state.add("schedule", self.schedule.state_dict, self.schedule.load_state_dict)
-        if not self.is_sharded:
-            state.add("followed", self.followed.capture, self.followed.restore, is_optional=True)
 
     def parameters(self) -> set[str]:
         """The paths, in the state, of the model's parameters."""
