@@ -10,6 +10,7 @@ from __future__ import annotations
 from train_core import quick_imports  # noqa: F401 (what it does is the point)
 
 # isort: split
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
@@ -29,6 +30,9 @@ from train_core.datasets.sources import PinnedFiles
 from train_core.errors import WorkloadError
 from train_core.policy.samples.randomness import SampleRandom
 from train_core.storage.records.data_files import FileList
+
+_FIRST_SEED = 67280421310721
+"""With which torch's generator begins in every process."""
 
 Batch = dict[str, Tensor]
 """What the model is fed, a name per tensor; every tensor's first dimension is the sample."""
@@ -174,8 +178,23 @@ def _children_of_containers(module: nn.Module) -> Iterator[nn.Module]:
             yield from _children_of_containers(child)
 
 
+def seed_generators(seed: int) -> None:
+    """Seed every generator that a model or a transform may draw from.
+
+    `torch.manual_seed` takes ten times as long: it also visits back ends that are absent.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (users' code draws from it)
+    random.seed(seed)
+
+
 def load_split(workload: Workload[Any], split: Split) -> Dataset | Stream:
     """The raw data of a split. Raises DataError if they are not what the run recorded."""
+    # A split may be drawn (`random_split`): in every process it is, for each split, the same draw,
+    # that of a process which has drawn nothing yet.
+    seed_generators(_FIRST_SEED)
     with reading(f"the {split} split", partial(_listed_files, workload)):
         dataset = workload.dataset(split)
     if recorded := workload._recorded:  # noqa: SLF001 (no concern of the workload's author)

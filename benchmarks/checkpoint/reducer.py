@@ -66,7 +66,7 @@ class Rank:
         bare = ResNet18(in_channels=1, num_classes=10)
         self.ours = ResNet18(in_channels=1, num_classes=10)
         self.ours.load_state_dict(bare.state_dict())
-        self.reducer = Reducer(self.ours.parameters(), group.world_size, group)
+        self.reducer = Reducer(self.ours, group.world_size, group)
         self.buffers = Buffers(self.ours, 1, group)
         self.ring = DistributedDataParallel(bare)
         self.optimizers = {
@@ -99,7 +99,7 @@ class Rank:
 
     def _our_step(self) -> None:
         self.reducer.begin_shard(self.shard)
-        self.buffers.begin_shard(self.shard, is_first_here=True)
+        self.buffers.begin_shard(is_first_here=True)
         loss = self._loss(self.ours) * self.weight
         self.reducer.expect_last_backward()
         loss.backward()

@@ -10,7 +10,7 @@ from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.checkpoint.writer import SaveTiming
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
-from train_core.storage.records.run_record import RunRecord
+from train_core.storage.records.run_record import NEWEST_STEP_RULES, RunRecord
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
 
@@ -35,6 +35,6 @@ def create(folder: RunFolder, config: TrainConfig, **facts: Any) -> None:
         pipeline={},
         fingerprint={},
         datasets={},
-        **facts,
+        **{"step_rules": NEWEST_STEP_RULES, **facts},
     )
     create_run(folder, record)

@@ -338,6 +338,11 @@ PROMISES: dict[str, dict[str, str]] = {
         "skip-unchanged-function": "With `skip_unchanged` a training function is not run again "
         "where it, its configuration, its predictor and the data of the workload are unchanged.",
     },
+    "docs/pytorch.md": {
+        "as-plain-torch": "Whatever PyTorch a workload is made of is trained on any number of "
+        "shards as plain autograd over the same shards trains it, or refused by name.",
+        "pytorch-page": "The table on that page is what the tests compare and see refused.",
+    },
     "docs/workloads.md": {
         "page-code": "Every piece of Python on this page is in the two example files, which the "
         "tests train and load.",

@@ -56,7 +56,8 @@ class WorkerOptions(Options):
     )
     deterministic: bool = Field(
         default=True,
-        description="On GPUs, use deterministic algorithms only, so that a resume is exact.",
+        description="On GPUs, and on CPUs with several threads_per_worker, use deterministic "
+        "algorithms only, so that a resume is exact.",
     )
     threads_per_worker: int = Field(
         default=1,

@@ -66,6 +66,16 @@ def is_stream(dataset: Dataset | Stream) -> TypeIs[Stream]:
     return hasattr(dataset, "shard")
 
 
+def gives_columns(dataset: Dataset) -> bool:
+    """Whether the dataset's `__getitems__` gives columns, and not a list of samples.
+
+    torch's `Subset` and Hugging Face's datasets list samples, each of which may be transformed.
+    """
+    if not hasattr(dataset, "__getitems__"):
+        return False
+    return isinstance(dataset.__getitems__(np.arange(1)), Mapping)
+
+
 def fetch(dataset: Dataset, indices: npt.NDArray[np.int64]) -> Columns:
     """The raw samples at `indices`, as columns. An error of the dataset's names the sample."""
     if hasattr(dataset, "__getitems__"):

@@ -17,6 +17,7 @@ from train_core.config import TrainConfig
 from train_core.engine.distributed.group import Group, use_deterministic_algorithms
 from train_core.engine.tools.provenance import fingerprint
 from train_core.engine.training.loop import Trainer
+from train_core.storage.records.run_record import NEWEST_STEP_RULES
 from train_core.storage.run_folder import RunFolder
 from train_core.workloads.resnet import ResNet18
 
@@ -76,7 +77,7 @@ def test_a_run_that_is_killed_on_gpus_ends_with_the_same_bits(
 def test_all_that_the_shipped_network_computes_has_the_same_bits_twice(
     precision: torch.dtype,
 ) -> None:
-    use_deterministic_algorithms(wanted=True)
+    use_deterministic_algorithms(TrainConfig(), torch.device("cuda"), NEWEST_STEP_RULES)
     device = torch.device("cuda")
     images = torch.randn(64, 1, 28, 28, device=device)
     labels = torch.randint(10, (64,), device=device)

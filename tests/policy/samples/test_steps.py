@@ -85,3 +85,16 @@ def test_a_rank_passes_through_its_shards_in_order_and_ends_each_once(
         of_shard = [one for one in passes if one.shard == shard]
         assert of_shard[-1].is_last
         assert [one.micro_batch for one in of_shard] == (micro_batches or [None])
+
+
+@given(plans(), st.integers(1, 200))
+def test_a_pass_of_one_sample_is_known_before(drawn: tuple[StepPlan, int], num_steps: int) -> None:
+    plan, _ = drawn
+    in_epoch = range(min(num_steps, plan.steps_per_epoch))
+    sizes = {
+        len(micro.positions)
+        for step in in_epoch
+        for micros in plan.micro_batches(0, step, range(plan.num_shards))
+        for micro in micros
+    }
+    assert plan.has_lone_samples(num_steps) == (1 in sizes)

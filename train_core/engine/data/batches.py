@@ -7,7 +7,6 @@ import faulthandler
 import logging
 import multiprocessing
 import os
-import random
 import signal
 import sys
 import time
@@ -26,13 +25,20 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from train_core.config import TrainConfig
 from train_core.datasets.faulty_files import reading, row_at_fault
-from train_core.datasets.protocols import Columns, Dataset, ShardStream, Stream, fetch
+from train_core.datasets.protocols import (
+    Columns,
+    Dataset,
+    ShardStream,
+    Stream,
+    fetch,
+    gives_columns,
+)
 from train_core.engine.distributed.group import Group
 from train_core.errors import DataError, EvertrainError, UserCodeError
 from train_core.policy.samples.randomness import AUGMENT, SampleRandom, derive_seed
 from train_core.policy.samples.sample_order import sample_order
 from train_core.policy.samples.steps import MicroBatch, Pass
-from train_core.workload import Batch, Workload
+from train_core.workload import Batch, Workload, seed_generators
 
 T = TypeVar("T")
 
@@ -50,18 +56,6 @@ _PR_SET_PDEATHSIG = 1
 """An option of Linux's prctl: the signal that a process gets when its parent ends."""
 
 
-def seed_generators(seed: int) -> None:
-    """Seed every generator that a model or a transform may draw from.
-
-    `torch.manual_seed` takes ten times as long: it also visits back ends that are absent.
-    """
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.manual_seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (users' code draws from it)
-    random.seed(seed)
-
-
 class TrainBatches(TorchDataset[PlannedBatch]):
     """The batch of each pass of the plan, with that pass. It is the same in every process."""
 
@@ -71,6 +65,8 @@ class TrainBatches(TorchDataset[PlannedBatch]):
         self._seed = seed
         self._epoch = -1
         self._order = np.empty(0, np.int64)
+        self._gives_columns: bool | None = None
+        """Whether the dataset is read a batch at a time; found out in the process that reads it."""
 
     def __getitem__(self, planned: Pass) -> PlannedBatch:
         micro = planned.micro_batch
@@ -86,7 +82,9 @@ class TrainBatches(TorchDataset[PlannedBatch]):
         return prepare(self._workload, columns, random, indices)
 
     def _fetch(self, indices: np.ndarray[Any, np.dtype[np.int64]], epoch: int) -> Columns:
-        if hasattr(self._dataset, "__getitems__"):
+        if self._gives_columns is None:
+            self._gives_columns = gives_columns(self._dataset)
+        if self._gives_columns:
             return fetch(self._dataset, indices)
         # A dataset read sample by sample may transform with any generator: each sample gets
         # its own randomness, whichever process reads it.

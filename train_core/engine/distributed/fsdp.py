@@ -136,6 +136,9 @@ class ShardedReducer:
         """The parameters' `grad` are the sums; the next shard begins a step."""
         self._begins_step = True
 
+    def follow(self) -> None:
+        """FSDP follows its parameters itself."""
+
     def close(self) -> None:
         """Nothing is left open."""
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from train_core.config import TrainConfig
 from train_core.errors import EvertrainError
 
 _PIECE_BYTES = 64 * 2**20
@@ -18,12 +19,24 @@ _PIECE_BYTES = 64 * 2**20
 T = TypeVar("T")
 
 
-def use_deterministic_algorithms(*, wanted: bool) -> None:
-    """Let CUDA compute the same bits every time; an operation that cannot raises RuntimeError."""
-    # cuBLAS asks for it, before its first call.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(wanted)
-    torch.backends.cudnn.benchmark = not wanted
+def use_deterministic_algorithms(
+    config: TrainConfig, device: torch.device, step_rules: int
+) -> None:
+    """Compute the same bits every time; an operation that cannot raises RuntimeError.
+
+    A thread alone on a CPU does so in any case, and so do the runs that began without (`step_rules`
+    1), as far as they do.
+    """
+    if device.type == "cuda":
+        # cuBLAS asks for it, before its first call.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.benchmark = not config.deterministic
+        torch.use_deterministic_algorithms(config.deterministic)
+        return
+    has_choice = config.threads_per_worker > 1 and step_rules > 1 and not config.is_function
+    torch.use_deterministic_algorithms(config.deterministic and has_choice)
+    # It costs time, and finds only what reads memory that nothing was written to.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # its stub lacks it
 
 
 @dataclass(frozen=True)

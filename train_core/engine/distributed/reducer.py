@@ -12,14 +12,15 @@ the results: the traffic of a ring, in an order of our own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from train_core.engine.distributed.group import Group
+from train_core.errors import WorkloadError
 from train_core.policy.samples.sharding import Node, shards_of_rank, siblings, tree_cover, tree_sum
 
 # What is left to send when backward ends is at most one bucket, so a bucket is small.
@@ -30,43 +31,72 @@ class Reducer:
     """Collects each shard's gradients and leaves their sum in every parameter's `grad`.
 
     Per step: for each of the rank's shards in order, `begin_shard`, its backward passes, with
-    `expect_last_backward` before the last one, and `end_shard`; then `finish`.
+    `expect_last_backward` before the last one, and `end_shard`; then `finish`. A parameter that no
+    shard has reached has no gradient then, as in plain autograd: an optimizer leaves it alone.
+    With `none_is_zero`, for runs that began so, it has one of zeros.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], num_shards: int, group: Group) -> None:
-        self._parameters = [p for p in parameters if p.requires_grad]
+    def __init__(
+        self, model: nn.Module, num_shards: int, group: Group, *, none_is_zero: bool = False
+    ) -> None:
+        self._model = model
+        self._num_shards = num_shards
+        self._group = group
+        self._none_is_zero = none_is_zero
         self._root = Node(0, num_shards)
-        self._shards = shards_of_rank(num_shards, group.world_size, group.rank)
+        self._last_shard = shards_of_rank(num_shards, group.world_size, group.rank)[-1]
         self._exchange = _exchange_for(num_shards, group)
-        # A single shard's gradient is the sum: autograd's own tensors are used as they are.
-        self._is_trivial = num_shards == 1
-        self._buckets = (
-            [] if self._is_trivial else _make_buckets(self._parameters, num_shards, group)
-        )
-        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         self._shard = 0
         self._listening = False
         self._next = 0
-        if not self._is_trivial:
-            for parameter in self._parameters:
-                parameter.register_post_accumulate_grad_hook(self._on_gradient)
+        self._parameters: list[nn.Parameter] = []
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[int, _Bucket] = {}
+        self._hooks: list[RemovableHandle] = []
+        self._learns = True
+        """Whether the step shows which parameters a backward pass reaches more than once."""
+        self.follow()
+
+    def follow(self) -> None:
+        """Sum the gradients of the parameters that need one now; all ranks call it together."""
+        for hook in self._hooks:
+            hook.remove()
+        self._parameters = list(self._model.parameters())
+        named = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
+        # A single shard's gradient is the sum: autograd's own tensors are used as they are.
+        self._buckets = (
+            []
+            if self._num_shards == 1
+            else _make_buckets(named, self._num_shards, self._group, self._none_is_zero)
+        )
+        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
+        self._learns = True
+        # A rank alone sends nothing while backward goes on.
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._on_gradient)
+            for bucket in self._buckets
+            for p in bucket.parameters
+            if self._group.world_size > 1
+        ]
 
     def begin_shard(self, shard: int) -> None:
         """The backward passes that follow belong to `shard`."""
         self._shard = shard
         self._next = 0
         self._listening = False
-        for bucket in self._buckets:
-            bucket.num_missing = len(bucket.parameters)
         for parameter in self._parameters:
             parameter.grad = None
 
     def expect_last_backward(self) -> None:
         """The next backward pass is the shard's last: send each bucket when it is complete."""
+        if self._shard != self._last_shard:
+            return
+        for bucket in self._buckets:
+            bucket.missing = {id(p) for p in bucket.parameters}
         self._listening = True
 
     def end_shard(self) -> None:
-        """The shard's backward passes are done; parameters that none reached count as zero."""
+        """The shard's backward passes are done; parameters that none reached have no gradient."""
         self._listening = False
         while self._next < len(self._buckets):
             self._close(self._buckets[self._next])
@@ -74,7 +104,8 @@ class Reducer:
     def finish(self) -> None:
         """Wait for the sums and put them into the parameters' `grad`."""
         for bucket in self._buckets:
-            bucket.wait(self._root)
+            bucket.wait()
+        self._learns = False
 
     def close(self) -> None:
         """End the thread that exchanges."""
@@ -83,45 +114,95 @@ class Reducer:
     def _on_gradient(self, parameter: Tensor) -> None:
         if not self._listening:
             return
-        self._bucket_of[id(parameter)].num_missing -= 1
+        bucket = self._bucket_of[id(parameter)]
+        if bucket.sent is not None:
+            raise WorkloadError(
+                f"a backward pass reached {bucket.name_of(parameter)!r} a second time after its "
+                "gradient was sent: in the first step it had reached it once. Reentrant "
+                "activation checkpointing of a block that is called a changing number of times "
+                "does so: give `checkpoint` use_reentrant=False, or train with one worker"
+            )
+        if id(parameter) in bucket.missing:
+            bucket.missing.remove(id(parameter))
+        else:
+            # Its gradient is whole when backward ends, and no sooner.
+            bucket.is_reached_again = True
         # Always in the same order, on every rank: collectives have to match.
-        while self._next < len(self._buckets) and self._buckets[self._next].num_missing == 0:
-            self._close(self._buckets[self._next])
+        while not self._learns and self._next < len(self._buckets):
+            following = self._buckets[self._next]
+            if following.missing or following.is_reached_again:
+                return
+            self._close(following)
 
     def _close(self, bucket: _Bucket) -> None:
         self._next += 1
         bucket.add_shard(self._shard)
-        if self._shard == self._shards[-1]:
+        if self._shard == self._last_shard:
             bucket.sent = self._exchange.start(bucket.sums)
 
 
 class _Bucket:
-    """Parameters of one type whose gradients travel together, in one flat tensor."""
+    """Parameters of one type whose gradients travel together, in one flat tensor.
 
-    def __init__(self, parameters: list[nn.Parameter], num_shards: int, world_size: int) -> None:
-        self.parameters = parameters
-        self.num_missing = 0
+    After the gradients it has a number for each parameter: of how many shards had a gradient.
+    """
+
+    def __init__(
+        self,
+        named: list[tuple[str, nn.Parameter]],
+        num_shards: int,
+        world_size: int,
+        *,
+        none_is_zero: bool,
+    ) -> None:
+        self.parameters = [parameter for _, parameter in named]
+        self._names = [name for name, _ in named]
+        self.missing: set[int] = set()
+        """The parameters that the shard's last backward pass has not reached yet."""
+        self.is_reached_again = False
+        """Whether a backward pass reaches one of the parameters more than once."""
         self.sums: dict[Node, Tensor] = {}
         self.sent: _Sent | None = None
+        self._none_is_zero = none_is_zero
+        self._without: set[int] | None = None
+        """The parameters without a gradient in all of the rank's shards of this step."""
         self._siblings = siblings(num_shards)
         self._free: list[Tensor] = []
-        size = sum(p.numel() for p in parameters)
+        self._strides = [_strides_of_gradient(p) for p in self.parameters]
+        self._size = sum(p.numel() for p in self.parameters)
         # Every rank adds one slice, so the length is a multiple of their number.
-        self._length = -(-size // world_size) * world_size
+        self._length = -(-(self._size + len(named)) // world_size) * world_size
+
+    def name_of(self, parameter: Tensor) -> str:
+        """The parameter's name in the model."""
+        return next(
+            name for name, own in zip(self._names, self.parameters, strict=True) if own is parameter
+        )
 
     def add_shard(self, shard: int) -> None:
         """Move the parameters' gradients into the tree, adding up what is complete."""
-        flat = self._free.pop() if self._free else self.parameters[0].new_zeros(self._length)
+        flat = self._memory()
         present, targets = [], []
-        for parameter, view in zip(self.parameters, self._views(flat), strict=True):
+        without = set()
+        for number, (parameter, view) in enumerate(
+            zip(self.parameters, self._views(flat), strict=True)
+        ):
             if parameter.grad is None:
-                view.zero_()
-            else:
-                present.append(parameter.grad)
-                targets.append(view)
-                parameter.grad = None
+                without.add(number)
+                view.fill_(_nothing(view.dtype))
+                continue
+            if parameter.grad.layout != torch.strided:
+                raise WorkloadError(sparse_gradient(self._names[number]))
+            present.append(parameter.grad)
+            targets.append(view)
+            parameter.grad = None
         if targets:
             torch._foreach_copy_(targets, present)
+        counts = flat[self._size :]
+        counts.fill_(1)
+        for number in without:
+            counts[number] = 0
+        self._without = without if self._without is None else self._without & without
         node = Node(shard, shard + 1)
         while node in self._siblings and self._siblings[node][0] in self.sums:
             left, parent = self._siblings[node]
@@ -131,23 +212,76 @@ class _Bucket:
             node, flat = parent, total
         self.sums[node] = flat
 
-    def wait(self, root: Node) -> None:
+    def wait(self) -> None:
         """Take the sum over all shards as the parameters' gradients."""
         assert self.sent is not None, "finish() before the last shard's end_shard()"
         total = self.sent.wait()
         self.sent = None
         for parameter, view in zip(self.parameters, self._views(total), strict=True):
             parameter.grad = view
+        if self._without:
+            # Only now: reading the numbers makes a GPU wait.
+            counts = total[self._size :].tolist()
+            for number in self._without:
+                if counts[number] == 0:
+                    self._leave_out(self.parameters[number])
+        self._without = None
         self._free.extend(self.sums.values())
         self.sums.clear()
 
+    def _leave_out(self, parameter: nn.Parameter) -> None:
+        """No shard has a gradient of the parameter."""
+        if self._none_is_zero and parameter.grad is not None:
+            parameter.grad.zero_()
+        else:
+            parameter.grad = None
+
+    def _memory(self) -> Tensor:
+        """Memory for a shard's gradients: that of an earlier step, if nobody else has kept it."""
+        while self._free:
+            flat = self._free.pop()
+            # An optimizer or a hook may have kept a parameter's `grad` itself.
+            if _uses(flat) == _USES_OF_ONE:
+                return flat
+        return self.parameters[0].new_zeros(self._length)
+
     def _views(self, flat: Tensor) -> list[Tensor]:
-        """A view per parameter with the parameter's own strides, as the optimizer likes it."""
+        """A view per parameter with the strides that autograd gives a gradient."""
         views, offset = [], 0
-        for parameter in self.parameters:
-            views.append(flat.as_strided(parameter.size(), parameter.stride(), offset))
+        for parameter, strides in zip(self.parameters, self._strides, strict=True):
+            views.append(flat.as_strided(parameter.size(), strides, offset))
             offset += parameter.numel()
         return views
+
+
+def sparse_gradient(name: str) -> str:
+    """Why a parameter with a sparse gradient is refused."""
+    return (
+        f"the gradient of {name!r} is sparse, and gradients of several shards are summed dense: "
+        "make its layer without sparse=True, or train on one shard (num_shards 1)"
+    )
+
+
+def _strides_of_gradient(parameter: Tensor) -> tuple[int, ...]:
+    """Those of the parameter where its values lie side by side, else those of whole rows."""
+    # Of a tensor with gaps or overlaps, torch makes one that is dense.
+    like = torch.empty_like(parameter, device="meta", memory_format=torch.preserve_format)
+    if like.stride() == parameter.stride():
+        return parameter.stride()
+    return torch.empty(parameter.size(), device="meta").stride()
+
+
+def _nothing(dtype: torch.dtype) -> complex:
+    """What added to a number leaves it as it is, also to a zero of either sign."""
+    return complex(-0.0, -0.0) if dtype.is_complex else -0.0
+
+
+def _uses(tensor: Tensor) -> int:
+    """How many tensors, this one and views of it, share its memory."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))  # noqa: SLF001 (nothing public counts them)
+
+
+_USES_OF_ONE = _uses(torch.empty(1))
 
 
 class _Sent:
@@ -250,17 +384,18 @@ def _exchange_for(num_shards: int, group: Group) -> _Alone | _Tree:
     return _Tree(num_shards, group)
 
 
-def _make_buckets(parameters: list[nn.Parameter], num_shards: int, group: Group) -> list[_Bucket]:
+def _make_buckets(
+    named: list[tuple[str, nn.Parameter]], num_shards: int, group: Group, none_is_zero: bool
+) -> list[_Bucket]:
     """Buckets in the order in which backward reaches them: the last parameters first."""
-    made: list[_Bucket] = []
-    current: list[nn.Parameter] = []
+    grouped: list[list[tuple[str, nn.Parameter]]] = []
     size_bytes = 0
-    for parameter in reversed(parameters):
-        if current and (size_bytes > BUCKET_BYTES or parameter.dtype != current[0].dtype):
-            made.append(_Bucket(current, num_shards, group.world_size))
-            current, size_bytes = [], 0
-        current.append(parameter)
+    for name, parameter in reversed(named):
+        if not grouped or size_bytes > BUCKET_BYTES or parameter.dtype != grouped[-1][0][1].dtype:
+            grouped.append([])
+            size_bytes = 0
+        grouped[-1].append((name, parameter))
         size_bytes += parameter.numel() * parameter.element_size()
-    if current:
-        made.append(_Bucket(current, num_shards, group.world_size))
-    return made
+    return [
+        _Bucket(some, num_shards, group.world_size, none_is_zero=none_is_zero) for some in grouped
+    ]

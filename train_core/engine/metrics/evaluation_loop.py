@@ -17,14 +17,14 @@ from torchmetrics import MeanMetric, Metric
 
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, Stream, fetch
-from train_core.engine.data.batches import prepare, seed_generators, to_device
+from train_core.engine.data.batches import prepare, to_device
 from train_core.engine.metrics.forward import forward
 from train_core.engine.metrics.scores import SCORES
 from train_core.errors import DataError, WorkloadError
 from train_core.policy.metric_names import LOSS
 from train_core.policy.samples.randomness import EVALUATE, derive_seed
 from train_core.policy.samples.sharding import split_evenly
-from train_core.workload import Batch, Workload
+from train_core.workload import Batch, Workload, seed_generators
 
 CONFUSION = "confusion_matrix"
 
@@ -85,7 +85,7 @@ def measure_shard(
     metrics: Mapping[str, Metric] | None = None,
     on_batch: Callable[[], None] | None = None,
 ) -> MetricStates:
-    """The states of the metrics over one shard of a split. Leaves the model in its mode.
+    """The states of the metrics over one shard of a split. Leaves every module in its mode.
 
     `on_batch` is called before each batch is measured.
     """
@@ -94,7 +94,7 @@ def measure_shard(
     }
     ranges = batches_of_shard(len(dataset), config.eval_batch_size, config.shards, shard)
     predicts = not {CONFUSION, SCORES}.isdisjoint(metrics)
-    was_training = model.training
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.inference_mode():
@@ -115,8 +115,14 @@ def measure_shard(
                     else:
                         workload.update_metric(metric, outputs, batch)
     finally:
-        model.train(was_training)
+        set_modes(modes)
     return {name: state_of(metric) for name, metric in metrics.items()}
+
+
+def set_modes(modes: Mapping[nn.Module, bool]) -> None:
+    """Set each module, and none of those in it, to training (True) or evaluation."""
+    for module, training in modes.items():
+        module.training = training
 
 
 def merge(metrics: Mapping[str, Metric], shards: list[MetricStates]) -> dict[str, float]:

@@ -184,8 +184,7 @@ def load_model(
     folder = RunFolder.at(url)
     workload = load_recorded(folder, config)
     device = Group.current(uses_gpu=config.uses_gpu).device
-    if config.uses_gpu:
-        use_deterministic_algorithms(wanted=config.deterministic)
+    use_deterministic_algorithms(config, device, folder.record().step_rules)
     found = folder.find(checkpoint)
     try:
         model = _model_of(folder, found, config, workload)

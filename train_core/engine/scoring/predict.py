@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from train_core.config import TrainConfig
 from train_core.engine.cluster.pool import WorkerPool
-from train_core.engine.data.batches import seed_generators, to_device
+from train_core.engine.data.batches import to_device
 from train_core.engine.data.inputs import Input, open_input, read_input
 from train_core.engine.data.raw_columns import prepared
 from train_core.engine.data.recorded_workload import load_recorded
@@ -41,7 +41,7 @@ from train_core.storage.records.verified_files import are_there
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import ResultWriter
 from train_core.text.log_lines import set_up_logging
-from train_core.workload import Workload
+from train_core.workload import Workload, seed_generators
 
 _RESERVED = ("id", "model_step")
 

@@ -32,7 +32,7 @@ from train_core.loading import load_workload
 from train_core.policy.samples.steps import MicroBatch
 from train_core.requests import StandaloneTask, died_mark, error_file
 from train_core.storage.records.data_files import FileList
-from train_core.storage.records.run_record import RunRecord
+from train_core.storage.records.run_record import NEWEST_STEP_RULES, RunRecord
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt, create_run
 from train_core.text.log_lines import set_up_logging
@@ -120,6 +120,7 @@ def _record(task: StandaloneTask) -> tuple[RunRecord, FileList | None]:
         pipeline={},
         fingerprint=fingerprint(task.config),
         datasets={},
+        step_rules=NEWEST_STEP_RULES,
     )
     return files_in_record(record, files), files
 

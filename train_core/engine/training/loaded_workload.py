@@ -41,8 +41,3 @@ def first_weights(folder: RunFolder, config: TrainConfig) -> Origin | None:
         return None
     recorded = folder.record().origin
     return recorded and with_login(recorded, config, folder.storage)
-
-
-def epochs_at_first(folder: RunFolder, config: TrainConfig) -> int:
-    """The epochs that the run was begun with: in those beyond, the last rate is held."""
-    return folder.record().config.epochs if folder.exists() else config.epochs

@@ -10,7 +10,7 @@ moments at which a run was interrupted leave no trace in its numbers. Strategy f
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 
 import torch
@@ -23,7 +23,7 @@ from train_core.engine.checkpoint.restore import newest_good
 from train_core.engine.checkpoint.snapshot import check_savable
 from train_core.engine.checkpoint.state import TrainingState
 from train_core.engine.checkpoint.writer import SaveTiming
-from train_core.engine.data.batches import seed_generators, to_device
+from train_core.engine.data.batches import to_device
 from train_core.engine.data.train_loader import TrainLoader
 from train_core.engine.distributed.control_message import ControlMessage, RankRequests
 from train_core.engine.distributed.fsdp import check_passes
@@ -32,11 +32,8 @@ from train_core.engine.distributed.stop_source import StopInFolder, StopSource
 from train_core.engine.distributed.watchdog import Watchdog
 from train_core.engine.metrics.forward import forward
 from train_core.engine.training.agreement import AgreedRequests, PendingStep
-from train_core.engine.training.loaded_workload import (
-    LoadedWorkload,
-    epochs_at_first,
-    first_weights,
-)
+from train_core.engine.training.loaded_workload import LoadedWorkload, first_weights
+from train_core.engine.training.model_checks import refusal_of, refusing_lone_samples
 from train_core.engine.training.saver import Saver
 from train_core.engine.training.step_metrics import TrainRecords
 from train_core.engine.training.stop_request_poller import StopRequestPoller, StopTiming
@@ -47,9 +44,10 @@ from train_core.policy.checkpoints.save_schedule import Backpressure, SaveDue
 from train_core.policy.samples.randomness import FORWARD, derive_seed
 from train_core.policy.samples.steps import MicroBatch
 from train_core.policy.stop_reasons import Reached, StopReason, has_reached
+from train_core.storage.records.run_record import NEWEST_STEP_RULES
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
-from train_core.workload import Batch
+from train_core.workload import Batch, seed_generators
 
 STREAMS = "streams"
 """The part of the state that says where the streams of data are."""
@@ -76,8 +74,9 @@ class Trainer:
         stop_timing: StopTiming | None = None,
     ) -> None:
         torch.set_num_threads(config.threads_per_worker)
-        if group.device.type == "cuda":
-            use_deterministic_algorithms(wanted=config.deterministic)
+        record = folder.record() if folder.exists() else None
+        step_rules = record.step_rules if record else NEWEST_STEP_RULES
+        use_deterministic_algorithms(config, group.device, step_rules)
         self.config = config
         self.group = group
         self.folder = folder
@@ -86,9 +85,11 @@ class Trainer:
         self.loaded.check()
         workload, train_set = self.loaded.workload, self.loaded.train_set
         plan = config.step_plan(len(train_set))
-        schedule_steps = epochs_at_first(folder, config) * plan.steps_per_epoch
+        # In epochs beyond those that it began with, the last rate is held.
+        epochs_at_first = record.config.epochs if record else config.epochs
+        schedule_steps = epochs_at_first * plan.steps_per_epoch
         self.progress = Progress()
-        self.train_state = TrainState(workload, config, group, schedule_steps)
+        self.train_state = TrainState(workload, config, group, schedule_steps, step_rules)
         if self.train_state.is_sharded:
             check_passes(plan, train_set, group.world_size)
         self.loader = TrainLoader(
@@ -109,6 +110,8 @@ class Trainer:
             checkpointer, state, self.train_state, rules, group, self.records, self.watchdog
         )
         self.agreed = AgreedRequests(group, self.progress, self.records)
+        num_steps = self.progress.total_steps(config, plan)
+        self._checks_lone_samples = plan.has_lone_samples(num_steps)
         self.has_given_up = False
         """Whether it ended without its last checkpoint, which no storage took in time."""
 
@@ -132,6 +135,10 @@ class Trainer:
         except NoTimeError:
             # Raised on all ranks together.
             self.has_given_up = True
+        except RuntimeError as error:
+            if refusal := refusal_of(error):
+                raise refusal from error
+            raise
         finally:
             self.close()
         return self.progress
@@ -179,6 +186,7 @@ class Trainer:
         self.agreed.settle(self.saver)
         self.saver.checkpointer.poll()
         progress, train_state = self.progress, self.train_state
+        train_state.begin_step()
         message = ControlMessage(self.config.shards, self.group)
         for shard in self.loader.shards:
             with train_state.shard(shard):
@@ -271,7 +279,14 @@ class Trainer:
         seed_generators(
             derive_seed(config.seed, FORWARD, micro.step, micro.micro_step, micro.shard)
         )
-        _, loss = forward(self.loaded.workload, self.train_state.forward_model, batch, config)
+        model = self.train_state.forward_model
+        checks: AbstractContextManager[None] = nullcontext()
+        if self._checks_lone_samples:
+            # The first pass shows it.
+            checks = refusing_lone_samples(model, len(micro.positions), self.loader.plan)
+            self._checks_lone_samples = False
+        with checks:
+            _, loss = forward(self.loaded.workload, model, batch, config)
         return loss * micro.weight
 
     def _own_requests(self) -> RankRequests:

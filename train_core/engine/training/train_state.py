@@ -23,16 +23,19 @@ from train_core.engine.checkpoint.state import (
     optimizer_state,
     unsaved_buffers,
 )
-from train_core.engine.data.batches import model_to_device, seed_generators
+from train_core.engine.data.batches import model_to_device
 from train_core.engine.distributed import fsdp
 from train_core.engine.distributed.buffers import Buffers
 from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.reducer import Reducer
+from train_core.engine.metrics.evaluation_loop import set_modes
+from train_core.engine.training.followed import Followed
+from train_core.engine.training.model_checks import check_model, check_optimizer
 from train_core.policy.checkpoints.layout import BUFFERS, MODEL, OPTIMIZER
 from train_core.policy.samples.randomness import INIT, UPDATE, derive_seed
 from train_core.policy.samples.sharding import shards_of_rank
-from train_core.storage.records.run_record import Origin
-from train_core.workload import Workload
+from train_core.storage.records.run_record import NEWEST_STEP_RULES, Origin
+from train_core.workload import Workload, seed_generators
 
 
 class TrainState:
@@ -42,15 +45,23 @@ class TrainState:
     """
 
     def __init__(
-        self, workload: Workload[Any], config: TrainConfig, group: Group, schedule_steps: int
+        self,
+        workload: Workload[Any],
+        config: TrainConfig,
+        group: Group,
+        schedule_steps: int,
+        step_rules: int = NEWEST_STEP_RULES,
     ) -> None:
         self._workload = workload
+        self._step_rules = step_rules
         self._config = config
         self._group = group
         self._schedule_steps = schedule_steps
         # A rank alone has nothing to share, and trains the whole model.
         self.is_sharded = config.strategy == "fsdp" and group.world_size > 1
         self.model = self._new_model()
+        if step_rules > 1:
+            check_model(self.model, config.shards)
         if self.is_sharded:
             fsdp.shard(self.model, workload, group)
         self.forward_model = self.model
@@ -60,11 +71,16 @@ class TrainState:
             self.forward_model = cast("nn.Module", torch.compile(self.model, dynamic=False))
         self.optimizer = workload.optimizer(self.model)
         self.schedule = workload.schedule(self.optimizer, schedule_steps)
+        check_optimizer(workload, self.optimizer, self.schedule)
         self.reducer = (
             fsdp.ShardedReducer(self.model.parameters())
             if self.is_sharded
-            else Reducer(self.model.parameters(), config.shards, group)
+            else Reducer(self.model, config.shards, group, none_is_zero=step_rules == 1)
         )
+        self.followed = Followed(
+            self.model, self.optimizer, may_change_in_forward=config.shards == 1 or step_rules == 1
+        )
+        """What may change while it is trained. With strategy fsdp, parameters are others then."""
         self._shards = shards_of_rank(config.shards, group.world_size, group.rank)
         self.buffers = Buffers(self.model, len(self._shards), group)
 
@@ -100,6 +116,9 @@ class TrainState:
 
     def add_to(self, state: TrainingState) -> None:
         """Add what a step changes to the training's state."""
+        # First: it refuses by name what the others could not save.
+        if not self.is_sharded:
+            state.add("followed", self.followed.capture, self.followed.restore, is_optional=True)
         model, optimizer, schedule = self.model, self.optimizer, self.schedule
         state.add(
             MODEL, partial(model_state, model), partial(load_model_state, model), is_exact=True
@@ -147,11 +166,16 @@ class TrainState:
         with fsdp.gathered(self.model):
             yield self.forward_model
 
+    def begin_step(self) -> None:
+        """Follow what changed since the last step. Raises WorkloadError if it cannot be."""
+        if not self.is_sharded and self.followed.has_changed():
+            self.reducer.follow()
+
     @contextmanager
     def shard(self, shard: int) -> Iterator[None]:
         """The backward passes in the block are a shard's; the shards come in their order."""
         self.reducer.begin_shard(shard)
-        self.buffers.begin_shard(shard, is_first_here=shard == self._shards.start)
+        self.buffers.begin_shard(is_first_here=shard == self._shards.start)
         yield
         self.reducer.end_shard()
         self.buffers.end_shard(shard)
@@ -160,6 +184,8 @@ class TrainState:
         """Wait for the sums of all ranks' gradients, and for shard 0's buffers."""
         self.buffers.send()
         self.reducer.finish()
+        if not self.is_sharded:
+            self.followed.check_unchanged()
         self.buffers.finish()
 
     def close(self) -> None:
@@ -186,6 +212,12 @@ class TrainState:
         """A whole model with its initial weights, the same on every rank."""
         config = self._config
         seed_generators(derive_seed(config.seed, INIT))
-        return model_to_device(
+        model = model_to_device(
             self._workload.model(), self._group.device, channels_last=config.channels_last
-        ).train()
+        )
+        # A model that is in evaluation as a whole comes from where it was used, and is trained.
+        fixed = [m for m in model.modules() if not m.training] if model.training else []
+        model.train()
+        if self._step_rules > 1:
+            set_modes(dict.fromkeys(fixed, False))
+        return model

@@ -90,6 +90,16 @@ class StepPlan:
                 if positions[shard]
             ]
 
+    def has_lone_samples(self, num_steps: int) -> bool:
+        """Whether a forward pass of the first `num_steps` steps has one sample only."""
+        # All steps of an epoch are alike but the last.
+        return any(
+            len(micro.positions) == 1
+            for step_in_epoch in {0, min(num_steps, self.steps_per_epoch) - 1}
+            for micro_batches in self.micro_batches(0, step_in_epoch, range(self.num_shards))
+            for micro in micro_batches
+        )
+
     def equal_passes(
         self, epoch: int, step_in_epoch: int, world_size: int, rank: int
     ) -> list[list[MicroBatch]]:

@@ -11,6 +11,15 @@ from train_core.requests import RecordedPipeline
 from train_core.storage.records.data_files import SourceRecord
 from train_core.storage.records.manifest import FileEntry
 
+NEWEST_STEP_RULES = 2
+"""By which a new run computes its steps; an older run goes on by those that it began with.
+
+1: a parameter that no shard reaches has a gradient of zeros if there are several shards; all
+modules are in training mode; on CPUs, any algorithm is used.
+2: such a parameter has no gradient; a part that `model()` set to evaluation stays there; on CPUs
+with several threads, deterministic algorithms are used if `deterministic` is set.
+"""
+
 
 class Origin(BaseModel):
     """Whose weights a run begins with: what `init_from` stood for."""
@@ -72,6 +81,9 @@ class RunRecord(BaseModel):
     )
     forked_from: str = Field(default="", description="The checkpoint that the run began with.")
     origin: Origin | None = Field(default=None, description="Whose weights the run began with.")
+    step_rules: int = Field(
+        default=1, ge=1, description="By which rules the run computes a step (run_record.py)."
+    )
 
     @property
     def requested(self) -> RecordedPipeline:

@@ -23,7 +23,7 @@ from train_core.engine.data.recorded_workload import check_continuation
 from train_core.engine.distributed.group import Group
 from train_core.engine.driver.preparing.preflight import check, new_record
 from train_core.engine.training.loop import Trainer
-from train_core.errors import ConfigError, DataError, RunConflictError
+from train_core.errors import ConfigError, DataError, RunConflictError, WorkloadError
 from train_core.loading import load_workload
 from train_core.requests import DriverRequest, PipelineRequest
 from train_core.storage.objects.store import Store
@@ -257,3 +257,15 @@ def test_a_dry_run_is_no_part_of_a_real_one(tmp_path: Path) -> None:
     dry = asked(tmp_path).model_copy(update={"dry_run": True})
     with pytest.raises(RunConflictError, match="dry_run: was False, asked for True"):
         check(RunFolder(str(tmp_path), "run"), dry)
+
+
+def test_a_model_that_no_shards_can_share_is_refused_before_there_is_a_run(tmp_path: Path) -> None:
+    sparse = {
+        "workload": "tests.pytorch.case:CaseWorkload",
+        "settings": {"name": "Situations: a sparse embedding"},
+        "monitor": "validation/loss",
+    }
+    with pytest.raises(WorkloadError, match=r"'embedding.weight' is sparse.*num_shards 1"):
+        check(RunFolder(str(tmp_path), "run"), asked(tmp_path, **sparse, num_shards=2))
+    assert not any(tmp_path.iterdir())
+    check(RunFolder(str(tmp_path), "run"), asked(tmp_path, **sparse, num_shards=1))

@@ -31,6 +31,7 @@ from train_core.engine.driver.preparing.init_source import find_origin
 from train_core.engine.metrics.evaluation_loop import check_split, split_metrics
 from train_core.engine.scoring.gate_metric import check_gate
 from train_core.engine.tools.provenance import code_of, fingerprint
+from train_core.engine.training.model_checks import check_model
 from train_core.errors import ConfigError, RunConflictError
 from train_core.policy.logins import hide_logins
 from train_core.policy.metric_names import VALIDATION, full_name
@@ -38,7 +39,7 @@ from train_core.requests import DriverRequest, Prepared, RecordedPipeline, Scori
 from train_core.storage.objects.store import Store
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.names import check_new_run_name
-from train_core.storage.records.run_record import Origin, RunRecord
+from train_core.storage.records.run_record import NEWEST_STEP_RULES, Origin, RunRecord
 from train_core.storage.run_checks import check_flow_run
 from train_core.storage.run_folder import RunFolder
 from train_core.workload import Workload, indexed, load_split, pinned_files
@@ -105,6 +106,8 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     }
     num_samples = {split: check_split(dataset, split) for split, dataset in datasets.items()}
     plan = config.step_plan(num_samples["train"])
+    if not resumed:
+        _check_model(workload, config)
     if config.strategy == "fsdp":
         check_passes(plan, datasets["train"], config.num_workers)
     if source := request.pipeline.infer_input:
@@ -204,6 +207,21 @@ def _check_origin(
     return origin
 
 
+def _check_model(workload: Workload[Any], config: TrainConfig) -> None:
+    """Raise WorkloadError for a model that could not be trained exactly.
+
+    The workers check it as well; one that is sharded may not fit in here.
+    """
+    if config.strategy == "fsdp":
+        return
+    try:
+        model = workload.model()
+    except Exception:  # noqa: BLE001 (a worker may have a GPU that this process lacks)
+        _log.info("model() fails in this process: the workers will call it", exc_info=True)
+    else:
+        check_model(model, config.shards)
+
+
 def _check_monitor(workload: Workload[Any], monitor: str) -> None:
     names = [full_name(VALIDATION, name) for name in split_metrics(workload)]
     if monitor not in names:
@@ -235,6 +253,7 @@ def new_record(
         modules=code.modules,
         packages=code.packages,
         origin=without_login(origin) if origin else None,
+        step_rules=NEWEST_STEP_RULES,
     )
     return files_in_record(record, files)
 

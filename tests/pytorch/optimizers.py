@@ -1,0 +1,116 @@
+"""Every optimizer of torch.optim and every schedule of torch.optim.lr_scheduler, as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from tests.pytorch.case import NUM_CLASSES, NUM_INPUTS, Case, Optimizer
+from tests.pytorch.models import OnTokens, Plain
+
+
+class OnlyMatrices(nn.Module):
+    """Muon takes matrices only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(NUM_INPUTS, 8, bias=False)
+        self.last = nn.Linear(8, NUM_CLASSES, bias=False)
+
+    def forward(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).relu())
+
+
+def of(kind: type[Optimizer], **options: Any) -> Callable[[nn.Module], Optimizer]:
+    return lambda model: kind(model.parameters(), **options)
+
+
+def sgd_by(kind: Any, **options: Any) -> Case:
+    def schedule(optimizer: Optimizer, total_steps: int) -> Any:
+        return kind(optimizer, **options)
+
+    return Case(Plain, of(torch.optim.SGD, lr=0.1, momentum=0.9), schedule)
+
+
+def constant(step: int) -> float:
+    return 0.9
+
+
+def plateau(optimizer: Optimizer, total_steps: int) -> Any:
+    return lr_scheduler.ReduceLROnPlateau(optimizer)
+
+
+def sequential(optimizer: Optimizer, total_steps: int) -> Any:
+    warm_up = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
+    after = lr_scheduler.MultiStepLR(optimizer, [1, 2])
+    return lr_scheduler.SequentialLR(optimizer, [warm_up, after], [2])
+
+
+def chained(optimizer: Optimizer, total_steps: int) -> Any:
+    parts = [lr_scheduler.ConstantLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    return lr_scheduler.ChainedScheduler(parts, optimizer)
+
+
+OPTIMIZERS: dict[str, Case] = {
+    "Adadelta": Case(Plain, of(torch.optim.Adadelta, lr=0.5)),
+    "Adafactor": Case(Plain, of(torch.optim.Adafactor)),
+    "Adagrad": Case(Plain, of(torch.optim.Adagrad, lr=0.05)),
+    "Adam": Case(Plain, of(torch.optim.Adam, lr=0.01)),
+    "Adam, amsgrad": Case(Plain, of(torch.optim.Adam, lr=0.01, amsgrad=True)),
+    "Adam, foreach": Case(Plain, of(torch.optim.Adam, lr=0.01, foreach=True)),
+    "Adam, fused": Case(Plain, of(torch.optim.Adam, lr=0.01, fused=True)),
+    "Adamax": Case(Plain, of(torch.optim.Adamax)),
+    "AdamW": Case(Plain, of(torch.optim.AdamW, lr=0.01)),
+    "ASGD": Case(Plain, of(torch.optim.ASGD, lr=0.05)),
+    "LBFGS": Case(Plain, of(torch.optim.LBFGS), refused="computes the loss again", refused_from=1),
+    "Muon": Case(OnlyMatrices, of(torch.optim.Muon)),
+    "NAdam": Case(Plain, of(torch.optim.NAdam)),
+    "RAdam": Case(Plain, of(torch.optim.RAdam, lr=0.01)),
+    "RMSprop": Case(Plain, of(torch.optim.RMSprop, momentum=0.9, centered=True)),
+    "Rprop": Case(Plain, of(torch.optim.Rprop)),
+    "SGD": Case(Plain, of(torch.optim.SGD, lr=0.1)),
+    "SGD, Nesterov": Case(Plain, of(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True)),
+    "SparseAdam": Case(
+        lambda: OnTokens(nn.Embedding(10, 8, sparse=True)),
+        lambda model: torch.optim.SparseAdam([model.embedding.weight], lr=0.01),  # type: ignore[union-attr, list-item]  # it is an OnTokens
+        refused="is sparse",
+    ),
+    "a list of two optimizers": Case(
+        Plain,
+        lambda model: [of(torch.optim.SGD)(model), of(torch.optim.SGD)(model)],
+        refused="gives a list: give one torch optimizer",
+        refused_from=1,
+    ),
+}
+
+SCHEDULES: dict[str, Case] = {
+    "ChainedScheduler": Case(Plain, of(torch.optim.SGD, lr=0.1), chained),
+    "ConstantLR": sgd_by(lr_scheduler.ConstantLR, total_iters=3),
+    "CosineAnnealingLR": sgd_by(lr_scheduler.CosineAnnealingLR, T_max=6),
+    "CosineAnnealingWarmRestarts": sgd_by(lr_scheduler.CosineAnnealingWarmRestarts, T_0=2),
+    "CyclicLR": sgd_by(lr_scheduler.CyclicLR, base_lr=0.01, max_lr=0.1, step_size_up=2),
+    "ExponentialLR": sgd_by(lr_scheduler.ExponentialLR, gamma=0.9),
+    "LambdaLR": sgd_by(lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.9**step),
+    "LinearLR": sgd_by(lr_scheduler.LinearLR, total_iters=4),
+    "MultiplicativeLR": sgd_by(lr_scheduler.MultiplicativeLR, lr_lambda=constant),
+    "MultiStepLR": sgd_by(lr_scheduler.MultiStepLR, milestones=[2, 4]),
+    "OneCycleLR": sgd_by(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=6),
+    "PolynomialLR": sgd_by(lr_scheduler.PolynomialLR, total_iters=5),
+    "ReduceLROnPlateau": Case(
+        Plain,
+        of(torch.optim.SGD, lr=0.1),
+        plateau,
+        refused="waits for a metric",
+        refused_from=1,
+    ),
+    # Its MultiStepLR's Counter does not come back from a checkpoint as one yet.
+    "SequentialLR, undisturbed": Case(
+        Plain, of(torch.optim.SGD, lr=0.1), sequential, resumes=False
+    ),
+    "StepLR": sgd_by(lr_scheduler.StepLR, step_size=2),
+    "SWALR": sgd_by(torch.optim.swa_utils.SWALR, swa_lr=0.01, anneal_epochs=3),
+}

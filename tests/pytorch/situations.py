@@ -1,0 +1,483 @@
+"""Situations that people's models are in: each is a row of the table."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+from torch.utils.checkpoint import checkpoint
+
+from tests.pytorch.case import NUM_CLASSES, NUM_INPUTS, Case, adamw
+from tests.pytorch.models import OnInputs, OnTokens, Plain
+from train_core import ArrayDataset
+
+
+class Shared(nn.Module):
+    """One block called three times, its activations computed again in backward."""
+
+    def __init__(self, *, use_reentrant: bool) -> None:
+        super().__init__()
+        self.use_reentrant = use_reentrant
+        self.first = nn.Linear(NUM_INPUTS, 8)
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        self.last = nn.Linear(8, NUM_CLASSES)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        found = self.first(x)
+        for _ in range(3):
+            found = checkpoint(self.block, found, use_reentrant=self.use_reentrant)
+        return self.last(found)
+
+
+class Strided(nn.Module):
+    """Weights with gaps between their rows, in both of its layers."""
+
+    def __init__(self, last: Tensor | None = None) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(8, 40)[:, :NUM_INPUTS])
+        self.middle = nn.Parameter(torch.randn(8, 8).t())
+        self.last = nn.Parameter(torch.randn(6, 8)[::2] if last is None else last)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        found = torch.tanh(x @ self.first.t())
+        return torch.tanh(found @ self.middle) @ self.last.t()
+
+
+class Centred(nn.Module):
+    """Subtracts a moving mean, a buffer that each pass assigns anew."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(NUM_INPUTS))
+        self.inner = Plain()
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        return self.inner(x - self.mean, tokens)
+
+
+class Remembering(nn.Module):
+    """Registers its buffer in its first pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Plain()
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        if self.training:
+            self.register_buffer("scale", x.detach().std(), persistent=False)
+        return self.inner(x / getattr(self, "scale", 1.0), tokens)
+
+
+class TwoHeads(nn.Module):
+    """The second head is left out, or is used for some samples only."""
+
+    def __init__(self, *, uses_second_above: float = 99.0) -> None:
+        super().__init__()
+        self.first = nn.Linear(NUM_INPUTS, 8)
+        self.last = nn.Linear(8, NUM_CLASSES)
+        self.second = nn.Linear(8, NUM_CLASSES)
+        self.uses_second_above = uses_second_above
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        found = self.first(x).relu()
+        outputs = self.last(found)
+        if float(x.sum()) > self.uses_second_above:
+            outputs = outputs + self.second(found)
+        return outputs
+
+
+class Putting(Plain):
+    """Uses an operation whose result depends on the order of its threads."""
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        added = torch.zeros(NUM_INPUTS).put_(tokens % NUM_INPUTS, torch.ones(tokens.shape))
+        return super().forward(x + added, tokens)
+
+
+def partly_frozen() -> nn.Module:
+    model = Plain()
+    model.first.requires_grad_(requires_grad=False)
+    return model
+
+
+def with_fixed_norm() -> nn.Module:
+    model = Plain()
+    model.norm.eval()
+    return model
+
+
+class KeepsNormFixed(Plain):
+    """The idiom of a `train` that leaves a part in evaluation."""
+
+    def train(self, mode: bool = True) -> KeepsNormFixed:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+def unfreeze_after(at: int) -> Any:
+    def after_step(model: Any, step: int) -> None:
+        if step == at:
+            model.first.requires_grad_(requires_grad=True)
+
+    return after_step
+
+
+def freeze_after(at: int) -> Any:
+    def after_step(model: Any, step: int) -> None:
+        if step == at:
+            model.first.requires_grad_(requires_grad=False)
+            model.norm.eval()
+
+    return after_step
+
+
+def replace_after(at: int) -> Any:
+    def after_step(model: Any, step: int) -> None:
+        if step == at:
+            model.last = nn.Linear(8, NUM_CLASSES)
+
+    return after_step
+
+
+def halve_after(at: int) -> Any:
+    def after_step(model: Any, step: int) -> None:
+        if step == at:
+            model.last.to(torch.float64)
+
+    return after_step
+
+
+def only_last(model: Any) -> torch.optim.Optimizer:
+    model.kept = torch.optim.SGD(model.last.parameters(), lr=0.1)
+    return model.kept  # type: ignore[no-any-return]  # of any model
+
+
+def add_group_after(at: int) -> Any:
+    def after_step(model: Any, step: int) -> None:
+        if step == at:
+            model.kept.add_param_group({"params": list(model.first.parameters())})
+
+    return after_step
+
+
+class Tied(nn.Module):
+    """The embedding's weights are the last layer's, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(NUM_INPUTS, NUM_INPUTS)
+        self.last = nn.Linear(NUM_INPUTS, NUM_INPUTS, bias=False)
+        self.last.weight = self.embedding.weight
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return self.last(self.embedding(tokens).mean(1) + x)[:, :NUM_CLASSES]
+
+
+class Averaged(nn.Module):
+    """A model and a moving average of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = Plain()
+        self.average = deepcopy(self.live).requires_grad_(requires_grad=False)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return self.live(x, tokens) if self.training else self.average(x, tokens)
+
+    def move(self) -> None:
+        with torch.no_grad():
+            for old, new in zip(self.average.parameters(), self.live.parameters(), strict=True):
+                old.lerp_(new, 0.1)
+
+
+class SwaAveraged(nn.Module):
+    """The average is torch's own AveragedModel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = Plain()
+        self.average = torch.optim.swa_utils.AveragedModel(self.live)
+        self.average.requires_grad_(requires_grad=False)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return self.live(x, tokens)
+
+
+def halved(module: nn.Module, given: Any, received: Any) -> Any:
+    return (given[0] * 0.5,)
+
+
+def hooked() -> nn.Module:
+    """Gradients are clamped by hooks of the parameters and scaled by one of a module."""
+    model = Plain()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+    model.last.register_full_backward_hook(halved)
+    return model
+
+
+class KeepsGradient(torch.optim.Optimizer):
+    """Keeps the last gradient itself, and no copy of it."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                last = state.get("last", torch.zeros_like(parameter))
+                parameter.sub_(group["lr"] * (parameter.grad + 0.5 * last))
+                state["last"] = parameter.grad
+
+
+class WithScale(nn.Module):
+    """Its forward pass changes a parameter in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Plain()
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.inner.last.weight.mul_(0.9)
+        return self.inner(x, tokens)
+
+
+class Noisy(torch.utils.data.Dataset[dict[str, Any]]):
+    """Samples that are transformed with torch's, numpy's and Python's generators."""
+
+    def __init__(self, inner: ArrayDataset) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        import random
+
+        sample = self.inner[index]
+        noise = torch.randn(NUM_INPUTS).numpy() + np.random.rand(NUM_INPUTS)  # noqa: NPY002
+        sample["x"] = (sample["x"] + noise + random.random()).astype(np.float32)
+        return sample
+
+
+class ListsSamples(Noisy):
+    """Gives a list of samples at once, as Hugging Face's datasets do."""
+
+    def __getitems__(self, indices: Any) -> list[dict[str, Any]]:
+        return [self[int(index)] for index in indices]
+
+
+def double(model: nn.Module) -> nn.Module:
+    return model.to(torch.float64)
+
+
+class Custom(nn.Module):
+    """A parametrization of one's own."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight - weight.mean()
+
+
+def parametrized() -> nn.Module:
+    model = Plain()
+    parametrize.register_parametrization(model.first, "weight", Custom())
+    return model
+
+
+def pruned() -> nn.Module:
+    from torch.nn.utils import prune
+
+    model = Plain()
+    prune.l1_unstructured(model.first, "weight", 0.5)
+    return model
+
+
+class LazyModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(NUM_CLASSES))
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def lazy_and_called() -> nn.Module:
+    model = LazyModel()
+    model(torch.zeros(1, NUM_INPUTS), torch.zeros(1, 6))
+    return model
+
+
+def two_groups(model: nn.Module) -> torch.optim.Optimizer:
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    return torch.optim.AdamW(
+        [{"params": weights, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=0.01
+    )
+
+
+def only_trained(model: nn.Module) -> torch.optim.Optimizer:
+    return adamw(nn.ParameterList(p for p in model.parameters() if p.requires_grad))
+
+
+def checkpointed(*, use_reentrant: bool) -> nn.Module:
+    def call(layer: nn.Module, x: Tensor) -> Tensor:
+        return checkpoint(layer, x, use_reentrant=use_reentrant)
+
+    return OnInputs(nn.Sequential(nn.Linear(16, 8), nn.Dropout(0.3), nn.Tanh()), call=call)
+
+
+class MixedTypes(nn.Module):
+    """Weights of three dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(NUM_INPUTS, 8).to(torch.bfloat16)
+        self.middle = nn.Linear(8, 8)
+        self.last = nn.Linear(8, NUM_CLASSES).to(torch.float64)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x.bfloat16()).float()).relu().double()).float()
+
+
+class ComplexWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spectrum = nn.Parameter(torch.randn(NUM_INPUTS // 2 + 1, dtype=torch.complex64))
+        self.last = nn.Linear(NUM_INPUTS, NUM_CLASSES)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return self.last(torch.fft.irfft(torch.fft.rfft(x) * self.spectrum, n=NUM_INPUTS))
+
+
+SITUATIONS: dict[str, Case] = {
+    "plain": Case(Plain),
+    "accumulation": Case(Plain, config={"accumulation_steps": 2}),
+    "clipping": Case(Plain, config={"clip_norm": 0.1}),
+    "bf16 autocast": Case(Plain, config={"precision": "bf16"}),
+    "a smaller last batch": Case(Plain, num_train=42),
+    "a last batch without samples for some shards": Case(TwoHeads, num_train=38),
+    "two groups of parameters": Case(Plain, two_groups),
+    "activation checkpointing, reentrant": Case(lambda: checkpointed(use_reentrant=True)),
+    "activation checkpointing, not reentrant": Case(lambda: checkpointed(use_reentrant=False)),
+    "a shared block under reentrant checkpointing": Case(lambda: Shared(use_reentrant=True)),
+    "a shared block under checkpointing that is not reentrant": Case(
+        lambda: Shared(use_reentrant=False)
+    ),
+    "a shared block under reentrant checkpointing, accumulated": Case(
+        lambda: Shared(use_reentrant=True), config={"accumulation_steps": 2}
+    ),
+    "weights with gaps between their rows": Case(Strided),
+    "weights with gaps, clipped": Case(Strided, config={"clip_norm": 0.1}),
+    "an expanded weight": Case(
+        lambda: Strided(torch.randn(NUM_CLASSES, 1).expand(NUM_CLASSES, 8)),
+        refused="several of its values lie at one place in memory",
+        refused_from=1,
+    ),
+    "a buffer that forward assigns anew": Case(Centred),
+    "a buffer that forward registers": Case(Remembering, resumes=False),
+    "a head that forward leaves out": Case(TwoHeads),
+    "a head that some shards leave out": Case(lambda: TwoHeads(uses_second_above=2.0)),
+    "a head that some micro-batches leave out": Case(
+        lambda: TwoHeads(uses_second_above=1.0), config={"accumulation_steps": 2}
+    ),
+    "a frozen part": Case(partly_frozen),
+    "a frozen part that the optimizer does not know": Case(partly_frozen, only_trained),
+    "a part that thaws": Case(partly_frozen, after_step=unfreeze_after(2)),
+    "a part that is frozen and fixed meanwhile": Case(Plain, after_step=freeze_after(2)),
+    "a layer that is replaced meanwhile": Case(
+        Plain, after_step=replace_after(2), refused="last.weight", refused_from=1
+    ),
+    "a layer whose type changes meanwhile": Case(
+        Plain, after_step=halve_after(2), refused="last.weight", refused_from=1
+    ),
+    "a group that is added meanwhile": Case(
+        Plain, only_last, after_step=add_group_after(2), refused="other groups", refused_from=1
+    ),
+    "a change after the last step": Case(
+        Plain, after_step=replace_after(6), refused="last.weight", refused_from=1
+    ),
+    "a part in evaluation": Case(with_fixed_norm),
+    "a train() that leaves a part in evaluation": Case(KeepsNormFixed),
+    "a model that is in evaluation as a whole": Case(lambda: Plain().eval()),
+    "tied weights": Case(Tied),
+    "an average of the weights": Case(Averaged, after_step=lambda model, _: model.move()),  # type: ignore[operator]  # it is an Averaged
+    "torch's AveragedModel": Case(
+        SwaAveraged,
+        after_step=lambda model, _: model.average.update_parameters(model.live),  # type: ignore[union-attr, operator]  # it is a SwaAveraged
+    ),
+    "hooks of gradients": Case(hooked),
+    "an optimizer that keeps the gradient itself": Case(
+        Plain, lambda model: KeepsGradient(model.parameters())
+    ),
+    "a parameter that forward changes": Case(
+        WithScale, refused="inner.last.weight", refused_from=2
+    ),
+    "an embedding that forward normalises": Case(
+        # A validation normalises it, too: even alone there is nothing to compare.
+        lambda: OnTokens(nn.Embedding(10, 8, max_norm=1.0)),
+        refused="embedding.weight",
+        is_compared=False,
+    ),
+    "an operation without a deterministic algorithm, on several threads": Case(
+        Putting,
+        config={"threads_per_worker": 2},
+        refused="put_ has no deterministic algorithm",
+        refused_from=1,
+    ),
+    "a sparse embedding": Case(
+        lambda: OnTokens(nn.Embedding(10, 8, sparse=True)),
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        refused="embedding.weight",
+    ),
+    "a sparse embedding bag": Case(
+        lambda: OnTokens(nn.EmbeddingBag(10, 8, mode="sum", sparse=True)),
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        refused="embedding.weight",
+    ),
+    "SyncBatchNorm": Case(
+        lambda: OnInputs(nn.SyncBatchNorm(4), 4, 4), refused="SyncBatchNorm", refused_from=2
+    ),
+    "lazy layers": Case(LazyModel, refused="inner.0.weight", refused_from=1),
+    "lazy layers that model() has called": Case(lazy_and_called),
+    "a parametrization of one's own": Case(parametrized),
+    "weight_norm": Case(lambda: OnInputs(parametrizations.weight_norm(nn.Linear(16, 8)))),
+    "spectral_norm": Case(lambda: OnInputs(parametrizations.spectral_norm(nn.Linear(16, 8)))),
+    "orthogonal": Case(lambda: OnInputs(parametrizations.orthogonal(nn.Linear(16, 8)))),
+    "pruning": Case(pruned),
+    "weights of several types": Case(MixedTypes),
+    "complex weights": Case(ComplexWeights),
+    "samples that draw": Case(Plain, dataset=Noisy),
+    "random_split of samples that draw": Case(
+        Plain, dataset=lambda data: torch.utils.data.random_split(Noisy(data), [30, 6])[0]
+    ),
+    "Subset of samples that draw": Case(
+        Plain, dataset=lambda data: torch.utils.data.Subset(Noisy(data), range(24))
+    ),
+    "ConcatDataset of samples that draw": Case(
+        Plain, dataset=lambda data: torch.utils.data.ConcatDataset([Noisy(data), Noisy(data)])
+    ),
+    "random_split without a generator": Case(
+        Plain, dataset=lambda data: torch.utils.data.random_split(data, [30, 6])[0]
+    ),
+    "a dataset that lists samples that draw": Case(Plain, dataset=ListsSamples),
+    "one sample under BatchNorm": Case(Plain, num_train=37, refused="drop_last", refused_from=1),
+    "one sample under BatchNorm, left out": Case(Plain, num_train=37, config={"drop_last": True}),
+    "one sample with several places under BatchNorm": Case(
+        lambda: OnInputs(nn.BatchNorm1d(4), 4, 4), num_train=37
+    ),
+}
