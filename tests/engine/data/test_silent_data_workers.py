@@ -53,7 +53,7 @@ def test_a_batch_that_does_not_fit_into_shared_memory_is_an_error_with_a_remedy(
     if shutil.which("unshare") is None or subprocess.run([*own, SMALL], check=False).returncode:
         pytest.skip("only root gives a process a /dev/shm of its own")
     command = f"{SMALL} && exec {shlex.quote(sys.executable)} -c {shlex.quote(LARGE)}"
-    done = subprocess.run([*own, command], capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run([*own, command], capture_output=True, text=True, check=False)
     last = done.stderr.strip().splitlines()[-1]
     assert "DataError: a batch of 12.0 MB does not fit into /dev/shm, which has 8." in last
     assert last.endswith("or set data_workers to 0")
