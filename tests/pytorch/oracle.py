@@ -44,6 +44,7 @@ class Oracle:
         self.step_rules = step_rules
         self.workload = workload
         self.config = config
+        torch.set_num_threads(config.threads_per_worker)
         _set_generators(_FIRST_SEED)
         self.dataset: Any = workload.dataset("train")
         num_samples = len(self.dataset)

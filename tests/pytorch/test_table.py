@@ -31,7 +31,7 @@ def rows() -> Iterator[Any]:
 
 
 @pytest.mark.promise("as-plain-torch")
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", list(rows()))
 def test_a_row_is_trained_as_plain_torch_trains_it_or_is_refused(name: str, tmp_path: Path) -> None:
     case = TABLE[name]
     for num_shards in ALL_SHARDS:
