@@ -23,9 +23,9 @@ from train_core.storage.coordination import lease
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.decisions import waiting_version
+from train_core.storage.registered_models.decisions import newest_question, waiting_version
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.runs_of_storage import is_run_finished, read_runs
+from train_core.storage.runs_of_storage import is_run_finished, is_training_finished, read_runs
 
 _DIGEST_SHOWN = 8
 
@@ -49,8 +49,9 @@ class RunSummary(Result):
     data: str | None = None
     """The first digits of the training split's digest."""
     state: str
-    """`running`, `waiting` (for a person's answer about its version), `finished`, `failed` (by an
-    error), `interrupted` (it was stopped or killed), or what cannot be read of the run.
+    """`running`, `waiting` (for a person's answer about its version), `answered` (the stages after
+    that are left), `finished`, `failed` (by an error), `interrupted` (it was stopped or killed), or
+    what cannot be read of the run.
     """
 
 
@@ -137,7 +138,11 @@ def _state(
         return "waiting"
     if is_run_finished(folder, report, scanned.newest, record, end):
         return "finished"
-    return "failed" if end == EndStatus.FAILED else "interrupted"
+    if end == EndStatus.FAILED:
+        return "failed"
+    _, answer = newest_question(folder)
+    is_trained = is_training_finished(scanned.newest, folder.newest_request(record).config)
+    return "answered" if answer and is_trained else "interrupted"
 
 
 def _best_value(checkpoints: list[Checkpoint], config: TrainConfig) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -37,7 +36,6 @@ from train_core.storage.run_folder import RunFolder
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MODEL = "Digits"
-FOLLOWS_S = 60
 HEARTBEAT, HEARTBEAT_S, MISSED_S = "prefect.flow-run.heartbeat", 30, 75
 ASKED = {
     "epochs": 2,
@@ -254,9 +252,9 @@ def test_a_flow_run_that_waits_is_shown_so_and_follows_an_answer_that_a_command_
     version = deployed.registry.version_numbers()[-1]
     answer = ("approve", MODEL, str(version), "--reject", "--reason", "owls suffer", "--by", "ann")
     assert "flow run second goes on" in deployed.site.evertrain(*answer)
-    answered_at = time.monotonic()
+    # It goes on at once; how long a worker takes for it depends on the machine.
+    assert deployed.state_name("second") != "Suspended"
     deployed.wait_for_state("second", "COMPLETED")
-    assert time.monotonic() - answered_at < FOLLOWS_S
     result = deployed.gate("second")
     assert (result.entry, result.status) == (None, "rejected")
     assert "is rejected by ann (owls suffer)" in result.summary

@@ -117,7 +117,9 @@ def test_a_run_whose_version_a_person_has_to_approve_is_waiting(
     assert state_of(folder) == ("finished" if has_report else "failed")
     released(folder, "KILLED")
     answer(folder, is_approved=False)
-    assert state_of(folder) == ("finished" if has_report else "interrupted")
+    assert state_of(folder) == ("finished" if has_report else "answered")
+    more_epochs(folder)
+    assert state_of(folder) == "interrupted"
 
 
 def test_a_run_that_is_trained_further_waits_no_more(storage_url: str) -> None:
