@@ -27,10 +27,12 @@ from tests.flows.mlflow_side import mlflow_client
 from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.promise("week-is-told")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.promise("week-is-told")]
 
 MODEL = "Points"
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+NIGHT_S = 300
+"""The most that a night takes: beside other work on two cores each begins a Ray of its own."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Week:
         self.wait_until_ended(night)
 
     def wait_until_ended(self, night: str) -> None:
-        wait_for(lambda: self.state(night)["type"] in ENDED, self.home)
+        wait_for(lambda: self.state(night)["type"] in ENDED, self.home, NIGHT_S)
 
     def state(self, night: str) -> dict[str, Any]:
         found: dict[str, Any] = self.flow_run(night)["state"]
@@ -135,7 +137,7 @@ def kill_in_the_middle(week: Week, night: str) -> None:
     """Kill the flow's process while the training stands still."""
     (week.data / HOLD).touch()
     week.begin(night)
-    wait_for((week.data / HELD).exists, week.home)
+    wait_for((week.data / HELD).exists, week.home, NIGHT_S)
     flow = flow_of(week.folder(night))
     kill_all(flow)
     (week.data / HOLD).unlink()
@@ -160,12 +162,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Told]]:
             week.run("thursday")
             deliver(week.data, 430)
             kill_in_the_middle(week, "friday")
-            wait_for(lambda: week.folder("friday").report() is not None, week.home)
+            wait_for(lambda: week.folder("friday").report() is not None, week.home, NIGHT_S)
             week.wait_until_ended("friday")
             assert week.champion() == "friday"
             deliver(week.data, 440)
             week.begin("saturday", require_approval=True)
-            wait_for(lambda: week.state("saturday")["type"] == "PAUSED", week.home)
+            wait_for(lambda: week.state("saturday")["type"] == "PAUSED", week.home, NIGHT_S)
             answer = ("--reason", "not on a Saturday", "--by", "ann")
             week.site.evertrain("approve", MODEL, "3", "--reject", *answer)
             week.wait_until_ended("saturday")
