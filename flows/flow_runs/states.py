@@ -6,6 +6,7 @@ The types stay Prefect's own, Completed and Failed. An event is called after its
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from enum import StrEnum
 from functools import wraps
@@ -115,4 +116,6 @@ def naming_its_end(function: Callable[P, R]) -> Callable[P, R]:
         message = result.gate.summary if result.gate else best
         return Completed(name=gate_name(result.gate), message=message, data=result)
 
+    # Prefect looks up the names of annotations in the module of the function that it is given.
+    run.__signature__ = inspect.signature(function, eval_str=True)  # type: ignore[attr-defined]
     return run

@@ -9,6 +9,7 @@ import yaml
 from prefect.client.schemas.objects import StateType
 
 from evertrain_flows.flow_runs.states import EndName, failure_name, naming_its_end, nothing_begun
+from evertrain_flows.retrain import retrain
 from evertrain_tasks.retries import is_transient
 from tests.flows.deployment.deployed import AUTOMATIONS
 from tests.flows.test_results import PREDICTIONS, REPORT
@@ -138,6 +139,11 @@ def test_a_night_without_news_is_skipped_and_a_check_is_completed() -> None:
     assert (skipped.type, skipped.name) == (StateType.COMPLETED, "Skipped")
     assert skipped.message == "no new data since run last: nothing is trained"
     assert nothing_begun(CheckedOnlyError("plan")).name == "Completed"
+
+
+def test_prefect_knows_the_parameters_of_a_flow_whose_end_is_named() -> None:
+    asked = {"parameters": {"epochs": 1}}
+    assert retrain.validate_parameters(asked)["parameters"].epochs == 1
 
 
 def test_a_stop_is_not_named_here() -> None:
