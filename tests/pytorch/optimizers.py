@@ -107,10 +107,7 @@ SCHEDULES: dict[str, Case] = {
         refused="waits for a metric",
         refused_from=1,
     ),
-    # Its MultiStepLR's Counter does not come back from a checkpoint as one yet.
-    "SequentialLR, undisturbed": Case(
-        Plain, of(torch.optim.SGD, lr=0.1), sequential, resumes=False
-    ),
+    "SequentialLR": Case(Plain, of(torch.optim.SGD, lr=0.1), sequential),
     "StepLR": sgd_by(lr_scheduler.StepLR, step_size=2),
     "SWALR": sgd_by(torch.optim.swa_utils.SWALR, swa_lr=0.01, anneal_epochs=3),
 }

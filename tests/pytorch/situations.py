@@ -389,7 +389,7 @@ SITUATIONS: dict[str, Case] = {
         refused_from=1,
     ),
     "a buffer that forward assigns anew": Case(Centred),
-    "a buffer that forward registers": Case(Remembering, resumes=False),
+    "a buffer that forward registers": Case(Remembering),
     "a head that forward leaves out": Case(TwoHeads),
     "a head that some shards leave out": Case(lambda: TwoHeads(uses_second_above=2.0)),
     "a head that some micro-batches leave out": Case(
