@@ -23,14 +23,18 @@ class QuarantineMark(BaseModel):
 def quarantine_reason(store: Store, name: CheckpointName) -> str | None:
     """Why the checkpoint is quarantined; None if it is not."""
     try:
-        what = "a quarantine mark"
-        mark, _ = read_document(store, QuarantineMark, _key(name), what, max_bytes=SMALL_BYTES)
+        return read_mark(store, name).reason
     except FileNotFoundError:
         return None
     except (CheckpointError, ConfigError) as error:
         # Whatever lies there marks the checkpoint.
         return str(error)
-    return mark.reason
+
+
+def read_mark(store: Store, name: CheckpointName) -> QuarantineMark:
+    """The mark. Raises FileNotFoundError, and CheckpointError or ConfigError as documents do."""
+    what = "a quarantine mark"
+    return read_document(store, QuarantineMark, _key(name), what, max_bytes=SMALL_BYTES)[0]
 
 
 def mark_quarantined(store: Store, name: CheckpointName, reason: str) -> None:

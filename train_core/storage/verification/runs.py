@@ -35,6 +35,7 @@ from train_core.storage.records.names import (
     CheckpointName,
     LeaseName,
 )
+from train_core.storage.records.quarantine import read_mark
 from train_core.storage.records.tensor_file import header_end, layout_of
 from train_core.storage.registered_models.decisions import faults_of_decisions
 from train_core.storage.run_folder import RunFolder
@@ -138,6 +139,8 @@ class RunVerification:
         """The verdict on a checkpoint with a mark, which is read as if it had none."""
         fault = f"quarantined: {reason}"
         try:
+            # One that evertrain has not written is somebody's, and stays.
+            read_mark(self._store, name)
             one = open_checkpoint(self._store, name)
         except _UNREADABLE:
             return Verdict(what=str(name), faults=[fault])
