@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant(
         "the lease: a living holder is not waited for",
         "train_core/storage/coordination/lease.py",
-        '        end = _wait_until_free(store, run, newest, timing) if newest else ""\n',
+        '        end = wait_until_free(store, run, newest, timing) if newest else ""\n',
         '        end = ""\n',
     ),
     Mutant(
