@@ -15,6 +15,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 from evertrain_flows.defaults import default_storage, default_tracking_uri
 from train_core.config import TrainConfig
 from train_core.config.gate_options import GateOptions
+from train_core.config.json_text import with_numbers
 from train_core.policy.logins import hide_secrets
 from train_core.requests import DEFAULT_EXPERIMENT, DriverRequest, MirrorWeights, PipelineRequest
 from train_core.storage.addresses import absolute
@@ -132,6 +133,14 @@ class RetrainParameters(GateOptions, TrainConfig):
     def named(self, run: str) -> Self:
         """The same parameters under the run's name `run`, unless they have a name already."""
         return self if self.run else self.model_copy(update={"run": run})
+
+    def of_deployment(self) -> Self:
+        """The parameters as a deployment means them, whose prefect.yaml Prefect reads as YAML 1.1.
+
+        Each text in `train_loop_config` that is a number with an exponent is that number. The
+        settings of a workload have types, which do the same.
+        """
+        return self.model_copy(update={"train_loop_config": with_numbers(self.train_loop_config)})
 
     @classmethod
     def of_run(cls, folder: RunFolder, **changes: Any) -> Self:

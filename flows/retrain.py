@@ -22,6 +22,7 @@ from evertrain_tasks.driver_session.session_log import run_logger
 from evertrain_tasks.evaluate import evaluate
 from evertrain_tasks.gate import gate
 from evertrain_tasks.infer import infer
+from evertrain_tasks.prefect_server.flow_run import deployment_of_flow_run
 from evertrain_tasks.prepare import prepare
 from evertrain_tasks.promote import promote
 from evertrain_tasks.publish import publish
@@ -61,6 +62,8 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     """
     named_after = "" if parameters.run else str(runtime.flow_run.id)
     parameters = parameters.named(run_name())
+    if deployment_of_flow_run():
+        parameters = parameters.of_deployment()
     create_tracking_database(parameters.tracked_at())
     request = parameters.request(named_after)
     # Before a driver starts, which would take the run's lease.

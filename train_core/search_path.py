@@ -53,5 +53,6 @@ def environment(**variables: str) -> dict[str, str]:
 if VARIABLE in os.environ:
     # IMPORTANT: before anything else of train_core is imported.
     put_users_folders_last()
-    # It is for this process: programs that the user's code starts are as the user has them.
+    # It is for this process, and not for the programs that the user's code starts. These have no
+    # PYTHONPATH: its folders are in EVERTRAIN_PATH.
     os.environ.pop(_SAFE_PATH, None)

@@ -20,6 +20,8 @@ from typing import NoReturn
 
 from evertrain_flows.databases import create_prefect_database
 from evertrain_flows.timing import TIMING
+from train_core.errors import ConfigError, StageError
+from train_core.policy.logins import public_uri
 from train_core.search_path import environment
 
 _SERVE = """
@@ -38,8 +40,32 @@ _SERVER_SETTINGS = {
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
     "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
+_MOST_SHOWN = 300
+"""Characters of what the server says."""
 prefect_is_lost = threading.Event()
 """Set when the command ends without Prefect's server."""
+
+
+@contextmanager
+def asking_named_server(stage: str) -> Iterator[None]:
+    """Let the block ask the server at PREFECT_API_URL; without one, Prefect would start its own.
+
+    Raises ConfigError if none is named, and StageError if it does not answer, or refuses.
+    """
+    # Imported late: Prefect takes a second.
+    import httpx
+    from prefect.settings import PREFECT_API_URL
+
+    url = PREFECT_API_URL.value()
+    if not url:
+        raise ConfigError(f"no Prefect server is named for {stage}: set PREFECT_API_URL")
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        said = f"answers {error.response.status_code}: {error.response.text[:_MOST_SHOWN]}"
+        raise StageError(stage, f"{public_uri(url)} {said}") from error
+    except httpx.HTTPError as error:
+        raise StageError(stage, f"{public_uri(url)} does not answer: {error}") from error
 
 
 def configure(*, verbose: bool) -> None:

@@ -61,7 +61,9 @@ def _has_answer(flow_run: FlowRun, storage: str) -> bool:
 
     It names that storage, or none: its worker's default.
     """
-    named = flow_run.parameters.get("parameters", {}).get("storage")
+    given = flow_run.parameters.get("parameters")
+    # Another flow may have the same name, and other parameters.
+    named = given.get("storage") if isinstance(given, dict) else None
     try:
         if named and Store(named).url != Store(storage).url:
             return False

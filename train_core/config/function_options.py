@@ -10,7 +10,6 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from train_core.config.checkpoint_options import CheckpointOptions
-from train_core.config.json_text import with_numbers
 from train_core.config.option_groups import MAY_CHANGE, Options, object_of
 from train_core.config.training_options import (
     NAME_OF_OBJECT,
@@ -92,8 +91,7 @@ class FunctionOptions(Options):
     @field_validator("train_loop_config", mode="before")
     @classmethod
     def _parse_train_loop_config(cls, value: object) -> object:
-        # A workload's settings have types, which do the same.
-        return with_numbers(object_of(value))
+        return object_of(value)
 
     @model_validator(mode="before")
     @classmethod

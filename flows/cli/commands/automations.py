@@ -6,6 +6,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, CliPositionalArg
 
 from evertrain_flows.cli.output.terminal import say
+from evertrain_flows.cli.prefect_server import asking_named_server
 
 
 class AutomationsCommand(BaseSettings):
@@ -16,9 +17,13 @@ class AutomationsCommand(BaseSettings):
     )
 
     def cli_cmd(self) -> None:
-        """Apply the files one by one, and print what was done."""
+        """Apply the files one by one, and print what was done.
+
+        Raises ConfigError if no server is named, and StageError if it does not answer.
+        """
         # Imported late, as it loads Prefect.
         from evertrain_flows.automations import apply_file
 
-        for file in self.files:
-            say(*apply_file(file))
+        with asking_named_server("automations"):
+            for file in self.files:
+                say(*apply_file(file))

@@ -9,8 +9,7 @@ from pydantic import BaseModel, Field
 
 from evertrain_flows.cli.output.listings import Row, print_rows
 from evertrain_flows.cli.output.terminal import say
-from train_core.errors import ConfigError, StageError
-from train_core.policy.logins import public_uri
+from evertrain_flows.cli.prefect_server import asking_named_server
 
 if TYPE_CHECKING:
     from evertrain_flows.flow_runs.slots import Slots
@@ -33,23 +32,13 @@ class SlotsCommand(BaseModel):
         Raises ConfigError if no server is named, and StageError if it does not answer.
         """
         # Imported late: Prefect takes a second.
-        import httpx
         from prefect.client.orchestration import get_client
-        from prefect.settings import PREFECT_API_URL
 
         from evertrain_flows.flow_runs.slots import free_slots, read_slots
 
-        url = PREFECT_API_URL.value()
-        if not url:
-            raise ConfigError(
-                "no Prefect server is named, and slots are those of a server: set PREFECT_API_URL"
-            )
-        try:
-            with get_client(sync_client=True) as client:
-                freed = free_slots(client) if self.free else []
-                rows = [row for slots in read_slots(client) for row in _rows(slots)]
-        except httpx.HTTPError as error:
-            raise StageError("slots", f"{public_uri(url)} does not answer: {error}") from error
+        with asking_named_server("slots"), get_client(sync_client=True) as client:
+            freed = free_slots(client) if self.free else []
+            rows = [row for slots in read_slots(client) for row in _rows(slots)]
         for slots, dead in freed:
             names = ", ".join(f"{one.flow_run.name} ({one.why})" for one in dead)
             say(f"{slots.deployment}: freed {slots.num_unheld}, held by {names or 'no flow run'}")

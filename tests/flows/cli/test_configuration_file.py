@@ -11,6 +11,7 @@ import yaml
 
 from evertrain_flows.cli.app import main
 from evertrain_flows.cli.configuration_file import MOST_BYTES, read_configuration
+from evertrain_flows.parameters import RetrainParameters
 from train_core.config import TrainConfig
 from train_core.errors import ConfigError
 from train_core.loading import parse_settings
@@ -131,7 +132,10 @@ def test_the_text_that_prefect_reads_is_a_number_where_nothing_else_says_what_it
     text = "train_loop_config: {lr: 1e-3, layers: [{rate: 5e-2}], name: 1e-3x, big: 1e999}"
     read = yaml.safe_load(text)["train_loop_config"]
     assert read["lr"] == "1e-3"
-    config = TrainConfig(train_fn="module:train", train_loop_config=read)
+    given = RetrainParameters(train_fn="module:train", train_loop_config=read)
+    # Only a deployment's come from Prefect's reader: in JSON a text is a text.
+    assert given.train_loop_config == read
+    config = given.of_deployment()
     expected = {"lr": 0.001, "layers": [{"rate": 0.05}], "name": "1e-3x", "big": "1e999"}
     assert config.train_loop_config == expected
     # Where a type says number, it is one.

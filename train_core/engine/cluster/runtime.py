@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from train_core.config import LOCAL, TrainConfig, available_cpus, loopback_interface
 from train_core.errors import ConfigError
+from train_core.search_path import VARIABLE, environment
 
 if TYPE_CHECKING:
     from ray.job_config import JobConfig
@@ -75,7 +76,11 @@ def check_folders() -> None:
 
 def load_ray(config: TrainConfig, settings: RaySettings) -> None:
     """Import Ray, with what it reads from the environment as it is imported and later."""
-    local = _LOCAL_ENVIRONMENT | _on_loopback() if config.ray_address == LOCAL else {}
+    local = {}
+    if config.ray_address == LOCAL:
+        # Its workers find the modules that this process finds.
+        found_in = {VARIABLE: environment()[VARIABLE]}
+        local = _LOCAL_ENVIRONMENT | _on_loopback() | found_in
     for name, value in (_ENVIRONMENT | local | dict(settings.environment)).items():
         os.environ.setdefault(name, value)
     logger = "ray._private.authentication.authentication_token_setup"

@@ -6,6 +6,7 @@ MLflow runs, and a new run under an old name or address gets new ones.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -64,6 +65,7 @@ _FAILURE = "evertrain.failure"
 """The first line of why the run failed last; the description begins with it while it is FAILED."""
 
 _MAX_PARAMS, _MAX_TAG = 100, 5000
+_log = logging.getLogger("train_core.tracking")
 
 
 class MlflowRuns:
@@ -148,7 +150,7 @@ class MlflowRuns:
             if self._statuses.get(stage) == "RUNNING":
                 self.set_status(stage, status)
         # A run that is shown afterwards may have its final status in MLflow already.
-        if status != EndStatus.FAILED and waiting_version(self.folder):
+        if status != EndStatus.FAILED and self._waits():
             self.set_status("pipeline", "SCHEDULED")
         elif self._is_live or status == EndStatus.FINISHED or self.is_open:
             self.set_status("pipeline", status)
@@ -156,6 +158,15 @@ class MlflowRuns:
             self.set_tags("pipeline", {_FAILURE: without_secrets(as_text(why))[:_MAX_TAG]})
         self.describe()
         self._tell_refusals()
+
+    def _waits(self) -> bool:
+        """Whether the run's version waits for a person's answer, as far as it can be read."""
+        try:
+            return waiting_version(self.folder) is not None
+        except (CheckpointError, ConfigError) as error:
+            # One damaged decision does not keep the run's status from MLflow.
+            _log.warning("whether a version of the run waits for approval is not known: %s", error)
+            return False
 
     def describe(self, outcome: Outcome | None = None) -> None:
         """Write the run's description anew, with the outcome once there is one."""
