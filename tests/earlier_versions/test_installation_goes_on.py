@@ -125,7 +125,7 @@ def test_a_deployment_of_that_time_crashes_in_a_line_that_names_it_and_is_deploy
         site = Site(home, environment, server.url)
         site.prefect("work-pool", "create", "evertrain", "--type", "process")
         deployment = deploy_as_then(server.url, home)
-        posted(server.url, f"deployments/{deployment}/create_flow_run", {})
+        site.prefect("deployment", "run", "retrain/retrain")
         with site.worker():
             wait_for(lambda: flow_run_of(server.url)["state_type"] in ENDED, home)
         assert flow_run_of(server.url)["state_type"] == "CRASHED"
