@@ -17,6 +17,11 @@ from importlib.machinery import ModuleSpec
 from importlib.util import resolve_name
 from pathlib import Path
 
+with suppress(ImportError):
+    # It adds a finder of distributions that all look-ups ask. While another thread imports it, that
+    # finder is not ready: this import waits for the other one.
+    import importlib_metadata  # noqa: F401 (as above)
+
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
