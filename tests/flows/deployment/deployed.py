@@ -30,6 +30,13 @@ ORDERLY_END_S = 30
 DELIVERED = ROOT / "deployments/prefect.yaml"
 AUTOMATIONS = ROOT / "deployments/automations.yaml"
 
+DEPLOY_AGAIN = (
+    "the deployment's entrypoint flows.retrain.retrain is that of an earlier evertrain: write "
+    "evertrain_flows.retrain.retrain in your prefect.yaml, and deploy again: "
+    "prefect --no-prompt deploy --all"
+)
+"""What a flow run of such a deployment logs."""
+
 HELD = {
     "workload": "tests.chaos.held:HeldDigits",
     "epochs": 3,
