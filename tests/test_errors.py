@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import socket
+from types import ModuleType
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from train_core import errors
 from train_core.described_errors import describe, rebuild
-from train_core.errors import EvertrainError, StageError, UserCodeError, users_code, words_of
+from train_core.errors import (
+    EvertrainError,
+    StageError,
+    UserCodeError,
+    count_as_users,
+    line_of_users_code,
+    users_code,
+    words_of,
+)
 
 _OURS = [
     value
@@ -156,28 +169,73 @@ def _caused(by: Exception) -> Exception:
     return made
 
 
+def _answered(status: int, code: str) -> ClientError:
+    answer: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(answer, "HeadObject")
+
+
+_LostByAClient = type("ConnectionError", (OSError,), {})
+
+ERRORS_OF_USERS_CODE = [
+    (KeyError("no_such_column"), True),
+    (FileNotFoundError("train.csv"), True),
+    (NotImplementedError(), True),
+    (MemoryError(), True),
+    (OSError(errno.ENOSPC, "No space left on device"), True),
+    (OSError("When reading information for key 'x': AWS Error ACCESS_DENIED"), True),
+    (ValueError("AWS Error SLOW_DOWN"), True),
+    (_answered(404, "NoSuchKey"), True),
+    (type("SSLError", (_LostByAClient,), {})("a certificate of somebody else's"), True),
+    (ConnectionResetError("the peer is gone"), False),
+    (TimeoutError("no answer"), False),
+    (_LostByAClient("no answer"), False),
+    (type("EndpointConnectionError", (Exception,), {})("no answer"), False),
+    (type("ReadTimeout", (Exception,), {})("no answer"), False),
+    (_caused(type("ConnectError", (Exception,), {})("no answer")), False),
+    (OSError("When reading information: AWS Error NETWORK_CONNECTION during HeadObject"), False),
+    (_caused(OSError("When listing: AWS Error SLOW_DOWN during ListObjectsV2")), False),
+    (_answered(503, "SlowDown"), False),
+    (_caused(_answered(500, "InternalError")), False),
+    (OSError(errno.ESTALE, "Stale file handle"), False),
+    (OSError(errno.EIO, "Input/output error"), False),
+    (OSError(errno.EHOSTUNREACH, "No route to host"), False),
+    (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), False),
+]
+
+
 @pytest.mark.promise("who-tries-again")
-@pytest.mark.parametrize(
-    ("error", "is_users"),
-    [
-        (KeyError("no_such_column"), True),
-        (FileNotFoundError("train.csv"), True),
-        (NotImplementedError(), True),
-        (MemoryError(), True),
-        (ConnectionResetError("the peer is gone"), False),
-        (TimeoutError("no answer"), False),
-        (type("EndpointConnectionError", (Exception,), {})("no answer"), False),
-        (type("ReadTimeout", (Exception,), {})("no answer"), False),
-        (_caused(type("ConnectError", (Exception,), {})("no answer")), False),
-    ],
-    ids=repr,
-)
-def test_an_error_in_the_users_code_is_the_users_unless_a_connection_broke(
+@pytest.mark.parametrize(("error", "is_users"), ERRORS_OF_USERS_CODE, ids=repr)
+def test_an_error_in_the_users_code_is_the_users_unless_it_passes_by_itself(
     error: Exception, is_users: bool
 ) -> None:
     rebuilt = rebuild(describe("prepare", _raised_in_users_code(error)))
     assert type(rebuilt) is (UserCodeError if is_users else StageError)
     assert ("test_errors.py, line" in str(rebuilt)) is is_users
+
+
+@pytest.mark.promise("who-tries-again")
+@pytest.mark.parametrize(("error", "is_users"), ERRORS_OF_USERS_CODE, ids=repr)
+def test_an_error_in_a_later_stage_has_the_same_answer(error: Exception, is_users: bool) -> None:
+    with pytest.raises(StageError) as raised, users_code("evaluate", "shard 3"):
+        raise error
+    assert type(raised.value) is (UserCodeError if is_users else StageError)
+    assert str(raised.value).startswith(f"evaluate: shard 3: {type(error).__name__}: ")
+
+
+def test_an_error_that_was_set_aside_says_nothing_of_the_next_one() -> None:
+    error = ValueError("no model")
+    error.__context__, error.__suppress_context__ = ConnectionResetError("gone"), True
+    with pytest.raises(UserCodeError, match="no model"), users_code("evaluate", ""):
+        raise error
+
+
+def test_a_library_whose_name_begins_as_the_users_package_does_is_no_code_of_the_users() -> None:
+    site = os.path.join(os.sep, "venv", "site-packages", "users_data")
+    module = ModuleType("users_data")
+    module.__file__, module.__path__ = f"{site}/__init__.py", [site]  # type: ignore[attr-defined]  # of a package
+    count_as_users(module)
+    own, other = (f'  File "{site}{rest}", line 7, in load\n' for rest in ("/own.py", "sets/x.py"))
+    assert line_of_users_code(own + other) == "own.py, line 7, in load"
 
 
 def test_an_error_of_no_users_line_is_a_stages() -> None:

@@ -6,6 +6,7 @@ subclasses are the user's to mend and are never retried; a `StorageError` may pa
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import traceback as tracebacks
@@ -15,6 +16,7 @@ from pathlib import PurePath
 from types import ModuleType
 
 from train_core.text.shown_text import without_secrets
+from train_core.transient_errors import passes_by_itself
 
 
 class EvertrainError(Exception):
@@ -252,7 +254,6 @@ _LIBRARIES = re.compile(
     r"|torchinductor_[^/]*)/"
 )
 _MOST_CHARS = 500
-_MOST_CAUSES = 10
 _COMPILED = (".pyx", ".pxi")
 """What Cython's modules call their sources, such as pyarrow's `table.pxi`, without a folder."""
 _of_users: set[str] = set()
@@ -285,7 +286,9 @@ def line_of_users_code(traceback: str) -> str:
 def _is_users(file: str) -> bool:
     if file.endswith(_COMPILED):
         return False
-    return not _LIBRARIES.search(file) or any(file.startswith(place) for place in _of_users)
+    if not _LIBRARIES.search(file):
+        return True
+    return any(file == place or file.startswith(place + os.sep) for place in _of_users)
 
 
 def words_of(error: BaseException) -> str:
@@ -303,33 +306,21 @@ def words_of(error: BaseException) -> str:
 def of_stage(stage: str, error: BaseException, where: str = "") -> StageError:
     """An error of no class of ours as a stage's: the user's mistake, or the infrastructure's.
 
-    It is the user's if a line of the user's code raised it or called what did, unless a connection
-    broke there.
+    It is the user's if a line of the user's code raised it or called what did, unless it passes by
+    itself.
     """
     trace = "".join(tracebacks.format_exception(error))
-    if line_of_users_code(trace) and not _is_lost_connection(error):
-        return UserCodeError.raised_by(stage, where, error, trace)
+    if line_of_users_code(trace):
+        return _of_users_code(stage, where, error, trace)
     return StageError(stage, words_of(error), trace)
-
-
-def _is_lost_connection(error: BaseException | None) -> bool:
-    """Whether a server did not answer, told by any of the clients that a user's code may have.
-
-    Each client has classes of its own: botocore's are no ConnectionError of Python's.
-    """
-    for _ in range(_MOST_CAUSES):
-        if error is None:
-            return False
-        names = (kind.__name__ for kind in type(error).__mro__)
-        if any("Connect" in name or "Timeout" in name for name in names):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 @contextmanager
 def users_code(stage: str, where: str) -> Iterator[None]:
-    """Raise an error of the user's code inside the block as UserCodeError, with its traceback."""
+    """Raise an error of the user's code inside the block as UserCodeError, with its traceback.
+
+    One that passes by itself, such as a connection that broke, is a StageError.
+    """
     try:
         yield
     except EvertrainError:
@@ -337,4 +328,11 @@ def users_code(stage: str, where: str) -> Iterator[None]:
     # A workload's own sys.exit() would end the worker.
     except (Exception, SystemExit) as error:
         # Ray hands on an exception without its traceback.
-        raise UserCodeError.raised_by(stage, where, error, tracebacks.format_exc()) from error
+        raise _of_users_code(stage, where, error, tracebacks.format_exc()) from error
+
+
+def _of_users_code(stage: str, where: str, error: BaseException, traceback: str) -> StageError:
+    if passes_by_itself(error):
+        at = f"{where}: " if where else ""
+        return StageError(stage, f"{at}{words_of(error)}", traceback)
+    return UserCodeError.raised_by(stage, where, error, traceback)

@@ -16,6 +16,8 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec
 from importlib.util import resolve_name
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 with suppress(ImportError):
     # It adds a finder of distributions that all look-ups ask. While another thread imports it, that
@@ -153,8 +155,18 @@ def _is_installed(spec: ModuleSpec, top: str) -> bool:
 
 @cache
 def _is_from_a_folder(top: str) -> bool:
-    """Whether it was installed as by `pip install .`: its code changes and its version stays."""
-    return any("dir_info" in _source_of(metadata.distribution(one)) for one in owners_of([top]))
+    """Whether it was installed as by `pip install .`: its code changes and its version stays.
+
+    The libraries that conda installs name a folder, too: the one where they were built.
+    """
+    for distribution in map(metadata.distribution, owners_of([top])):
+        source = _source_of(distribution)
+        is_by_conda = (distribution.read_text("INSTALLER") or "").strip() == "conda"
+        if "dir_info" in source and not is_by_conda:
+            folder = Path(url2pathname(urlsplit(str(source.get("url"))).path))
+            if folder.is_dir():
+                return True
+    return False
 
 
 def _spec_of(name: str) -> ModuleSpec | None:

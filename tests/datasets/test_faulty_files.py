@@ -5,6 +5,7 @@ The libraries that read files are given bytes, and say `'<Buffer>'`.
 
 from __future__ import annotations
 
+import errno
 import io
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ import torch
 from PIL import Image
 
 from train_core import Batch, Columns, Settings, Workload
+from train_core.datasets import faulty_files
 from train_core.datasets.arrays import ArrayDataset
+from train_core.datasets.faulty_files import naming, reading
 from train_core.datasets.protocols import fetch
 from train_core.engine.data.batches import load_ahead, prepare
 from train_core.errors import DataError, EvertrainError, UserCodeError, users_code
@@ -161,6 +164,83 @@ def test_a_mistake_in_the_code_blames_no_file(tables: Path) -> None:
     )
 
 
+def test_the_search_for_the_file_at_fault_hides_no_error(tables: Path) -> None:
+    gone = tables / "part-3.parquet"
+    files = workload(tables).files("rows")
+    gone.unlink()
+    with (
+        pytest.raises(pa.ArrowInvalid, match="^of the user's") as raised,
+        reading("the rows", lambda: files),
+    ):
+        raise pa.ArrowInvalid("of the user's")
+    assert raised.value.__notes__ == ["in the rows"]
+    # Whatever it is: here the list of the files.
+    with pytest.raises(pa.ArrowInvalid, match="of the user's"), reading("the rows", _no_list):
+        raise pa.ArrowInvalid("of the user's")
+    # The search goes on behind a file that is gone.
+    (tables / "part-5.parquet").write_bytes(b"PAR1")
+    with (
+        pytest.raises(DataError, match=r"part-5\.parquet is not a readable Parquet file"),
+        reading("the rows", lambda: files),
+    ):
+        raise pa.ArrowInvalid("of the user's")
+
+
+def _no_list() -> Any:
+    raise RuntimeError("of the list")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError("gone"),
+        OSError("AWS Error NETWORK_CONNECTION during GetObject"),
+        OSError(errno.ESTALE, "Stale file handle"),
+        MemoryError(),
+    ],
+    ids=repr,
+)
+def test_a_connection_that_breaks_while_a_file_is_read_says_nothing_of_the_file(
+    error: Exception,
+) -> None:
+    with pytest.raises(type(error)) as raised, naming("a.parquet", "Parquet file"):
+        raise error
+    assert raised.value is error
+
+
+def test_the_search_looks_at_a_bounded_number_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def counted(url: str) -> Any:
+        opened.append(url)
+        return open_file(url)
+
+    open_file = faulty_files._opened
+    monkeypatch.setattr(faulty_files, "_opened", counted)
+    for number in range(130):
+        pq.write_table(pa.table({"age": [1.0]}), tmp_path / f"part-{number:03}.parquet")
+    files = workload(tmp_path).files("rows")
+    with pytest.raises(KeyError, match="lr"), reading("the rows", lambda: files):
+        raise KeyError("lr")
+    assert not opened, "a mistake in the code is in no file"
+    with pytest.raises(pa.ArrowInvalid), reading("the rows", lambda: files):
+        raise pa.ArrowInvalid("of the user's")
+    assert len(set(opened)) == 100
+
+
+def test_text_files_are_searched_up_to_a_number_of_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faulty_files, "_MOST_READ_BYTES", 8)
+    (tmp_path / "a.csv").write_text("age\n1\n2\n3\nabc\n")
+    with pytest.raises(UserCodeError) as raised, users_code("prepare", ""):
+        indexed(workload(tmp_path, "csv"), "train")
+    assert "in line" not in str(raised.value).partition("(test")[0]
+    assert f"in {tmp_path}/a.csv, in the train split" in str(raised.value)
+
+
 def test_a_sample_that_prepare_refuses_is_named(tables: Path) -> None:
     old, columns = workload(tables), {"age": np.array([3.0, 95.0, 4.0])}
     with pytest.raises(ValueError, match="too old") as raised:
@@ -177,6 +257,8 @@ class Failing(torch.utils.data.Dataset[Any]):
             return {}["lr"]
         if key == 2:
             raise DataError("a.png is not a readable image")
+        if key == 3:
+            raise OSError(errno.ESTALE, "Stale file handle")
         return key
 
 
@@ -190,6 +272,12 @@ def test_errors_of_data_workers_keep_their_class_and_name_their_line() -> None:
     assert "Traceback" in found[1].traceback
     assert str(found[2]) == "a.png is not a readable image"
     assert type(found[2]) is DataError
+
+
+def test_what_passes_by_itself_in_a_data_worker_is_a_connection_that_broke() -> None:
+    items = load_ahead(Failing(), [3], num_processes=1, device=torch.device("cpu"))
+    with pytest.raises(ConnectionError, match="Stale file handle"):
+        list(items)
 
 
 def test_a_path_that_is_read_without_sources_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ reads a user's data does it inside of `reading` or `naming`.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import traceback
@@ -21,14 +22,18 @@ import numpy.typing as npt
 from train_core.datasets.files import DataFile, store_of
 from train_core.errors import DataError, EvertrainError, line_of_users_code, words_of
 from train_core.policy.logins import hide_logins
+from train_core.transient_errors import passes_by_itself
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_log = logging.getLogger(__name__)
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
 _MOST_READ_BYTES = 2**31
 """How much is read again to find the file at fault."""
+_MOST_FILES = 100
+"""How many files are opened to find it: those of a table on a distant storage may be thousands."""
 _MOST_ROWS = 4096
 """How many rows are prepared again, one by one, to find the one at fault."""
 _MOST_CHARS = 4096
@@ -43,13 +48,18 @@ _READERS = re.compile(
 
 @contextmanager
 def naming(uri: str, kind: str) -> Iterator[None]:
-    """Raise whatever a library refuses in a file as a DataError that names the file."""
+    """Raise whatever a library refuses in a file as a DataError that names the file.
+
+    What says nothing of the file is raised as it is: a lack of memory, and what passes by itself.
+    """
     try:
         yield
     except EvertrainError:
         raise
     # PIL raises SyntaxError and pyarrow classes of its own, beside OSError and ValueError.
     except Exception as error:
+        if isinstance(error, MemoryError) or passes_by_itself(error):
+            raise
         raise DataError(
             f"{hide_logins(uri)} is not a readable {kind}: {words_of(error)}. Bring the whole "
             "file, or take it away"
@@ -68,7 +78,13 @@ def reading(what: str, files: Callable[[], Iterable[DataFile]] = tuple) -> Itera
     except EvertrainError:
         raise
     except Exception as error:
-        _explain(what, files, error)
+        try:
+            _explain(files, error)
+        except DataError:
+            raise
+        except Exception as fault:  # noqa: BLE001 (whatever it is, the user's error counts)
+            _log.debug("the file at fault was not looked for to the end: %s", words_of(fault))
+        error.add_note(f"in {what}")
         raise
 
 
@@ -105,32 +121,32 @@ def difference(schema: pa.Schema, usual: pa.Schema) -> str:
     return "" if more is None else f"it has a column {more!r}"
 
 
-def _explain(what: str, files: Callable[[], Iterable[DataFile]], error: Exception) -> None:
+def _explain(files: Callable[[], Iterable[DataFile]], error: Exception) -> None:
     """Raise DataError for the file at fault; else note on the error what is known."""
     urls = list(dict.fromkeys(_named_in(error.__traceback__)))
     named = urls[:1]
     with suppress(EvertrainError):
         urls += [file.url for file in files() if file.url not in urls]
-    is_of_reader = _comes_from_reader(error)
     line = line_of_users_code("".join(traceback.format_exception(error)))
     at = f" ({line})" if line else ""
-    if is_of_reader:
+    if _comes_from_reader(error) and not passes_by_itself(error):
         left_bytes = _MOST_READ_BYTES
-        for url in urls:
-            try:
-                left_bytes -= _check_whole(url, left_bytes)
-            except DataError as fault:
-                raise DataError(f"{fault}{at}") from error
-    if odd := _odd_one(urls):
-        if is_of_reader:
+        for url in urls[:_MOST_FILES]:
+            # What cannot be opened is not what the error is about.
+            with suppress(OSError):
+                try:
+                    left_bytes -= _check_whole(url, left_bytes)
+                except DataError as fault:
+                    raise DataError(f"{fault}{at}") from error
+        if odd := _odd_one(urls[:_MOST_FILES]):
             mend = "Bring the files to one schema"
             raise DataError(f"{odd}: {words_of(error)}{at}. {mend}") from error
-        error.add_note(odd)
-    if (found := _REFUSED_VALUE.search(str(error))) and (place := _place_of(found[1], urls)):
+    if (found := _REFUSED_VALUE.search(str(error))) and (
+        place := _place_of(found[1], urls[:_MOST_FILES])
+    ):
         error.add_note(place)
     elif url := next(iter(named or urls if len(urls) == 1 else named), ""):
         error.add_note(f"in {hide_logins(url)}")
-    error.add_note(f"in {what}")
 
 
 def _comes_from_reader(error: Exception) -> bool:
@@ -244,9 +260,13 @@ def _odd_one(urls: Iterable[str]) -> str:
 
 def _place_of(value: str, urls: Iterable[str]) -> str:
     """The first line of a text file that has the value, as `line 7 of FILE`."""
+    left_bytes = _MOST_READ_BYTES
     for url in (url for url in urls if url.lower().endswith(_TABLE_SUFFIXES)):
         with suppress(OSError), _opened(url) as file:
             for number, line in enumerate(file, 1):
+                left_bytes -= len(line)
+                if left_bytes < 0:
+                    return ""
                 if value.encode() in line:
                     return f"in line {number} of {hide_logins(url)}"
     return ""

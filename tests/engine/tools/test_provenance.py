@@ -147,36 +147,44 @@ def test_versions_of_what_the_modules_import_and_of_what_that_requires_are_told(
     assert not {"ray", "prefect", "pytest", "evertrain"} & packages.keys()
 
 
-def installed(site: Path, own: str, *, source: dict[str, Any] | None = None) -> None:
+def installed(
+    site: Path, own: str, *, source: dict[str, Any] | None = None, by: str = "pip"
+) -> None:
     """Lay the package out as pip does; `source` says where it was installed from."""
     info = site / f"{own}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {own}\nVersion: 1.0\n")
     (info / "top_level.txt").write_text(own)
+    (info / "INSTALLER").write_text(f"{by}\n")
     if source:
         (info / "direct_url.json").write_text(json.dumps(source))
 
 
 @pytest.mark.parametrize(
-    ("source", "version"),
+    ("source", "by", "version"),
     [
-        (None, "1.0"),
-        ({"url": "file:///project", "dir_info": {}}, None),
-        ({"url": "git+x", "vcs_info": {"commit_id": "c0ffee" * 6}}, "1.0 (c0ffeec0ffee)"),
+        (None, "pip", "1.0"),
+        ({"url": "file://PROJECT", "dir_info": {}}, "pip", None),
+        ({"url": "file://PROJECT", "dir_info": {}}, "conda", "1.0"),
+        ({"url": "file:///feedstock_root/gone", "dir_info": {}}, "pip", "1.0"),
+        ({"url": "git+x", "vcs_info": {"commit_id": "c0ffee" * 6}}, "pip", "1.0 (c0ffeec0ffee)"),
     ],
-    ids=["from an index", "from a folder", "from a repository"],
+    ids=["index", "folder", "conda", "folder of a build machine", "repository"],
 )
 def test_an_installed_library_counts_by_its_version_or_as_ones_own_if_a_folder_was_installed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     source: dict[str, Any] | None,
+    by: str,
     version: str | None,
 ) -> None:
     site, work = tmp_path / "site-packages", tmp_path / "work"
     for folder in (site, work):
         monkeypatch.syspath_prepend(str(folder))
     library = project(site, {"PROJECT/__init__.py": "from . import part\n", "PROJECT/part.py": ""})
-    installed(site, library, source=source)
+    if source:
+        source |= {"url": source["url"].replace("PROJECT", tmp_path.as_uri()[len("file://") :])}
+    installed(site, library, source=source, by=by)
     text = f"from tests.engine.tiny import Tiny as Own\nimport {library}\n"
     own = project(work, {"PROJECT.py": text})
     found = code_of(TrainConfig(workload=f"{own}:Own"))

@@ -34,10 +34,11 @@ from train_core.datasets.protocols import (
     gives_columns,
 )
 from train_core.engine.distributed.group import Group
-from train_core.errors import DataError, EvertrainError, UserCodeError
+from train_core.errors import DataError, EvertrainError, UserCodeError, words_of
 from train_core.policy.samples.randomness import AUGMENT, SampleRandom, derive_seed
 from train_core.policy.samples.sample_order import sample_order
 from train_core.policy.samples.steps import MicroBatch, Pass
+from train_core.transient_errors import passes_by_itself
 from train_core.workload import Batch, Workload, seed_generators
 
 T = TypeVar("T")
@@ -180,10 +181,10 @@ class _Described(TorchDataset[T | EvertrainError]):
             return self._batches[key]
         except EvertrainError as error:
             return error
-        except ConnectionError:
-            # Another attempt may have a connection: torch hands on the class.
-            raise
-        except Exception as error:  # noqa: BLE001 (the user's own code)
+        except Exception as error:
+            if passes_by_itself(error):
+                # Another attempt may read it: torch hands on this class, if not any client's.
+                raise ConnectionError(words_of(error)) from error
             where, trace = f"data worker {os.getpid()}", tracebacks.format_exc()
             return UserCodeError.raised_by("train", where, error, trace)
 

@@ -17,6 +17,7 @@ from train_core.engine.training.loop import Trainer
 from train_core.errors import EvertrainError, UserCodeError, words_of
 from train_core.storage.run_folder import RunFolder
 from train_core.text.log_lines import set_up_logging
+from train_core.transient_errors import passes_by_itself
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> RankE
     """Train the run at `url` to its end, as one rank of an attempt.
 
     Raises UserCodeError with the traceback for what the workload's code raises, and
-    ConnectionError for what follows from the end of another rank.
+    ConnectionError for what follows from the end of another rank, or passes by itself.
     """
     set_up_logging(sys.stderr)
     # What was imported stays: going through it for garbage would stop the loop for 0.2 s at times.
@@ -53,7 +54,7 @@ def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> RankE
     # handler of SIGTERM raises one in the process's main thread, and a rank runs in another.
     except (Exception, SystemExit) as error:
         where = f"rank {own.rank}"
-        if follows_from_another_end(error):
+        if follows_from_another_end(error) or passes_by_itself(error):
             raise ConnectionError(f"{where}: {words_of(error)}") from error
         raise UserCodeError.raised_by("train", where, error, traceback.format_exc()) from error
 

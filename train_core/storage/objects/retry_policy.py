@@ -21,7 +21,6 @@ from __future__ import annotations
 import logging
 import random
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,19 +30,8 @@ from itertools import count
 from typing import Any, TypeVar
 
 from train_core.errors import CheckpointError, ConfigError, StorageError
+from train_core.transient_errors import was_lost
 
-STATUSES_THAT_PASS = frozenset({408, 429, 500, 502, 503, 504})
-_CODES_THAT_PASS = frozenset(
-    {
-        # Bytes that were lost or altered on the way.
-        *("BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"),
-        *("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable"),
-        # Another request on the same object is under way.
-        *("ConditionalRequestConflict", "OperationAborted"),
-        # A multipart upload whose completion was answered, and the answer lost: it is done anew.
-        "NoSuchUpload",
-    }
-)
 # A folder in an object's place is no object, as it is on an object store.
 _NOT_THERE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 # Of the system's: a training seeds the common generator in every rank and step, and its model may
@@ -170,28 +158,8 @@ def storage_errors(action: str, uri: str, *, writing: bool = False) -> Iterator[
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the same operation may succeed in a moment: the network, or a server in trouble."""
-    # s3fs turns the server's answer into an OSError and keeps it as the cause.
-    answer = getattr(error.__cause__, "response", None)
-    if isinstance(answer, dict):
-        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        code = answer.get("Error", {}).get("Code")
-        return status in STATUSES_THAT_PASS or code in _CODES_THAT_PASS
-    if isinstance(error, (ConnectionError, TimeoutError, UnfinishedError)):
-        return True
-    # Nobody meets an error of what is not loaded, and a local disk need not wait for loading it.
-    return "botocore" in sys.modules and _was_lost_on_the_way(error)
-
-
-def _was_lost_on_the_way(error: BaseException) -> bool:
-    from aiohttp import ClientError as BrokenAnswer
-    from botocore import exceptions as boto
-
-    lost = (
-        *(BrokenAnswer, boto.HTTPClientError, boto.ConnectionError),
-        *(boto.IncompleteReadError, boto.ChecksumError, boto.FlexibleChecksumError),
-    )
-    return isinstance(error, lost) and not isinstance(error, boto.SSLError)
+    """Whether the same operation may succeed in a moment."""
+    return isinstance(error, UnfinishedError) or was_lost(error)
 
 
 def s3_config(retry_policy: RetryPolicy) -> dict[str, Any]:

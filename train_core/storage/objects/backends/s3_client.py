@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from fsspec.asyn import sync
 
-from train_core.storage.objects.retry_policy import STATUSES_THAT_PASS, RetryPolicy
+from train_core.storage.objects.retry_policy import RetryPolicy
 from train_core.storage.objects.transfer import PART_BYTES
+from train_core.transient_errors import STATUSES_THAT_PASS
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential, S3Store
