@@ -69,8 +69,8 @@ class Oracle:
     def step(self, step: int) -> None:
         """One step of the optimizer."""
         model, config = self.model, self.config
-        first_buffers = {name: b.clone() for name, b in model.named_buffers()}
-        buffers_of_shard_0: dict[str, Tensor] = {}
+        first_buffers = _buffers(model)
+        buffers_of_shard_0: dict[str, Tensor | None] = {}
         gradients: list[dict[str, Tensor | None]] = []
         losses: list[float] = []
         for shard in range(config.shards):
@@ -86,7 +86,7 @@ class Oracle:
                 }
             gradients.append(of_shard)
             if shard == 0:
-                buffers_of_shard_0 = {name: b.clone() for name, b in model.named_buffers()}
+                buffers_of_shard_0 = _buffers(model)
         _set_buffers(model, buffers_of_shard_0)
         self.losses.append(sum(losses))
         for name, parameter in model.named_parameters():
@@ -152,10 +152,23 @@ def _in_training(model: nn.Module) -> nn.Module:
     return model
 
 
-def _set_buffers(model: nn.Module, values: dict[str, Tensor]) -> None:
-    for name, value in values.items():
+def _buffers(model: nn.Module) -> dict[str, Tensor | None]:
+    return {
+        f"{path}.{name}" if path else name: None if buffer is None else buffer.clone()
+        for path, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+    }
+
+
+def _set_buffers(model: nn.Module, values: dict[str, Tensor | None]) -> None:
+    for name in _buffers(model).keys() | values.keys():
         path, _, last = name.rpartition(".")
-        setattr(model.get_submodule(path), last, value.clone())
+        buffers = model.get_submodule(path)._buffers
+        if name in values:
+            value = values[name]
+            buffers[last] = None if value is None else value.clone()
+        else:
+            del buffers[last]
 
 
 def _sum_of_tree(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -64,16 +64,34 @@ class Centred(nn.Module):
 
 
 class Remembering(nn.Module):
-    """Registers its buffer in its first pass."""
+    """Registers its buffer in a pass, again and again, or in passes of some samples only."""
+
+    def __init__(self, *, registers_above: float = -99.0) -> None:
+        super().__init__()
+        self.inner = Plain()
+        self.registers_above = registers_above
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        if self.training and float(x.sum()) > self.registers_above:
+            self.register_buffer("scale", x.detach().std(), persistent=False)
+        return self.inner(x / getattr(self, "scale", 1.0), tokens)
+
+
+class Selecting(nn.Module):
+    """Keeps some of the last samples: a buffer that is None at first and has any shape then."""
+
+    chosen: Tensor | None
 
     def __init__(self) -> None:
         super().__init__()
+        self.register_buffer("chosen", None, persistent=False)
         self.inner = Plain()
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        before = 0.0 if self.chosen is None else self.chosen.sum(0)
         if self.training:
-            self.register_buffer("scale", x.detach().std(), persistent=False)
-        return self.inner(x / getattr(self, "scale", 1.0), tokens)
+            self.chosen = x[x[:, 0] > 0].detach()
+        return self.inner(x - 0.1 * before, tokens)
 
 
 class TwoHeads(nn.Module):
@@ -390,6 +408,8 @@ SITUATIONS: dict[str, Case] = {
     ),
     "a buffer that forward assigns anew": Case(Centred),
     "a buffer that forward registers": Case(Remembering),
+    "a buffer that some shards register": Case(lambda: Remembering(registers_above=3.0)),
+    "a buffer whose shape depends on the samples": Case(Selecting),
     "a head that forward leaves out": Case(TwoHeads),
     "a head that some shards leave out": Case(lambda: TwoHeads(uses_second_above=2.0)),
     "a head that some micro-batches leave out": Case(
@@ -474,6 +494,12 @@ SITUATIONS: dict[str, Case] = {
     ),
     "a dataset that lists samples that draw": Case(Plain, dataset=ListsSamples),
     "one sample under BatchNorm": Case(Plain, num_train=37, refused="drop_last", refused_from=1),
+    "one sample under BatchNorm that is called by name": Case(
+        lambda: OnInputs(nn.BatchNorm1d(NUM_INPUTS), call=lambda norm, x: norm(input=x)),
+        num_train=37,
+        refused="drop_last",
+        refused_from=1,
+    ),
     "one sample under BatchNorm, left out": Case(Plain, num_train=37, config={"drop_last": True}),
     "one sample with several places under BatchNorm": Case(
         lambda: OnInputs(nn.BatchNorm1d(4), 4, 4), num_train=37

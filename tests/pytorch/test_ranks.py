@@ -14,6 +14,8 @@ ROWS = [
     ("a head that some shards leave out", (3,)),
     ("a shared block under reentrant checkpointing", (2,)),
     ("a buffer that forward assigns anew", (3,)),
+    ("a buffer that some shards register", (2, 3)),
+    ("a buffer whose shape depends on the samples", (2, 3)),
     ("a part that thaws", (2,)),
     pytest.param("a head that forward leaves out", (2, 3), marks=SLOW),
     pytest.param("a head that some micro-batches leave out", (2, 3), marks=SLOW),

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from train_core.engine.distributed.group import Group
+from train_core.errors import WorkloadError
 
 _Place = tuple[dict[str, Tensor | None], str]
 """Where a module has a buffer: its own dict of them, and the buffer's name there."""
+
+
+_Found = list[tuple[_Place, Tensor | None]]
+"""All buffers, with those that are None."""
 
 
 @dataclass(frozen=True)
 class _Taken:
     """Buffers with their values at one moment."""
 
-    found: list[tuple[_Place, Tensor]]
+    found: _Found
     values: list[Tensor]
+
+
+class _Described(NamedTuple):
+    """What a rank has to know of a buffer to have the like of it."""
+
+    name: str
+    """Its path in the model."""
+    is_persistent: bool
+    form: tuple[torch.Size, torch.dtype] | None
+    """None: the buffer is None."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of its values."""
+        return 0 if self.form is None else self.form[0].numel() * self.form[1].itemsize
 
 
 def modules_of(model: nn.Module) -> Iterable[nn.Module]:
@@ -41,6 +62,10 @@ class Buffers:
     Each shard's forward passes start from the step's first values, whichever rank computes
     them after which other shard. Buffers are looked up at each use: a forward pass may assign
     them anew, or register them.
+
+    All ranks send and receive by the list of buffers that rank 0 described last, whatever they
+    have themselves, so that their lengths always agree. In the byte behind the values rank 0 says
+    whether its buffers are others by now: then a new list follows, and the values after it.
     """
 
     def __init__(self, model: nn.Module, num_local_shards: int, group: Group) -> None:
@@ -49,7 +74,13 @@ class Buffers:
         self._has_several = num_local_shards > 1
         self._start = _Taken([], [])
         self._of_shard_0 = _Taken([], [])
-        self._sent: list[tuple[dist.Work, list[Tensor], Tensor]] = []
+        self._described: list[_Described] = []
+        """Rank 0's buffers, in the order in which their values are sent."""
+        self._seen: list[tuple[object, ...]] = []
+        """This rank's buffers when they were last those that are described."""
+        self._order: list[int] = []
+        """Where each of those that are described is among this rank's buffers."""
+        self._sent: tuple[dist.Work, Tensor] | None = None
 
     def begin_shard(self, *, is_first_here: bool) -> None:
         """Start a shard from the step's first values."""
@@ -65,49 +96,150 @@ class Buffers:
         if self._has_several and shard == 0:
             self._of_shard_0 = self._take()
 
+    @torch.no_grad()
     def send(self) -> None:
         """Start to send shard 0's values to all ranks."""
         if self._has_several and self._group.is_rank0:
             self._put_back(self._of_shard_0)
         if self._group.world_size == 1:
             return
-        buffers = [buffer for _, buffer in self._found()]
-        for dtype in sorted({b.dtype for b in buffers}, key=str):
-            same = [b for b in buffers if b.dtype == dtype]
-            flat = torch.cat([b.reshape(-1) for b in same])
-            work = dist.broadcast(flat, src=0, async_op=True)
-            assert work is not None
-            self._sent.append((work, same, flat))
+        flat = self._flat()
+        if self._group.is_rank0:
+            found = self._found()
+            if _seen(found) == self._seen:
+                self._copy(found, flat, is_sender=True)
+            else:
+                flat[-1] = 1
+        work = dist.broadcast(flat, src=0, async_op=True)
+        assert work is not None
+        self._sent = work, flat
 
+    @torch.no_grad()
     def finish(self) -> None:
-        """Wait for shard 0's values and take them."""
-        for work, same, flat in self._sent:
-            work.wait()
-            if not self._group.is_rank0:
-                parts = flat.split([b.numel() for b in same])
-                torch._foreach_copy_(same, [p.view_as(b) for p, b in zip(parts, same, strict=True)])
-        self._sent.clear()
+        """Wait for shard 0's values and take them. Raises WorkloadError if they have no place."""
+        if self._sent is None:
+            return
+        (work, flat), self._sent = self._sent, None
+        work.wait()
+        is_rank0 = self._group.is_rank0
+        if flat[-1]:
+            self._described = self._group.broadcast_from_rank0(self._describe() if is_rank0 else [])
+            self._become()
+            flat = self._flat()
+            if is_rank0:
+                self._copy(self._found(), flat, is_sender=True)
+            dist.broadcast(flat, src=0)
+        if not is_rank0:
+            found = self._found()
+            if _seen(found) != self._seen:
+                self._become()
+                found = self._found()
+            self._copy(found, flat, is_sender=False)
+
+    def _flat(self) -> Tensor:
+        """Memory for the values of what is described, and for the byte behind them."""
+        length = sum(one.num_bytes for one in self._described) + 1
+        return torch.zeros(length, dtype=torch.uint8, device=self._group.device)
+
+    def _copy(self, found: _Found, flat: Tensor, *, is_sender: bool) -> None:
+        """Copy the values of this rank's buffers into `flat`, or from there."""
+        buffers, views, offset = [], [], 0
+        for one, where in zip(self._described, self._order, strict=True):
+            buffer = found[where][1]
+            if one.form is not None and buffer is not None:
+                shape, dtype = one.form
+                buffers.append(buffer)
+                views.append(flat[offset : offset + one.num_bytes].view(dtype).view(shape))
+                offset += one.num_bytes
+        if buffers:
+            torch._foreach_copy_(*((views, buffers) if is_sender else (buffers, views)))
+
+    def _describe(self) -> list[_Described]:
+        """This rank's buffers: the larger types first, so that all lie where their type may."""
+        described = [
+            _Described(
+                _path_of(path, name),
+                name not in module._non_persistent_buffers_set,  # noqa: SLF001
+                None if buffer is None else (buffer.shape, buffer.dtype),
+            )
+            for path, module in self._model.named_modules()
+            for name, buffer in module._buffers.items()  # noqa: SLF001
+        ]
+        return sorted(described, key=lambda one: -(one.form[1].itemsize if one.form else 0))
+
+    def _become(self) -> None:
+        """Give this rank's model the buffers that are described; the values come later."""
+        names = {one.name for one in self._described}
+        paths = {id(m._buffers): path for path, m in self._model.named_modules()}  # noqa: SLF001
+        for (of_module, name), _ in self._found():
+            if _path_of(paths[id(of_module)], name) not in names:
+                del of_module[name]
+        for one in self._described:
+            self._become_one(one)
+        found = self._found()
+        own = [_path_of(paths[id(of_module)], name) for (of_module, name), _ in found]
+        where = {name: number for number, name in enumerate(own)}
+        self._order = [where[one.name] for one in self._described]
+        self._seen = _seen(found)
+
+    def _become_one(self, one: _Described) -> None:
+        path, _, name = one.name.rpartition(".")
+        try:
+            module = self._model.get_submodule(path)
+        except AttributeError:
+            raise WorkloadError(
+                f"rank 0's model has a buffer {one.name!r}, and this rank's has no module "
+                f"{path!r}: make all modules in `model()`, and none in a forward pass"
+            ) from None
+        buffers = module._buffers  # noqa: SLF001
+        current = buffers.get(name)
+        if name in buffers and one.form == (
+            None if current is None else (current.shape, current.dtype)
+        ):
+            return
+        value = None
+        if one.form is not None:
+            shape, dtype = one.form
+            device = self._group.device if current is None else current.device
+            value = torch.empty(shape, dtype=dtype, device=device)
+        # What is no buffer yet would be in its way.
+        module.__dict__.pop(name, None)
+        module.register_buffer(name, value, persistent=one.is_persistent)
 
     @torch.no_grad()
     def _take(self) -> _Taken:
-        found = list(self._found())
-        return _Taken(found, [buffer.clone() for _, buffer in found])
+        found = self._found()
+        return _Taken(found, [buffer.clone() for _, buffer in found if buffer is not None])
 
     @torch.no_grad()
     def _put_back(self, taken: _Taken) -> None:
         """Give every module the buffers that it had, with the values that they had."""
         kept = {(id(of_module), name) for (of_module, name), _ in taken.found}
-        for (of_module, name), _ in list(self._found()):
+        for (of_module, name), _ in self._found():
             if (id(of_module), name) not in kept:
                 del of_module[name]
         for (of_module, name), buffer in taken.found:
             of_module[name] = buffer
-        if taken.found:
-            torch._foreach_copy_([buffer for _, buffer in taken.found], taken.values)
+        if taken.values:
+            buffers = [buffer for _, buffer in taken.found if buffer is not None]
+            torch._foreach_copy_(buffers, taken.values)
 
-    def _found(self) -> Iterator[tuple[_Place, Tensor]]:
+    def _found(self) -> _Found:
         """The buffers of all modules."""
-        for module in modules_of(self._model):
-            for name, buffer in module._buffers.items():  # noqa: SLF001 (where torch has them)
-                if buffer is not None:
-                    yield (module._buffers, name), buffer  # noqa: SLF001
+        return [
+            ((module._buffers, name), buffer)  # noqa: SLF001 (where torch has them)
+            for module in modules_of(self._model)
+            for name, buffer in module._buffers.items()  # noqa: SLF001
+        ]
+
+
+def _seen(found: _Found) -> list[tuple[object, ...]]:
+    """What differs if buffers have another place or form."""
+    return [
+        (id(of_module), name, None if buffer is None else (buffer.shape, buffer.dtype))
+        for (of_module, name), buffer in found
+    ]
+
+
+def _path_of(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -88,8 +88,8 @@ def refusing_lone_samples(model: nn.Module, num_samples: int, plan: StepPlan) ->
     """
     names = {module: name for name, module in model.named_modules()}
 
-    def check(module: nn.Module, given: tuple[Any, ...]) -> None:
-        inputs = given[0]
+    def check(module: nn.Module, given: tuple[Any, ...], by_name: dict[str, Any]) -> None:
+        inputs = given[0] if given else by_name.get("input")
         if not module.training or not isinstance(inputs, Tensor):
             return
         if inputs.numel() <= num_samples * inputs.shape[1]:
@@ -100,7 +100,7 @@ def refusing_lone_samples(model: nn.Module, num_samples: int, plan: StepPlan) ->
             )
 
     hooks = [
-        module.register_forward_pre_hook(check)
+        module.register_forward_pre_hook(check, with_kwargs=True)
         for module in model.modules()
         if isinstance(module, _BatchNorm)
     ]
