@@ -169,7 +169,7 @@ def test_the_search_for_the_file_at_fault_hides_no_error(tables: Path) -> None:
     files = workload(tables).files("rows")
     gone.unlink()
     with (
-        pytest.raises(pa.ArrowInvalid, match="^of the user's") as raised,
+        pytest.raises(pa.ArrowInvalid, match=r"^of the user's") as raised,
         reading("the rows", lambda: files),
     ):
         raise pa.ArrowInvalid("of the user's")
