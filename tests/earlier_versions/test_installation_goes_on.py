@@ -22,7 +22,6 @@ from tests.flows.deployment.deployed import (
     filtered,
     log_of,
     posted,
-    wait_for,
 )
 from tests.flows.test_gate import BATCH_INFERENCE
 from train_core.client.champions import rollback
@@ -30,8 +29,6 @@ from train_core.client.run import Run
 from train_core.client.run_summaries import run_status
 from train_core.results import PredictionsResult, Report
 from train_core.storage.predictions import committed_predictions
-
-ENDED = {"COMPLETED", "FAILED", "CRASHED"}
 
 pytestmark = [
     pytest.mark.promise("earlier-versions"),
@@ -127,11 +124,10 @@ def test_a_deployment_of_that_time_runs_says_how_to_deploy_again_and_is(
         site = Site(home, environment, server.url)
         site.prefect("work-pool", "create", "evertrain", "--type", "process")
         deployment = deploy_as_then(server.url, home)
-        site.prefect("deployment", "run", "retrain/retrain")
         with site.worker():
-            wait_for(lambda: flow_run_of(server.url)["state_type"] in ENDED, home)
-        run = flow_run_of(server.url)
-        assert run["state_type"] == "COMPLETED", (home / "worker.log").read_text()
+            site.prefect("deployment", "run", "retrain/retrain", "--watch")
+        (run,) = all_flow_runs(server.url)
+        assert run["state_type"] == "COMPLETED"
         assert log_of(server.url, run["name"]).count(DEPLOY_AGAIN) == 1
         site.deploy_again()
         (now,) = filtered(server.url, "deployments", deployments={"id": {"any_": [deployment]}})
@@ -149,9 +145,3 @@ def deploy_as_then(api: str, home: Path) -> str:
     asked = written | {"flow_id": flow, "pull_steps": steps, "parameters": small}
     found: str = json.loads(posted(api, "deployments/", asked))["id"]
     return found
-
-
-def flow_run_of(api: str) -> dict[str, Any]:
-    """The only flow run that there is."""
-    (run,) = all_flow_runs(api)
-    return run
