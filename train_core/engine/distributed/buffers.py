@@ -65,7 +65,8 @@ class Buffers:
 
     All ranks send and receive by the list of buffers that rank 0 described last, whatever they
     have themselves, so that their lengths always agree. In the byte behind the values rank 0 says
-    whether its buffers are others by now: then a new list follows, and the values after it.
+    whether its buffers are others by now: then a new list follows, and the values after it. After
+    a first step of a model without buffers nothing is sent any more, and none may be registered.
     """
 
     def __init__(self, model: nn.Module, num_local_shards: int, group: Group) -> None:
@@ -80,7 +81,10 @@ class Buffers:
         """This rank's buffers when they were last those that are described."""
         self._order: list[int] = []
         """Where each of those that are described is among this rank's buffers."""
-        self._sent: tuple[dist.Work, Tensor] | None = None
+        self._sent: dist.Work | None = None
+        self._is_described = False
+        self._flat, self._views = self._memory()
+        """The values of what is described, with the byte behind them; each one's place there."""
 
     def begin_shard(self, *, is_first_here: bool) -> None:
         """Start a shard from the step's first values."""
@@ -103,56 +107,68 @@ class Buffers:
             self._put_back(self._of_shard_0)
         if self._group.world_size == 1:
             return
-        flat = self._flat()
+        if self._is_described and not self._described:
+            self._refuse_new()
+            return
         if self._group.is_rank0:
             found = self._found()
-            if _seen(found) == self._seen:
-                self._copy(found, flat, is_sender=True)
-            else:
-                flat[-1] = 1
-        work = dist.broadcast(flat, src=0, async_op=True)
-        assert work is not None
-        self._sent = work, flat
+            is_other = not self._is_described or _seen(found) != self._seen
+            self._flat[-1] = is_other
+            if not is_other:
+                self._copy(found, is_sender=True)
+        self._sent = dist.broadcast(self._flat, src=0, async_op=True)
+        assert self._sent is not None
 
     @torch.no_grad()
     def finish(self) -> None:
         """Wait for shard 0's values and take them. Raises WorkloadError if they have no place."""
         if self._sent is None:
             return
-        (work, flat), self._sent = self._sent, None
+        work, self._sent = self._sent, None
         work.wait()
         is_rank0 = self._group.is_rank0
-        if flat[-1]:
+        if self._flat[-1]:
             self._described = self._group.broadcast_from_rank0(self._describe() if is_rank0 else [])
+            self._is_described = True
             self._become()
-            flat = self._flat()
+            self._flat, self._views = self._memory()
             if is_rank0:
-                self._copy(self._found(), flat, is_sender=True)
-            dist.broadcast(flat, src=0)
+                self._copy(self._found(), is_sender=True)
+            dist.broadcast(self._flat, src=0)
         if not is_rank0:
             found = self._found()
             if _seen(found) != self._seen:
                 self._become()
                 found = self._found()
-            self._copy(found, flat, is_sender=False)
+            self._copy(found, is_sender=False)
 
-    def _flat(self) -> Tensor:
-        """Memory for the values of what is described, and for the byte behind them."""
+    def _refuse_new(self) -> None:
+        """Raise WorkloadError for a buffer of a model that had none in the first step."""
+        for (_, name), _ in self._found():
+            raise WorkloadError(
+                f"a buffer {name!r} was registered after the first step of a model that had none: "
+                "with several workers, register it in `model()`, or in the first forward pass"
+            )
+
+    def _memory(self) -> tuple[Tensor, list[Tensor]]:
+        """Memory for the values of what is described, and for the byte behind them; its parts."""
         length = sum(one.num_bytes for one in self._described) + 1
-        return torch.zeros(length, dtype=torch.uint8, device=self._group.device)
-
-    def _copy(self, found: _Found, flat: Tensor, *, is_sender: bool) -> None:
-        """Copy the values of this rank's buffers into `flat`, or from there."""
-        buffers, views, offset = [], [], 0
-        for one, where in zip(self._described, self._order, strict=True):
-            buffer = found[where][1]
-            if one.form is not None and buffer is not None:
+        flat = torch.zeros(length, dtype=torch.uint8, device=self._group.device)
+        views, offset = [], 0
+        for one in self._described:
+            if one.form is not None:
                 shape, dtype = one.form
-                buffers.append(buffer)
                 views.append(flat[offset : offset + one.num_bytes].view(dtype).view(shape))
                 offset += one.num_bytes
+        return flat, views
+
+    def _copy(self, found: _Found, *, is_sender: bool) -> None:
+        """Copy the values of this rank's buffers to the memory that is sent, or from there."""
+        there = (found[where][1] for where in self._order)
+        buffers = [buffer for buffer in there if buffer is not None]
         if buffers:
-            torch._foreach_copy_(*((views, buffers) if is_sender else (buffers, views)))
+            pair = (self._views, buffers) if is_sender else (buffers, self._views)
+            torch._foreach_copy_(*pair)
 
     def _describe(self) -> list[_Described]:
         """This rank's buffers: the larger types first, so that all lie where their type may."""
