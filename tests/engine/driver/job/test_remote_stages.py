@@ -107,7 +107,7 @@ def process_of(job: str) -> psutil.Process:
     (found,) = [
         process
         for process in psutil.process_iter(["cmdline"])
-        if (process.info["cmdline"] or [])[5:6] == [job]
+        if (process.info["cmdline"] or [])[6:7] == [job]
     ]
     return found
 
