@@ -168,7 +168,7 @@ def victims(
         return [
             process
             for process in psutil.process_iter(["cmdline"])
-            if (process.info["cmdline"] or [])[2:5] == wanted
+            if (process.info["cmdline"] or [])[3:6] == wanted
         ]
     if fault.victim == "the flow":
         return [psutil.Process(flow.pid)]
