@@ -31,7 +31,7 @@ class Large(Dataset):
     def __getitem__(self, _):
         return "planned", {"x": torch.ones(3_000_000)}
 
-next(load_ahead(Large(), range(4), num_processes=2, device=torch.device("cpu")))
+raise next(load_ahead(Large(), range(4), num_processes=2, device=torch.device("cpu")))
 """
 
 
