@@ -14,7 +14,6 @@ from typing import Any
 from train_core.client.live import Live, last_reading
 from train_core.client.run import Run, folder_of
 from train_core.config import TrainConfig
-from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.checkpoints.selection import Candidate, ranked
 from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import VALIDATION, short_name
@@ -135,7 +134,7 @@ def _state(
         return "running"
     for reason in scanned.newer.values():
         return f"cannot be continued: {reason}"
-    if end != EndStatus.FAILED and _may_wait(report) and waiting_version(folder):
+    if end != EndStatus.FAILED and waiting_version(folder):
         return "waiting"
     if is_run_finished(folder, report, scanned.newest, record, end):
         return "finished"
@@ -144,14 +143,6 @@ def _state(
     _, answer = newest_question(folder)
     is_trained = is_training_finished(scanned.newest, folder.newest_request(record).config)
     return "answered" if answer and is_trained else "interrupted"
-
-
-def _may_wait(report: dict[str, Any] | None) -> bool:
-    """Whether the run's version may wait for a person, by its report: most runs need no look."""
-    found: Any = report
-    for name in ("gate", "decision", "outcome"):
-        found = found.get(name) if isinstance(found, dict) else None
-    return report is None or found == Outcome.ASK
 
 
 def _best_value(checkpoints: list[Checkpoint], config: TrainConfig) -> float | None:

@@ -159,7 +159,8 @@ def test_every_way_of_showing_shows_text(text: str, capsys: pytest.CaptureFixtur
     print_rows([{text: text, "number": 1.5}], as_json=False, empty="")
     print_rows([], as_json=False, empty=text)
     print_mapping({text: text, "list": [text]}, as_json=False)
-    print_diff(Diff(a=text, b=text, checkpoints=compared, records=None, newest=None))
+    shown = {"checkpoints": compared, "compared": "best", "records": None, "newest": None}
+    print_diff(Diff(a=text, b=text, **shown))
     say(text)
     complain(text)
     report = REPORT.model_copy(
