@@ -176,7 +176,11 @@ class Screen:
         grid.add_column(overflow="fold")
         for row in rows[:MOST_ROWS]:
             grid.add_row(*map(_cell, row))
-        self._console.print(grid)
+        with self._console.capture() as printed:
+            self._console.print(grid)
+        # rich fills each line up to the length of the longest one.
+        for line in printed.get().splitlines():
+            self._console.file.write(f"{line.rstrip()}\n")
         self._say_left_out(len(rows) - MOST_ROWS, "entries")
 
     def following(self, items: Iterator[T], title: str, total: int | None = None) -> Iterable[T]:
