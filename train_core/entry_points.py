@@ -39,6 +39,7 @@ COMPARE_CHECKPOINTS = "train_core.engine.tools.compare:compare_checkpoints_at"
 COMPARE_RUNS = "train_core.engine.tools.compare:compare_runs_at"
 SHOW_GATE = "train_core.engine.tracking.models.registered:show_gate_at"
 SHOW_ALIASES = "train_core.engine.tracking.models.registered:show_aliases_of"
+TRAIN_PLAINLY = "train_core.engine.tools.standalone:train_plainly"
 EXPORT_WEIGHTS = "train_core.engine.tools.export:export_weights"
 ISOLATED_FUNCTIONS = (
     SETTINGS_SCHEMA,
@@ -51,6 +52,7 @@ ISOLATED_FUNCTIONS = (
     COMPARE_RUNS,
     SHOW_GATE,
     SHOW_ALIASES,
+    TRAIN_PLAINLY,
     EXPORT_WEIGHTS,
 )
 """What `client.isolated` calls: each needs torch or MLflow."""

@@ -137,6 +137,16 @@ def died_mark(task_file: Path) -> Path:
     return task_file.with_suffix(".died")
 
 
+def digests_file(task_file: Path, rank: int = 0) -> Path:
+    """The file in which a rank has the digests of each of its steps."""
+    return task_file.with_suffix(f".steps-{rank}")
+
+
+def digests_files(task_file: Path) -> list[Path]:
+    """Those of all ranks."""
+    return sorted(task_file.parent.glob(f"{task_file.stem}.steps-*"))
+
+
 def error_file(task_file: Path) -> Path:
     """The file in which the first rank that failed says why."""
     return task_file.with_suffix(".error")

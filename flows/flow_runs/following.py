@@ -24,7 +24,7 @@ from prefect.client.schemas.responses import SetStateStatus
 from evertrain_flows.flow_runs.approval import SEE_RUN_FOLDER
 from train_core.errors import EvertrainError
 from train_core.storage.objects.store import Store
-from train_core.storage.registered_models.decisions import newest_question
+from train_core.storage.registered_models.decisions import question_of
 from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -67,8 +67,9 @@ def _has_answer(flow_run: FlowRun, storage: str) -> bool:
     try:
         if named and Store(named).url != Store(storage).url:
             return False
-        return newest_question(RunFolder(storage, flow_run.name))[1] is not None
+        question = question_of(RunFolder(storage, flow_run.name))
     except (EvertrainError, ValueError) as error:
         # The storage that it names may be unknown here. It hides no other flow run.
         _log.warning("whether run %r has an answer is not known: %s", flow_run.name, error)
         return False
+    return question is not None and question.is_answered

@@ -21,6 +21,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from evertrain_flows.defaults import default_storage
+from evertrain_flows.flow_runs.states import gate_name
 from train_core.config import LOCAL
 from train_core.errors import EvertrainError
 from train_core.policy.end_status import EndStatus
@@ -28,12 +29,12 @@ from train_core.requests import Request
 from train_core.storage.coordination import lease
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_reports import read_report
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
 _STATES: dict[str, Callable[..., State[Any]]] = {
-    EndStatus.FINISHED: Completed,
     EndStatus.KILLED: Cancelled,
     EndStatus.FAILED: Failed,
 }
@@ -95,7 +96,7 @@ def true_state(flow_run: FlowRun, request: Request) -> State[Any] | None:
         # it may be about to take its run.
         return None
     if end:
-        return ended_state(end)
+        return ended_state(folder, end)
     if is_elsewhere or not folder.exists():
         return None
     return Crashed(message=_WENT_ON if is_own else _DIED)
@@ -107,6 +108,22 @@ def folder_of(flow_run: FlowRun) -> RunFolder:
     return RunFolder(parameters.get("storage") or default_storage(), flow_run.name)
 
 
-def ended_state(end: str) -> State[Any] | None:
-    """The state of a flow run whose run has that end; None if it has none."""
+def ended_state(folder: RunFolder, end: str) -> State[Any] | None:
+    """The state of a flow run whose run has that end; None if it has none.
+
+    It has the name that the flow would have given it, if the report says what the gate did.
+    """
+    if end == EndStatus.FINISHED:
+        return _finished(folder)
     return _STATES[end](message=_ENDED_UNREPORTED) if end in _STATES else None
+
+
+def _finished(folder: RunFolder) -> State[Any]:
+    try:
+        report = read_report(folder)
+    except EvertrainError:
+        # It is damaged: Prefect is told no less than that the run has ended.
+        report = None
+    gate = report.gate if report else None
+    told = f"{gate.summary}. {_ENDED_UNREPORTED}" if gate else _ENDED_UNREPORTED
+    return Completed(name=gate_name(gate), message=told)

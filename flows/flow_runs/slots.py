@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 from prefect import State
@@ -31,6 +31,7 @@ from evertrain_flows.flow_runs.left_running import ended_state, folder_of
 from evertrain_flows.timing import TIMING, Timing
 from train_core.errors import EvertrainError, RunBusyError
 from train_core.storage.coordination import lease
+from train_core.storage.coordination.holder import Life
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -43,14 +44,6 @@ _PAGE = 200
 _GONE = 410
 _HOLDS_SLOT = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 _DIED = "Its process died; `evertrain slots --free` has freed its slot."
-
-
-class Life(StrEnum):
-    """What is known of the process of a flow run."""
-
-    ALIVE = "alive"
-    DEAD = "dead"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -106,13 +99,14 @@ def read_slots(client: SyncPrefectClient, timing: Timing = TIMING) -> list[Slots
             continue
         flow = client.read_flow(deployment.flow_id).name
         held = _flow_runs_with_slots(client, deployment)
+        now = _now(client)
         found.append(
             Slots(
                 deployment=f"{flow}/{deployment.name}",
                 limit_name=limit.name,
                 limit=limit.limit,
                 active=limit.active_slots,
-                holders=tuple(_holder(client, flow, one, timing) for one in held),
+                holders=tuple(_holder(client, flow, one, now, timing) for one in held),
             )
         )
     return sorted(found, key=lambda one: one.deployment)
@@ -178,17 +172,24 @@ def _since(flow_run: FlowRun) -> datetime:
     return state.timestamp if state else datetime.min.replace(tzinfo=UTC)
 
 
-def _holder(client: SyncPrefectClient, flow: str, flow_run: FlowRun, timing: Timing) -> Holder:
-    age_s = (datetime.now(UTC) - _since(flow_run)).total_seconds()
-    return Holder(flow_run, age_s, *_life_of(client, flow, flow_run, timing))
+def _now(client: SyncPrefectClient) -> datetime:
+    """The time by the clock of Prefect's server, which has stamped states and heartbeats by it."""
+    return parsedate_to_datetime(client.request("GET", "/health").headers["Date"])
+
+
+def _holder(
+    client: SyncPrefectClient, flow: str, flow_run: FlowRun, now: datetime, timing: Timing
+) -> Holder:
+    age_s = (now - _since(flow_run)).total_seconds()
+    return Holder(flow_run, age_s, *_life_of(client, flow, flow_run, now, timing))
 
 
 def _life_of(
-    client: SyncPrefectClient, flow: str, flow_run: FlowRun, timing: Timing
+    client: SyncPrefectClient, flow: str, flow_run: FlowRun, now: datetime, timing: Timing
 ) -> tuple[Life, str] | tuple[Life, str, str]:
     """Whether the flow run's process lives, what says so, and how its run ended."""
     last = max(_since(flow_run), _last_heartbeat(client, flow_run))
-    silent_s = (datetime.now(UTC) - last).total_seconds()
+    silent_s = (now - last).total_seconds()
     if silent_s < timing.slot_silence_s:
         return Life.ALIVE, f"heard of {silent_s:.0f} s ago"
     if _has_lease(client, flow_run):
@@ -197,12 +198,17 @@ def _life_of(
     if flow_run.state_type == StateType.PENDING:
         # One that begins after all is asked for its slot again by the server.
         return Life.DEAD, silence
+    # Of these nothing tells but that somebody has cancelled them.
+    by_hand = Life.UNKNOWN, f"{silence}; if its process is dead, cancel it in Prefect"
+    if flow_run.state_type == StateType.CANCELLING:
+        by_hand = Life.DEAD, f"{silence}, and it is cancelled"
     if flow != "retrain":
-        return Life.UNKNOWN, f"{silence}; if its process is dead, cancel it in Prefect"
+        return by_hand
     try:
         folder = folder_of(flow_run)
         if not folder.exists():
-            return Life.UNKNOWN, f"{silence}; there is no run {folder.url} (EVERTRAIN_STORAGE?)"
+            life, why = by_hand
+            return life, f"{why}; there is no run {folder.url} (EVERTRAIN_STORAGE?)"
         end = lease.wait_until_free(folder.store, folder.name, lease.newest_attempt(folder.store))
     except RunBusyError as error:
         return Life.ALIVE, f"{error.holder} drives its run"
@@ -243,4 +249,5 @@ def _true_state(dead: Holder) -> State[Any]:
     """The state of a flow run whose process is dead: the automation runs a crashed one again."""
     if dead.flow_run.state_type == StateType.CANCELLING:
         return Cancelled(message=_DIED)
-    return ended_state(dead.end) or Crashed(message=_DIED)
+    known = ended_state(folder_of(dead.flow_run), dead.end) if dead.end else None
+    return known or Crashed(message=_DIED)

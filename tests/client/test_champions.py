@@ -18,13 +18,13 @@ from train_core.client.runs import delete_run, prune_run
 from train_core.errors import ConfigError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.checkpoints.retention import RetentionRules
-from train_core.results import GateResult, ModelVersion
+from train_core.results import Approval, Decision, GateResult, ModelVersion
 from train_core.storage.coordination.pins import REGISTERED_MODEL, pin
 from train_core.storage.records.documents import with_checksum
 from train_core.storage.registered_models.decisions import decision_key, entry_of
 from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import begin_attempt, create_run
+from train_core.storage.run_writer import ResultWriter, begin_attempt, create_run
 
 
 class Models:
@@ -289,6 +289,30 @@ def test_a_person_may_go_back_to_a_rejected_version_which_is_a_new_act(
     assert roll_back(models, to=2) == "b"
     found = champions.champions(models.storage, MODEL)[-1]
     assert (found.by, found.version) == ("rollback", waiting)
+
+
+class PromotedMeanwhile(ResultWriter):
+    """Between the look at the champion and the answer, the run's own gate makes it champion."""
+
+    models: Models
+    waiting: ModelVersion
+
+    def commit_approval(self, decision: Decision, given: Approval) -> None:
+        self.models.promote("c")
+        later = self.models.decide(self.waiting, Outcome.PROMOTE)
+        self.models.registry.add_champion(entry_of(self.models.folder("b"), later, None))
+        super().commit_approval(decision, given)
+
+
+@pytest.mark.promise("no-is-final")
+def test_who_rejects_a_version_that_became_champion_just_now_is_told_so(
+    models: Models, waiting: ModelVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PromotedMeanwhile.models, PromotedMeanwhile.waiting = models, waiting
+    monkeypatch.setattr(champions, "ResultWriter", PromotedMeanwhile)
+    with pytest.raises(ConfigError, match=r"became champion just now.* `evertrain rollback"):
+        approve(models, is_approved=False)
+    assert models.champions() == ["a", "c", "b"]
 
 
 @pytest.mark.parametrize("outcome", [Outcome.KEEP, Outcome.PROMOTE, None])

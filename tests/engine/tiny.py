@@ -223,6 +223,25 @@ class Forgetful(Tiny):
             next(model.parameters()).add_(1e-3 * self.count)
 
 
+class CountsPasses(Tiny):
+    """Each second pass of a process weighs more: an attribute that is no buffer."""
+
+    num_passes = 0
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        self.num_passes += model.training
+        return super().forward(model, batch) * (1 + self.num_passes % 2)
+
+
+class DrawsForItself(Tiny):
+    """Its batches are drawn from a generator that nobody has seeded."""
+
+    def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
+        batch = super().prepare(columns, random)
+        noise = np.random.default_rng().standard_normal(batch["inputs"].shape)
+        return batch | {"inputs": batch["inputs"] + torch.from_numpy(noise).float()}
+
+
 class Undetermined(Tiny):
     """Its hook draws from what no seed decides."""
 

@@ -125,8 +125,9 @@ PROMISES: dict[str, dict[str, str]] = {
         "counts differs; what may change in a run, and surroundings, are shown and do not count.",
         "export": "`export` writes the verified weights of a checkpoint, or of a run's best, as "
         "one safetensors file.",
-        "verify-resume": "`verify-resume` kills and resumes a training of your workload and says "
-        "`identical`, or names the first metric and the first tensor that differ.",
+        "verify-resume": "`verify-resume` trains your workload undisturbed, killed and resumed, "
+        "and in plain PyTorch, and says `identical` and `plain`, or names the first of what a "
+        "step reads and changes that differs, since which step, and its cause.",
         "verify-code": "`verify` reads every committed file of a run, has a line for each "
         "finding, and ends with code 1 if there is one.",
         "dry-run": "`--dry-run` takes one step through every stage.",
@@ -348,8 +349,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "tests train and load.",
         "no-driver-inside": "A script that starts a run at its top level, with its workload in "
         "it, is refused with its line, and leaves nothing running.",
-        "data-workers-told": "A data process without room in shared memory is an error within "
-        "seconds, and one that hangs is told.",
+        "data-workers-told": "A data process without room in shared memory, or that hangs, "
+        "is an error within seconds, with its line.",
         "settings": "A setting that is out of range or unknown is refused by its name before any "
         "compute, and `evertrain workloads` shows a workload's settings.",
         "mapped-data": "Data that are mapped into memory give the same bits as data in memory.",

@@ -1,64 +1,30 @@
-"""What a training has to give, computed in plain torch: no reducer, no hooks, no ranks.
-
-For each shard of a step: the step's first buffers, the same seeds, the loss times its weight, and
-backward. A gradient that is None is kept as None. The gradients are summed in the tree's order;
-then the optimizer and the schedule do one step. Of evertrain's own code it uses only the seeds,
-which are a rule and no calculation.
-"""
+"""What a training has to give, computed in plain torch, with the samples read one by one."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from train_core.config import TrainConfig
-from train_core.policy.samples.randomness import (
-    AUGMENT,
-    FORWARD,
-    INIT,
-    ORDER,
-    UPDATE,
-    SampleRandom,
-    derive_seed,
-)
+from train_core.engine.tools.plain_training import PlainTraining
+from train_core.policy.samples.randomness import AUGMENT, SampleRandom, derive_seed
 from train_core.storage.records.run_record import NEWEST_STEP_RULES
-from train_core.workload import Workload
+from train_core.workload import Workload, seed_generators
 
 _FIRST_SEED = 67280421310721
 
 
-class Oracle:
-    """A training of `workload`, one step at a time, on this process alone."""
+class Oracle(PlainTraining):
+    """A training of a workload whose dataset gives samples, and no columns."""
 
     def __init__(
-        self,
-        workload: Workload[Any],
-        config: TrainConfig,
-        step_rules: int = NEWEST_STEP_RULES,
+        self, workload: Workload[Any], config: TrainConfig, step_rules: int = NEWEST_STEP_RULES
     ) -> None:
-        self.step_rules = step_rules
-        self.workload = workload
-        self.config = config
-        torch.set_num_threads(config.threads_per_worker)
-        _set_generators(_FIRST_SEED)
-        self.dataset: Any = workload.dataset("train")
-        num_samples = len(self.dataset)
-        self.steps_per_epoch = num_samples // config.batch_size
-        if num_samples % config.batch_size and not config.drop_last:
-            self.steps_per_epoch += 1
-        self.total_steps = config.epochs * self.steps_per_epoch
-        _seed(config.seed, INIT)
-        model = workload.model()
-        self.model = _in_training(model) if step_rules > 1 else model.train()
-        self.optimizer = workload.optimizer(self.model)
-        self.schedule = workload.schedule(self.optimizer, self.total_steps)
-        workload.initialize(self.model)
-        self.losses: list[float] = []
+        seed_generators(_FIRST_SEED)
+        dataset: Any = workload.dataset("train")
+        super().__init__(workload, config, dataset, step_rules=step_rules)
 
     def run(self) -> Oracle:
         """Train to the end."""
@@ -66,119 +32,10 @@ class Oracle:
             self.step(step)
         return self
 
-    def step(self, step: int) -> None:
-        """One step of the optimizer."""
-        model, config = self.model, self.config
-        first_buffers = _buffers(model)
-        buffers_of_shard_0: dict[str, Tensor | None] = {}
-        gradients: list[dict[str, Tensor | None]] = []
-        losses: list[float] = []
-        for shard in range(config.shards):
-            _set_buffers(model, first_buffers)
-            for parameter in model.parameters():
-                parameter.grad = None
-            losses.append(self._backward(step, shard))
-            of_shard = {name: p.grad for name, p in model.named_parameters()}
-            if self.step_rules == 1 and config.shards > 1:
-                of_shard = {
-                    name: torch.zeros_like(p) if p.grad is None else p.grad
-                    for name, p in model.named_parameters()
-                }
-            gradients.append(of_shard)
-            if shard == 0:
-                buffers_of_shard_0 = _buffers(model)
-        _set_buffers(model, buffers_of_shard_0)
-        self.losses.append(sum(losses))
-        for name, parameter in model.named_parameters():
-            parameter.grad = _sum_of_tree([of_shard[name] for of_shard in gradients])
-        _seed(config.seed, UPDATE, step)
-        if config.clip_norm:
-            nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
-        self.optimizer.step()
-        if self.schedule is not None and step + 1 < self.total_steps:
-            self.schedule.step()
-        self.workload.after_step(model, step + 1)
-
-    def _backward(self, step: int, shard: int) -> float:
-        """The backward passes of a shard; its part of the step's loss."""
-        config = self.config
-        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
-        begin = step_in_epoch * config.batch_size
-        number_of_samples = len(self.dataset)
-        end = min(begin + config.batch_size, number_of_samples)
-        shuffled = np.random.Generator(np.random.Philox(derive_seed(config.seed, ORDER, epoch)))
-        order = shuffled.permutation(number_of_samples)
-        total = 0.0
-        for micro_step, part in enumerate(
-            np.array_split(order[begin:end], config.accumulation_steps)
-        ):
-            indices = np.array_split(part, config.shards)[shard]
-            if not len(indices):
-                continue
-            batch = self._batch(epoch, indices)
-            _seed(config.seed, FORWARD, step, micro_step, shard)
-            with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
-                loss = self.workload.loss(self.workload.forward(self.model, batch), batch)
-            weighted = loss * (len(indices) / (end - begin))
-            weighted.backward()
-            total += weighted.item()
-        return total
-
-    def _batch(self, epoch: int, indices: np.ndarray[Any, Any]) -> dict[str, Tensor]:
+    def batch(self, epoch: int, indices: np.ndarray[Any, Any]) -> dict[str, Tensor]:
         samples = []
         for index in indices:
-            _seed(self.config.seed, AUGMENT, epoch, int(index))
+            seed_generators(derive_seed(self.config.seed, AUGMENT, epoch, int(index)))
             samples.append(self.dataset[int(index)])
         columns = {name: np.stack([np.asarray(s[name]) for s in samples]) for name in samples[0]}
         return self.workload.prepare(columns, SampleRandom(self.config.seed, epoch, indices))
-
-
-def _seed(seed: int, purpose: int, *path: int) -> None:
-    _set_generators(derive_seed(seed, purpose, *path))
-
-
-def _set_generators(number: int) -> None:
-    torch.manual_seed(number)
-    np.random.seed(number & 0xFFFFFFFF)  # noqa: NPY002 (models draw from it)
-    random.seed(number)
-
-
-def _in_training(model: nn.Module) -> nn.Module:
-    """The model in training mode; parts that `model()` set to evaluation stay there."""
-    fixed = [m for m in model.modules() if not m.training] if model.training else []
-    model.train()
-    for module in fixed:
-        module.training = False
-    return model
-
-
-def _buffers(model: nn.Module) -> dict[str, Tensor | None]:
-    return {
-        f"{path}.{name}" if path else name: None if buffer is None else buffer.clone()
-        for path, module in model.named_modules()
-        for name, buffer in module._buffers.items()
-    }
-
-
-def _set_buffers(model: nn.Module, values: dict[str, Tensor | None]) -> None:
-    for name in _buffers(model).keys() | values.keys():
-        path, _, last = name.rpartition(".")
-        buffers = model.get_submodule(path)._buffers
-        if name in values:
-            value = values[name]
-            buffers[last] = None if value is None else value.clone()
-        else:
-            del buffers[last]
-
-
-def _sum_of_tree(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """The sum; its left half is the largest power of two below the whole."""
-    if len(parts) == 1:
-        return parts[0]
-    middle = 1
-    while 2 * middle < len(parts):
-        middle *= 2
-    left, right = _sum_of_tree(parts[:middle]), _sum_of_tree(parts[middle:])
-    if left is None or right is None:
-        return right if left is None else left
-    return left + right

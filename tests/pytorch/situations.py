@@ -387,6 +387,7 @@ SITUATIONS: dict[str, Case] = {
     "accumulation": Case(Plain, config={"accumulation_steps": 2}),
     "clipping": Case(Plain, config={"clip_norm": 0.1}),
     "bf16 autocast": Case(Plain, config={"precision": "bf16"}),
+    "torch.compile": Case(Plain, config={"compile": True}),
     "a smaller last batch": Case(Plain, num_train=42),
     "a last batch without samples for some shards": Case(TwoHeads, num_train=38),
     "two groups of parameters": Case(Plain, two_groups),

@@ -21,13 +21,16 @@ from train_core.storage.run_folder import RunFolder
 ALL_SHARDS = (1, 2, 3)
 ONE_IN = {"Optimizers": 4, "Schedules": 4, "Layers": 5, "Losses": 5}
 """Of these sections, `make test` takes so many rows' first one."""
+COMPILES = "Situations: torch.compile"
+"""It takes a minute: a compiler runs."""
 
 
 def rows() -> Iterator[Any]:
     for section, cases in SECTIONS.items():
         for number, name in enumerate(cases):
-            is_left_out = number % ONE_IN.get(section, 1)
-            yield pytest.param(f"{section}: {name}", marks=SLOW if is_left_out else ())
+            row = f"{section}: {name}"
+            is_left_out = number % ONE_IN.get(section, 1) or row == COMPILES
+            yield pytest.param(row, marks=SLOW if is_left_out else ())
 
 
 @pytest.mark.promise("as-plain-torch")

@@ -141,11 +141,7 @@ def approve(
         raise ConfigError(f"{found.address} is the champion already: nobody is asked any more")
     if is_approved:
         _check_there(storage, found)
-        if step is NextStep.COMPARE:
-            raise ConfigError(
-                f"another champion was chosen since {found.address} was compared: `evertrain runs "
-                f"resume {found.run}` compares it with that one"
-            )
+        _check_compared(found, step)
     if result.approval is None:
         given = Approval(
             version=found,
@@ -157,12 +153,29 @@ def approve(
         )
         with suppress(FileExistsError):
             ResultWriter(folder).commit_approval(decision, given)
-    # Somebody may have been faster, or have rejected it in an earlier comparison meanwhile.
-    step, stands = what_follows(folder, found, champion)
+    # Meanwhile somebody may have been faster, or have rejected it in an earlier comparison, and its
+    # run may have made it champion by a later one.
+    step, stands = what_follows(folder, found, registry.champion())
+    if step is NextStep.SERVES and not is_approved:
+        raise ConfigError(
+            f"{found.address} became champion just now, and serves: `evertrain rollback {model}` "
+            "goes back to the one before; the answer stays, and the version is compared no more"
+        )
     result = _agreed(stands or gate_result(folder, decision), is_approved=is_approved)
+    if is_approved:
+        _check_compared(found, step)
     if step is NextStep.PROMOTE:
         _added(registry, entry_of(folder, result.decision, result.approval))
     return gate_result(folder, result.decision)
+
+
+def _check_compared(version: ModelVersion, step: NextStep) -> None:
+    """Raise ConfigError if the version is yet to be compared with the present champion."""
+    if step is NextStep.COMPARE:
+        raise ConfigError(
+            f"another champion was chosen since {version.address} was compared: `evertrain runs "
+            f"resume {version.run}` compares it with that one"
+        )
 
 
 def _agreed(result: GateResult, *, is_approved: bool) -> GateResult:

@@ -9,6 +9,7 @@ import json
 import logging
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from train_core.client.checkpoint import Checkpoint
@@ -25,6 +26,7 @@ from train_core.entry_points import (
     MIRROR_PREDICTIONS,
     MIRROR_RUN,
     SETTINGS_SCHEMA,
+    TRAIN_PLAINLY,
     UNREGISTERED_CHECKPOINTS,
 )
 from train_core.errors import ConfigError, StageError
@@ -143,6 +145,14 @@ def compare_runs(a: Run | RunFolder, b: Run | RunFolder) -> RunsComparison:
     """The first that differs between two runs. Raises CheckpointError if one cannot be read."""
     urls = {"url_a": folder_of(a).url, "url_b": folder_of(b).url}
     return RunsComparison.model_validate(isolated_call(COMPARE_RUNS, **urls))
+
+
+def train_plainly(task_file: Path) -> None:
+    """Train a task of `verify_resume` in plain PyTorch, for the digests of its steps.
+
+    Raises ConfigError if it is none that plain PyTorch can repeat.
+    """
+    isolated_call(TRAIN_PLAINLY, task_file=str(task_file))
 
 
 def export_weights(

@@ -14,6 +14,7 @@ from typing import Any
 from train_core.client.live import Live, last_reading
 from train_core.client.run import Run, folder_of
 from train_core.config import TrainConfig
+from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.checkpoints.selection import Candidate, ranked
 from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import VALIDATION, short_name
@@ -23,9 +24,9 @@ from train_core.storage.coordination import lease
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.decisions import newest_question, waiting_version
+from train_core.storage.registered_models.decisions import question_of
 from train_core.storage.run_folder import Checkpoint, RunFolder
-from train_core.storage.runs_of_storage import is_run_finished, is_training_finished, read_runs
+from train_core.storage.runs_of_storage import is_run_finished, read_runs
 
 _DIGEST_SHOWN = 8
 
@@ -134,15 +135,18 @@ def _state(
         return "running"
     for reason in scanned.newer.values():
         return f"cannot be continued: {reason}"
-    if end != EndStatus.FAILED and waiting_version(folder):
+    try:
+        question = question_of(folder)
+    except (CheckpointError, ConfigError) as error:
+        # One damaged decision hides no number of the run.
+        return f"cannot be read: {error}"
+    if end != EndStatus.FAILED and question and not question.is_answered:
         return "waiting"
     if is_run_finished(folder, report, scanned.newest, record, end):
         return "finished"
     if end == EndStatus.FAILED:
         return "failed"
-    _, answer = newest_question(folder)
-    is_trained = is_training_finished(scanned.newest, folder.newest_request(record).config)
-    return "answered" if answer and is_trained else "interrupted"
+    return "answered" if question else "interrupted"
 
 
 def _best_value(checkpoints: list[Checkpoint], config: TrainConfig) -> float | None:

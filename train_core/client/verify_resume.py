@@ -1,11 +1,13 @@
-"""The proof that a workload resumes exactly: trained twice, killed once, compared to the bit.
+"""The proof that a workload is trained and resumed exactly: it is trained three times.
 
+Once undisturbed, once killed and resumed, and once in plain PyTorch; all is compared to the bit.
 The ranks are real processes under torchrun with gloo, without Ray, and the kill is a SIGKILL. They
 run `train_core.engine.tools.standalone`; this module does not import torch.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -18,20 +20,20 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from train_core.client.isolated import compare_runs
+from train_core.client.isolated import compare_runs, train_plainly
 from train_core.config import TrainConfig, loopback_interface
-from train_core.differences import RunsComparison
+from train_core.differences import ResumeVerdict, StepDigests, first_difference, read_digests
 from train_core.entry_points import STANDALONE_RANK
 from train_core.errors import ConfigError, StageError
 from train_core.inside import environment_of, refuse_inside
 from train_core.policy.metric_names import VALIDATION_LOSS
-from train_core.requests import StandaloneTask, died_mark, error_file
+from train_core.requests import StandaloneTask, died_mark, digests_files, error_file
 from train_core.results import Result
 from train_core.storage.addresses import absolute
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 
-Phase = Literal["undisturbed", "killed", "resumed"]
+Phase = Literal["undisturbed", "killed", "resumed", "plain"]
 OnStep = Callable[[Phase, int], None]
 """Called now and then with the phase that runs and the steps that its run has done."""
 
@@ -117,24 +119,10 @@ class VerifyResumeRequest(Result):
             raise ConfigError(place + first["msg"].removeprefix("Value error, ")) from error
 
 
-class ResumeVerdict(Result):
-    """Whether the killed run ended as the undisturbed one, and where they first differ."""
-
-    identical: bool
-    workload: str
-    workers: int
-    workers_after: int
-    killed_after: int
-    """Steps done at the kill."""
-    resumed_after: int
-    """The step of the checkpoint that the run went on from."""
-    comparison: RunsComparison
-
-
 def verify_resume(
     request: VerifyResumeRequest, folder: Path, on_step: OnStep | None = None
 ) -> ResumeVerdict:
-    """Train undisturbed; train, kill and resume; compare.
+    """Train undisturbed; train, kill and resume; train in plain PyTorch; compare.
 
     `folder` gets the ranks' tasks and logs. Raises ConfigError for a request that cannot be carried
     out, and StageError, with the end of its log, if a training failed by itself.
@@ -159,6 +147,10 @@ def verify_resume(
     task = task.model_copy(update={"config": after, "kill_after": None})
     _train("resumed", task, folder, on_step)
     comparison = compare_runs(undisturbed, resumed)
+    not_plain = _train_plainly(task, folder, on_step)
+    steps = _read_digests(folder, "undisturbed")
+    of_resumed = _read_digests(folder, "killed", "resumed")
+    of_plain = steps if not_plain else _read_digests(folder, "plain")
     return ResumeVerdict(
         identical=comparison.is_same,
         workload=request.workload,
@@ -167,7 +159,30 @@ def verify_resume(
         killed_after=killed_after,
         resumed_after=newest.step,
         comparison=comparison,
+        resumed_differs=first_difference(steps, of_resumed),
+        plain_differs=first_difference(steps, of_plain),
+        not_plain=not_plain,
     )
+
+
+def _read_digests(folder: Path, *phases: Phase) -> StepDigests:
+    files = [digests_files(folder / f"{phase}.json") for phase in phases]
+    return read_digests(*itertools.chain.from_iterable(files))
+
+
+def _train_plainly(task: StandaloneTask, folder: Path, on_step: OnStep | None) -> str:
+    """Train in plain PyTorch; why it could not be done, else empty."""
+    if on_step:
+        on_step("plain", 0)
+    task_file = folder / "plain.json"
+    task_file.write_text(task.model_dump_json(indent=1))
+    try:
+        train_plainly(task_file)
+    except (ConfigError, StageError) as error:
+        return str(error)
+    if on_step:
+        on_step("plain", task.config.max_steps)
+    return ""
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def _rows(slots: Slots) -> Iterator[Row]:
             "held by": one.flow_run.name,
             "state": one.flow_run.state_name,
             "for": f"{one.age_s / 60:.0f} min",
-            "process": one.life,
+            "process": one.life.value,
             "why": one.why,
         }
     if not slots.holders:

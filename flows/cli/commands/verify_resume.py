@@ -15,21 +15,22 @@ from evertrain_flows.cli.output.terminal import Bars, Screen, say
 from train_core.client.verify_resume import (
     OnStep,
     Phase,
-    ResumeVerdict,
     VerifyResumeRequest,
     temporary_runs,
     verify_resume,
 )
 from train_core.config import WorkloadName
+from train_core.differences import ResumeVerdict
 
 
 class VerifyResumeCommand(BaseModel):
-    """Prove that a workload resumes exactly, with real processes and a real SIGKILL.
+    """Prove that a workload is trained and resumed exactly, with real processes and a real SIGKILL.
 
-    A short training runs twice on this machine's CPUs, without Ray. The second is killed in the
-    middle of a step and resumed on another number of workers; then every tensor, the rest of the
-    state and every metric of both are compared to the bit. The exit code is 0 if they are
-    identical, 1 if they differ and 2 if a training failed by itself.
+    A short training runs three times on this machine's CPUs, without Ray. The second is killed in
+    the middle of a step and resumed on another number of workers; then every tensor, the rest of
+    the state and every metric of both are compared to the bit. The third is of plain PyTorch,
+    without evertrain's engine; each step's batches, losses, model and optimizer are compared. The
+    exit code is 0 if nothing differs, 1 if something does and 2 if a training failed by itself.
     """
 
     workload: WorkloadName = Field(description="The workload to verify, as package.module:Name.")
@@ -70,12 +71,14 @@ class VerifyResumeCommand(BaseModel):
                 verdict = verify_resume(request, folder, on_step)
         kept = {"folder": str(folder), "storage": runs} if self.keep else {}
         if self.as_json:
-            print_mapping(verdict.model_dump(mode="json") | kept, as_json=True)
+            print_mapping(
+                verdict.model_dump(mode="json") | {"cause": verdict.cause} | kept, as_json=True
+            )
         else:
             print_verdict(verdict)
             if kept:
                 say(f"Both runs are in {runs}, their logs in {folder}")
-        if not verdict.identical:
+        if not verdict.is_exact:
             raise SystemExit(DIFFERENT)
 
 
@@ -92,8 +95,23 @@ def print_verdict(verdict: ResumeVerdict) -> None:
             f"{found.num_entries} journal entries, {found.num_validations} of them validations, "
             "are the same to the bit."
         )
-        return
+    else:
+        _print_difference(verdict, story)
+    if verdict.not_plain:
+        say(f"not compared with plain PyTorch: {verdict.not_plain}")
+    elif plain := verdict.plain_differs:
+        say(f"not plain  Plain PyTorch gives another result, since step {plain.step}: {plain.what}")
+    else:
+        say("plain      Plain PyTorch, without evertrain's engine, gives the same in each step.")
+    if verdict.cause:
+        say("", verdict.cause)
+
+
+def _print_difference(verdict: ResumeVerdict, story: str) -> None:
+    found = verdict.comparison
     say(f"different  {story}. A: undisturbed, B: killed and resumed.")
+    if since := verdict.resumed_differs:
+        say(f"since      step {since.step}: {since.what}")
     if one := found.metric:
         a, b = json.dumps(one.a), json.dumps(one.b)
         say(f"first metric  step {one.step}, {one.name}: A {a}, B {b}")
@@ -108,21 +126,17 @@ def print_verdict(verdict: ResumeVerdict) -> None:
         values = [*state.values, *state.metrics]
         if values:
             print_rows(value_rows(values), as_json=False, empty="")
-    say(
-        "",
-        "What a step changes outside of the model and the optimizer belongs into state_dict and "
-        "load_state_dict (docs/workloads.md).",
-    )
 
 
 @contextmanager
 def _progress(request: VerifyResumeRequest, *, quiet: bool) -> Iterator[OnStep]:
-    """A bar for each of the three trainings on a terminal, a line for each elsewhere."""
+    """A bar for each of the trainings on a terminal, a line for each elsewhere."""
     screen = Screen(to_stderr=True, quiet=quiet)
     titles: dict[Phase, tuple[str, int]] = {
         "undisturbed": (f"undisturbed, {request.workers} workers", request.steps),
         "killed": (f"to be killed, {request.workers} workers", request.killed_after),
         "resumed": (f"resumed, {request.workers_after} workers", request.steps),
+        "plain": ("in plain PyTorch", request.steps),
     }
     is_shown = screen.is_terminal
     with Bars(screen, counts=True, stays=True, disable=not is_shown) as bars:

@@ -17,7 +17,7 @@ import time
 
 import torch
 from torch.utils.data import Dataset
-from train_core.engine.data.batches import load_ahead
+from train_core.engine.data.data_processes import load_ahead
 
 rank = os.getpid()
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from train_core.engine.data import batches
-from train_core.engine.data.batches import end_processes, load_ahead
+from train_core.engine.data import data_processes
+from train_core.engine.data.data_processes import end_processes, load_ahead
+from train_core.errors import UserCodeError
 
 CPU = torch.device("cpu")
 
@@ -25,7 +28,7 @@ SMALL = "mount -t tmpfs -o size=8m tmpfs /dev/shm"
 LARGE = """
 import torch
 from torch.utils.data import Dataset
-from train_core.engine.data.batches import load_ahead
+from train_core.engine.data.data_processes import load_ahead
 
 class Large(Dataset):
     def __getitem__(self, _):
@@ -64,9 +67,8 @@ def test_a_process_that_hangs_is_told_with_the_line_that_it_is_at(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(batches, "TELL_AFTER_S", 1.0)
+    monkeypatch.setattr(data_processes, "TELL_AFTER_S", 1.0)
     pipe, told = tmp_path / "pipe", "the training waits for data process 1 for"
     os.mkfifo(pipe)
 
@@ -83,6 +85,42 @@ def test_a_process_that_hangs_is_told_with_the_line_that_it_is_at(
     end_processes(loaded)
     assert found == [0, 1, 2]
     assert told in caplog.text
+    assert re.search(r'File ".*", line \d+, in __getitem__', caplog.text)
+
+
+@pytest.mark.promise("data-workers-told")
+def test_a_process_that_hangs_is_an_error_with_the_line_that_it_is_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_processes, "HANGS_AFTER_S", 1.0)
+    os.mkfifo(tmp_path / "pipe")
+    loaded = load_ahead(Hanging(tmp_path / "pipe"), range(3), num_processes=2, device=CPU)
+    try:
+        assert next(loaded)[1]["x"].tolist() == [0, 0, 0]
+        with pytest.raises(UserCodeError) as refused:
+            next(loaded)
+    finally:
+        end_processes(loaded)
+    said = str(refused.value)
+    assert re.search(r"data process 1 hangs: for \d+ s no thread of it has run", said)
+    assert re.search(r"test_silent_data_workers.py, line \d+, in __getitem__", said)
+
+
+class Slow(Dataset[Any]):
+    """A batch that is looked for again and again, longer than a process may hang."""
+
+    def __getitem__(self, index: int) -> Any:
+        end = time.monotonic() + 12
+        while time.monotonic() < end:
+            time.sleep(0.1)
+        return "planned", {"x": torch.full((3,), index)}
+
+
+def test_a_process_that_is_slow_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_processes, "HANGS_AFTER_S", 1.0)
+    loaded = load_ahead(Slow(), range(1), num_processes=1, device=CPU)
+    assert next(loaded)[1]["x"].tolist() == [0, 0, 0]
+    end_processes(loaded)
 
 
 def test_what_the_processes_send_is_what_the_rank_would_fetch(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.engine.tiny import PlainDataset, Tiny, TinySettings, TinyStream
 from train_core.client.verify_resume import VerifyResumeRequest, verify_resume
 from train_core.datasets.arrays import ArrayDataset
 from train_core.datasets.protocols import fetch, is_stream
+from train_core.differences import FirstDifference
 from train_core.engine.tools.standalone import Beginning, shortened
 from train_core.engine.training.loaded_workload import LoadedWorkload
 from train_core.errors import ConfigError, StageError
@@ -38,7 +39,8 @@ def test_a_good_workload_is_found_identical_on_other_workers(tmp_path: Path) -> 
     assert (verdict.killed_after, verdict.resumed_after) == (5, 4)
     assert verdict.comparison.steps == [2, 4, 6, 8]
     assert (verdict.comparison.num_entries, verdict.comparison.num_validations) == (10, 2)
-    assert {("undisturbed", 8), ("killed", 5), ("resumed", 8)} <= set(shown)
+    assert {("undisturbed", 8), ("killed", 5), ("resumed", 8), ("plain", 8)} <= set(shown)
+    assert (verdict.is_exact, verdict.not_plain, verdict.cause) == (True, "", "")
 
     resumed = RunFolder(str(tmp_path), "resumed")
     assert {c.name.step: c.name.attempt for c in resumed.checkpoints()} == {2: 1, 4: 1, 6: 2, 8: 2}
@@ -65,6 +67,8 @@ def test_state_that_no_checkpoint_has_is_found_and_named(tmp_path: Path) -> None
     assert not verdict.identical
     # Up to the forward pass of step 5 all is as it was; its hook then adds 1 where it added 5.
     assert verdict.resumed_after == 4
+    assert verdict.resumed_differs == FirstDifference(step=5, name="model/0.weight")
+    assert "the optimizer or `after_step` keeps something outside" in verdict.cause
     assert verdict.comparison.metric is not None
     assert (verdict.comparison.metric.step, verdict.comparison.metric.name) == (6, "train/loss")
     assert verdict.comparison.steps == [2, 4, 6]
@@ -77,7 +81,27 @@ def test_state_that_no_checkpoint_has_is_found_and_named(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["StreamingTiny", "Noisy"])
 def test_streams_and_hooks_that_draw_resume_exactly(name: str, tmp_path: Path) -> None:
     verdict = verify_resume(request(tmp_path, name, workers=1, workers_after=2), tmp_path)
+    assert verdict.is_exact
+    assert verdict.not_plain == ("a stream has an order of its own" if "Stream" in name else "")
+
+
+@pytest.mark.slow
+@pytest.mark.promise("verify-resume")
+def test_two_runs_that_are_equally_wrong_are_found_by_plain_torch(tmp_path: Path) -> None:
+    verdict = verify_resume(request(tmp_path, "CountsPasses", workers_after=2), tmp_path)
+    # Each rank counts the passes of its own process: plain torch counts all of them.
     assert verdict.identical
+    assert not verdict.is_exact
+    assert verdict.plain_differs == FirstDifference(step=1, name="loss/1/0")
+    assert "depends on the passes before it in the same process" in verdict.cause
+
+
+@pytest.mark.slow
+@pytest.mark.promise("verify-resume")
+def test_a_batch_that_a_process_draws_for_itself_is_named(tmp_path: Path) -> None:
+    verdict = verify_resume(request(tmp_path, "DrawsForItself"), tmp_path)
+    assert verdict.resumed_differs == FirstDifference(step=1, name="batch/0/0/inputs")
+    assert "They differ before the kill" in verdict.cause
 
 
 @pytest.mark.slow

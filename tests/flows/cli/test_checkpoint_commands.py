@@ -14,8 +14,14 @@ from safetensors.torch import load_file
 from evertrain_flows.cli.app import main
 from evertrain_flows.cli.commands.verify_resume import print_verdict
 from tests.engine.alone import run
-from train_core.client.verify_resume import ResumeVerdict
-from train_core.differences import Comparison, MetricDifference, RunsComparison, TensorDifference
+from train_core.differences import (
+    Comparison,
+    FirstDifference,
+    MetricDifference,
+    ResumeVerdict,
+    RunsComparison,
+    TensorDifference,
+)
 from train_core.engine.data.recorded_workload import files_in_record
 from train_core.storage.fork import fork_checkpoint
 from train_core.storage.records.data_files import FileList, FileRecord, SourceFiles, key_of
@@ -283,7 +289,9 @@ def test_export_prints_what_it_wrote_and_overwrites_only_if_told(
     assert blake3(file.read_bytes()).hexdigest() != newest["digest"]
 
 
-def verdict(**found: Any) -> ResumeVerdict:
+def verdict(
+    resumed: FirstDifference | None = None, plain: FirstDifference | None = None, **found: Any
+) -> ResumeVerdict:
     compared = {"steps": [2, 4, 6], "num_entries": 10, "num_validations": 2}
     comparison = RunsComparison(**compared | {"metric": None, "state": None} | found)
     return ResumeVerdict(
@@ -294,6 +302,9 @@ def verdict(**found: Any) -> ResumeVerdict:
         killed_after=5,
         resumed_after=4,
         comparison=comparison,
+        resumed_differs=resumed,
+        plain_differs=plain,
+        not_plain="",
     )
 
 
@@ -301,6 +312,22 @@ def test_the_verdict_tells_the_story(capsys: pytest.CaptureFixture[str]) -> None
     print_verdict(verdict())
     shown = capsys.readouterr().out
     assert shown.startswith("identical  mine:Model: 2 workers, killed after step 5, resumed by 1")
+    assert shown.endswith(
+        "\nplain      Plain PyTorch, without evertrain's engine, gives the same in each step.\n"
+    )
+
+
+@pytest.mark.promise("verify-resume")
+def test_two_runs_that_are_equally_wrong_are_told_apart_from_right_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_verdict(verdict(plain=FirstDifference(step=3, name="loss/1/0")))
+    identical, plain, _, cause = capsys.readouterr().out.splitlines()
+    assert identical.startswith("identical  ")
+    assert (
+        plain == "not plain  Plain PyTorch gives another result, since step 3: the loss of shard 1"
+    )
+    assert cause.startswith("The batch is the same, and the loss is not")
 
 
 @pytest.mark.promise("verify-resume")
@@ -310,10 +337,12 @@ def test_the_verdict_names_the_first_difference(capsys: pytest.CaptureFixture[st
         num_elements=6, num_different=2, max_difference=0.25,
     )  # fmt: skip
     state = Comparison(num_tensors=3, tensors=[difference], values=[], metrics=[])
-    print_verdict(
-        verdict(metric=MetricDifference(step=6, name="train/loss", a=1.0, b=1.5), state=state)
-    )
+    first = FirstDifference(step=5, name="batch/1/0/inputs")
+    metric = MetricDifference(step=6, name="train/loss", a=1.0, b=1.5)
+    print_verdict(verdict(first, metric=metric, state=state))
     shown = capsys.readouterr().out
+    assert "since      step 5: 'inputs' in the batch of shard 1" in shown
+    assert "`dataset` or `prepare` depends on what the process did before" in shown
     assert "first metric  step 6, train/loss: A 1.0, B 1.5" in shown
     assert "first tensor  step 6, model/0.weight [1, 0]: A 0.5, B 0.25" in shown
     assert "1 of 3 tensors" in shown

@@ -78,6 +78,10 @@ def test_a_workload_that_resumes_exactly_ends_with_code_0_and_leaves_nothing(
         # Three fifths of eight; a checkpoint every second step.
         "killed_after": 4,
         "resumed_after": 4,
+        "resumed_differs": None,
+        "plain_differs": None,
+        "not_plain": "",
+        "cause": "",
     }
     # Eight steps and the ends of two epochs.
     assert (comparison["steps"], comparison["num_entries"]) == ([2, 4, 6, 8], 10)
@@ -101,10 +105,12 @@ def test_one_that_does_not_ends_with_code_1_and_the_first_difference(
     )
     assert first
     assert first[1] != first[2]
-    assert "belongs into state_dict" in done.stdout
+    assert "\nsince      step 1: model/0.weight\n" in done.stdout
+    assert "\nnot plain  Plain PyTorch gives another result, since step 1: model/0" in done.stdout
+    assert "two trainings from the same seed are not the same" in done.stdout
     # A line for each of the trainings, where there is no terminal.
     assert [line.partition(",")[0] for line in done.stderr.splitlines()] == [
-        *("undisturbed", "to be killed", "resumed"),
+        *("undisturbed", "to be killed", "resumed", "in plain PyTorch"),
     ]
     logs = proof_folder(tmp_path)
     runs = tmp_path / "here" / "runs" / logs.name

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,11 +19,11 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Pending
+from prefect.states import Cancelling, Pending, Running
 
 from benchmarks.services import free_port
 from evertrain_flows.cli.local_servers import KEPT_LEASES, LocalServers
-from evertrain_flows.flow_runs.slots import Life, Slots, free_slots, read_slots
+from evertrain_flows.flow_runs.slots import Slots, free_slots, read_slots
 from evertrain_flows.timing import TIMING
 from tests.engine.alone import create
 from tests.flows.conftest import isolated
@@ -36,6 +37,7 @@ from tests.flows.deployment.deployed import (
 )
 from tests.flows.deployment.holding import NOTES, PENDING, RUNNING, deployment_file
 from train_core import TrainConfig
+from train_core.storage.coordination.holder import Life
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
 
@@ -262,6 +264,17 @@ def test_a_slot_that_no_run_holds_is_freed_and_that_of_a_run_with_a_lease_is_kep
         assert free_slots(client, replace(TIMING, slot_silence_s=0, slots_settle_s=0)) == []
         (holder,) = only_one(read_slots(client)).holders
         assert (holder.flow_run.name, holder.life) == ("first", Life.ALIVE)
+        client.set_flow_run_state(flow_run.id, Running())
+        server_only.server.kill()
+        server_only.server.start()
+        # It has no run folder, and its lease is forgotten: only a person can tell that it is dead.
+        assert free_slots(client, HASTY_LOOK) == []
+        assert "cancel it in Prefect" in only_one(read_slots(client, HASTY_LOOK)).holders[0].why
+        client.set_flow_run_state(flow_run.id, Cancelling())
+        time.sleep(HASTY_LOOK.slot_silence_s)
+        assert [len(dead) for _, dead in free_slots(client, HASTY_LOOK)] == [1]
+        assert client.read_flow_run(flow_run.id).state_name == "Cancelled"
+        assert only_one(read_slots(client)).active == 0
 
 
 def test_the_server_of_evertrain_ui_keeps_who_holds_a_slot_beside_its_database(

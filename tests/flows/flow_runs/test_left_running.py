@@ -10,10 +10,15 @@ import pytest
 from prefect.client.schemas.objects import FlowRun, StateType
 
 from evertrain_flows.flow_runs.left_running import true_state
+from tests.flows.test_results import REPORT
+from tests.storage.champions import decision
 from tests.storage.samples import record
 from train_core.config import TrainConfig
+from train_core.policy.champion.gate_decision import Outcome
 from train_core.requests import DriverRequest
+from train_core.results import GateResult
 from train_core.storage.coordination import lease
+from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt, create_run
 
@@ -63,6 +68,20 @@ def test_a_run_that_was_given_free_tells_how_it_ended(
     # A deployment's that did not finish is run again by the automations, perhaps right now.
     is_told = not deployed or end == "FINISHED"
     assert state_of(tmp_path, "night", deployed=deployed) is (ENDS[end] if is_told else None)
+
+
+@pytest.mark.promise("prefect-put-right")
+def test_a_run_that_ended_unseen_has_the_name_of_what_its_gate_did(tmp_path: Path) -> None:
+    held = driven(tmp_path, "night")
+    of_gate = GateResult(decision_uri="/runs/x", decision=decision(outcome=Outcome.KEEP))
+    report = REPORT.model_copy(update={"run": "night", "gate": of_gate})
+    Store(f"{tmp_path}/night").write("report.json", report.model_dump_json().encode())
+    held.end = "FINISHED"
+    held.release()
+    state = true_state(flow_run(tmp_path, "night"), request(tmp_path))
+    assert state is not None
+    assert (state.name, state.type) == ("Refused", StateType.COMPLETED)
+    assert str(state.message).startswith(of_gate.summary)
 
 
 def test_a_flow_that_may_be_attached_to_the_same_job_is_left_alone(tmp_path: Path) -> None:

@@ -7,13 +7,8 @@ from typing import Any
 
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, Stream, is_stream
-from train_core.engine.data.batches import (
-    PlannedBatch,
-    StreamBatches,
-    TrainBatches,
-    end_processes,
-    load_ahead,
-)
+from train_core.engine.data.batches import PlannedBatch, StreamBatches, TrainBatches
+from train_core.engine.data.data_processes import end_processes, load_ahead
 from train_core.engine.distributed.group import Group
 from train_core.errors import EvertrainError
 from train_core.policy.samples.sharding import shards_of_rank

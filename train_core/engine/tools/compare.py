@@ -35,7 +35,7 @@ _ABSENT = object()
 
 def compare_states(a: dict[str, Any], b: dict[str, Any]) -> Comparison:
     """All that differs between two states, in the order of A."""
-    of_a, of_b = dict(_leaves(a)), dict(_leaves(b))
+    of_a, of_b = dict(leaves(a)), dict(leaves(b))
     tensors: list[TensorDifference] = []
     values: list[ValueDifference] = []
     metrics: list[ValueDifference] = []
@@ -114,14 +114,14 @@ def compare_runs_at(url_a: str, url_b: str) -> RunsComparison:
     return compare_runs(RunFolder.at(url_a), RunFolder.at(url_b))
 
 
-def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Every tensor and plain value of a nested state, by its path; an empty one is a value."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
-            yield from _leaves(item, (*path, str(key)))
+            yield from leaves(item, (*path, str(key)))
     elif isinstance(value, (list, tuple)) and value:
         for index, item in enumerate(value):
-            yield from _leaves(item, (*path, str(index)))
+            yield from leaves(item, (*path, str(index)))
     else:
         yield "/".join(path), value
 

@@ -21,22 +21,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from train_core.datasets.protocols import Dataset, Stream
+from train_core.datasets.protocols import Dataset, Stream, is_stream
 from train_core.engine.data.recorded_workload import files_in_record
 from train_core.engine.distributed.group import Group
+from train_core.engine.tools.plain_training import PlainTraining
 from train_core.engine.tools.provenance import fingerprint
+from train_core.engine.tools.step_digests import DigestWriter
 from train_core.engine.training.loaded_workload import LoadedWorkload
 from train_core.engine.training.loop import Trainer
 from train_core.errors import ConfigError
 from train_core.loading import load_workload
 from train_core.policy.samples.steps import MicroBatch
-from train_core.requests import StandaloneTask, died_mark, error_file
+from train_core.requests import StandaloneTask, died_mark, digests_file, error_file
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import NEWEST_STEP_RULES, RunRecord
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt, create_run
 from train_core.text.log_lines import set_up_logging
-from train_core.workload import Batch, pinned_files
+from train_core.workload import Batch, load_split, pinned_files
 
 
 class Beginning:
@@ -75,6 +77,15 @@ class StandaloneTrainer(Trainer):
         folder = RunFolder(task.storage, task.run)
         loaded = shortened(LoadedWorkload.of_run(folder, task.config), task.max_samples)
         super().__init__(folder, task.config, attempt, group, loaded=loaded)
+        self._digests = DigestWriter(digests_file(task_file, group.rank))
+
+    def step(self) -> None:
+        """As of a trainer; its digests are written."""
+        super().step()
+        state = self.train_state
+        if self.group.is_rank0 and not state.is_sharded:
+            self._digests.add_state(state.model, state.optimizer)
+        self._digests.end_step(self.progress.step)
 
     def _forward(self, micro: MicroBatch, batch: Batch) -> torch.Tensor:
         if self.group.is_rank0 and self.progress.step == self._task.kill_after:
@@ -82,7 +93,9 @@ class StandaloneTrainer(Trainer):
             self.saver.checkpointer.wait()
             died_mark(self._task_file).touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return super()._forward(micro, batch)
+        weighted = super()._forward(micro, batch)
+        self._digests.add_pass(micro.shard, batch, weighted)
+        return weighted
 
 
 def with_epochs(task: StandaloneTask) -> StandaloneTask:
@@ -108,6 +121,30 @@ def train(task: StandaloneTask, task_file: Path) -> None:
     StandaloneTrainer(task, task_file, attempt, group).run()
     if held:
         held.release()
+
+
+def train_plainly(task_file: str) -> None:
+    """Train the task's steps in plain PyTorch, for the digests of each step.
+
+    Raises ConfigError for a training that plain PyTorch cannot repeat: of a stream, or of strategy
+    fsdp.
+    """
+    file = Path(task_file)
+    task = with_epochs(StandaloneTask.model_validate_json(file.read_text()))
+    config = task.config
+    if config.strategy == "fsdp":
+        raise ConfigError("strategy fsdp rounds otherwise for each number of workers")
+    workload = load_workload(config.workload, config.settings)
+    train_set = load_split(workload, "train")
+    if is_stream(train_set):
+        raise ConfigError("a stream has an order of its own")
+    digests = DigestWriter(digests_file(file))
+    dataset = Beginning(train_set, task.max_samples)
+    training = PlainTraining(workload, config, dataset, on_batch=digests.add_pass)
+    for step in range(config.max_steps):
+        training.step(step)
+        digests.add_state(training.model, training.optimizer)
+        digests.end_step(step + 1)
 
 
 def _record(task: StandaloneTask) -> tuple[RunRecord, FileList | None]:

@@ -39,7 +39,7 @@ from train_core.engine.tracking.send_metrics import (
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.end_status import EndStatus
 from train_core.storage.records.journal import Entry
-from train_core.storage.registered_models.decisions import gate_result, waiting_version
+from train_core.storage.registered_models.decisions import gate_result, question_of
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_reports import read_report
 from train_core.text.shown_text import shown as as_text
@@ -162,11 +162,12 @@ class MlflowRuns:
     def _waits(self) -> bool:
         """Whether the run's version waits for a person's answer, as far as it can be read."""
         try:
-            return waiting_version(self.folder) is not None
+            question = question_of(self.folder)
         except (CheckpointError, ConfigError) as error:
             # One damaged decision does not keep the run's status from MLflow.
             _log.warning("whether a version of the run waits for approval is not known: %s", error)
             return False
+        return question is not None and not question.is_answered
 
     def describe(self, outcome: Outcome | None = None) -> None:
         """Write the run's description anew, with the outcome once there is one."""

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 
@@ -123,27 +124,30 @@ def what_follows(
     return step, None
 
 
-def waiting_version(folder: RunFolder) -> ModelVersion | None:
-    """The version of the run that waits for a person's answer, if one does.
+@dataclass(frozen=True)
+class Question:
+    """What a person is, or was, asked about a run whose training has ended."""
 
-    The training has ended, and the gate has decided on nothing newer of the run. Another champion
-    may have been chosen meanwhile.
+    version: ModelVersion
+    is_answered: bool
+    """A person has answered, or the version is champion without that."""
+
+
+def question_of(folder: RunFolder) -> Question | None:
+    """What a person is asked about the run, if the gate's newest decision on it asks one.
+
+    Another champion may have been chosen meanwhile. Raises CheckpointError if a decision or an
+    answer was altered.
     """
-    decision, answer = newest_question(folder)
-    if decision is None or answer:
+    decision = max(newest_decisions(folder), key=lambda one: one.created_at, default=None)
+    if decision is None or decision.outcome != Outcome.ASK:
+        return None
+    if not is_training_finished(folder.newest(), folder.newest_request().config):
         return None
     champion = ModelRegistry(folder.storage, decision.challenger.model).champion()
     is_champion = champion is not None and champion.version == decision.challenger
-    is_over = is_training_finished(folder.newest(), folder.newest_request().config)
-    return decision.challenger if is_over and not is_champion else None
-
-
-def newest_question(folder: RunFolder) -> tuple[Decision | None, Approval | None]:
-    """The newest decision on the run, if it asks a person, and the answer, if there is one."""
-    found = max(newest_decisions(folder), key=lambda one: one.created_at, default=None)
-    if found is None or found.outcome != Outcome.ASK:
-        return None, None
-    return found, find_approval(folder, found)
+    is_answered = is_champion or find_approval(folder, decision) is not None
+    return Question(decision.challenger, is_answered)
 
 
 def faults_of_decisions(folder: RunFolder) -> dict[str, str]:

@@ -16,7 +16,7 @@ from train_core.policy.champion.gate_decision import Outcome
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import with_checksum
 from train_core.storage.records.names import REPORT_JSON, RUN_JSON
-from train_core.storage.registered_models.decisions import decision_key, newest_question
+from train_core.storage.registered_models.decisions import decision_key, newest_decisions
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import ResultWriter, RunWriter, begin_attempt
 
@@ -74,8 +74,7 @@ def ask(folder: RunFolder) -> None:
 
 
 def answer(folder: RunFolder, *, is_approved: bool) -> None:
-    found, _ = newest_question(folder)
-    assert found
+    *_, found = newest_decisions(folder)
     given = approval(found, is_approved=is_approved)
     ResultWriter(folder).commit_approval(found, given)
 

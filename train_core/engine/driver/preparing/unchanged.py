@@ -9,17 +9,14 @@ from train_core.datasets.protocols import SPLITS
 from train_core.engine.data.recorded_workload import with_known_defaults
 from train_core.errors import EvertrainError
 from train_core.policy.champion.changes import Inputs, changes
-from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.logins import hide_logins
 from train_core.requests import DriverRequest, RecordedPipeline
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.decisions import newest_decisions
-from train_core.storage.run_folder import RunFolder
+from train_core.storage.registered_models.decisions import question_of
 from train_core.storage.runs_of_storage import (
     FinishedRun,
     is_run_finished,
-    is_training_finished,
     recorded_runs,
 )
 
@@ -55,17 +52,11 @@ def _last_finished(storage: str, workload: str) -> FinishedRun | None:
             continue
         try:
             report, newest = folder.report(), folder.newest()
-            if is_run_finished(folder, report, newest, record) or _is_asked_about(folder):
+            if is_run_finished(folder, report, newest, record) or question_of(folder):
                 return FinishedRun(folder, record, report or {})
         except EvertrainError as error:
             _log.warning("run %r cannot be read, and is not compared with: %s", folder.name, error)
     return None
-
-
-def _is_asked_about(folder: RunFolder) -> bool:
-    """Whether the gate asked a person about the run, whose training is over."""
-    is_asked = any(one.outcome == Outcome.ASK for one in newest_decisions(folder))
-    return is_asked and is_training_finished(folder.newest(), folder.newest_request().config)
 
 
 def _inputs_of(

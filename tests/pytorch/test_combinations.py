@@ -1,0 +1,77 @@
+"""Situations, optimizers, schedules and settings in any combination, as plain PyTorch has them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from tests.marks import SLOW
+from tests.pytorch.case import Case, adamw
+from tests.pytorch.engine import differences, engine, oracle
+from tests.pytorch.optimizers import OPTIMIZERS, SCHEDULES
+from tests.pytorch.situations import SITUATIONS
+from tests.pytorch.table import TABLE
+from train_core.errors import ConfigError
+from train_core.storage.run_folder import RunFolder
+
+DRAWN = "drawn"
+FOR_OTHER_MODELS = {"Muon", "SparseAdam"}
+BUILT_FOR_SIX_STEPS = {"OneCycleLR"}
+
+
+def exact(rows: dict[str, Case], *but: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(
+        [name for name, case in rows.items() if not case.refused and name not in but]
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """A situation with an optimizer, a schedule and settings of others."""
+    case = SITUATIONS[draw(exact(SITUATIONS, "torch.compile"))]
+    optimizer = OPTIMIZERS[draw(exact(OPTIMIZERS, *FOR_OTHER_MODELS))].optimizer
+    schedule = SCHEDULES[draw(exact(SCHEDULES, *BUILT_FOR_SIX_STEPS))].schedule
+    config: dict[str, Any] = {
+        "batch_size": draw(st.integers(9, 18)),
+        "accumulation_steps": draw(st.integers(1, 3)),
+        "clip_norm": draw(st.sampled_from([0.0, 0.1])),
+        "precision": draw(st.sampled_from(["fp32", "bf16"])),
+        "drop_last": draw(st.booleans()),
+        "seed": draw(st.integers(0, 3)),
+    }
+    # Some situations are about an optimizer or a dataset of their own.
+    return replace(
+        case,
+        optimizer=optimizer if case.optimizer is adamw else case.optimizer,
+        schedule=schedule,
+        config=config,
+        num_train=case.num_train if case.dataset else draw(st.integers(24, 40)),
+    )
+
+
+def check(case: Case, num_shards: int, cuts: list[int]) -> None:
+    TABLE[DRAWN] = case
+    try:
+        with TemporaryDirectory() as storage:
+            try:
+                found = engine(DRAWN, num_shards, RunFolder(storage, "run"), *cuts)
+            except ConfigError as refused:
+                event(f"refused: {str(refused)[:40]}")
+                return
+            assert not differences(found, oracle(DRAWN, num_shards))
+            event("exact")
+    finally:
+        del TABLE[DRAWN]
+
+
+@pytest.mark.promise("as-plain-torch")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("number", [20, pytest.param(400, marks=SLOW)])
+def test_combinations_are_as_plain_torch_or_refused(number: int) -> None:
+    drawn = given(cases(), st.integers(1, 4), st.lists(st.integers(1, 3), max_size=2).map(sorted))
+    drawn(settings(max_examples=number, deadline=None)(check))()
