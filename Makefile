@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 QUICK := not slow and not s3 and not table
-# Each of these loads a core and more; with four at a time they run out of time.
+# Each of these loads a core and more; with three at a time they run out of time.
 KILLS := tests/compat/attempts/test_kills.py
 FAST := tests/policy tests/storage tests/datasets tests/engine/metrics \
 	$(patsubst %,tests/engine/checkpoint/test_%.py,row_shards snapshot state) \
@@ -35,13 +35,13 @@ ui: $(STAMP) ## Show runs in the browser: Prefect and MLflow
 	$(BIN)/evertrain ui
 
 test: $(STAMP) ## Run a real test of nearly every promise: minutes
-	$(BIN)/pytest -m '$(QUICK)' -n 4 --phases
+	$(BIN)/pytest -m '$(QUICK)' -n 3 --phases
 
 test-fast: $(STAMP) ## Run the tests of policy, storage, formats and the loop: less than a minute
 	$(BIN)/pytest -m '$(QUICK)' -n 3 $(FAST)
 
 test-all: $(STAMP) ## Run all tests, those that need an S3 server and the slow ones too
-	$(BIN)/pytest -m 'not table' -n 4 --phases --ignore $(KILLS)
+	$(BIN)/pytest -m 'not table' -n 3 --phases --ignore $(KILLS)
 	$(BIN)/pytest -n 2 $(KILLS)
 
 exact: $(STAMP) ## Kill trainings at every point, on 1 to 8 workers: the full table of exactness

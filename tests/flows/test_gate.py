@@ -39,7 +39,8 @@ from train_core.storage.records.manifest import PredictionsManifest, read_manife
 from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
 
-pytestmark = pytest.mark.timeout(300)
+# Three whole pipelines, one after the other.
+pytestmark = pytest.mark.timeout(900)
 
 MODEL = "Digits"
 RETRAIN = (

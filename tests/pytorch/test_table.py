@@ -19,7 +19,7 @@ from train_core.errors import ConfigError
 from train_core.storage.run_folder import RunFolder
 
 ALL_SHARDS = (1, 2, 3)
-ONE_IN = {"Optimizers": 4, "Schedules": 4, "Layers": 5, "Losses": 5}
+ONE_IN = {"Situations": 2, "Optimizers": 5, "Schedules": 5, "Layers": 8, "Losses": 5}
 """Of these sections, `make test` takes so many rows' first one."""
 COMPILES = "Situations: torch.compile"
 """It takes a minute: a compiler runs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Iterable
 
 HIDDEN = "***@"
 """What stands in place of `user:password@`."""
@@ -55,6 +56,13 @@ def escaped(text: str, keeps: str = "") -> str:
         char if char.isprintable() or char in keeps else char.encode("unicode_escape").decode()
         for char in text
     )
+
+
+def few_of(names: Iterable[str], most: int = 5) -> str:
+    """The first few names, quoted, for a message."""
+    ordered = sorted(names)
+    more = ", …" if len(ordered) > most else ""
+    return ", ".join(map(repr, ordered[:most])) + more
 
 
 def cut(text: str, most: int) -> str:

@@ -24,13 +24,13 @@ from tests.flows.prefect_side import shown_in_prefect
 from train_core.storage.records.manifest import CheckpointManifest
 from train_core.storage.run_folder import RunFolder
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 HELD_AFTER = 31
 
 
 def wait_for(what: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not what():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline

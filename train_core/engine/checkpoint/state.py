@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -15,20 +15,13 @@ from torch import Tensor, nn
 from train_core.engine.checkpoint.packing import first_difference, retyped
 from train_core.engine.distributed.fsdp import is_distributed
 from train_core.errors import CheckpointError, EvertrainError, WorkloadError
+from train_core.text.shown_text import few_of
 
 # What restoring another state than one's own raises, here and in torch.
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 _MENDED_BY = "Continue the run with the code that it began with, or begin a new one (init_from)"
-_MOST_NAMED = 5
 _EXTRA_STATE = "_extra_state"
 _log = logging.getLogger(__name__)
-
-
-def _listed(names: Iterable[str]) -> str:
-    """The first few names, for a message."""
-    ordered = sorted(names)
-    more = ", …" if len(ordered) > _MOST_NAMED else ""
-    return ", ".join(ordered[:_MOST_NAMED]) + more
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
@@ -118,7 +111,7 @@ def load_optimizer_state(
     if saved != numbers.keys():
         raise CheckpointError(
             "these parameters are in the optimizer or in the checkpoint only: "
-            f"{_listed(saved ^ numbers.keys())}. {_MENDED_BY}"
+            f"{few_of(saved ^ numbers.keys())}. {_MENDED_BY}"
         )
     of_parameters = {numbers[name]: value for name, value in state["state"].items()}
     optimizer.load_state_dict(
@@ -268,7 +261,7 @@ class TrainingState:
         if odd := (needed - state.keys()) | (state.keys() - self._parts.keys()):
             raise CheckpointError(
                 "these parts are in the training or in the checkpoint only: "
-                f"{_listed(odd)}. {_MENDED_BY}"
+                f"{few_of(odd)}. {_MENDED_BY}"
             )
         for name, part in self._parts.items():
             if name in state:

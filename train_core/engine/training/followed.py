@@ -7,7 +7,6 @@ no checkpoint could be restored into the model that the workload makes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,8 +15,7 @@ from torch import nn
 from train_core.engine.distributed.buffers import modules_of
 from train_core.engine.metrics.evaluation_loop import set_modes
 from train_core.errors import WorkloadError
-
-_MOST_NAMED = 3
+from train_core.text.shown_text import few_of
 
 
 class Followed:
@@ -61,7 +59,7 @@ class Followed:
             if before != after
         ]
         raise WorkloadError(
-            f"a forward or backward pass changed {_listed(changed)} in place, so that each shard "
+            f"a forward or backward pass changed {few_of(changed)} in place, so that each shard "
             "of a batch would meet other weights: change parameters in `after_step`, or train on "
             "one shard (num_shards 1)"
         )
@@ -111,7 +109,7 @@ class Followed:
             what = "are in other groups of the optimizer than"
         if names:
             raise WorkloadError(
-                f"{_listed(names)} {what} before the first step: a checkpoint could not be "
+                f"{few_of(names)} {what} before the first step: a checkpoint could not be "
                 "restored into what `model` and `optimizer` make. Make them so from the beginning; "
                 "which parameters need a gradient may change, and the optimizer may get a new group"
             )
@@ -148,10 +146,3 @@ class Followed:
 
 def _changed(before: dict[str, bool], now: dict[str, bool]) -> dict[str, bool]:
     return {name: value for name, value in now.items() if before.get(name) != value}
-
-
-def _listed(names: Iterable[str]) -> str:
-    """The first few names, for a message."""
-    ordered = sorted(names)
-    more = ", …" if len(ordered) > _MOST_NAMED else ""
-    return ", ".join(map(repr, ordered[:_MOST_NAMED])) + more

@@ -68,7 +68,9 @@ def prepare_run(
         checks = check_function if config.is_function else check
         checked = checks(folder, request.model_copy(update={"config": config}))
         prepared = checked.prepared
-        if not prepared.resumed:
+        if prepared.resumed:
+            _warn_of_drawn_splits(folder.record())
+        else:
             _warn_of_order(config)
         record = None if prepared.resumed else _record(request, config, checked)
         if record and (since := _run_that_has_it(request, record, checked.files)):
@@ -112,6 +114,18 @@ def _with_trainers_settings(
         workers.wait_for_ray()
     recorded = folder.newest_request().config if folder.exists() else None
     return with_trainers_settings(config, recorded)
+
+
+def _warn_of_drawn_splits(record: RunRecord) -> None:
+    """Warn if the run's splits may be drawn, and were drawn by the rule of an earlier version."""
+    unknown = [name for name, found in record.datasets.items() if not found.get("digest")]
+    if record.step_rules == 1 and unknown and not record.config.is_function:
+        _log.warning(
+            "run %r began before splits were drawn alike in all processes: if `dataset` draws "
+            "(random_split without a generator), the %s of now has other samples than it began "
+            "with. A `digest()` of the dataset tells",
+            *(record.name, " and the ".join(f"{name} split" for name in unknown)),
+        )
 
 
 def _warn_of_order(config: TrainConfig) -> None:
