@@ -203,10 +203,10 @@ def test_of_runs_the_best_checkpoints_are_compared_and_the_newest_too(
     code, found = compared(storage, capsys, "reported", "reported-too")
     assert (code, found["same"], found["newest"]["tensors"]) == (0, True, [])
     assert found["a"].endswith("step-00000002-a0001")
-    # One that has no report is compared by its newest.
-    code, found = compared(storage, capsys, "reported", "a")
-    assert (code, found["newest"]["tensors"]) == (1, [])
-    assert (found["a"][-8:], found["b"][-8:]) == ("02-a0001", "05-a0001")
+    # Beside one that has no report both are compared by their newest.
+    _, found = compared(storage, capsys, "reported", "a")
+    assert (found["compared"], found["newest"]) == ("newest", None)
+    assert (found["a"][-8:], found["b"][-8:]) == ("05-a0001", "05-a0001")
 
 
 @pytest.mark.parametrize(
