@@ -48,6 +48,7 @@ PARSERS = {
     ("train_core/client/driver_handle.py", "json.loads"),
     ("train_core/client/isolated.py", "json.loads"),
     ("train_core/client/verify_resume.py", "json.loads"),
+    ("train_core/differences.py", "json.loads"),
     ("train_core/engine/distributed/rank_mailbox.py", "json.loads"),
     ("train_core/engine/distributed/stop_source.py", "StopRequest.model_validate_json"),
     ("train_core/engine/driver/pipe_transport.py", "json.loads"),

@@ -181,7 +181,7 @@ def test_optimizer_of_another_model_is_refused() -> None:
     state = optimizer_state(model, trained_optimizer(model))
     larger = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1), nn.Linear(1, 1))
     mended_by = "Continue the run with the code that it began with, or begin a new one"
-    with pytest.raises(CheckpointError, match=rf"only: 2\.bias, 2\.weight. {mended_by}"):
+    with pytest.raises(CheckpointError, match=rf"only: '2\.bias', '2\.weight'. {mended_by}"):
         load_optimizer_state(larger, torch.optim.AdamW(larger.parameters()), state)
 
 
@@ -203,7 +203,7 @@ def test_restored_moments_have_the_strides_of_their_parameters() -> None:
 def test_parts_that_differ_are_refused() -> None:
     state = TrainingState()
     state.add("model", dict, lambda _: None)
-    with pytest.raises(CheckpointError, match=r"only: schedule\. Continue the run with"):
+    with pytest.raises(CheckpointError, match=r"only: 'schedule'\. Continue the run with"):
         state.restore(OrderedDict(model={}, schedule={}))
 
 
