@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
+import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from train_core.loading import modules_behind
 _OURS = ("train_core", "evertrain_flows", "evertrain_tasks")
 """evertrain's own packages: its version stands for them."""
 _COMMIT_CHARS = 12
+_PYTHONS = Path(sysconfig.get_path("stdlib"))
 
 
 @dataclass(frozen=True)
@@ -146,11 +148,12 @@ def _top(name: str) -> str:
 
 
 def _is_installed(spec: ModuleSpec, top: str) -> bool:
-    places = [spec.origin, *(spec.submodule_search_locations or [])]
-    parts = {part for place in places if place for part in Path(place).parts}
-    if not {"site-packages", "dist-packages"} & parts:
-        return False
-    return not _is_from_a_folder(top)
+    places = [Path(one) for one in (spec.origin, *(spec.submodule_search_locations or [])) if one]
+    parts = {part for place in places for part in place.parts}
+    if {"site-packages", "dist-packages"} & parts:
+        return not _is_from_a_folder(top)
+    # A library may load a module of Python's under a name of its own, as zipp does.
+    return any(place.is_relative_to(_PYTHONS) for place in places)
 
 
 @cache

@@ -203,6 +203,25 @@ def test_the_package_of_the_workload_is_ones_own_also_if_it_is_installed(
     assert f"{own}.models.net" in found.modules
 
 
+def test_a_module_of_pythons_that_a_library_loads_under_its_own_name_is_nobodys_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = project(
+        tmp_path,
+        {
+            "PROJECT/__init__.py": "",
+            "PROJECT/work.py": "import importlib.util, sys, zipfile\n"
+            "from train_core.workloads.digits import Digits as Own\n"
+            "spec = importlib.util.spec_from_file_location('overlay.zipfile', zipfile.__file__)\n"
+            "sys.modules['overlay.zipfile'] = importlib.util.module_from_spec(spec)\n",
+        },
+    )
+    found = code_of(TrainConfig(workload=f"{own}.work:Own"))
+    monkeypatch.delitem(sys.modules, "overlay.zipfile")
+    assert set(found.modules) == {own, f"{own}.work"}
+
+
 @pytest.mark.promise("record")
 def test_run_json_has_it(tmp_path: Path) -> None:
     config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, gpus_per_worker=0)
