@@ -124,19 +124,22 @@ _BEFORE_THE_KILL = (
 _AFTER_THE_KILL = {
     "batch": "The batch is another one: `dataset` or `prepare` depends on what the process did "
     "before. A sample may depend on its index and on `random` alone.",
-    "loss": "The batch is the same, and the loss is not: `forward` or `loss` keeps something "
-    "outside of the model's state. It belongs into a buffer, or into the workload's `state_dict` "
-    "and `load_state_dict`.",
-    "update": "Batch and loss are the same, and the update is not: the optimizer or `after_step` "
-    "keeps something outside of its `state_dict`.",
+    "loss": "The batch is the same, and the loss is not: `forward`, `loss` or `after_step` "
+    "keeps something outside of the model's state. It belongs into a buffer, or into the "
+    "workload's `state_dict` and `load_state_dict`.",
+    "update": "Batch and loss are the same, and the update is not: the optimizer, `after_step`, or "
+    "what runs in the backward pass (a hook, an autograd.Function) keeps something outside of "
+    "`state_dict`.",
 }
 _NOT_PLAIN = {
     "batch": "The batch is another one: `dataset` or `prepare` depends on which samples the "
     "process has read before. A sample may depend on its index and on `random` alone.",
     "loss": "The batch is the same, and the loss is not: `forward` or `loss` depends on the passes "
-    "before it in the same process, by something that is no buffer of the model.",
-    "update": "Batch and loss are the same, and the update is not: a gradient, or what the "
-    "optimizer or `after_step` makes of it, depends on more than the step. If nothing of yours "
+    "before it in the same process, by something that is no buffer of the model: an attribute, a "
+    "global, or a parameter that `forward` changes through `.data`.",
+    "update": "Batch and loss are the same, and the update is not: a gradient (a hook, an "
+    "autograd.Function), or what the optimizer or `after_step` makes of it, depends on more than "
+    "the step. If nothing of yours "
     "does so, it is a fault of evertrain's: please report it.",
 }
 

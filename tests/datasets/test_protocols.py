@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 
 from train_core.datasets.arrays import ArrayDataset
 from train_core.datasets.protocols import gives_columns
+from train_core.errors import DataError
 
 COLUMNS = ArrayDataset(x=np.arange(4))
 
@@ -42,3 +45,33 @@ class Listed(Samples):
 )
 def test_only_columns_are_read_a_batch_at_a_time(dataset: Any, expected: bool) -> None:
     assert gives_columns(dataset) == expected
+
+
+CONTENT = """
+import datetime, numpy as np
+from train_core import ArrayDataset
+columns = {"texts": np.array(["a", "longer than one", None], object)}
+columns["lists"] = np.empty(3, object)
+columns["lists"][:] = [[1, "x"], np.arange(4), (2.5, b"y")]
+columns["days"] = np.array(["2026-01-01"] * 3, "datetime64[D]")
+columns["times"] = np.array([datetime.datetime(2026, 1, day) for day in (1, 2, 3)], object)
+print(ArrayDataset(**columns).digest())
+"""
+
+
+def test_columns_of_objects_have_the_digest_of_their_content_in_every_process() -> None:
+    digests = {
+        subprocess.check_output([sys.executable, "-c", CONTENT, *["x"] * number], text=True)
+        for number in range(2)
+    }
+    changed = subprocess.check_output(
+        [sys.executable, "-c", CONTENT.replace("arange(4)", "arange(5)")], text=True
+    )
+    assert len(digests) == 1
+    assert changed not in digests
+
+
+def test_a_column_of_objects_without_a_content_is_refused_by_name() -> None:
+    column = np.array([object()], object)
+    with pytest.raises(DataError, match=r"column 'odd' holds a object, of which .* texts, dates"):
+        ArrayDataset(odd=column).digest()

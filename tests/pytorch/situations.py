@@ -94,6 +94,22 @@ class Selecting(nn.Module):
         return self.inner(x - 0.1 * before, tokens)
 
 
+class MovesByData(nn.Module):
+    """The key encoder of a momentum contrast, which `forward` moves behind torch's back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(NUM_INPUTS, 8), nn.Linear(NUM_INPUTS, 8)
+        self.last = nn.Linear(8, NUM_CLASSES)
+        self.key.requires_grad_(requires_grad=False)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        if self.training:
+            for key, query in zip(self.key.parameters(), self.query.parameters(), strict=True):
+                key.data = key.data * 0.9 + query.data * 0.1
+        return self.last(self.query(x) + self.key(x))
+
+
 class TwoHeads(nn.Module):
     """The second head is left out, or is used for some samples only."""
 
@@ -445,6 +461,9 @@ SITUATIONS: dict[str, Case] = {
     ),
     "a parameter that forward changes": Case(
         WithScale, refused="inner.last.weight", refused_from=2
+    ),
+    "parameters that forward changes through .data": Case(
+        MovesByData, refused="'key.bias', 'key.weight'", refused_from=2
     ),
     "an embedding that forward normalises": Case(
         # A validation normalises it, too: even alone there is nothing to compare.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,9 @@ import numpy.typing as npt
 
 from train_core.datasets.protocols import Columns
 from train_core.errors import DataError
+
+_PLAIN = (str, bytes, bool, int, float, complex, np.generic, date, time, timedelta, Decimal)
+"""What is written out as what it is; a datetime is a date."""
 
 
 class ArrayDataset:
@@ -36,5 +41,27 @@ class ArrayDataset:
         sha = hashlib.sha256()
         for name, array in sorted(self.columns.items()):
             sha.update(f"{name} {array.dtype.str} {array.shape}".encode())
-            sha.update(np.ascontiguousarray(array).data)
+            if array.dtype.hasobject:
+                # Its memory has the places of the objects, which are others in each process.
+                for value in array.flat:
+                    _add(sha, value, name)
+            else:
+                sha.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return sha.hexdigest()
+
+
+def _add(sha: Any, value: object, column: str) -> None:
+    """Add the content of an object. Raises DataError for one whose content is not known."""
+    if isinstance(value, np.ndarray):
+        sha.update(ArrayDataset(**{column: value}).digest().encode())
+    elif isinstance(value, (list, tuple)):
+        sha.update(f"{type(value).__name__} {len(value)}".encode())
+        for one in value:
+            _add(sha, one, column)
+    elif value is None or isinstance(value, _PLAIN):
+        sha.update(f"{type(value).__name__} {value!r} ".encode())
+    else:
+        raise DataError(
+            f"column {column!r} holds a {type(value).__name__}, of which it is not known when its "
+            "content changes: give numbers, texts, dates, and arrays or lists of them"
+        )

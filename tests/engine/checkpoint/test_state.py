@@ -176,6 +176,68 @@ def test_optimizer_is_saved_by_names_and_restored() -> None:
     assert same(other.state_dict(), optimizer.state_dict())
 
 
+class Windowed(torch.optim.SGD):
+    """Draws from a generator of its own, and keeps a window of each parameter's last norms."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.generator = torch.Generator().manual_seed(7)
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                window = self.state[parameter].setdefault("window", deque(maxlen=2))
+                window.append(parameter.norm())
+                parameter.data.add_(torch.rand(1, generator=self.generator))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state_dict = dict(state_dict)
+        self.generator.set_state(state_dict.pop("generator"))
+        super().load_state_dict(state_dict)
+
+
+def test_generators_and_windows_of_an_optimizer_of_ones_own_come_back() -> None:
+    def made() -> tuple[nn.Module, Windowed]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        return model, Windowed(model.parameters())
+
+    model, optimizer = made()
+    for _ in range(3):
+        optimizer.step()
+    state = optimizer_state(model, optimizer)
+    plain, tensors = pack(state)
+    # As from a file, whose memory all tensors share, at any offset.
+    file = torch.cat([torch.zeros(8, dtype=torch.uint8), *map(bytes_of, tensors.values())])
+    begin, views = 8, {}
+    for name, tensor in tensors.items():
+        part = file[begin : begin + tensor.nbytes]
+        begin += tensor.nbytes
+        views[name] = part.view(tensor.dtype).view(tensor.shape)
+    other_model, other = made()
+    load_optimizer_state(other_model, other, unpack(plain, views))
+    assert not first_difference(state, optimizer_state(other_model, other))
+    with torch.no_grad():
+        other_model.load_state_dict(model.state_dict())
+    for one in (optimizer, other):
+        one.step()
+    assert torch.equal(model.weight, other_model.weight)  # type: ignore[arg-type]  # it is a Linear
+    assert [len(values["window"]) for values in other.state.values()] == [2, 2]
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def test_a_window_of_another_length_is_another_state() -> None:
+    assert first_difference({"w": deque([1], 3)}, {"w": deque([1])}, path="x").startswith(
+        "x/w: a d"
+    )
+
+
 def test_optimizer_of_another_model_is_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     state = optimizer_state(model, trained_optimizer(model))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torchmetrics import MeanMetric, Metric
+from torchmetrics.wrappers import BootStrapper
 
 from tests.engine.linear import Linear
 from tests.engine.tiny import TinySettings
-from train_core import TrainConfig
+from train_core import Batch, TrainConfig
 from train_core.engine.metrics.evaluation_loop import measure_shard, merge, split_metrics
+from train_core.errors import WorkloadError
 from train_core.workload import indexed
 
 
@@ -35,3 +38,66 @@ def test_the_loss_is_the_mean_over_all_samples(eval_batch_size: int, num_shards:
     with torch.inference_mode():
         expected = nn.functional.cross_entropy(model(batch["inputs"]), batch["targets"])
     assert found["loss"] == pytest.approx(float(expected), rel=1e-6)
+
+
+class Seen(Metric):
+    """Counts samples, in a state or not."""
+
+    full_state_update = False
+
+    def __init__(self, *, has_state: bool, counts_in_it: bool) -> None:
+        super().__init__()
+        self.counts_in_it = counts_in_it
+        self.total = 0
+        if has_state:
+            self.add_state("seen", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, outputs: torch.Tensor) -> None:
+        if self.counts_in_it:
+            self.seen += len(outputs)
+        else:
+            self.total += len(outputs)
+
+    def compute(self) -> torch.Tensor:
+        return torch.as_tensor(self.seen if self.counts_in_it else self.total)
+
+
+class SeenByAll(Seen):
+    """torchmetrics cannot merge it."""
+
+    full_state_update = True
+
+
+def measured(metric: object) -> dict[str, float]:
+    class Counting(Linear):
+        def metrics(self) -> dict[str, Metric]:
+            return {"seen": metric}  # type: ignore[dict-item]  # it is what a user gives
+
+        def update_metric(self, metric: Metric, outputs: torch.Tensor, batch: Batch) -> None:
+            metric.update(outputs)
+
+    workload = Counting(TinySettings())
+    config = TrainConfig(workload="x:Y", num_shards=2, eval_batch_size=16)
+    data, model, cpu = indexed(workload, "validation"), workload.model(), torch.device("cpu")
+    states = [measure_shard(workload, model, data, config, shard, cpu) for shard in (0, 1)]
+    return merge(split_metrics(workload), states) | {"expected": len(data)}
+
+
+def test_a_metric_of_ones_own_is_merged_from_all_shards() -> None:
+    found = measured(Seen(has_state=True, counts_in_it=True))
+    assert found["seen"] == found["expected"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "told"),
+    [
+        (Seen(has_state=False, counts_in_it=False), r"\(Seen\) has no state: .*add_state"),
+        (Seen(has_state=True, counts_in_it=False), "'total' outside of its states: .*add_state"),
+        (SeenByAll(has_state=True, counts_in_it=True), "`full_state_update = False`"),
+        (BootStrapper(MeanMetric(), mean=True), r"\(BootStrapper\) has no state"),
+        (nn.Linear(1, 1), "is a Linear: `metrics` gives torchmetrics.Metric"),
+    ],
+)
+def test_a_metric_that_cannot_be_merged_from_shards_is_refused(metric: object, told: str) -> None:
+    with pytest.raises(WorkloadError, match=f"metric 'seen' .*{told}"):
+        measured(metric)

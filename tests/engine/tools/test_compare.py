@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -51,6 +53,20 @@ def test_the_first_element_whose_bits_differ_is_named(
         (difference,) = found.tensors
         assert difference.index == [min(changed)]
         assert difference.num_different == len(changed)
+
+
+def test_containers_and_arrays_of_a_state_are_compared() -> None:
+    def state(maxlen: int | None, last: int, number: float) -> dict[str, Any]:
+        found = {"window": deque([1, torch.tensor(last)], maxlen), "kinds": {"b", "a"}}
+        return {"optimizer": found | {"array": np.array([1.0, number])}}
+
+    assert compare_states(state(3, 2, 1.0), state(3, 2, 1.0)).is_same
+    (found,) = compare_states(state(3, 2, 1.0), state(None, 2, 1.0)).values[:1]
+    assert found.name.startswith("optimizer/window")
+    (tensor,) = compare_states(state(3, 2, 1.0), state(3, 5, 1.0)).tensors
+    assert tensor.name == "optimizer/window/elements/1"
+    (tensor,) = compare_states(state(3, 2, 1.0), state(3, 2, 1.5)).tensors
+    assert (tensor.name, tensor.a, tensor.b) == ("optimizer/array", 1.0, 1.5)
 
 
 def test_how_far_tensors_are_apart_and_where() -> None:

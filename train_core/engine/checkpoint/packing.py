@@ -257,6 +257,8 @@ def first_difference(saved: Any, found: Any, *, path: str = "") -> str:
     elif type(saved) is type(found) and isinstance(saved, (list, tuple, deque)):
         if not _fit(saved, found):
             return f"{path}: {len(saved)} and {len(found)} elements"
+        if isinstance(saved, deque) and saved.maxlen != found.maxlen:
+            return f"{path}: a deque of at most {saved.maxlen} and of at most {found.maxlen}"
         pairs = [
             (f"{path}/{number}", *pair)
             for number, pair in enumerate(zip(saved, found, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -114,14 +114,16 @@ def load_optimizer_state(
             f"{few_of(saved ^ numbers.keys())}. {_MENDED_BY}"
         )
     of_parameters = {numbers[name]: value for name, value in state["state"].items()}
+    # Code of a user's gets copies: `Generator.set_state` reads a file's memory from its beginning.
+    given = of_parameters | state.get("shared", {})
     optimizer.load_state_dict(
         {
-            "state": {} if _loads_as_torch(optimizer) else of_parameters | state.get("shared", {}),
+            "state": {} if _loads_as_torch(optimizer) else _own(None, given),
             "param_groups": [
                 {**group, "params": [numbers[name] for name in group["params"]]}
                 for group in state["param_groups"]
             ],
-            **state.get("more", {}),
+            **_own(None, state.get("more", {})),
         }
     )
     _own_states(model, optimizer, state)
@@ -129,13 +131,17 @@ def load_optimizer_state(
 
 def _own_states(model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """Give the optimizer its state in memory of its own: what was loaded lies in a whole file's."""
+    by_identity = {id(parameter): name for name, parameter in model.named_parameters()}
     if not _loads_as_torch(optimizer):
         for parameter, values in optimizer.state.items():
+            of_saved = saved["state"].get(by_identity.get(id(parameter), ""), {})
             for key, value in values.items():
                 if isinstance(value, Tensor):
                     values[key] = _own_tensor(parameter, value)
+                elif isinstance(value, deque) and isinstance(of_saved.get(key), deque):
+                    # torch's makes any container anew from its elements.
+                    values[key] = deque(value, of_saved[key].maxlen)
         return
-    by_identity = {id(parameter): name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
         counts_on_host = not (group.get("capturable") or group.get("fused"))
         for parameter in group["params"]:
@@ -184,6 +190,8 @@ def _own(parameter: Tensor | None, value: Any) -> Any:
         return _own_tensor(parameter, value)
     if isinstance(value, dict):
         return retyped({key: _own(parameter, item) for key, item in value.items()}, value)
+    if isinstance(value, deque):
+        return deque((_own(parameter, item) for item in value), value.maxlen)
     if isinstance(value, (list, tuple)):
         items = [_own(parameter, item) for item in value]
         return retyped(items if isinstance(value, list) else tuple(items), value)
@@ -208,7 +216,8 @@ def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     if unknown:
         raise WorkloadError(
             f"{unknown} of the optimizer's {len(ordered)} parameters are not the model's, so they "
-            "have no names to be saved by: give it parameters of the model only"
+            "have no names to be saved by: make those of a loss parameters of a module of the "
+            "model, whose `forward` may return them beside its outputs"
         )
     return {index: by_identity[id(parameter)] for index, parameter in enumerate(ordered)}
 

@@ -24,9 +24,13 @@ from train_core.errors import DataError, WorkloadError
 from train_core.policy.metric_names import LOSS
 from train_core.policy.samples.randomness import EVALUATE, derive_seed
 from train_core.policy.samples.sharding import split_evenly
+from train_core.text.shown_text import few_of
 from train_core.workload import Batch, Workload, seed_generators
 
 CONFUSION = "confusion_matrix"
+
+_OF_ANY_METRIC = frozenset(vars(MeanMetric())) - {"value", "mean_value", "weight"}
+"""What torchmetrics itself keeps in a metric, and changes."""
 
 MetricStates = dict[str, dict[str, Any]]
 """Each metric's state, by the metric's name: small tensors on the CPU."""
@@ -62,11 +66,47 @@ def split_metrics(workload: Workload[Any]) -> dict[str, Metric]:
         raise WorkloadError(
             "evertrain measures `loss` itself: give the workload's metric another name"
         )
+    for name, metric in own.items():
+        _check_mergeable(name, metric)
+        # A workload may give the same ones again, with what they have counted.
+        own[name] = metric.clone()
+        own[name].reset()
     metrics = {LOSS: MeanMetric(nan_strategy="disable").set_dtype(torch.float64), **own}
     for metric in metrics.values():
         # The shards are merged here; torchmetrics would add up the ranks' sums once more.
         metric.distributed_available_fn = _never
     return metrics
+
+
+def _check_mergeable(name: str, metric: Metric) -> None:
+    """Raise WorkloadError for a metric whose states of several shards cannot be merged."""
+    if not isinstance(metric, Metric):
+        raise WorkloadError(
+            f"metric {name!r} is a {type(metric).__name__}: `metrics` gives torchmetrics.Metric"
+        )
+    if not metric._defaults:  # noqa: SLF001 (nothing public names the states)
+        raise WorkloadError(
+            f"metric {name!r} ({type(metric).__name__}) has no state: what `update` counts is "
+            "lost when shards are merged. Name it in the constructor: "
+            'self.add_state("total", default=torch.tensor(0.0), dist_reduce_fx="sum")'
+        )
+    merges_itself = type(metric).merge_state is not Metric.merge_state
+    if not merges_itself and (metric.full_state_update is not False or metric.dist_sync_on_step):
+        raise WorkloadError(
+            f"metric {name!r} ({type(metric).__name__}) cannot be merged from several shards: its "
+            "class has to say `full_state_update = False`, and have no `dist_sync_on_step`"
+        )
+
+
+def _outside_of_states(metric: Metric) -> dict[str, object]:
+    """The attributes of a user's own metric that are none of its states, comparable."""
+    if type(metric).__module__.partition(".")[0] in ("torchmetrics", "train_core"):
+        return {}
+    return {
+        name: (id(value), value._version) if isinstance(value, Tensor) else repr(value)  # noqa: SLF001 (nothing public counts)
+        for name, value in vars(metric).items()
+        if name not in metric._defaults and name not in _OF_ANY_METRIC  # noqa: SLF001 (as above)
+    }
 
 
 def add_loss(metric: Metric, loss: Tensor, num_samples: int) -> None:
@@ -93,6 +133,7 @@ def measure_shard(
         name: metric.to(device) for name, metric in (metrics or split_metrics(workload)).items()
     }
     ranges = batches_of_shard(len(dataset), config.eval_batch_size, config.shards, shard)
+    outside = {name: _outside_of_states(metric) for name, metric in metrics.items()}
     predicts = not {CONFUSION, SCORES}.isdisjoint(metrics)
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -116,6 +157,14 @@ def measure_shard(
                         workload.update_metric(metric, outputs, batch)
     finally:
         set_modes(modes)
+    for name, metric in metrics.items():
+        now = _outside_of_states(metric)
+        if lost := [one for one in now if outside[name].get(one) != now[one]]:
+            raise WorkloadError(
+                f"metric {name!r} ({type(metric).__name__}) keeps {few_of(lost)} outside of its "
+                "states: what `update` changes there is lost when shards are merged. Make it a "
+                "state, by `add_state` in the constructor"
+            )
     return {name: state_of(metric) for name, metric in metrics.items()}
 
 

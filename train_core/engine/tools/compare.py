@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
@@ -119,7 +120,11 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from leaves(item, (*path, str(key)))
-    elif isinstance(value, (list, tuple)) and value:
+    elif isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        yield "/".join(path), torch.from_numpy(value.copy())
+    elif isinstance(value, deque) and value.maxlen is not None:
+        yield from leaves({"maxlen": value.maxlen, "elements": list(value)}, path)
+    elif isinstance(value, (list, tuple, deque)) and value:
         for index, item in enumerate(value):
             yield from leaves(item, (*path, str(index)))
     else:
@@ -186,7 +191,14 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _text(value: Any) -> str:
     """Different for all values that differ: 1 and 1.0, 0.0 and -0.0."""
-    return "" if value is _ABSENT else json.dumps(value)
+    return "" if value is _ABSENT else json.dumps(value, default=_described)
+
+
+def _described(value: Any) -> str:
+    """A value that JSON has no word for; a set in any order of its elements."""
+    if isinstance(value, (set, frozenset)):
+        return f"{type(value).__name__} {sorted(map(repr, value))}"
+    return f"{type(value).__name__} {value!r}"
 
 
 def _json(value: Any) -> Any:
@@ -197,4 +209,6 @@ def _json(value: Any) -> Any:
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
-    return value
+    if value is None or isinstance(value, (bool, int, float, str, dict, list, tuple)):
+        return value
+    return _described(value)

@@ -17,6 +17,11 @@ from train_core.engine.metrics.evaluation_loop import set_modes
 from train_core.errors import WorkloadError
 from train_core.text.shown_text import few_of
 
+_STEPS_WITH_BITS = 3
+"""In so many steps of an attempt the bits of the parameters are compared, too: torch does not count
+a change through `.data`, as a moving average of weights in `forward` may do it.
+"""
+
 
 class Followed:
     """Compares a model and its optimizer with what they were a step before."""
@@ -34,13 +39,15 @@ class Followed:
         self._trained_at_first = self._trained()
         self._modes_at_first = self._modes()
         self._versions: list[int] = []
+        self._bits: list[int] = []
+        self._steps_with_bits = 0 if may_change_in_forward else _STEPS_WITH_BITS
 
     def has_changed(self) -> bool:
         """Whether other parameters need a gradient than a step before.
 
         Raises WorkloadError for a change that is not followed.
         """
-        self._versions = self._versions_now()
+        self._versions, self._bits = self._versions_now(), self._bits_now()
         facts = self._facts_now()
         if facts == self._facts:
             return False
@@ -50,14 +57,17 @@ class Followed:
 
     def check_unchanged(self) -> None:
         """Raise WorkloadError for a parameter that the step's passes changed in place."""
-        now = self._versions_now()
-        if now == self._versions:
+        versions, bits = self._versions_now(), self._bits_now()
+        self._steps_with_bits = max(0, self._steps_with_bits - 1)
+        if (versions, bits) == (self._versions, self._bits):
             return
-        changed = [
-            name
-            for name, before, after in zip(self._parameters, self._versions, now, strict=True)
-            if before != after
-        ]
+        names = list(self._parameters)
+        changed = {
+            names[place]
+            for before, now in ((self._versions, versions), (self._bits, bits))
+            for place, pair in enumerate(zip(before, now, strict=True))
+            if pair[0] != pair[1]
+        }
         raise WorkloadError(
             f"a forward or backward pass changed {few_of(changed)} in place, so that each shard "
             "of a batch would meet other weights: change parameters in `after_step`, or train on "
@@ -137,6 +147,13 @@ class Followed:
             return []
         return [p._version for p in self._parameters.values()]  # noqa: SLF001 (nothing public counts)
 
+    def _bits_now(self) -> list[int]:
+        """The sum of each parameter's bytes, in the first steps."""
+        if not self._steps_with_bits:
+            return []
+        with torch.no_grad():
+            return [_sum_of_bytes(p) for p in self._parameters.values()]
+
     def _trained(self) -> dict[str, bool]:
         return {name: p.requires_grad for name, p in self._parameters.items()}
 
@@ -146,3 +163,8 @@ class Followed:
 
 def _changed(before: dict[str, bool], now: dict[str, bool]) -> dict[str, bool]:
     return {name: value for name, value in now.items() if before.get(name) != value}
+
+
+def _sum_of_bytes(parameter: nn.Parameter) -> int:
+    flat = parameter.detach().reshape(-1)
+    return int(flat.view(torch.uint8).sum(dtype=torch.int64))
