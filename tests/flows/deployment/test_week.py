@@ -214,6 +214,7 @@ def test_a_night_that_was_killed_is_told_as_one_that_went_on_and_became_champion
     assert {"Crashed", "AwaitingRetry"} <= set(one.states)
     assert (one.prefect, one.mlflow, one.runs_list) == ("Promoted", "FINISHED", "finished")
     assert "became champion" in one.note
+    assert "in attempt 2" in one.note
 
 
 def test_a_night_that_a_person_rejected_is_told_as_rejected(told: dict[str, Told]) -> None:

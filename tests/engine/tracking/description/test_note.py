@@ -86,10 +86,12 @@ def test_the_description_says_in_five_lines_what_became_of_the_run(
 def test_a_run_that_was_killed_says_so_and_nothing_of_a_best(
     run: RunBuilder, tracking_uri: str
 ) -> None:
-    run.commit(range(1, 20))
+    run.commit(range(1, 10))
+    run.new_attempt()
+    run.commit(range(10, 20))
     mirror_once(run, tracking_uri, EndStatus.KILLED)
     gate, best, _, ended, _ = note(tracking_uri)
-    assert ended == "- **Ended**: KILLED, step 19, epoch 1"
+    assert ended == "- **Ended**: KILLED, step 19, epoch 1, in attempt 2"
     assert (best, gate) == ("- **Best**: not chosen yet", "- **Gate**: not asked")
 
 

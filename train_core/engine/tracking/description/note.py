@@ -119,6 +119,8 @@ def _ended(record: RunRecord, newest: Checkpoint | None, status: str) -> str:
     else:
         manifest, spent_s = newest.manifest, newest.manifest.elapsed_s
         so_far = f"step {manifest.step}, epoch {manifest.epoch}"
+        if newest.name.attempt > 1:
+            so_far += f", in attempt {newest.name.attempt}"
         if spent_s:
             so_far += f", after {spent_s:,.0f} s of training"
             if manifest.samples_seen:
