@@ -167,7 +167,7 @@ class ResumeVerdict(Result):
     @property
     def is_exact(self) -> bool:
         """Whether nothing differs, as far as it was compared."""
-        return self.identical and self.plain_differs is None
+        return self.identical and self.resumed_differs is None and self.plain_differs is None
 
     @property
     def cause(self) -> str:

@@ -122,7 +122,7 @@ def _finished(folder: RunFolder) -> State[Any]:
     try:
         report = read_report(folder)
     except EvertrainError:
-        # It is damaged: Prefect is told no less than that the run has ended.
+        # It is damaged, or away: Prefect is told no less than that the run has ended.
         report = None
     gate = report.gate if report else None
     told = f"{gate.summary}. {_ENDED_UNREPORTED}" if gate else _ENDED_UNREPORTED

@@ -173,7 +173,7 @@ def _since(flow_run: FlowRun) -> datetime:
 
 
 def _now(client: SyncPrefectClient) -> datetime:
-    """The time by the clock of Prefect's server, which has stamped states and heartbeats by it."""
+    """The time by the clock of Prefect's server, which stamps the states: not by the caller's."""
     return parsedate_to_datetime(client.request("GET", "/health").headers["Date"])
 
 
@@ -198,17 +198,13 @@ def _life_of(
     if flow_run.state_type == StateType.PENDING:
         # One that begins after all is asked for its slot again by the server.
         return Life.DEAD, silence
-    # Of these nothing tells but that somebody has cancelled them.
-    by_hand = Life.UNKNOWN, f"{silence}; if its process is dead, cancel it in Prefect"
-    if flow_run.state_type == StateType.CANCELLING:
-        by_hand = Life.DEAD, f"{silence}, and it is cancelled"
+    unknown = f"{silence}; if its process is dead, change its state in Prefect to Crashed"
     if flow != "retrain":
-        return by_hand
+        return Life.UNKNOWN, unknown
     try:
         folder = folder_of(flow_run)
         if not folder.exists():
-            life, why = by_hand
-            return life, f"{why}; there is no run {folder.url} (EVERTRAIN_STORAGE?)"
+            return Life.UNKNOWN, f"{unknown}; there is no run {folder.url} (EVERTRAIN_STORAGE?)"
         end = lease.wait_until_free(folder.store, folder.name, lease.newest_attempt(folder.store))
     except RunBusyError as error:
         return Life.ALIVE, f"{error.holder} drives its run"

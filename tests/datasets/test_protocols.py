@@ -52,7 +52,7 @@ import datetime, numpy as np
 from train_core import ArrayDataset
 columns = {"texts": np.array(["a", "longer than one", None], object)}
 columns["lists"] = np.empty(3, object)
-columns["lists"][:] = [[1, "x"], np.arange(4), (2.5, b"y")]
+columns["lists"][:] = [[1, {"x": None}], np.arange(4), (2.5, np.float32(1), {3})]
 columns["days"] = np.array(["2026-01-01"] * 3, "datetime64[D]")
 columns["times"] = np.array([datetime.datetime(2026, 1, day) for day in (1, 2, 3)], object)
 print(ArrayDataset(**columns).digest())

@@ -350,7 +350,7 @@ PROMISES: dict[str, dict[str, str]] = {
         "no-driver-inside": "A script that starts a run at its top level, with its workload in "
         "it, is refused with its line, and leaves nothing running.",
         "data-workers-told": "A data process without room in shared memory, or that hangs, "
-        "is an error within seconds, with its line.",
+        "is an error with its line, the first within seconds.",
         "settings": "A setting that is out of range or unknown is refused by its name before any "
         "compute, and `evertrain workloads` shows a workload's settings.",
         "mapped-data": "Data that are mapped into memory give the same bits as data in memory.",

@@ -37,7 +37,7 @@ def cases(draw: st.DrawFn) -> Case:
     optimizer = OPTIMIZERS[draw(exact(OPTIMIZERS, *FOR_OTHER_MODELS))].optimizer
     schedule = SCHEDULES[draw(exact(SCHEDULES, *BUILT_FOR_SIX_STEPS))].schedule
     config: dict[str, Any] = {
-        "batch_size": draw(st.integers(9, 18)),
+        "batch_size": draw(st.integers(12, 18)),
         "accumulation_steps": draw(st.integers(1, 3)),
         "clip_norm": draw(st.sampled_from([0.0, 0.1])),
         "precision": draw(st.sampled_from(["fp32", "bf16"])),
@@ -54,7 +54,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def check(case: Case, num_shards: int, cuts: list[int]) -> None:
+def check(case: Case, num_shards: int, cuts: list[int], seen: list[bool]) -> None:
     TABLE[DRAWN] = case
     try:
         with TemporaryDirectory() as storage:
@@ -62,9 +62,11 @@ def check(case: Case, num_shards: int, cuts: list[int]) -> None:
                 found = engine(DRAWN, num_shards, RunFolder(storage, "run"), *cuts)
             except ConfigError as refused:
                 event(f"refused: {str(refused)[:40]}")
+                seen.append(False)
                 return
             assert not differences(found, oracle(DRAWN, num_shards))
             event("exact")
+            seen.append(True)
     finally:
         del TABLE[DRAWN]
 
@@ -73,5 +75,9 @@ def check(case: Case, num_shards: int, cuts: list[int]) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("number", [20, pytest.param(400, marks=SLOW)])
 def test_combinations_are_as_plain_torch_or_refused(number: int) -> None:
-    drawn = given(cases(), st.integers(1, 4), st.lists(st.integers(1, 3), max_size=2).map(sorted))
+    seen: list[bool] = []
+    cuts = st.lists(st.integers(1, 3), max_size=2).map(sorted)
+    drawn = given(cases(), st.integers(1, 4), cuts, st.just(seen))
     drawn(settings(max_examples=number, deadline=None)(check))()
+    # Refusals are for the few, such as one sample alone under BatchNorm.
+    assert sum(seen) > len(seen) / 2

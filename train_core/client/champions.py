@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -151,15 +150,18 @@ def approve(
             reason=reason,
             created_at=datetime.now(UTC).isoformat(),
         )
-        with suppress(FileExistsError):
+        try:
             ResultWriter(folder).commit_approval(decision, given)
-    # Meanwhile somebody may have been faster, or have rejected it in an earlier comparison, and its
-    # run may have made it champion by a later one.
+        except FileExistsError:
+            # Somebody was faster: the first answer counts.
+            _agreed(gate_result(folder, decision), is_approved=is_approved)
+    # Meanwhile somebody may have rejected it in an earlier comparison, and its run may have made it
+    # champion by a later one.
     step, stands = what_follows(folder, found, registry.champion())
     if step is NextStep.SERVES and not is_approved:
         raise ConfigError(
             f"{found.address} became champion just now, and serves: `evertrain rollback {model}` "
-            "goes back to the one before; the answer stays, and the version is compared no more"
+            "goes back to the one before it. The rejection is kept for the time after that"
         )
     result = _agreed(stands or gate_result(folder, decision), is_approved=is_approved)
     if is_approved:

@@ -24,7 +24,7 @@ from train_core.storage.coordination import lease
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.decisions import question_of
+from train_core.storage.registered_models.decisions import question_after_training
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.runs_of_storage import is_run_finished, read_runs
 
@@ -136,7 +136,7 @@ def _state(
     for reason in scanned.newer.values():
         return f"cannot be continued: {reason}"
     try:
-        question = question_of(folder)
+        question = question_after_training(folder)
     except (CheckpointError, ConfigError) as error:
         # One damaged decision hides no number of the run.
         return f"cannot be read: {error}"

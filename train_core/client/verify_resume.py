@@ -178,7 +178,7 @@ def _train_plainly(task: StandaloneTask, folder: Path, on_step: OnStep | None) -
     task_file.write_text(task.model_dump_json(indent=1))
     try:
         train_plainly(task_file)
-    except (ConfigError, StageError) as error:
+    except ConfigError as error:
         return str(error)
     if on_step:
         on_step("plain", task.config.max_steps)

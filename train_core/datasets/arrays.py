@@ -6,7 +6,9 @@ import hashlib
 from collections.abc import Sequence
 from datetime import date, time, timedelta
 from decimal import Decimal
+from pathlib import PurePath
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +16,11 @@ import numpy.typing as npt
 from train_core.datasets.protocols import Columns
 from train_core.errors import DataError
 
-_PLAIN = (str, bytes, bool, int, float, complex, np.generic, date, time, timedelta, Decimal)
-"""What is written out as what it is; a datetime is a date."""
+_PLAIN = (
+    *(str, bytes, bool, int, float, complex, np.generic),
+    *(date, time, timedelta, Decimal, UUID, PurePath),
+)
+"""Types whose `repr` says all of a value; a datetime is a date."""
 
 
 class ArrayDataset:
@@ -52,14 +57,17 @@ class ArrayDataset:
 
 def _add(sha: Any, value: object, column: str) -> None:
     """Add the content of an object. Raises DataError for one whose content is not known."""
-    if isinstance(value, np.ndarray):
-        sha.update(ArrayDataset(**{column: value}).digest().encode())
-    elif isinstance(value, (list, tuple)):
-        sha.update(f"{type(value).__name__} {len(value)}".encode())
-        for one in value:
-            _add(sha, one, column)
-    elif value is None or isinstance(value, _PLAIN):
+    if value is None or isinstance(value, _PLAIN) or repr(value) == "<NA>":
         sha.update(f"{type(value).__name__} {value!r} ".encode())
+    elif hasattr(value, "__array__"):
+        sha.update(ArrayDataset(**{column: np.atleast_1d(value)}).digest().encode())
+    elif isinstance(value, (set, frozenset)):
+        _add(sha, sorted(map(repr, value)), column)
+    elif isinstance(value, (dict, list, tuple)):
+        parts = list(value.items() if isinstance(value, dict) else value)
+        sha.update(f"{type(value).__name__} {len(parts)} ".encode())
+        for one in parts:
+            _add(sha, one, column)
     else:
         raise DataError(
             f"column {column!r} holds a {type(value).__name__}, of which it is not known when its "

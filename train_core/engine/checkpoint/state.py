@@ -138,9 +138,8 @@ def _own_states(model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[
             for key, value in values.items():
                 if isinstance(value, Tensor):
                     values[key] = _own_tensor(parameter, value)
-                elif isinstance(value, deque) and isinstance(of_saved.get(key), deque):
-                    # torch's makes any container anew from its elements.
-                    values[key] = deque(value, of_saved[key].maxlen)
+                else:
+                    values[key] = _with_lengths(value, of_saved.get(key))
         return
     for group in optimizer.param_groups:
         counts_on_host = not (group.get("capturable") or group.get("fused"))
@@ -154,6 +153,15 @@ def _own_states(model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[
                 }
     for key, value in saved.get("shared", {}).items():
         optimizer.state[key] = _own(None, value)
+
+
+def _with_lengths(value: Any, saved: Any) -> Any:
+    """The value, whose deques torch has made anew from their elements, with their `maxlen`."""
+    if isinstance(value, deque) and isinstance(saved, deque):
+        return deque(value, saved.maxlen)
+    if type(value) is dict and isinstance(saved, dict):
+        return {key: _with_lengths(item, saved.get(key)) for key, item in value.items()}
+    return value
 
 
 def _loads_as_torch(optimizer: torch.optim.Optimizer) -> bool:

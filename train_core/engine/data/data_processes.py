@@ -1,7 +1,7 @@
 """Processes that fetch a rank's batches ahead of the loop, and what is told of one that gives none.
 
-A process that nothing of has run for `HANGS_AFTER_S` while a batch is waited for hangs: it waits
-for a lock that nobody frees, or for an answer that does not come.
+A process hangs if none of its threads has run for `HANGS_AFTER_S` while a batch is waited for: it
+waits for a lock that nobody frees, or for an answer that does not come.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ T = TypeVar("T")
 
 TELL_AFTER_S = 30.0
 """How long a batch is waited for until the log says so; then after twice as long, and so on."""
-HANGS_AFTER_S = 30.0
+HANGS_AFTER_S = 120.0
+"""Longer than clients of storages and databases wait for an answer before they ask again."""
 _POLL_S = 5.0
 _STACK_S = 1.0
 """How long a process has to write its stack: the system's signal handler does it."""
@@ -48,7 +49,6 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108 (where the system has it)
 _STACK = "evertrain-stack"
 """The name of the file in memory that a process writes its stack to."""
 _CALL = re.compile(r'File "(.+)", line (\d+) in (.+)')
-_SWITCHES = re.compile(r"ctxt_switches:\s+(\d+)")
 _log = logging.getLogger("train_core.data")
 
 _PR_SET_PDEATHSIG = 1
@@ -115,7 +115,7 @@ class _LoaderIterator(_MultiProcessingDataLoaderIter):
     _next_told_s = TELL_AFTER_S
     _waits_since = 0.0
     _last_ran = (-1, 0.0)
-    """How often the process that is waited for had run at a look, and when that was new."""
+    """How long the process that is waited for had run at a look, and when that was new."""
 
     def __next__(self) -> Any:
         self._waits_since, self._next_told_s = time.monotonic(), TELL_AFTER_S
@@ -130,11 +130,11 @@ class _LoaderIterator(_MultiProcessingDataLoaderIter):
         return found
 
     def _look_at(self, number: int, pid: int) -> None:
-        now, times_run = time.monotonic(), _times_run(pid)
-        if times_run != self._last_ran[0]:
-            self._last_ran = (times_run, now)
+        now, ran_ns = time.monotonic(), _ran_ns(pid)
+        if ran_ns != self._last_ran[0]:
+            self._last_ran = (ran_ns, now)
         still_s = now - self._last_ran[1]
-        if times_run and still_s >= HANGS_AFTER_S:
+        if ran_ns and still_s >= HANGS_AFTER_S:
             stack = _stack_of(pid)
             line = line_of_users_code(stack)
             raise UserCodeError(
@@ -152,17 +152,17 @@ class _LoaderIterator(_MultiProcessingDataLoaderIter):
                 "the training waits for data process %d for %.0f s; it is at:\n%s",
                 *(number, waits_s, _stack_of(pid)),
             )
-            self._last_ran = (_times_run(pid), self._last_ran[1])
+            self._last_ran = (_ran_ns(pid), self._last_ran[1])
 
 
-def _times_run(pid: int) -> int:
-    """How often the system has let a thread of the process or of its children run; 0: unknown."""
+def _ran_ns(pid: int) -> int:
+    """How long the threads of the process and of its children have run; 0: unknown."""
     count = 0
     with suppress(psutil.Error, OSError):
         process = psutil.Process(pid)
         for one in (process, *process.children(recursive=True)):
-            for status in Path(f"/proc/{one.pid}/task").glob("*/status"):
-                count += sum(map(int, _SWITCHES.findall(status.read_text())))
+            for stat in Path(f"/proc/{one.pid}/task").glob("*/schedstat"):
+                count += int(stat.read_text().split()[0])
     return count
 
 

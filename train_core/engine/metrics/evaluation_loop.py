@@ -7,6 +7,7 @@ The result has the same bits whichever rank measures a block and whichever merge
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -84,6 +85,11 @@ def _check_mergeable(name: str, metric: Metric) -> None:
         raise WorkloadError(
             f"metric {name!r} is a {type(metric).__name__}: `metrics` gives torchmetrics.Metric"
         )
+    if any(isinstance(child, Metric) for child in metric.modules() if child is not metric):
+        raise WorkloadError(
+            f"metric {name!r} ({type(metric).__name__}) has another metric in it, whose states are "
+            "not merged: give that one by a name of its own"
+        )
     if not metric._defaults:  # noqa: SLF001 (nothing public names the states)
         raise WorkloadError(
             f"metric {name!r} ({type(metric).__name__}) has no state: what `update` counts is "
@@ -103,10 +109,23 @@ def _outside_of_states(metric: Metric) -> dict[str, object]:
     if type(metric).__module__.partition(".")[0] in ("torchmetrics", "train_core"):
         return {}
     return {
-        name: (id(value), value._version) if isinstance(value, Tensor) else repr(value)  # noqa: SLF001 (nothing public counts)
+        name: _comparable(value)
         for name, value in vars(metric).items()
         if name not in metric._defaults and name not in _OF_ANY_METRIC  # noqa: SLF001 (as above)
     }
+
+
+def _comparable(value: object) -> object:
+    """What is another one if the value has changed."""
+    if isinstance(value, Tensor):
+        return id(value), value._version  # noqa: SLF001 (nothing public counts)
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, dict):
+        return [(key, _comparable(item)) for key, item in value.items()]
+    if isinstance(value, (list, tuple, deque)):
+        return [_comparable(item) for item in value]
+    return repr(value)
 
 
 def add_loss(metric: Metric, loss: Tensor, num_samples: int) -> None:

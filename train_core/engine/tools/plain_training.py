@@ -113,13 +113,15 @@ class PlainTraining:
             if not len(indices):
                 continue
             batch = to_device(self.batch(epoch, indices), CPU, channels_last=config.channels_last)
+            # `forward` may change the dict, which the engine's digests have as it was.
+            given = dict(batch)
             _seed(config.seed, FORWARD, step, micro_step, shard)
             with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
                 outputs = self.workload.forward(self._forward_model, batch)
                 loss = self.workload.loss(outputs, batch)
             weighted = loss * (len(indices) / (end - begin))
             if self._on_batch is not None:
-                self._on_batch(shard, batch, weighted)
+                self._on_batch(shard, given, weighted)
             weighted.backward()
 
     def batch(self, epoch: int, indices: npt.NDArray[np.int64]) -> Batch:

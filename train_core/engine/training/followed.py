@@ -18,8 +18,9 @@ from train_core.errors import WorkloadError
 from train_core.text.shown_text import few_of
 
 _STEPS_WITH_BITS = 3
-"""In so many steps of an attempt the bits of the parameters are compared, too: torch does not count
-a change through `.data`, as a moving average of weights in `forward` may do it.
+"""In so many steps of an attempt the sums of the parameters' bytes are compared, too.
+
+torch does not count a change through `.data`, as a moving average of weights in `forward` does it.
 """
 
 

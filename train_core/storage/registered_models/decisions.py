@@ -126,7 +126,7 @@ def what_follows(
 
 @dataclass(frozen=True)
 class Question:
-    """What a person is, or was, asked about a run whose training has ended."""
+    """What a person is, or was, asked about a run."""
 
     version: ModelVersion
     is_answered: bool
@@ -142,12 +142,19 @@ def question_of(folder: RunFolder) -> Question | None:
     decision = max(newest_decisions(folder), key=lambda one: one.created_at, default=None)
     if decision is None or decision.outcome != Outcome.ASK:
         return None
-    if not is_training_finished(folder.newest(), folder.newest_request().config):
-        return None
     champion = ModelRegistry(folder.storage, decision.challenger.model).champion()
     is_champion = champion is not None and champion.version == decision.challenger
     is_answered = is_champion or find_approval(folder, decision) is not None
     return Question(decision.challenger, is_answered)
+
+
+def question_after_training(folder: RunFolder) -> Question | None:
+    """As `question_of`, of a run that was not asked to train further since."""
+    question = question_of(folder)
+    if question is None:
+        return None
+    is_over = is_training_finished(folder.newest(), folder.newest_request().config)
+    return question if is_over else None
 
 
 def faults_of_decisions(folder: RunFolder) -> dict[str, str]:
