@@ -139,8 +139,7 @@ _NOT_PLAIN = {
     "global, or a parameter that `forward` changes through `.data`.",
     "update": "Batch and loss are the same, and the update is not: a gradient (a hook, an "
     "autograd.Function), or what the optimizer or `after_step` makes of it, depends on more than "
-    "the step. If nothing of yours "
-    "does so, it is a fault of evertrain's: please report it.",
+    "the step. If nothing of yours does so, it is a fault of evertrain's: please report it.",
 }
 
 
