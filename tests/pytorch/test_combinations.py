@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -57,18 +58,29 @@ def cases(draw: st.DrawFn) -> Case:
 def check(case: Case, num_shards: int, cuts: list[int], seen: list[bool]) -> None:
     TABLE[DRAWN] = case
     try:
+        expected = _outcome(lambda: oracle(DRAWN, num_shards))
         with TemporaryDirectory() as storage:
-            try:
-                found = engine(DRAWN, num_shards, RunFolder(storage, "run"), *cuts)
-            except ConfigError as refused:
-                event(f"refused: {str(refused)[:40]}")
-                seen.append(False)
-                return
-            assert not differences(found, oracle(DRAWN, num_shards))
+            found = _outcome(lambda: engine(DRAWN, num_shards, RunFolder(storage, "run"), *cuts))
+        if isinstance(found, ConfigError):
+            event(f"refused: {str(found)[:40]}")
+        elif isinstance(expected, Exception):
+            # PyTorch itself refuses the pair: some schedules follow no group that is added later.
+            event(f"PyTorch raises {expected!r:.40}")
+            assert repr(found) == repr(expected)
+        else:
+            assert isinstance(found, dict), found
+            assert not differences(found, expected)
             event("exact")
-            seen.append(True)
+        seen.append(isinstance(found, dict))
     finally:
         del TABLE[DRAWN]
+
+
+def _outcome(train: Callable[[], dict[str, Any]]) -> dict[str, Any] | Exception:
+    try:
+        return train()
+    except Exception as error:  # noqa: BLE001 (whatever PyTorch raises for a pair of its own)
+        return error
 
 
 @pytest.mark.promise("as-plain-torch")
@@ -78,6 +90,7 @@ def test_combinations_are_as_plain_torch_or_refused(number: int) -> None:
     seen: list[bool] = []
     cuts = st.lists(st.integers(1, 3), max_size=2).map(sorted)
     drawn = given(cases(), st.integers(1, 4), cuts, st.just(seen))
-    drawn(settings(max_examples=number, deadline=None)(check))()
+    # The same few in every `make test`; `make test-all` draws others each time.
+    drawn(settings(max_examples=number, deadline=None, derandomize=number == 20)(check))()
     # Refusals are for the few, such as one sample alone under BatchNorm.
     assert sum(seen) > len(seen) / 2

@@ -74,19 +74,21 @@ def test_a_lost_server_is_told_once_and_gets_what_it_missed(switch: Switch, mode
     warnings, key = Warnings(), f"during-{mode.name.lower().replace('_', '-')}"
     with ServerConnection(warnings) as server:
         server.show(key, artifact(key, "before"))
+        # The first request to a server on a busy machine may take longer than its time-out.
+        assert server.wait_until_shown(60)
         switch.turn(mode)
         for text in ("first", "second"):
             server.show(key, artifact(key, text))
         warnings.wait_for(1)
         switch.turn(Mode.PASS)
         warnings.wait_for(2)
-        assert server.wait_until_shown(30)
+        assert server.wait_until_shown(60)
     assert warnings[0].startswith(LOST.partition("(")[0])
     assert warnings[1:] == [BACK]
-    # Of what it missed the newest.
-    assert sorted(map(str, shown(key))) == ["before", "second"]
-    # After the one that failed no artifact was tried.
-    assert len([line for line in switch.missed if "/artifacts" in line]) == 1
+    # Of what it missed the newest; twice, if an answer came after the time-out of its request.
+    assert set(map(str, shown(key))) == {"before", "second"}
+    # After the first request that failed, which may be a check, no artifact was tried.
+    assert len([line for line in switch.missed if "/artifacts" in line]) <= 1
 
 
 @pytest.mark.parametrize("mode", AWAY)
