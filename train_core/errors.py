@@ -298,7 +298,7 @@ def words_of(error: BaseException) -> str:
     """
     if isinstance(error, SystemExit):
         return f"it called sys.exit({'' if error.code is None else repr(error.code)})"
-    said = " ".join(str(error).split())
+    said = " ".join(str(error).split()).rstrip(".")
     said = said if len(said) <= _MOST_CHARS else f"{said[:_MOST_CHARS]}…"
     return ", ".join([f"{type(error).__name__}: {said}", *getattr(error, "__notes__", ())])
 

@@ -224,9 +224,11 @@ class GateResult(Result):
     def outcome_line(self) -> str:
         """What became of the challenger, and why. It stays true when another one is champion."""
         if self.entry:
-            return f"{self.status}: {self.entry.why}"
+            before = self.decision.champion
+            place = f" in place of {before.address}" if before else ""
+            return f"{self.status}{place}: {self.entry.why}"
         if self.approval:
-            by = f"{self.approval.person} ({self.approval.reason})"
+            by = f'{self.approval.person} ("{self.approval.reason}")'
             return f"{self.status} by {by}: {self.decision.why}"
         return f"{self.status}: {self.decision.why}"
 

@@ -24,7 +24,7 @@ from train_core.storage.coordination import lease
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.decisions import question_after_training
+from train_core.storage.registered_models.decisions import newest_result, question_after_training
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.runs_of_storage import is_run_finished, read_runs
 
@@ -49,6 +49,8 @@ class RunSummary(Result):
     """Of the training split."""
     data: str | None = None
     """The first digits of the training split's digest."""
+    gate: str = ""
+    """The version and what became of it, as `2 became champion`; empty: the gate was not asked."""
     state: str
     """`running`, `waiting` (for a person's answer about its version), `answered` (the stages after
     that are left), `finished`, `failed` (by an error), `interrupted` (it was stopped or killed), or
@@ -107,6 +109,7 @@ def _summary(
     record: RunRecord | None = None,
 ) -> RunSummary:
     record, report = record or folder.record(), folder.report()
+    gate = _gate(folder)
     train, newest = record.datasets.get("train", {}), scanned.newest
     samples, digest = train.get("samples"), train.get("digest")
     return RunSummary(
@@ -119,8 +122,18 @@ def _summary(
         metric=record.config.monitor,
         samples=samples if type(samples) is int else None,
         data=digest[:_DIGEST_SHOWN] if isinstance(digest, str) and digest else None,
+        gate=gate,
         state=_state(folder, record, report, scanned, holder, end),
     )
+
+
+def _gate(folder: RunFolder) -> str:
+    try:
+        found = newest_result(folder)
+    except (CheckpointError, ConfigError):
+        # The state says what is wrong.
+        return ""
+    return f"{found.decision.challenger.version} {found.status}" if found else ""
 
 
 def _state(

@@ -226,7 +226,7 @@ def test_an_approval_is_waited_for_through_restarts_and_makes_the_version_champi
     result = deployed.gate("first")
     assert result.entry
     assert result.summary.startswith(
-        "models:/Digits/1 became champion: approved by ann (looked at it): every promotion has to"
+        'models:/Digits/1 became champion: approved by ann ("looked at it"): a person has to'
     )
     # What was done before was not done again.
     assert len(folder.store.names(f"decisions/{MODEL}/answers")) == 1
@@ -258,7 +258,7 @@ def test_a_flow_run_that_waits_is_shown_so_and_follows_an_answer_that_a_command_
     deployed.wait_for_state("second", "COMPLETED")
     result = deployed.gate("second")
     assert (result.entry, result.status) == (None, "rejected")
-    assert "is rejected by ann (owls suffer)" in result.summary
+    assert 'is rejected by ann ("owls suffer")' in result.summary
     assert run_status(folder).state == "finished"
     assert deployed.shown_in_mlflow("second")[0] == "FINISHED"
     assert deployed.champions() == before
@@ -313,7 +313,7 @@ def test_an_answer_from_a_machine_without_prefect_is_followed_by_the_next_flow_r
     said = "no new data since run elsewhere: nothing is trained"
     assert deployed.message("another-night") == said
     deployed.wait_for_state("elsewhere", "COMPLETED")
-    assert "is rejected by ann (no)" in deployed.gate("elsewhere").summary
+    assert 'is rejected by ann ("no")' in deployed.gate("elsewhere").summary
     assert deployed.champions() == before
 
 

@@ -49,6 +49,8 @@ class Told:
     """What MLflow says of the run."""
     runs_list: str
     """The state; empty: there is no such run."""
+    gate: str
+    """What `runs list` says of its version."""
 
 
 class Week:
@@ -106,7 +108,7 @@ class Week:
     def told(self) -> dict[str, Told]:
         """What the lists show, once all is over."""
         listed = json.loads(self.site.evertrain("runs", "list", "--json"))
-        in_list = {row["run"]: row["state"] for row in listed}
+        in_list = {row["run"]: row for row in listed}
         in_mlflow = {}
         with mlflow_client(f"sqlite:///{self.home}/mlflow.db") as client:
             experiments = [one.experiment_id for one in client.search_experiments()]
@@ -115,7 +117,11 @@ class Week:
                     in_mlflow[run.info.run_name] = run
         told = {}
         for night in self.nights:
-            flow_run, run = self.flow_run(night), in_mlflow.get(night)
+            flow_run, run, row = (
+                self.flow_run(night),
+                in_mlflow.get(night),
+                in_list.get(night, {}),
+            )
             state = flow_run["state"]
             states = [str(one["name"]) for one in states_of(self.server.url, flow_run["id"])]
             told[night] = Told(
@@ -124,7 +130,8 @@ class Week:
                 states=states,
                 mlflow=run.info.status if run else "",
                 note=run.data.tags.get("mlflow.note.content", "") if run else "",
-                runs_list=in_list.get(night, ""),
+                runs_list=row.get("state", ""),
+                gate=row.get("gate", ""),
             )
         return told
 
@@ -214,14 +221,19 @@ def test_a_night_that_was_killed_is_told_as_one_that_went_on_and_became_champion
     assert {"Crashed", "AwaitingRetry"} <= set(one.states)
     assert (one.prefect, one.mlflow, one.runs_list) == ("Promoted", "FINISHED", "finished")
     assert "became champion" in one.note
-    assert "in attempt 2" in one.note
+    assert one.gate == "2 became champion"
+    assert "in attempt 2 (attempt 1 was killed)" in one.note
+    # It became champion though it may be worse: which rule let it pass is told.
+    assert "in place of models:/Points/1: " in one.note
+    assert ", which min_improvement -1 allows" in one.note
 
 
 def test_a_night_that_a_person_rejected_is_told_as_rejected(told: dict[str, Told]) -> None:
     one = told["saturday"]
     assert (one.prefect, one.mlflow, one.runs_list) == ("Rejected", "FINISHED", "finished")
-    assert "rejected by ann (not on a Saturday)" in one.note
-    assert "rejected by ann (not on a Saturday)" in one.message
+    assert one.gate == "3 rejected"
+    assert 'rejected by ann ("not on a Saturday")' in one.note
+    assert 'rejected by ann ("not on a Saturday")' in one.message
 
 
 def test_the_nights_that_ended_badly_differ_from_the_others_at_a_glance(

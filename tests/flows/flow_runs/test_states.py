@@ -102,7 +102,7 @@ ASKS = decision(outcome=Outcome.ASK, reasons=("the data have changed",))
         (
             {"decision": ASKS, "approval": approval(ASKS, is_approved=False)},
             EndName.REJECTED,
-            "models:/Digits/1 is rejected by ann (looked at it): the data have changed",
+            'models:/Digits/1 is rejected by ann ("looked at it"): the data have changed',
             "which a person rejected",
         ),
         (

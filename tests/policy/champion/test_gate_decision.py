@@ -156,7 +156,7 @@ def test_with_order_min_the_worst_value_is_the_largest(
             BETTER,
             {"require_approval": True},
             [
-                "every promotion has to be approved",
+                "a person has to approve it (require_approval)",
                 "accuracy 0.9 → 0.95, an improvement of +0.05 [+0.02, +0.08]",
             ],
         ),

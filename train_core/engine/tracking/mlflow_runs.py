@@ -19,7 +19,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils import mlflow_tags
 
 from train_core.engine.tracking.description.datasets import dataset_input, dataset_inputs
-from train_core.engine.tracking.description.note import Links, Outcome, note
+from train_core.engine.tracking.description.note import Links, Outcome, end_before, note
 from train_core.engine.tracking.description.parameters import parameters
 from train_core.engine.tracking.existing_mlflow_runs import ID_TAG, STAGE_TAG
 from train_core.engine.tracking.mlflow_server import Failure, experiment_id, failure_of
@@ -178,12 +178,14 @@ class MlflowRuns:
         if told:
             decision, flow_run = told.decision or decision, told.flow_run or flow_run
         shown = flow_run or (f"`{self.record.flow_run}`" if self.record.flow_run else "")
+        newest = self.folder.newest()
         text = note(
             self.record,
-            self.folder.newest(),
+            newest,
             self.status("pipeline"),
             told,
             gate=decision,
+            cut_off=end_before(self.folder, newest.name.attempt) if newest else "",
             # MLflow shows it as Markdown, of which an address may hold the end of code.
             folder_url=as_text(self.folder.url).replace("`", " "),
             links=Links(shown, known.get(_JOB, "")),

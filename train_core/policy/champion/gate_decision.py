@@ -95,12 +95,12 @@ def decide(
             f"there was no champion before it, and {metric} is {_text(evidence.challenger.metric)}"
         )
     else:
-        why = _improvement_text(metric, evidence)
+        why = _improvement_text(metric, evidence) + _allowance(evidence.improvement, rules)
         if evidence.has_changed_data and rules.on_changed_data != "compare":
             outcome = Outcome.ASK if rules.on_changed_data == "ask" else Outcome.KEEP
             return outcome, ("the test data are not those on which the champion was chosen", why)
     if rules.require_approval:
-        return Outcome.ASK, ("every promotion has to be approved", why)
+        return Outcome.ASK, ("a person has to approve it (require_approval)", why)
     return Outcome.PROMOTE, (why,)
 
 
@@ -147,7 +147,15 @@ def _improvement_text(metric: str, evidence: Evidence) -> str:
     if found is None:
         return f"{both}, with no interval"
     interval = f"[{_signed(found.low)}, {_signed(found.high)}]"
-    return f"{both}, an improvement of {_signed(found.value)} {interval}"
+    change = "an improvement" if found.value >= 0 else "a change for the worse"
+    return f"{both}, {change} of {_signed(found.value)} {interval}"
+
+
+def _allowance(found: Improvement | None, rules: GateRules) -> str:
+    """Which rule lets a challenger pass that is not shown to be better."""
+    if found is None or found.low > 0:
+        return ""
+    return f", which min_improvement {_text(rules.min_improvement)} allows"
 
 
 def _is_at_least(value: float, bound: float, order: Order) -> bool:

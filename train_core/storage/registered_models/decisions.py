@@ -133,19 +133,28 @@ class Question:
     """A person has answered, or the version is champion without that."""
 
 
+def newest_result(folder: RunFolder) -> GateResult | None:
+    """What became of the run's version by the gate's newest decision; None if there is none.
+
+    Raises CheckpointError if a decision or an answer was altered.
+    """
+    decision = max(newest_decisions(folder), key=lambda one: one.created_at, default=None)
+    return gate_result(folder, decision) if decision else None
+
+
 def question_of(folder: RunFolder) -> Question | None:
     """What a person is asked about the run, if the gate's newest decision on it asks one.
 
     Another champion may have been chosen meanwhile. Raises CheckpointError if a decision or an
     answer was altered.
     """
-    decision = max(newest_decisions(folder), key=lambda one: one.created_at, default=None)
-    if decision is None or decision.outcome != Outcome.ASK:
+    found = newest_result(folder)
+    if found is None or found.decision.outcome != Outcome.ASK:
         return None
-    champion = ModelRegistry(folder.storage, decision.challenger.model).champion()
-    is_champion = champion is not None and champion.version == decision.challenger
-    is_answered = is_champion or find_approval(folder, decision) is not None
-    return Question(decision.challenger, is_answered)
+    version = found.decision.challenger
+    champion = ModelRegistry(folder.storage, version.model).champion()
+    is_champion = champion is not None and champion.version == version
+    return Question(version, is_champion or found.approval is not None)
 
 
 def question_after_training(folder: RunFolder) -> Question | None:
@@ -206,7 +215,7 @@ def entry_of(folder: RunFolder, decision: Decision, approval: Approval | None) -
     """The entry that makes the decision's challenger champion after the one it is compared with."""
     reason = decision.why
     if approval:
-        reason = f"approved by {approval.person} ({approval.reason}): {reason}"
+        reason = f'approved by {approval.person} ("{approval.reason}"): {reason}'
     return ChampionEntry(
         number=decision.champion_number + 1,
         version=decision.challenger,

@@ -131,7 +131,7 @@ def test_a_run_that_waits_for_a_person_is_scheduled_and_says_so_until_it_has_the
     # It has stages left.
     assert shown()[:2] == (
         "SCHEDULED",
-        f"- **Gate**: {version.address} is rejected by ann (fine): {made.why}",
+        f'- **Gate**: {version.address} is rejected by ann ("fine"): {made.why}',
     )
     run.report(best)
     show_gate_at(run.folder.url, "Digits", version.version, tracking_uri)

@@ -91,7 +91,8 @@ def test_a_run_that_was_killed_says_so_and_nothing_of_a_best(
     run.commit(range(10, 20))
     mirror_once(run, tracking_uri, EndStatus.KILLED)
     gate, best, _, ended, _ = note(tracking_uri)
-    assert ended == "- **Ended**: KILLED, step 19, epoch 1, in attempt 2"
+    # The driver that has the run goes on to another attempt where a worker has died.
+    assert ended == "- **Ended**: KILLED, step 19, epoch 1, in attempt 2 (attempt 1 lost a worker)"
     assert (best, gate) == ("- **Best**: not chosen yet", "- **Gate**: not asked")
 
 

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from train_core.engine.tracking.description.parameters import DIGEST_CHARS, set_parameters
+from train_core.errors import CheckpointError
+from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import TEST, TRAIN, full_names
 from train_core.policy.stop_reasons import StopReason
 from train_core.results import CheckpointSummary
+from train_core.storage.coordination import lease
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.run_folder import Checkpoint
+from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.text.shown_text import without_secrets
 
 _MAX_TEXT = 40
@@ -25,6 +28,11 @@ _REASONS = {
 }
 
 
+_ENDS: dict[str, str] = {
+    EndStatus.FINISHED: "ended at its limit",
+    EndStatus.FAILED: "failed",
+    EndStatus.KILLED: "was stopped on request",
+}
 _OPEN = {"RUNNING": "Running", "SCHEDULED": "Waiting"}
 """How the line begins that tells of a run that has not ended, by MLflow's status."""
 
@@ -61,13 +69,15 @@ def note(
     outcome: Outcome | None,
     *,
     gate: str,
+    cut_off: str,
     folder_url: str,
     links: Links,
     failure: str = "",
 ) -> str:
     """Five lines of Markdown, without the secrets of URLs; of a run that failed, first why.
 
-    `newest` is the newest checkpoint, `status` MLflow's of the run, `gate` what the gate decided.
+    `newest` is the newest checkpoint, `status` MLflow's of the run, `gate` what the gate decided,
+    `cut_off` how the attempt before the newest ended; empty: it was the first.
     """
     best = "not chosen yet"
     if outcome:
@@ -87,10 +97,23 @@ def note(
         "Gate": gate or "not asked",
         "Best": best,
         "Trained": _trained(record),
-        _OPEN.get(status, "Ended"): _ended(record, newest, status),
+        _OPEN.get(status, "Ended"): _ended(record, newest, status, cut_off),
         "Where": ", ".join(where),
     }
     return without_secrets("\n".join(f"- **{name}**: {text}" for name, text in lines.items()))
+
+
+def end_before(folder: RunFolder, attempt: int) -> str:
+    """How the attempt before this one ended, in words; empty if it was the first, or is unknown."""
+    if attempt < 2:
+        return ""
+    try:
+        _, heartbeat = lease.read(folder.store, attempt - 1)
+    except (CheckpointError, FileNotFoundError):
+        return ""
+    # Who lives on gives the attempt free, and is not at its end.
+    how = "lost a worker" if heartbeat.released else "was killed"
+    return f"attempt {attempt - 1} {_ENDS.get(heartbeat.end, how)}"
 
 
 def _trained(record: RunRecord) -> str:
@@ -112,7 +135,7 @@ def _data(datasets: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield f"{split} ({facts.get('samples', '?')} samples{shown})"
 
 
-def _ended(record: RunRecord, newest: Checkpoint | None, status: str) -> str:
+def _ended(record: RunRecord, newest: Checkpoint | None, status: str, cut_off: str) -> str:
     begun = record.created_at[:16].replace("T", " ")
     if newest is None:
         so_far = "nothing is committed yet" if status == "RUNNING" else "nothing was committed"
@@ -121,6 +144,7 @@ def _ended(record: RunRecord, newest: Checkpoint | None, status: str) -> str:
         so_far = f"step {manifest.step}, epoch {manifest.epoch}"
         if newest.name.attempt > 1:
             so_far += f", in attempt {newest.name.attempt}"
+            so_far += f" ({cut_off})" if cut_off else ""
         if spent_s:
             so_far += f", after {spent_s:,.0f} s of training"
             if manifest.samples_seen:
