@@ -195,7 +195,7 @@ def load_split(workload: Workload[Any], split: Split) -> Dataset | Stream:
     # A split may be drawn (`random_split`): in every process it is, for each split, the same draw,
     # that of a process which has drawn nothing yet.
     seed_generators(_FIRST_SEED)
-    with reading(f"the {split} split", partial(_listed_files, workload)):
+    with reading(partial("the {} split".format, split), partial(_listed_files, workload)):
         dataset = workload.dataset(split)
     if recorded := workload._recorded:  # noqa: SLF001 (no concern of the workload's author)
         recorded.check(split, dataset)

@@ -67,9 +67,12 @@ def naming(uri: str, kind: str) -> Iterator[None]:
 
 
 @contextmanager
-def reading(what: str, files: Callable[[], Iterable[DataFile]] = tuple) -> Iterator[None]:
+def reading(
+    what: Callable[[], str], files: Callable[[], Iterable[DataFile]] = tuple
+) -> Iterator[None]:
     """Say in an error of the user's code what it read, and which file is at fault.
 
+    `what` says what was read; it is called for an error only, as samples are read in each step.
     `files` gives the files that the code may have read. Raises DataError if one of them is damaged,
     or unlike the others; other errors as they are, with what was read noted on them.
     """
@@ -84,7 +87,7 @@ def reading(what: str, files: Callable[[], Iterable[DataFile]] = tuple) -> Itera
             raise
         except Exception as fault:  # noqa: BLE001 (whatever it is, the user's error counts)
             _log.debug("the file at fault was not looked for to the end: %s", words_of(fault))
-        error.add_note(f"in {what}")
+        error.add_note(f"in {what()}")
         raise
 
 

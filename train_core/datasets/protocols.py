@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -79,7 +80,7 @@ def gives_columns(dataset: Dataset) -> bool:
 def fetch(dataset: Dataset, indices: npt.NDArray[np.int64]) -> Columns:
     """The raw samples at `indices`, as columns. An error of the dataset's names the sample."""
     if hasattr(dataset, "__getitems__"):
-        with reading(f"one of the samples {_in_short(indices)}"):
+        with reading(partial(_in_short, indices)):
             found = dataset.__getitems__(indices)
             if isinstance(found, Mapping):
                 return found
@@ -87,7 +88,7 @@ def fetch(dataset: Dataset, indices: npt.NDArray[np.int64]) -> Columns:
     else:
         samples = []
         for index in indices:
-            with reading(f"sample {index}"):
+            with reading(partial("sample {}".format, index)):
                 samples.append(dataset[int(index)])
     if not isinstance(samples[0], Mapping):
         raise WorkloadError(
@@ -100,4 +101,4 @@ def fetch(dataset: Dataset, indices: npt.NDArray[np.int64]) -> Columns:
 def _in_short(indices: npt.NDArray[np.int64]) -> str:
     listed = [str(index) for index in indices[:_MOST_LISTED]]
     more = len(indices) - len(listed)
-    return ", ".join(listed) + (f" and {more} more" if more > 0 else "")
+    return f"one of the samples {', '.join(listed)}{f' and {more} more' if more > 0 else ''}"

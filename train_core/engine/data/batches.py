@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -109,7 +110,7 @@ class StreamBatches:
         self._restored = state
 
     def _batch(self, micro: MicroBatch) -> Batch:
-        with reading(f"shard {micro.shard} of the stream"):
+        with reading(partial("shard {} of the stream".format, micro.shard)):
             columns = self._parts[micro.shard].read(len(micro.positions))
         positions = np.arange(micro.positions.start, micro.positions.stop)
         random = SampleRandom(self._config.seed, micro.epoch, positions)

@@ -25,8 +25,11 @@ _Found = list[tuple[_Place, Tensor | None]]
 class _Taken:
     """Buffers with their values at one moment."""
 
-    found: _Found
+    places: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]]
+    """Each module's own dict of buffers that has any, and what was in it."""
+    buffers: list[Tensor]
     values: list[Tensor]
+    """A copy of each."""
 
 
 class _Described(NamedTuple):
@@ -73,8 +76,8 @@ class Buffers:
         self._model = model
         self._group = group
         self._has_several = num_local_shards > 1
-        self._start = _Taken([], [])
-        self._of_shard_0 = _Taken([], [])
+        self._start = _Taken([], [], [])
+        self._of_shard_0 = _Taken([], [], [])
         self._described: list[_Described] = []
         """Rank 0's buffers, in the order in which their values are sent."""
         self._seen: list[tuple[object, ...]] = []
@@ -224,29 +227,27 @@ class Buffers:
 
     @torch.no_grad()
     def _take(self) -> _Taken:
-        found = self._found()
-        return _Taken(found, [buffer.clone() for _, buffer in found if buffer is not None])
+        places = [(own, dict(own)) for own in self._dicts() if own]
+        buffers = [one for _, had in places for one in had.values() if one is not None]
+        return _Taken(places, buffers, [buffer.clone() for buffer in buffers])
 
     @torch.no_grad()
     def _put_back(self, taken: _Taken) -> None:
         """Give every module the buffers that it had, with the values that they had."""
-        kept = {(id(of_module), name) for (of_module, name), _ in taken.found}
-        for (of_module, name), _ in self._found():
-            if (id(of_module), name) not in kept:
-                del of_module[name]
-        for (of_module, name), buffer in taken.found:
-            of_module[name] = buffer
+        for own in self._dicts():
+            own.clear()
+        for own, had in taken.places:
+            own.update(had)
         if taken.values:
-            buffers = [buffer for _, buffer in taken.found if buffer is not None]
-            torch._foreach_copy_(buffers, taken.values)
+            torch._foreach_copy_(taken.buffers, taken.values)
+
+    def _dicts(self) -> list[dict[str, Tensor | None]]:
+        """Each module's own dict of buffers."""
+        return [module._buffers for module in modules_of(self._model)]  # noqa: SLF001 (where torch has them)
 
     def _found(self) -> _Found:
         """The buffers of all modules."""
-        return [
-            ((module._buffers, name), buffer)  # noqa: SLF001 (where torch has them)
-            for module in modules_of(self._model)
-            for name, buffer in module._buffers.items()  # noqa: SLF001
-        ]
+        return [((own, name), one) for own in self._dicts() for name, one in own.items()]
 
 
 def _seen(found: _Found) -> list[tuple[object, ...]]:

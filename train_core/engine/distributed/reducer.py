@@ -25,6 +25,8 @@ from train_core.policy.samples.sharding import Node, shards_of_rank, siblings, t
 
 # What is left to send when backward ends is at most one bucket, so a bucket is small.
 BUCKET_BYTES = 4 * 2**20
+_CACHE_LINE = 64
+"""In numbers, of any type: of one byte at least."""
 
 
 class Reducer:
@@ -170,8 +172,9 @@ class _Bucket:
         self._free: list[Tensor] = []
         self._strides = [_strides_of_gradient(p) for p in self.parameters]
         self._size = sum(p.numel() for p in self.parameters)
-        # Every rank adds one slice, so the length is a multiple of their number.
-        self._length = -(-(self._size + len(named)) // world_size) * world_size
+        # Every rank adds one slice, which begins at a cache line.
+        multiple = world_size * _CACHE_LINE
+        self._length = -(-(self._size + len(named)) // multiple) * multiple
 
     def name_of(self, parameter: Tensor) -> str:
         """The parameter's name in the model."""
