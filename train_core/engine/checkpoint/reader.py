@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -144,7 +144,9 @@ class Assembly:
     def _piece(self, path: str, shape: torch.Size, like: Tensor) -> RowShards:
         if path not in self._pieces:
             size_bytes = math.prod(shape) * like.itemsize
-            if not shape or size_bytes > psutil.virtual_memory().total:
+            # Without psutil, which a served model need not have.
+            memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            if not shape or size_bytes > memory_bytes:
                 raise CheckpointError(f"the tensor {path!r} cannot have rows of shape {shape}")
             wanted = range(shape[0])
             if self._mesh is not None and self._group is not None:
