@@ -40,6 +40,7 @@ COMPARE_RUNS = "train_core.engine.tools.compare:compare_runs_at"
 SHOW_GATE = "train_core.engine.tracking.models.registered:show_gate_at"
 SHOW_ALIASES = "train_core.engine.tracking.models.registered:show_aliases_of"
 TRAIN_PLAINLY = "train_core.engine.tools.standalone:train_plainly"
+CHECK_WORKLOAD = "train_core.engine.rehearsal.check:check_workload"
 EXPORT_WEIGHTS = "train_core.engine.tools.export:export_weights"
 ISOLATED_FUNCTIONS = (
     SETTINGS_SCHEMA,
@@ -53,6 +54,7 @@ ISOLATED_FUNCTIONS = (
     SHOW_GATE,
     SHOW_ALIASES,
     TRAIN_PLAINLY,
+    CHECK_WORKLOAD,
     EXPORT_WEIGHTS,
 )
 """What `client.isolated` calls: each needs torch or MLflow."""

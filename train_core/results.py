@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from train_core.policy.champion.gate_decision import Evidence, GateRules, Outcome
 from train_core.policy.checkpoints.selection import Order
+from train_core.policy.findings import FindingName
 
 _BECAME, _WAITS = "became champion", "waits for approval"
 _AS_A_CLAUSE = {
@@ -22,6 +23,27 @@ class Result(BaseModel):
     """Base of the stages' results."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Finding(Result):
+    """What a rehearsal says of a workload."""
+
+    name: FindingName
+    """What `accept` names it by."""
+    is_refused: bool
+    """Whether it is refused, unless it is accepted; otherwise it is told."""
+    message: str
+    """What, of which parameter, metric or state, and how it is mended."""
+
+
+class Rehearsal(Result):
+    """What was tried of a workload before its first step, and what it showed."""
+
+    tried: list[FindingName]
+    findings: list[Finding]
+    left_out: list[str] = []
+    """What was not tried, and why."""
+    cpu_s: float
 
 
 class CheckpointSummary(Result):

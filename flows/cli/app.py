@@ -25,6 +25,7 @@ from pydantic_settings import (
 from evertrain_flows.cli import prefect_server
 from evertrain_flows.cli.commands.automations import AutomationsCommand
 from evertrain_flows.cli.commands.champions import ApproveCommand, ChampionsCommand, RollbackCommand
+from evertrain_flows.cli.commands.check import CheckCommand
 from evertrain_flows.cli.commands.diff import DiffCommand
 from evertrain_flows.cli.commands.export import ExportCommand
 from evertrain_flows.cli.commands.inspect import LsCommand, ShowCommand, VerifyCommand
@@ -89,6 +90,9 @@ class Evertrain(BaseSettings):
     )
     diff: CliSubCommand[DiffCommand] = Field(description="Compare two runs or checkpoints.")
     export: CliSubCommand[ExportCommand] = Field(description="Write weights as one plain file.")
+    check: CliSubCommand[CheckCommand] = Field(
+        description="Rehearse a workload: what would go wrong, in a second."
+    )
     verify_resume: CliSubCommand[VerifyResumeCommand] = Field(
         alias="verify-resume", description="Prove that a workload resumes exactly."
     )

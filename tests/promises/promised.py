@@ -345,6 +345,9 @@ PROMISES: dict[str, dict[str, str]] = {
         "pytorch-page": "The table on that page is what the tests compare and see refused.",
     },
     "docs/workloads.md": {
+        "rehearsal": "A rehearsal names what would go wrong with a workload: wrong gradients, lost "
+        "state and wrongly merged metrics are refused, all else is told; it is silent on what "
+        "is shipped and on the layers of the table.",
         "page-code": "Every piece of Python on this page is in the two example files, which the "
         "tests train and load.",
         "no-driver-inside": "A script that starts a run at its top level, with its workload in "

@@ -14,9 +14,11 @@ from typing import Any
 
 from train_core.client.checkpoint import Checkpoint
 from train_core.client.run import Run, folder_of
+from train_core.config import TrainConfig
 from train_core.described_errors import FAILED, rebuild
 from train_core.differences import Comparison, RunsComparison
 from train_core.entry_points import (
+    CHECK_WORKLOAD,
     COMPARE_CHECKPOINTS,
     COMPARE_RUNS,
     DELETE_TRACKING,
@@ -31,7 +33,7 @@ from train_core.entry_points import (
 )
 from train_core.errors import ConfigError, StageError
 from train_core.inside import environment_of
-from train_core.results import ExportResult, PredictionsResult, Tracking
+from train_core.results import ExportResult, PredictionsResult, Rehearsal, Tracking
 from train_core.storage.addresses import absolute, file_at
 from train_core.storage.records.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint as CommittedCheckpoint
@@ -78,6 +80,15 @@ def isolated_call(function: str, **arguments: Any) -> Any:
 def settings_schema(workload: str) -> dict[str, Any]:
     """The JSON schema of a workload's settings. Raises ConfigError if there is no such workload."""
     return dict(isolated_call(SETTINGS_SCHEMA, name=workload))
+
+
+def check_workload(config: TrainConfig) -> Rehearsal:
+    """Rehearse the workload of a configuration: what would go wrong in a training.
+
+    Raises ConfigError for what cannot be loaded, and for what the engine itself refuses.
+    """
+    asked = config.model_dump(mode="json")
+    return Rehearsal.model_validate(isolated_call(CHECK_WORKLOAD, config=asked))
 
 
 def delete_tracking(run_url: str, tracking_uri: str) -> None:

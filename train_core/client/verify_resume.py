@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from train_core.client.isolated import compare_runs, train_plainly
 from train_core.config import TrainConfig, loopback_interface
@@ -98,25 +98,20 @@ class VerifyResumeRequest(Result):
                 "verify-resume decides it, or has an argument for it"
             )
         asked = {"monitor": VALIDATION_LOSS, "monitor_order": "min"} | self.training
-        try:
-            return TrainConfig(
-                **asked,
-                workload=self.workload,
-                settings=self.settings,
-                batch_size=self.batch_size,
-                epochs=self.steps,
-                max_steps=self.steps,
-                checkpoint_every_epochs=0,
-                checkpoint_every_steps=self.checkpoint_every,
-                checkpoint_backpressure="wait",
-                keep_last=self.steps,
-                num_shards=max(self.workers, self.workers_after),
-                gpus_per_worker=0,
-            )
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = "".join(f"{part}: " for part in first["loc"])
-            raise ConfigError(place + first["msg"].removeprefix("Value error, ")) from error
+        return TrainConfig.of(
+            **asked,
+            workload=self.workload,
+            settings=self.settings,
+            batch_size=self.batch_size,
+            epochs=self.steps,
+            max_steps=self.steps,
+            checkpoint_every_epochs=0,
+            checkpoint_every_steps=self.checkpoint_every,
+            checkpoint_backpressure="wait",
+            keep_last=self.steps,
+            num_shards=max(self.workers, self.workers_after),
+            gpus_per_worker=0,
+        )
 
 
 def verify_resume(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import model_validator
+from pydantic import ValidationError, model_validator
 
 from train_core.config.checkpoint_options import CheckpointOptions, RetentionOptions
 from train_core.config.function_options import FunctionOptions
@@ -20,6 +20,7 @@ from train_core.config.training_options import (
     WorkloadOptions,
 )
 from train_core.config.worker_options import WorkerOptions
+from train_core.errors import ConfigError
 from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.policy.checkpoints.save_schedule import SaveRules
 from train_core.policy.logins import hide_logins
@@ -85,6 +86,16 @@ class TrainConfig(
                 raise ValueError(
                     f"{name} cannot be combined with strategy fsdp: leave it out, or use ddp"
                 )
+
+    @classmethod
+    def of(cls, **asked: Any) -> Self:
+        """The configuration of these parameters. Raises ConfigError for the first that is wrong."""
+        try:
+            return cls(**asked)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = "".join(f"{part}: " for part in first["loc"])
+            raise ConfigError(place + first["msg"].removeprefix("Value error, ")) from error
 
     @property
     def retention(self) -> RetentionRules:

@@ -31,7 +31,8 @@ CPU = torch.device("cpu")
 class PlainTraining:
     """A training of `workload` on `dataset`, one step at a time, on this process's CPU alone.
 
-    `on_batch` is called with the shard, the batch and the weighted loss of each backward pass.
+    `total_steps` are those of the schedule; 0: as many as the dataset gives. `on_batch` is called
+    with the shard, the batch and the weighted loss of each backward pass.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class PlainTraining:
         config: TrainConfig,
         dataset: Dataset,
         *,
+        total_steps: int = 0,
         step_rules: int = NEWEST_STEP_RULES,
         on_batch: Callable[[int, Batch, Tensor], None] | None = None,
     ) -> None:
@@ -55,7 +57,7 @@ class PlainTraining:
         self.steps_per_epoch = num_samples // config.batch_size
         if num_samples % config.batch_size and not config.drop_last:
             self.steps_per_epoch += 1
-        self.total_steps = config.epochs * self.steps_per_epoch
+        self.total_steps = total_steps or config.epochs * self.steps_per_epoch
         _seed(config.seed, INIT)
         model = model_to_device(workload.model(), CPU, channels_last=config.channels_last)
         self.model = _in_training(model) if step_rules > 1 else model.train()

@@ -17,23 +17,21 @@ import torch
 
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.checkpointer import Checkpointer, NoTimeError
-from train_core.engine.checkpoint.packing import retyped
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.checkpoint.restore import newest_good
 from train_core.engine.checkpoint.snapshot import check_savable
 from train_core.engine.checkpoint.state import TrainingState
 from train_core.engine.checkpoint.writer import SaveTiming
-from train_core.engine.data.batches import to_device
 from train_core.engine.data.train_loader import TrainLoader
 from train_core.engine.distributed.control_message import ControlMessage, RankRequests
 from train_core.engine.distributed.fsdp import check_passes
 from train_core.engine.distributed.group import Group, use_deterministic_algorithms
 from train_core.engine.distributed.stop_source import StopInFolder, StopSource
 from train_core.engine.distributed.watchdog import Watchdog
-from train_core.engine.metrics.forward import forward
 from train_core.engine.training.agreement import AgreedRequests, PendingStep
 from train_core.engine.training.loaded_workload import LoadedWorkload, first_weights
 from train_core.engine.training.model_checks import refusal_of, refusing_lone_samples
+from train_core.engine.training.passes import backward_passes, weighted_loss
 from train_core.engine.training.saver import Saver
 from train_core.engine.training.step_metrics import TrainRecords
 from train_core.engine.training.stop_request_poller import StopRequestPoller, StopTiming
@@ -41,13 +39,12 @@ from train_core.engine.training.train_state import TrainState
 from train_core.engine.training.validation import validate
 from train_core.policy import metric_names
 from train_core.policy.checkpoints.save_schedule import Backpressure, SaveDue
-from train_core.policy.samples.randomness import FORWARD, derive_seed
 from train_core.policy.samples.steps import MicroBatch
 from train_core.policy.stop_reasons import Reached, StopReason, has_reached
 from train_core.storage.records.run_record import NEWEST_STEP_RULES
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
-from train_core.workload import Batch, seed_generators
+from train_core.workload import Batch
 
 STREAMS = "streams"
 """The part of the state that says where the streams of data are."""
@@ -186,16 +183,8 @@ class Trainer:
         self.agreed.settle(self.saver)
         self.saver.checkpointer.poll()
         progress, train_state = self.progress, self.train_state
-        train_state.begin_step()
         message = ControlMessage(self.config.shards, self.group)
-        for shard in self.loader.shards:
-            with train_state.shard(shard):
-                for micro, batch, is_last in self.loader.batches_of(shard):
-                    loss = self._forward(micro, batch)
-                    message.add_loss(shard, loss)
-                    if is_last:
-                        train_state.reducer.expect_last_backward()
-                    loss.backward()
+        backward_passes(train_state, self.loader, self._forward, message.add_loss)
         message.send(self._own_requests())
         train_state.exchange()
         self.saver.checkpointer.before_update()
@@ -260,34 +249,25 @@ class Trainer:
             self.saver.save(self.progress, due)
 
     def _all_state(self) -> TrainingState:
-        state, workload, streams = TrainingState(), self.loaded.workload, self.loader.streams
+        state, streams = TrainingState(), self.loader.streams
         self.train_state.add_to(state)
         if streams is not None:
             state.add(STREAMS, partial(streams.captured_everywhere, self.group), streams.restore)
-        state.add(
-            "workload",
-            workload.state_dict,
-            lambda saved: workload.load_state_dict(retyped(saved, workload.state_dict())),
-        )
         state.add("progress", self.progress.capture, self.progress.restore)
         return state
 
     def _forward(self, micro: MicroBatch, batch: Batch) -> torch.Tensor:
         """The micro-batch's loss times its share of the step's samples."""
-        config = self.config
-        batch = to_device(batch, self.group.device, channels_last=config.channels_last)
-        seed_generators(
-            derive_seed(config.seed, FORWARD, micro.step, micro.micro_step, micro.shard)
-        )
-        model = self.train_state.forward_model
         checks: AbstractContextManager[None] = nullcontext()
         if self._checks_lone_samples:
             # The first pass shows it.
+            model = self.train_state.forward_model
             checks = refusing_lone_samples(model, len(micro.positions), self.loader.plan)
             self._checks_lone_samples = False
         with checks:
-            _, loss = forward(self.loaded.workload, model, batch, config)
-        return loss * micro.weight
+            return weighted_loss(
+                self.loaded.workload, self.train_state, self.config, self.group, micro, batch
+            )
 
     def _own_requests(self) -> RankRequests:
         """What this rank requests of all."""

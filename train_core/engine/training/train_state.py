@@ -143,6 +143,12 @@ class TrainState:
                 lambda saved: schedule.load_state_dict(retyped(saved, schedule.state_dict())),
                 is_exact=True,
             )
+        workload = self._workload
+        state.add(
+            "workload",
+            workload.state_dict,
+            lambda saved: workload.load_state_dict(retyped(saved, workload.state_dict())),
+        )
 
     def parameters(self) -> set[str]:
         """The paths, in the state, of the model's parameters."""

@@ -1,0 +1,57 @@
+"""`evertrain check`: what would go wrong, before anything is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+from pydantic_settings import CliPositionalArg
+
+from evertrain_flows.cli.output.listings import DIFFERENT, print_mapping
+from evertrain_flows.cli.output.terminal import say
+from train_core.client.isolated import check_workload
+from train_core.config import TrainConfig, WorkloadName
+
+
+class CheckCommand(BaseModel):
+    """Rehearse a workload: a few samples are trained, restored and measured, in a second.
+
+    Two steps of the engine are compared with plain PyTorch on one and on two shards; the state is
+    saved, restored and compared; rates, metrics, the loss and predictions are looked at. `retrain`
+    does the same before a run begins. The exit code is 0 if nothing is refused, 1 if something is.
+    """
+
+    workload: CliPositionalArg[WorkloadName] = Field(
+        description="The workload to rehearse, as package.module:Name."
+    )
+    settings: dict[str, Any] = Field(
+        default_factory=dict, description="The workload's settings, a JSON object."
+    )
+    training: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further parameters of the training as `retrain` has them, a JSON object: "
+        '{"precision": "bf16", "num_shards": 4}.',
+    )
+    as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+    def cli_cmd(self) -> None:
+        """Print what was tried and found; exit with code 1 if something is refused."""
+        found = check_workload(self._config())
+        is_refused = any(one.is_refused for one in found.findings)
+        if self.as_json:
+            print_mapping(found.model_dump(mode="json"), as_json=True)
+        else:
+            say(f"tried      {', '.join(found.tried) or 'nothing'} ({found.cpu_s:.1f} CPU seconds)")
+            for line in found.left_out:
+                say(f"left out   {line}")
+            for one in found.findings:
+                say(f"{'refused' if one.is_refused else 'notice':<10} {one.name}: {one.message}")
+            if not found.findings:
+                say("found      nothing that would go wrong")
+        if is_refused:
+            raise SystemExit(DIFFERENT)
+
+    def _config(self) -> TrainConfig:
+        # On two shards at least: on one, gradients are autograd's own.
+        asked = {"num_shards": 2} | self.training
+        return TrainConfig.of(**asked | {"workload": self.workload, "settings": self.settings})

@@ -1,0 +1,258 @@
+"""What a rehearsal refuses, what it tells, and that it is silent where nothing is wrong."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engine.rehearsal import odd
+from tests.pytorch.case import CaseSettings, CaseWorkload
+from tests.pytorch.engine import config_of
+from tests.pytorch.layers import LAYERS
+from tests.pytorch.table import SECTIONS
+from train_core import Settings, Workload
+from train_core.config import TrainConfig
+from train_core.engine.checkpoint.state import TrainingState, model_state
+from train_core.engine.rehearsal import rehearse as rehearsing
+from train_core.engine.rehearsal.engine_training import EngineTraining
+from train_core.engine.rehearsal.rehearse import rehearse
+from train_core.engine.rehearsal.steps import Trial, try_resume, try_steps
+from train_core.errors import ConfigError
+from train_core.loading import load_workload
+from train_core.results import Rehearsal
+from train_core.workload import indexed, load_split
+
+SHIPPED = (
+    "train_core.workloads.digits:Digits",
+    "tumours:Tumours",
+    "tumours_extended:AveragedTumours",
+    "tumours_extended:AnchoredTumours",
+)
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+
+
+def rehearsed(kind: type[Workload[Any]], **asked: Any) -> Rehearsal:
+    given = {"workload": "tests.engine.rehearsal.odd:Right", "batch_size": 32, "num_shards": 2}
+    config = TrainConfig(**given | asked)
+    workload = kind(Settings())
+    train_set, validation_set = load_split(workload, "train"), indexed(workload, "validation")
+    return rehearse(lambda: kind(Settings()), config, train_set, validation_set)
+
+
+def found(kind: type[Workload[Any]], **asked: Any) -> list[tuple[str, bool]]:
+    return [(one.name, one.is_refused) for one in rehearsed(kind, **asked).findings]
+
+
+@pytest.mark.promise("rehearsal")
+def test_a_workload_that_is_right_is_tried_in_all_and_nothing_is_said_of_it() -> None:
+    said = rehearsed(odd.Right)
+    assert said.tried == ["schedule", "gradients", "state", "metric", "loss", "predictions"]
+    assert (said.findings, said.left_out) == ([], [])
+
+
+@pytest.mark.promise("rehearsal")
+@pytest.mark.parametrize(
+    ("kind", "name", "is_refused", "words"),
+    [
+        (odd.WronglyMerged, "metric", True, "'total' (Averaged)"),
+        (odd.LostState, "state", True, "the step after a resume is another one"),
+        (odd.Logits, "metric", False, "outputs.sigmoid(…)"),
+        (odd.Batches, "metric", False, "depends on eval_batch_size"),
+        (odd.InBatch, "loss", False, "num_shards"),
+        (odd.NeedsTargets, "predictions", False, "KeyError: 'label'"),
+        (odd.NoRowAlone, "predictions", False, "'score' of a row alone"),
+        (odd.NotFinite, "predictions", False, "not finite"),
+        (odd.TooLong, "predictions", False, "32 rows of 16 samples"),
+        (odd.Short, "schedule", False, "the schedule raises ValueError"),
+        (odd.NoRate, "schedule", False, "is nan"),
+        (odd.NotRepeatable, "repeatable", False, "gradient/linear"),
+    ],
+)
+def test_what_would_go_wrong_is_named(
+    kind: type[Workload[Any]], name: str, is_refused: bool, words: str
+) -> None:
+    findings = rehearsed(kind, epochs=20).findings
+    assert [(one.name, one.is_refused) for one in findings] == [(name, is_refused)]
+    assert words in findings[0].message
+
+
+@pytest.mark.promise("rehearsal")
+def test_a_metric_with_states_of_several_kinds_is_merged_or_refused() -> None:
+    assert found(odd.SignalToNoise) in ([], [("metric", True)])
+
+
+@pytest.mark.promise("rehearsal")
+def test_what_a_workloads_code_raises_is_raised() -> None:
+    with pytest.raises(KeyError, match="weights"):
+        rehearsed(odd.Broken)
+
+
+def test_a_model_that_refuses_few_samples_is_tried_with_as_many_as_in_the_training() -> None:
+    assert found(odd.Hungry, batch_size=32) == []
+
+
+def test_what_is_not_tried_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsing, "_MOST_PARAMETERS", 10)
+    said = rehearsed(odd.Right)
+    assert said.left_out == ["all: the model has 81 parameters"]
+    monkeypatch.undo()
+    monkeypatch.setattr(rehearsing, "_MOST_S", -1.0)
+    said = rehearsed(odd.Right)
+    assert said.tried == ["schedule"]
+    assert len(said.left_out) == 4
+
+
+def test_generators_threads_and_switches_are_put_back() -> None:
+    torch.set_num_threads(2)
+    try:
+        state = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+        rehearsed(odd.Right)
+        assert torch.equal(torch.get_rng_state(), state[0])
+        assert np.random.get_state()[1].tolist() == state[1]  # noqa: NPY002
+        assert random.getstate() == state[2]
+        assert torch.get_num_threads() == 2
+        assert not torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.promise("rehearsal")
+@pytest.mark.parametrize("name", SHIPPED)
+def test_nothing_is_refused_of_what_is_shipped_and_hardly_anything_said(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    workload = load_workload(name, {})
+    config = TrainConfig(workload=name, num_shards=2, batch_size=32)
+    said = rehearse(
+        partial(load_workload, name, {}),
+        config,
+        load_split(workload, "train"),
+        indexed(workload, "validation"),
+    )
+    assert [one for one in said.findings if one.is_refused] == []
+    assert len(said.findings) <= 1
+
+
+def of_the_table(name: str) -> Rehearsal:
+    config = config_of(name, 2)
+    workload = CaseWorkload(CaseSettings(name=name))
+    return rehearse(
+        lambda: CaseWorkload(CaseSettings(name=name)),
+        config,
+        load_split(workload, "train"),
+        indexed(workload, "validation"),
+    )
+
+
+@pytest.mark.promise("rehearsal")
+@pytest.mark.parametrize("name", [f"Layers: {name}" for name in LAYERS])
+def test_no_layer_is_refused_that_is_exact(name: str) -> None:
+    case = SECTIONS["Layers"][name.removeprefix("Layers: ")]
+    if case.refused:
+        with pytest.raises(ConfigError, match=case.refused):
+            of_the_table(name)
+        return
+    findings = of_the_table(name).findings
+    assert [one for one in findings if one.is_refused] == []
+    assert len(findings) <= 1
+
+
+class OldRules(EngineTraining):
+    """The engine by the rules of runs that began before: a missing gradient is one of zeros."""
+
+    def __init__(self, workload: Workload[Any], config: TrainConfig, *rest: Any) -> None:
+        super().__init__(workload, config, *rest)
+        self.train_state.reducer._none_is_zero = True
+        for bucket in self.train_state.reducer._buckets:
+            bucket._none_is_zero = True
+
+
+class TorchsOwnRestore(EngineTraining):
+    """The engine with the optimizer's state restored by torch, which casts it."""
+
+    def __init__(self, workload: Workload[Any], *rest: Any) -> None:
+        super().__init__(workload, *rest)
+        self.state = TrainingState()
+        model, optimizer = self.train_state.model, self.train_state.optimizer
+        self.state.add("model", partial(model_state, model), model.load_state_dict)
+        self.state.add("optimizer", optimizer.state_dict, optimizer.load_state_dict)
+
+
+class MendedTrial(Trial):
+    """A trial of an engine of which one mend is switched off."""
+
+    kind: type[EngineTraining]
+
+    def engine(self) -> EngineTraining:
+        return self.kind(self.new_workload(), self.config, self.dataset, self.total_steps)
+
+
+class TwoHeads(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(odd.WIDTH, 1), torch.nn.Linear(odd.WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.used(x)
+        return out
+
+
+class UnusedHead(odd.Right):
+    def model(self) -> torch.nn.Module:
+        return TwoHeads()
+
+
+class Master(torch.optim.SGD):
+    """Keeps fp32 weights beside those of bf16."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state.setdefault("master", p.detach().float().clone())
+                state["master"].sub_(p.grad.float(), alpha=group["lr"])
+                p.data.copy_(state["master"])
+
+
+class Bf16(odd.Right):
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Linear(odd.WIDTH, 1).bfloat16()
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        return Master(model.parameters(), lr=0.01)
+
+    def forward(self, model: torch.nn.Module, batch: Any) -> Any:
+        return model(batch["inputs"].bfloat16()).float()
+
+
+def trial(workload: type[Workload[Any]], kind: type[EngineTraining]) -> MendedTrial:
+    config = TrainConfig(workload="tests.engine.rehearsal.odd:Right", batch_size=8, num_shards=2)
+    one = workload(Settings())
+    made = MendedTrial(lambda: workload(Settings()), config, indexed(one, "train"), 100)
+    object.__setattr__(made, "kind", kind)
+    return made
+
+
+@pytest.mark.promise("rehearsal")
+def test_a_wrong_gradient_is_named() -> None:
+    right, wrong = (try_steps(trial(UnusedHead, kind)) for kind in (EngineTraining, OldRules))
+    assert right[1] == []
+    assert [(one.name, one.is_refused) for one in wrong[1]] == [("gradients", True)]
+    assert "unused" in wrong[1][0].message
+
+
+@pytest.mark.promise("rehearsal")
+def test_a_state_that_is_cast_is_named() -> None:
+    for kind, expected in ((EngineTraining, []), (TorchsOwnRestore, [("state", True)])):
+        tried = trial(Bf16, kind)
+        engine, findings = try_steps(tried)
+        findings += try_resume(tried, engine)
+        assert [(one.name, one.is_refused) for one in findings] == expected

@@ -1,0 +1,1 @@
+"""A workload is tried on a few samples before its first step."""

@@ -1,0 +1,61 @@
+"""The engine's own training in this process: no storage, no journal, no other ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from train_core.config import TrainConfig
+from train_core.datasets.protocols import Dataset
+from train_core.engine.checkpoint.state import TrainingState
+from train_core.engine.data.train_loader import TrainLoader
+from train_core.engine.distributed.group import Group, use_deterministic_algorithms
+from train_core.engine.training.passes import backward_passes, weighted_loss
+from train_core.engine.training.train_state import TrainState
+from train_core.storage.records.run_record import NEWEST_STEP_RULES
+from train_core.workload import Workload
+
+CPU = torch.device("cpu")
+
+
+class EngineTraining:
+    """A training of `workload` on `dataset`, one step at a time, as a rank alone trains it.
+
+    `total_steps` are those of the schedule.
+    """
+
+    def __init__(
+        self, workload: Workload[Any], config: TrainConfig, dataset: Dataset, total_steps: int
+    ) -> None:
+        torch.set_num_threads(config.threads_per_worker)
+        use_deterministic_algorithms(config, CPU, NEWEST_STEP_RULES)
+        group = Group(rank=0, world_size=1, device=CPU)
+        self.train_state = TrainState(workload, config, group, total_steps)
+        self.state = TrainingState()
+        """All that its next step depends on, but for the position in the data."""
+        self.train_state.add_to(self.state)
+        self._workload = workload
+        self._loader = TrainLoader(workload, dataset, config, group, has_equal_passes=False)
+        self._step = 0
+        self._loss = partial(weighted_loss, workload, self.train_state, config, group)
+
+    def begin(self) -> None:
+        """Start from the workload's first weights."""
+        self.train_state.begin(None)
+        self._loader.start(0, 0)
+
+    def resume(self, state: dict[str, Any], step: int) -> None:
+        """Start from the state after `step` steps."""
+        self.state.restore(state)
+        self._step = step
+        self._loader.start(0, step)
+
+    def step(self) -> None:
+        """One step of the optimizer."""
+        backward_passes(self.train_state, self._loader, self._loss)
+        self.train_state.exchange()
+        self.train_state.apply_gradients(self._step)
+        self._step += 1
+        self._workload.after_step(self.train_state.model, self._step)

@@ -1,0 +1,268 @@
+"""Whether metrics, loss and predictions are the same however the rows are cut."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torchmetrics import Metric
+
+from train_core.config import TrainConfig
+from train_core.datasets.protocols import Dataset, fetch
+from train_core.engine.data.batches import prepare, to_device
+from train_core.engine.metrics.evaluation_loop import measure_shard, merge, split_metrics
+from train_core.engine.metrics.forward import autocast, forward
+from train_core.engine.rehearsal.engine_training import CPU
+from train_core.errors import EvertrainError
+from train_core.policy.metric_names import LOSS
+from train_core.results import Finding
+from train_core.text.shown_text import few_of
+from train_core.workload import Batch, Workload
+
+NUM_ROWS = 16
+_FAR = 4.0
+_TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""How far, relative to the largest value, rounding alone may move a result."""
+
+
+def try_metrics(
+    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
+) -> Iterator[Finding]:
+    """Whether each metric is merged rightly over shards, and does not depend on the batches.
+
+    Raises WorkloadError for a metric that cannot be merged at all.
+    """
+    names = [name for name in split_metrics(workload) if name != LOSS]
+
+    def measured(batch_size: int, num_shards: int) -> dict[str, float | str]:
+        cut = config.model_copy(update={"eval_batch_size": batch_size, "num_shards": num_shards})
+        return _values(workload, model, rows, cut)
+
+    quarter = max(1, len(rows) // 4)
+    on_one, on_two = measured(quarter, 1), measured(quarter, 2)
+    whole, single = measured(len(rows), 1), measured(1, 1)
+    given_logits = _given_logits(workload, model, rows, config)
+    tolerance = _TOLERANCES[torch.bfloat16 if config.precision == "bf16" else torch.float32]
+    for name in names:
+        kind = type(split_metrics(workload)[name]).__name__
+        if isinstance(on_one[name], str):
+            # It needs more rows, or others, and may be right.
+            continue
+        if not _is_close(on_one[name], on_two[name], tolerance):
+            yield Finding(
+                name="metric",
+                is_refused=True,
+                message=f"metric {name!r} ({kind}) is {_shown(on_one[name])} of {len(rows)} rows "
+                f"on one shard and {_shown(on_two[name])} on two: its states are not merged "
+                "rightly. Keep sums and counts in them (dist_reduce_fx='sum'), or all values "
+                "(dist_reduce_fx='cat'), and compute from those",
+            )
+        elif name in given_logits:
+            yield Finding(
+                name="metric",
+                is_refused=False,
+                message=f"metric {name!r} ({kind}) is given values outside of 0 to 1, and "
+                f"torchmetrics applies a {given_logits[name]} to a batch only if it contains one, "
+                "so it depends on eval_batch_size: give probabilities in update_metric, by "
+                f"outputs.{given_logits[name]}(…)",
+            )
+        elif not _is_close(whole[name], single[name], tolerance):
+            yield Finding(
+                name="metric",
+                is_refused=False,
+                message=f"metric {name!r} ({kind}) is {_shown(whole[name])} of {len(rows)} rows "
+                f"in one batch and {_shown(single[name])} one by one, so it depends on "
+                "eval_batch_size: only sums over its rows, or all their values, may be in its "
+                "states",
+            )
+
+
+def _given_logits(
+    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
+) -> dict[str, str]:
+    """What metrics apply by what a batch contains, of those that are given no probabilities."""
+    batch = _batch(workload, rows, config)
+    with _with_other_weights(model):
+        outputs, _ = forward(workload, model, dict(batch), config)
+    found: dict[str, str] = {}
+    for name, metric in split_metrics(workload).items():
+        applied = _applied_by(metric)
+        if not applied:
+            continue
+        given: list[Any] = []
+        # torchmetrics itself puts the method that it calls there.
+        metric.__dict__["update"] = lambda *values, given=given, **_: given.extend(values)
+        workload.update_metric(metric, outputs, batch)
+        if given and isinstance(given[0], Tensor) and given[0].is_floating_point():
+            low, high = torch.aminmax(given[0])
+            if low < 0 or high > 1:
+                found[name] = applied
+    return found
+
+
+@contextmanager
+def _with_other_weights(model: nn.Module) -> Iterator[None]:
+    """Far from 0 and of the other sign: what are no probabilities soon leave 0 to 1."""
+    weights = [p for p in model.parameters() if p.is_floating_point()]
+    kept = [p.clone() for p in weights]
+    try:
+        for p in weights:
+            p.mul_(-_FAR)
+        yield
+    finally:
+        for p, value in zip(weights, kept, strict=True):
+            p.copy_(value)
+
+
+def _applied_by(metric: Metric) -> str:
+    """What torchmetrics' code of the metric applies to a batch that holds no probabilities."""
+    names = [c.__name__ for c in type(metric).__mro__ if c.__module__.startswith("torchmetrics.")]
+    if any(name.startswith(("Binary", "Multilabel")) for name in names):
+        return "sigmoid"
+    # The others of several classes look at the largest value only.
+    by_softmax = {"MulticlassPrecisionRecallCurve", "MulticlassCalibrationError"}
+    return "softmax" if by_softmax.intersection(names) else ""
+
+
+def _batch(workload: Workload[Any], rows: Dataset, config: TrainConfig) -> Batch:
+    """All rows, with their targets, not augmented."""
+    indices = np.arange(len(rows))
+    batch = prepare(workload, fetch(rows, indices), None, indices)
+    return to_device(batch, CPU, channels_last=config.channels_last)
+
+
+def _values(
+    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
+) -> dict[str, float | str]:
+    """Each metric's value; of one that cannot be computed, what it says."""
+    found: dict[str, float | str] = {}
+    with warnings.catch_warnings():
+        # Of few rows torchmetrics warns that a class is missing.
+        warnings.simplefilter("ignore")
+        shards = [
+            measure_shard(workload, model, rows, config, shard, CPU)
+            for shard in range(config.num_shards)
+        ]
+        for name, metric in split_metrics(workload).items():
+            states = [{name: of_shard[name]} for of_shard in shards]
+            try:
+                found |= merge({name: metric}, states)
+            except EvertrainError:
+                raise
+            except Exception as error:  # noqa: BLE001 (torchmetrics raises any)
+                found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def try_loss(
+    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
+) -> Iterator[Finding]:
+    """Whether the loss of a batch is the mean of the losses of its parts."""
+    batch = _batch(workload, rows, config)
+    outputs, loss = forward(workload, model, dict(batch), config)
+    half = len(rows) // 2
+    total = 0.0
+    for part in (slice(0, half), slice(half, len(rows))):
+        with autocast(CPU, config):
+            of_part = workload.loss(_cut(outputs, part, len(rows)), _cut(batch, part, len(rows)))
+        total += float(of_part) * len(range(*part.indices(len(rows)))) / len(rows)
+    tolerance = _TOLERANCES[torch.bfloat16 if config.precision == "bf16" else torch.float32]
+    if not _is_close(float(loss), total, tolerance):
+        yield Finding(
+            name="loss",
+            is_refused=False,
+            message=f"the loss of {len(rows)} rows is {float(loss):.6g}, and the mean of the "
+            f"losses of its halves {total:.6g}: it is no mean over samples, so that num_shards and "
+            "accumulation_steps are part of what is trained. Give num_shards explicitly, and keep "
+            "it",
+        )
+
+
+def _cut(value: Any, part: slice, num_rows: int) -> Any:
+    """The value with that part of each tensor whose first dimension is the sample."""
+
+    def cut(one: Any) -> Any:
+        is_of_rows = isinstance(one, Tensor) and one.ndim and len(one) == num_rows
+        return one[part] if is_of_rows else one
+
+    return tree_map(cut, value)
+
+
+def try_predictions(
+    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
+) -> Iterator[Finding]:
+    """Whether predictions need no targets, and are of each row, alone as in a batch."""
+
+    def predicted(indices: np.ndarray[Any, Any]) -> dict[str, Tensor]:
+        columns = fetch(rows, indices)
+        given = {name: c for name, c in columns.items() if name not in workload.target_columns}
+        batch: Batch = prepare(workload, given, None, indices)
+        batch = to_device(batch, CPU, channels_last=config.channels_last)
+        with autocast(CPU, config):
+            return dict(workload.predictions(workload.forward(model, batch)))
+
+    try:
+        together = predicted(np.arange(len(rows)))
+        alone = predicted(np.arange(1))
+    except Exception as error:  # noqa: BLE001 (of a user's code)
+        targets = ", ".join(workload.target_columns) or "none"
+        yield _of_predictions(
+            f"predictions cannot be made of rows without their targets ({targets}): "
+            f"{type(error).__name__}: {error}. prepare() gets no such column in inference, and "
+            "also gets a row alone"
+        )
+        return
+    if wrong := [name for name, column in together.items() if len(column) != len(rows)]:
+        lengths = ", ".join(str(len(together[name])) for name in wrong)
+        yield _of_predictions(
+            f"{few_of(wrong)} of predictions() has {lengths} rows of {len(rows)} samples: give a "
+            "value, or a row of values, for each"
+        )
+        return
+    for name, column in together.items():
+        if column.is_floating_point() and not bool(torch.isfinite(column).all()):
+            yield _of_predictions(f"predictions() gives values of {name!r} that are not finite")
+            return
+    # A class may change where two are as probable: the probabilities tell, if there are any.
+    inexact = [name for name, column in together.items() if column.is_floating_point()]
+    moved = [
+        name for name in inexact or together if not _are_close(together[name][:1], alone[name])
+    ]
+    if moved:
+        yield _of_predictions(
+            f"{few_of(moved)} of a row alone is not that of the same row in a batch: the model "
+            "mixes the rows of a batch in evaluation, and predictions depend on eval_batch_size"
+        )
+
+
+def _of_predictions(message: str) -> Finding:
+    return Finding(name="predictions", is_refused=False, message=message)
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    tolerance = _TOLERANCES.get(one.dtype, 1e-3)
+    scale = float(one.abs().max()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def _is_close(one: float | str, other: float | str, tolerance: float) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return isinstance(one, str) and isinstance(other, str)
+    if math.isnan(one) or math.isnan(other):
+        return math.isnan(one) and math.isnan(other)
+    return math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-6)
+
+
+def _shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"

@@ -1,0 +1,248 @@
+"""The rehearsal of a workload: a few samples are trained, restored and measured in this process.
+
+It takes about a second of this process's CPU, without Ray or storage, and says in one line each
+what would go wrong later: what it refuses, and what it only tells.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from train_core.config import TrainConfig
+from train_core.datasets.protocols import Dataset, Stream, is_stream
+from train_core.engine.checkpoint.progress import Progress
+from train_core.engine.metrics.evaluation_loop import set_modes
+from train_core.engine.rehearsal.engine_training import EngineTraining
+from train_core.engine.rehearsal.few_samples import FewSamples
+from train_core.engine.rehearsal.measured import (
+    NUM_ROWS,
+    try_loss,
+    try_metrics,
+    try_predictions,
+)
+from train_core.engine.rehearsal.steps import STEPS, Trial, try_resume, try_steps
+from train_core.errors import EvertrainError
+from train_core.policy.findings import FindingName
+from train_core.policy.samples.sample_order import sample_order
+from train_core.results import Finding, Rehearsal
+from train_core.workload import Workload
+
+_SAMPLES_PER_SHARD = 4
+_MOST_ACCUMULATION = 2
+_MOST_PARAMETERS = 30_000_000
+"""Of larger models the copies would take gigabytes, and a step seconds."""
+_MOST_S = 30.0
+"""After so many seconds nothing more is begun."""
+_NUM_RATES = 22
+
+
+def rehearse(
+    new_workload: Callable[[], Workload[Any]],
+    config: TrainConfig,
+    train_set: Dataset | Stream,
+    validation_set: Dataset,
+) -> Rehearsal:
+    """Try a workload on a few samples of its data.
+
+    Raises WorkloadError for what the engine refuses by itself, and what the workload's code raises.
+    """
+    begin_cpu_s = time.process_time()
+    rehearsing = _Rehearsing(new_workload, config)
+    with _as_it_was():
+        rehearsing.run(train_set, validation_set)
+    return Rehearsal(
+        tried=rehearsing.tried,
+        findings=rehearsing.findings,
+        left_out=rehearsing.left_out,
+        cpu_s=time.process_time() - begin_cpu_s,
+    )
+
+
+class _Rehearsing:
+    """What was tried so far, and found."""
+
+    def __init__(self, new_workload: Callable[[], Workload[Any]], config: TrainConfig) -> None:
+        self._new_workload = new_workload
+        self._config = config
+        self._begin_s = time.monotonic()
+        self.tried: list[FindingName] = []
+        self.findings: list[Finding] = []
+        self.left_out: list[str] = []
+
+    def run(self, train_set: Dataset | Stream, validation_set: Dataset) -> None:
+        """Try all that there is time for."""
+        model = self._new_workload().model()
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        if num_parameters > _MOST_PARAMETERS:
+            self.left_out.append(f"all: the model has {num_parameters:,} parameters")
+            return
+        plan = self._config.step_plan(len(train_set))
+        total_steps = Progress().total_steps(self._config, plan)
+        self._try("schedule", _try_schedule(self._new_workload(), model, total_steps))
+        if is_stream(train_set):
+            self.left_out.append("gradients, state: the training split is a stream")
+        else:
+            model = self._train(train_set, total_steps) or model
+        if any(one.name == "repeatable" for one in self.findings):
+            self.left_out.append("metric, loss, predictions: results cannot be repeated")
+        else:
+            self._measure(model, validation_set)
+
+    def _train(self, train_set: Dataset, total_steps: int) -> nn.Module | None:
+        """Train and restore; the model after it, if there was time."""
+        engine: EngineTraining | None = None
+        found: list[Finding] = []
+        for num_shards in (1, 2)[: min(2, self._config.shards)]:
+            if found or not self._has_time(f"gradients on {num_shards} shards"):
+                break
+            trial = _trial(self._new_workload, self._config, train_set, num_shards, total_steps)
+            try:
+                engine, found = try_steps(trial)
+            except EvertrainError:
+                raise
+            except Exception:  # noqa: BLE001 (of a user's code)
+                # It may need more samples than it was given: as many as in the training.
+                trial = _whole(trial, self._config, train_set)
+                engine, found = try_steps(trial)
+            self._try("gradients", found)
+        if engine is None:
+            return None
+        if not found and self._has_time("state"):
+            self._try("state", try_resume(trial, engine))
+        return engine.train_state.model
+
+    def _measure(self, model: nn.Module, validation_set: Dataset) -> None:
+        """Metrics, loss and predictions of some rows of the validation split."""
+        # Over all of it: rows that lie side by side are often of one class.
+        places = np.unique(np.linspace(0, len(validation_set) - 1, NUM_ROWS).astype(np.int64))
+        rows = FewSamples(validation_set, places)
+        workload, config = self._new_workload(), self._config
+        modes = {module: module.training for module in model.modules()}
+        model.eval()
+        try:
+            with torch.inference_mode():
+                if self._has_time("metric"):
+                    self._try("metric", try_metrics(workload, model, rows, config))
+                if self._has_time("loss"):
+                    self._try("loss", try_loss(workload, model, rows, config))
+                if self._has_time("predictions"):
+                    self._try("predictions", try_predictions(workload, model, rows, config))
+        finally:
+            set_modes(modes)
+
+    def _try(self, name: FindingName, found: Iterable[Finding]) -> None:
+        self.findings += found
+        if name not in self.tried:
+            self.tried.append(name)
+
+    def _has_time(self, what: str) -> bool:
+        is_late = time.monotonic() - self._begin_s > _MOST_S
+        if is_late:
+            self.left_out.append(f"{what}: the rehearsal has taken {_MOST_S:.0f} s already")
+        return not is_late
+
+
+def _trial(
+    new_workload: Callable[[], Workload[Any]],
+    config: TrainConfig,
+    train_set: Dataset,
+    num_shards: int,
+    total_steps: int,
+) -> Trial:
+    """The first samples as they are planned, cut to a few for each shard."""
+    accumulation_steps = min(config.accumulation_steps, _MOST_ACCUMULATION)
+    batch_size = _SAMPLES_PER_SHARD * num_shards * accumulation_steps
+    cut = config.model_copy(
+        update={
+            "num_workers": 1,
+            "num_shards": num_shards,
+            "batch_size": batch_size,
+            "accumulation_steps": accumulation_steps,
+            "epochs": 1,
+            "threads_per_worker": 1,
+            "gpus_per_worker": 0,
+            "data_workers": 0,
+            "compile": False,
+            "strategy": "ddp",
+            "init_from": "",
+        }
+    )
+    return Trial(new_workload, cut, _first(train_set, cut), total_steps)
+
+
+def _whole(trial: Trial, config: TrainConfig, train_set: Dataset) -> Trial:
+    """The trial with as many samples in a step as the training has."""
+    num_samples = {
+        "batch_size": config.batch_size,
+        "accumulation_steps": config.accumulation_steps,
+    }
+    whole = trial.config.model_copy(update=num_samples)
+    return replace(trial, config=whole, dataset=_first(train_set, whole))
+
+
+def _first(train_set: Dataset, config: TrainConfig) -> FewSamples:
+    """The first samples of an epoch, enough for all steps of a trial."""
+    order = sample_order(config.seed, 0, len(train_set))
+    return FewSamples(train_set, np.resize(order, config.batch_size * (STEPS + 1)))
+
+
+def _try_schedule(workload: Workload[Any], model: nn.Module, total_steps: int) -> Iterator[Finding]:
+    """Whether the rates are numbers, from the first step to the last."""
+    optimizer = workload.optimizer(model)
+    schedule = workload.schedule(optimizer, total_steps)
+    if schedule is None or not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
+        return
+    # A schedule says the rate of a step from how many came before it.
+    optimizer.step()
+    for step in sorted({int(s) for s in np.linspace(0, total_steps - 1, _NUM_RATES)}):
+        if step:
+            schedule.last_epoch = step - 1
+            try:
+                schedule.step()
+            except Exception as error:  # noqa: BLE001 (of a user's code)
+                yield _of_schedule(
+                    f"before step {step + 1} of {total_steps} the schedule raises "
+                    f"{type(error).__name__}: {error}. schedule() gets total_steps: make it as long"
+                )
+                return
+        for rate in (group["lr"] for group in optimizer.param_groups):
+            value = float(rate) if isinstance(rate, (numbers.Real, torch.Tensor)) else math.nan
+            if not math.isfinite(value) or value < 0:
+                yield _of_schedule(
+                    f"the learning rate of step {step + 1} of {total_steps} is {rate}: give "
+                    "finite numbers from 0 on"
+                )
+                return
+
+
+def _of_schedule(message: str) -> Finding:
+    return Finding(name="schedule", is_refused=False, message=message)
+
+
+@contextmanager
+def _as_it_was() -> Iterator[None]:
+    """Put the generators, the number of threads and torch's switches back."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 (users draw from it)
+    num_threads = torch.get_num_threads()
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]  # its stub lacks it
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002 (as above)
+        random.setstate(states[2])
+        torch.set_num_threads(num_threads)
+        torch.use_deterministic_algorithms(is_deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]

@@ -1,0 +1,55 @@
+"""The forward and backward passes of a step: what the optimizer then steps from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from train_core.config import TrainConfig
+from train_core.engine.data.batches import to_device
+from train_core.engine.data.train_loader import TrainLoader
+from train_core.engine.distributed.group import Group
+from train_core.engine.metrics.forward import forward
+from train_core.engine.training.train_state import TrainState
+from train_core.policy.samples.randomness import FORWARD, derive_seed
+from train_core.policy.samples.steps import MicroBatch
+from train_core.workload import Batch, Workload, seed_generators
+
+
+def backward_passes(
+    train_state: TrainState,
+    loader: TrainLoader,
+    weighted_loss: Callable[[MicroBatch, Batch], Tensor],
+    on_loss: Callable[[int, Tensor], None] | None = None,
+) -> None:
+    """Compute the gradients of the next step's shards on this rank.
+
+    `on_loss` is called with the shard and the loss before each backward pass.
+    """
+    train_state.begin_step()
+    for shard in loader.shards:
+        with train_state.shard(shard):
+            for micro, batch, is_last in loader.batches_of(shard):
+                loss = weighted_loss(micro, batch)
+                if on_loss:
+                    on_loss(shard, loss)
+                if is_last:
+                    train_state.reducer.expect_last_backward()
+                loss.backward()
+
+
+def weighted_loss(
+    workload: Workload[Any],
+    train_state: TrainState,
+    config: TrainConfig,
+    group: Group,
+    micro: MicroBatch,
+    batch: Batch,
+) -> Tensor:
+    """The micro-batch's loss times its share of the step's samples."""
+    batch = to_device(batch, group.device, channels_last=config.channels_last)
+    seed_generators(derive_seed(config.seed, FORWARD, micro.step, micro.micro_step, micro.shard))
+    _, loss = forward(workload, train_state.forward_model, batch, config)
+    return loss * micro.weight
