@@ -29,6 +29,8 @@ CHECKPOINT_FAILED = "checkpoint/failed"
 CHECKPOINT_QUARANTINED = "checkpoint/quarantined"
 CHECKPOINT_SKIPPED = "checkpoint/skipped"
 
+_PREFIXES = (TRAIN, VALIDATION, TEST, COUNTERS)
+
 _Value = TypeVar("_Value")
 
 
@@ -53,9 +55,9 @@ def is_counter(name: str) -> bool:
 
 
 def split_and_name(name: str) -> tuple[str, str]:
-    """The parts of a full name; the split is empty if it has none."""
-    split, _, short = name.rpartition("/")
-    return split, short
+    """The parts of a full name; the split is empty if it has none, as `iou/car` has none."""
+    split, slash, short = name.partition("/")
+    return (split, short) if slash and split in _PREFIXES else ("", name)
 
 
 def full_names(split: str, metrics: Mapping[str, _Value]) -> dict[str, _Value]:

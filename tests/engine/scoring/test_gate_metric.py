@@ -52,6 +52,7 @@ def config(**asked: Any) -> TrainConfig:
         ({"monitor": "validation/loss", "monitor_order": "min"}, {}, ("loss", "min")),
         # What is monitored is of the training alone.
         ({"monitor": "train/grad_norm"}, {}, ("loss", "min")),
+        ({"monitor": "eval/accuracy"}, {}, ("accuracy", "max")),
         ({}, {"gate_metric": "loss"}, ("loss", "min")),
         ({}, {"gate_metric": "test/count"}, ("count", "max")),
         ({}, {"gate_metric": "count", "gate_order": "min"}, ("count", "min")),
@@ -65,6 +66,16 @@ def test_the_metric_is_the_monitored_one_unless_another_is_asked_for(
 ) -> None:
     names = list(split_metrics(Tiny(TinySettings())))
     assert metric_of(config(**asked), GateOptions(**options), names) == expected
+
+
+@pytest.mark.parametrize("name", ["iou/car", "top/5", "test/seen", "a b", "share<30", "x@1"])
+def test_a_name_with_a_slash_is_monitored_and_compared_as_itself(name: str) -> None:
+    names = ["loss", name, "car", "5", "seen"]
+    monitored = config(monitor=f"validation/{name}")
+    assert metric_of(monitored, GateOptions(), names) == (name, "max")
+    if name != "test/seen":
+        assert metric_of(config(), GateOptions(gate_metric=name), names) == (name, "max")
+    assert metric_of(config(), GateOptions(gate_metric=f"test/{name}"), names) == (name, "max")
 
 
 @pytest.mark.promise("gate-rows")
@@ -82,6 +93,13 @@ def test_what_cannot_be_compared_is_refused_before_the_training(
 ) -> None:
     with pytest.raises(ConfigError, match=told):
         check_gate(workload(TinySettings()), config(), GateOptions(**options))
+
+
+def test_a_gate_that_decides_by_another_metric_than_the_monitored_one_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    check_gate(Tiny(TinySettings()), config(monitor="train/grad_norm"), GateOptions())
+    assert "train/grad_norm: the gate decides by the loss" in caplog.text
 
 
 def test_what_can_be_compared_is_not_refused() -> None:

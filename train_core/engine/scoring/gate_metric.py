@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +15,19 @@ from train_core.policy.checkpoints.selection import Order
 from train_core.policy.metric_names import LOSS, TEST, split_and_name
 from train_core.workload import Workload
 
+_log = logging.getLogger(__name__)
+
 
 def check_gate(workload: Workload[Any], config: TrainConfig, options: GateOptions) -> None:
     """Raise ConfigError if the workload's models cannot be compared by these options."""
     metrics = split_metrics(workload)
     name, _ = metric_of(config, options, list(metrics))
+    if name == LOSS and not options.gate_metric and not config.monitor.endswith(LOSS):
+        _log.warning(
+            "no evaluation measures %s: the gate decides by the loss, unless gate_metric names "
+            "another metric",
+            config.monitor,
+        )
     check_adds_up(name, metrics[name])
     if options.max_recall_drop is not None and not workload.class_names:
         raise ConfigError(
@@ -40,7 +49,9 @@ def metric_of(config: TrainConfig, options: GateOptions, names: Sequence[str]) -
             f"{config.workload} gives {', '.join(names)}"
         )
     if wanted not in names:
-        wanted = LOSS
+        # A training function may report it under a prefix of its own, as `eval/accuracy`.
+        last = wanted.rpartition("/")[2]
+        wanted = last if last in names else LOSS
     is_monitored = wanted == split_and_name(config.monitor)[1]
     usual: Order = "min" if wanted == LOSS else "max"
     return wanted, options.gate_order or (config.monitor_order if is_monitored else usual)
