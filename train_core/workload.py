@@ -10,9 +10,10 @@ from __future__ import annotations
 from train_core import quick_imports  # noqa: F401 (what it does is the point)
 
 # isort: split
+import inspect
 import random
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -34,6 +35,7 @@ from train_core.storage.records.data_files import FileList
 _FIRST_SEED = 67280421310721
 """With which torch's generator begins in every process."""
 
+_WITHOUT_NAME = len(("self", "metric", "outputs", "batch"))
 Batch = dict[str, Tensor]
 """What the model is fed, a name per tensor; every tensor's first dimension is the sample."""
 
@@ -139,8 +141,17 @@ class Workload(Generic[SettingsT]):
         """The model's outputs for a batch. Default: `model(batch["inputs"])`."""
         return model(batch["inputs"])
 
-    def update_metric(self, metric: torchmetrics.Metric, outputs: Any, batch: Batch) -> None:
-        """Add a batch to one metric. Default: `metric.update(outputs, batch["targets"])`."""
+    def update_metric(
+        self,
+        metric: torchmetrics.Metric,
+        outputs: Any,
+        batch: Batch,
+        name: str,
+    ) -> None:
+        """Add a batch to the metric of that name; an override may leave `name` out.
+
+        Default: `metric.update(outputs, batch["targets"])`.
+        """
         metric.update(outputs, batch["targets"])
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
@@ -188,6 +199,22 @@ def seed_generators(seed: int) -> None:
         torch.cuda.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (users' code draws from it)
     random.seed(seed)
+
+
+def update_metric(
+    workload: Workload[Any], name: str, metric: torchmetrics.Metric, outputs: Any, batch: Batch
+) -> None:
+    """Add a batch to a metric of the workload's, by its own `update_metric`."""
+    if _takes_name(type(workload).update_metric):
+        workload.update_metric(metric, outputs, batch, name)
+    else:
+        workload.update_metric(metric, outputs, batch)  # type: ignore[call-arg]  # an override's
+
+
+@cache
+def _takes_name(method: Callable[..., None]) -> bool:
+    parameters = inspect.signature(method).parameters.values()
+    return len(parameters) > _WITHOUT_NAME or any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
 def load_split(workload: Workload[Any], split: Split) -> Dataset | Stream:

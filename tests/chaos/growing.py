@@ -101,7 +101,9 @@ class Growing(Workload[GrowingSettings]):
     def metrics(self) -> Mapping[str, torchmetrics.Metric]:
         return {"accuracy": torchmetrics.Accuracy("multiclass", num_classes=2)}
 
-    def update_metric(self, metric: torchmetrics.Metric, outputs: Any, batch: Batch) -> None:
+    def update_metric(
+        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
+    ) -> None:
         metric.update(outputs.argmax(1), batch["targets"])
 
     def predictions(self, outputs: Any) -> dict[str, Tensor]:

@@ -117,7 +117,9 @@ class Tiny(Workload[TinySettings]):
             "count": torchmetrics.SumMetric(),
         }
 
-    def update_metric(self, metric: torchmetrics.Metric, outputs: Any, batch: Batch) -> None:
+    def update_metric(
+        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
+    ) -> None:
         if isinstance(metric, torchmetrics.SumMetric):
             metric.update(torch.ones(len(outputs)))
         else:

@@ -50,6 +50,6 @@ def measure(workload: Workload[Any], model: nn.Module, split: Split) -> dict[str
         indices = np.arange(start, min(start + 256, len(dataset)))
         batch = workload.prepare(fetch(dataset, indices), None)
         outputs = workload.forward(model, batch)
-        for metric in metrics.values():
-            workload.update_metric(metric, outputs, batch)
+        for name, metric in metrics.items():
+            workload.update_metric(metric, outputs, batch, name)
     return {name: float(metric.compute()) for name, metric in metrics.items()}

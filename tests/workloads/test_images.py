@@ -72,8 +72,8 @@ def test_accuracy_counts_samples_and_f1_averages_classes(workload: Workload[Any]
     targets = torch.tensor([0, 0, 0, 1])
     outputs = torch.nn.functional.one_hot(torch.tensor([0, 0, 0, 0]), 10).float()
     metrics = workload.metrics()
-    for metric in metrics.values():
-        workload.update_metric(metric, outputs, {"targets": targets})
+    for name, metric in metrics.items():
+        workload.update_metric(metric, outputs, {"targets": targets}, name)
     assert float(metrics["accuracy"].compute()) == 0.75
     assert float(metrics["f1"].compute()) == pytest.approx((6 / 7 + 0) / 2)
 

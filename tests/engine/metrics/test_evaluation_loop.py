@@ -73,7 +73,9 @@ def measured(metric: object) -> dict[str, float]:
         def metrics(self) -> dict[str, Metric]:
             return {"seen": metric}  # type: ignore[dict-item]  # it is what a user gives
 
-        def update_metric(self, metric: Metric, outputs: torch.Tensor, batch: Batch) -> None:
+        def update_metric(
+            self, metric: Metric, outputs: torch.Tensor, batch: Batch, name: str
+        ) -> None:
             metric.update(outputs)
 
     workload = Counting(TinySettings())
@@ -86,6 +88,34 @@ def measured(metric: object) -> dict[str, float]:
 def test_a_metric_of_ones_own_is_merged_from_all_shards() -> None:
     found = measured(Seen(has_state=True, counts_in_it=True))
     assert found["seen"] == found["expected"]
+
+
+class Named(Linear):
+    """Tells its metrics apart by their names."""
+
+    def metrics(self) -> dict[str, Metric]:
+        return {"ones": MeanMetric(), "twos": MeanMetric()}
+
+    def update_metric(self, metric: Metric, outputs: torch.Tensor, batch: Batch, name: str) -> None:
+        metric.update({"ones": 1.0, "twos": 2.0}[name])
+
+
+class Nameless(Named):
+    """As a workload was written before there was a name."""
+
+    def update_metric(self, metric: Metric, outputs: torch.Tensor, batch: Batch) -> None:  # type: ignore[override]  # the test's subject
+        metric.update(3.0)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(Named, (1.0, 2.0)), (Nameless, (3.0, 3.0))])
+def test_a_workload_is_told_which_metric_it_updates_if_it_asks(
+    kind: type[Named], expected: tuple[float, float]
+) -> None:
+    workload, config = kind(TinySettings()), TrainConfig(workload="x:Y", eval_batch_size=16)
+    data, model, cpu = indexed(workload, "validation"), workload.model(), torch.device("cpu")
+    states = [measure_shard(workload, model, data, config, 0, cpu)]
+    found = merge(split_metrics(workload), states)
+    assert (found["ones"], found["twos"]) == expected
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,9 @@ class Right(Workload[Settings]):
     def metrics(self) -> Mapping[str, torchmetrics.Metric]:
         return {"accuracy": torchmetrics.classification.BinaryAccuracy()}
 
-    def update_metric(self, metric: torchmetrics.Metric, outputs: Any, batch: Batch) -> None:
+    def update_metric(
+        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
+    ) -> None:
         metric.update(outputs[:, 0].sigmoid(), batch["targets"])
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
@@ -59,7 +61,9 @@ class Logits(Right):
     def metrics(self) -> Mapping[str, torchmetrics.Metric]:
         return {"precision": BinaryAveragePrecision()}
 
-    def update_metric(self, metric: torchmetrics.Metric, outputs: Any, batch: Batch) -> None:
+    def update_metric(
+        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
+    ) -> None:
         metric.update(outputs[:, 0], batch["targets"])
 
 
@@ -117,7 +121,9 @@ class SignalToNoise(Right):
     def metrics(self) -> Mapping[str, torchmetrics.Metric]:
         return {"psnr": PeakSignalNoiseRatio(data_range=1.0)}
 
-    def update_metric(self, metric: torchmetrics.Metric, outputs: Any, batch: Batch) -> None:
+    def update_metric(
+        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
+    ) -> None:
         metric.update(outputs[:, 0].sigmoid(), batch["targets"].float())
 
 

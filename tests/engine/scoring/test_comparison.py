@@ -39,6 +39,7 @@ from train_core.engine.scoring.gate_rows import RowScoring
 from train_core.errors import ConfigError
 from train_core.policy.metric_names import LOSS
 from train_core.results import McNemar
+from train_core.workload import update_metric
 
 CLASSES = 3
 Rows = tuple[Tensor, Tensor]
@@ -73,7 +74,7 @@ def scores_of(
         if name == LOSS:
             add_loss(whole, workload.loss(outputs, batch), len(targets))
         else:
-            workload.update_metric(whole, outputs, batch)
+            update_metric(workload, name, whole, outputs, batch)
         scored.add(workload, single, outputs, batch)
     found = scored.result(state_of(whole))
     return found, merge({name: whole}, [{name: total} for total in found.totals])[name]
@@ -242,14 +243,14 @@ def test_a_metric_that_was_computed_before_says_nothing_of_that() -> None:
 
 def test_what_is_not_of_the_batch_is_of_every_row() -> None:
     class Scaled(Given):
-        def update_metric(self, metric: Metric, outputs: Any, batch: Batch) -> None:
+        def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
             metric.update(outputs["scores"] * outputs["scale"], batch["targets"])
 
     workload = Scaled(MeanSquaredError)
     scored, whole = RowScoring("metric"), MeanSquaredError()
     outputs = {"scores": torch.rand(5), "scale": torch.tensor(3.0)}
     batch = {"targets": torch.rand(5)}
-    workload.update_metric(whole, outputs, batch)
+    update_metric(workload, "metric", whole, outputs, batch)
     scored.add(workload, MeanSquaredError(), outputs, batch)
     total = float(whole.compute())
     found = RowMetric("metric", MeanSquaredError(), scored.result(state_of(whole)), total)

@@ -85,8 +85,10 @@ class Lengthy(Tiny):
 
     measured = 0
 
-    def update_metric(self, metric: torchmetrics.Metric, outputs: Any, batch: Batch) -> None:
-        super().update_metric(metric, outputs, batch)
+    def update_metric(
+        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
+    ) -> None:
+        super().update_metric(metric, outputs, batch, name)
         self.measured += 1
         time.sleep(0.15)
 

@@ -26,7 +26,7 @@ from train_core.policy.metric_names import LOSS
 from train_core.policy.samples.randomness import EVALUATE, derive_seed
 from train_core.policy.samples.sharding import split_evenly
 from train_core.text.shown_text import few_of
-from train_core.workload import Batch, Workload, seed_generators
+from train_core.workload import Batch, Workload, seed_generators, update_metric
 
 CONFUSION = "confusion_matrix"
 
@@ -173,7 +173,7 @@ def measure_shard(
                     elif name == SCORES:
                         metric.update(samples, predicted, batch)
                     else:
-                        workload.update_metric(metric, outputs, batch)
+                        update_metric(workload, name, metric, outputs, batch)
     finally:
         set_modes(modes)
     for name, metric in metrics.items():

@@ -24,7 +24,7 @@ from train_core.errors import EvertrainError
 from train_core.policy.metric_names import LOSS
 from train_core.results import Finding
 from train_core.text.shown_text import few_of
-from train_core.workload import Batch, Workload
+from train_core.workload import Batch, Workload, update_metric
 
 NUM_ROWS = 16
 _FAR = 4.0
@@ -99,7 +99,7 @@ def _given_logits(
         given: list[Any] = []
         # torchmetrics itself puts the method that it calls there.
         metric.__dict__["update"] = lambda *values, given=given, **_: given.extend(values)
-        workload.update_metric(metric, outputs, batch)
+        update_metric(workload, name, metric, outputs, batch)
         if given and isinstance(given[0], Tensor) and given[0].is_floating_point():
             low, high = torch.aminmax(given[0])
             if low < 0 or high > 1:

@@ -32,7 +32,7 @@ from train_core.engine.scoring.evaluate import dataset_of, load_model
 from train_core.errors import users_code
 from train_core.policy.metric_names import LOSS
 from train_core.text.log_lines import set_up_logging
-from train_core.workload import Batch, Workload
+from train_core.workload import Batch, Workload, update_metric
 
 _TIMED_ROWS = 50
 _TIMED_BATCHES = 10
@@ -77,7 +77,7 @@ def score_rows(model: Model, rows: Rows, shard: int) -> RowScores | None:
                 if rows.metric == LOSS:
                     add_loss(shard_metric, loss, _num_rows(batch))
                 else:
-                    workload.update_metric(shard_metric, outputs, batch)
+                    update_metric(workload, rows.metric, shard_metric, outputs, batch)
                 with autocast(device, model.config):
                     scored.add(workload, row_metric, outputs, batch)
         return scored.result(state_of(shard_metric)) if scored.num_rows else None
@@ -126,7 +126,7 @@ class RowScoring:
                 if self._name == LOSS:
                     add_loss(metric, workload.loss(row_outputs, row), 1)
                 else:
-                    workload.update_metric(metric, row_outputs, row)
+                    update_metric(workload, self._name, metric, row_outputs, row)
                 for state, value in state_of(metric).items():
                     self._states.setdefault(state, []).append(_entry(value))
         except Exception as error:  # noqa: BLE001 (whatever a workload raises that needs a whole batch)
