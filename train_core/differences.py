@@ -135,8 +135,9 @@ _NOT_PLAIN = {
     "batch": "The batch is another one: `dataset` or `prepare` depends on which samples the "
     "process has read before. A sample may depend on its index and on `random` alone.",
     "loss": "The batch is the same, and the loss is not: `forward` or `loss` depends on the passes "
-    "before it in the same process, by something that is no buffer of the model: an attribute, a "
-    "global, or a parameter that `forward` changes through `.data`.",
+    "before it in the same process, so that the number of workers would count, by something that "
+    "is no buffer of the model: an attribute, a global, or a parameter that `forward` changes "
+    "through `.data`.",
     "update": "Batch and loss are the same, and the update is not: a gradient (a hook, an "
     "autograd.Function), or what the optimizer or `after_step` makes of it, depends on more than "
     "the step. If nothing of yours does so, it is a fault of evertrain's: please report it.",
@@ -171,12 +172,15 @@ class ResumeVerdict(Result):
     @property
     def cause(self) -> str:
         """What the first difference says about its cause; empty if nothing differs."""
-        if found := self.resumed_differs:
+        found, plain = self.resumed_differs, self.plain_differs
+        # What one pass leaves to the next is there from the beginning; a resume only loses it.
+        is_older = found and plain and plain.step < found.step
+        if found and not is_older:
             if found.step <= self.resumed_after:
                 return _BEFORE_THE_KILL
             return _AFTER_THE_KILL[_BY_NAME.get(found.kind, found.kind)]
-        if found := self.plain_differs:
-            return _NOT_PLAIN[_BY_NAME.get(found.kind, found.kind)]
+        if plain:
+            return _NOT_PLAIN[_BY_NAME.get(plain.kind, plain.kind)]
         return "" if self.identical else _KEPT_OUTSIDE
 
 

@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from train_core.policy.champion.gate_decision import Evidence, GateRules, Outcome
 from train_core.policy.checkpoints.selection import Order
-from train_core.policy.findings import FindingName
 
 _BECAME, _WAITS = "became champion", "waits for approval"
 _AS_A_CLAUSE = {
@@ -25,13 +24,18 @@ class Result(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+FindingName = Literal[
+    "gradients", "state", "repeatable", "schedule", "metric", "loss", "predictions"
+]
+
+
 class Finding(Result):
     """What a rehearsal says of a workload."""
 
     name: FindingName
-    """What `accept` names it by."""
+    """What was tried."""
     is_refused: bool
-    """Whether it is refused, unless it is accepted; otherwise it is told."""
+    """Whether the result would be wrong without a word; otherwise it is told."""
     message: str
     """What, of which parameter, metric or state, and how it is mended."""
 

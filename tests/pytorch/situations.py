@@ -110,6 +110,45 @@ class MovesByData(nn.Module):
         return self.last(self.query(x) + self.key(x))
 
 
+class RunningScale(nn.Module):
+    """Its statistics are plain numbers, which it saves as extra state."""
+
+    def __init__(self, *, changes_in_forward: bool) -> None:
+        super().__init__()
+        self.mean, self.count = 0.0, 0
+        self.changes_in_forward = changes_in_forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.changes_in_forward:
+            self.count += 1
+            self.mean += (float(x.detach().abs().mean()) - self.mean) / self.count
+        return x / (self.mean + 1 + self.count)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"mean": self.mean, "count": self.count}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.mean, self.count = state["mean"], state["count"]
+
+
+class Scaled(nn.Module):
+    """A model with running statistics."""
+
+    def __init__(self, *, changes_in_forward: bool) -> None:
+        super().__init__()
+        self.scale = RunningScale(changes_in_forward=changes_in_forward)
+        self.last = nn.Linear(NUM_INPUTS, NUM_CLASSES)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        found: Tensor = self.last(self.scale(x))
+        return found
+
+
+def count(model: nn.Module, step: int) -> None:
+    """A hook that changes extra state between two steps."""
+    model.scale.count = step  # type: ignore[union-attr, assignment]  # it is a Scaled
+
+
 class TwoHeads(nn.Module):
     """The second head is left out, or is used for some samples only."""
 
@@ -464,6 +503,12 @@ SITUATIONS: dict[str, Case] = {
     ),
     "parameters that forward changes through .data": Case(
         MovesByData, refused="'key.bias', 'key.weight'", refused_from=2
+    ),
+    "extra state that forward changes": Case(
+        lambda: Scaled(changes_in_forward=True), refused="'scale/mean'", refused_from=2
+    ),
+    "extra state that stays while a step computes": Case(
+        lambda: Scaled(changes_in_forward=False), after_step=count
     ),
     "an embedding that forward normalises": Case(
         # A validation normalises it, too: even alone there is nothing to compare.

@@ -17,7 +17,6 @@ from pydantic import (
 )
 
 from train_core.config.option_groups import MAY_CHANGE, Options, object_of
-from train_core.policy.findings import FindingName
 from train_core.policy.metric_names import VALIDATION_ACCURACY
 
 NAME_OF_OBJECT = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -48,13 +47,6 @@ class WorkloadOptions(Options):
     settings: dict[str, Any] = Field(
         default_factory=dict,
         description="The workload's own settings, a JSON object (see `evertrain workloads`).",
-    )
-
-    accept: list[FindingName] = Field(
-        default_factory=list,
-        description="What the rehearsal may find in the workload without refusing or telling it, "
-        "by the name that it gives: gradients, state, …",
-        json_schema_extra=MAY_CHANGE,
     )
 
     @field_validator("settings", mode="before")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -173,7 +174,7 @@ class Short(Right):
 
 class NoRate(Right):
     def schedule(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(np.sqrt(1.0 - step)))
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(np.sqrt(9.0 - step)))
 
 
 class Drawing(nn.Module):
@@ -217,6 +218,49 @@ class Hungry(Right):
         if torch.is_grad_enabled() and len(outputs) < 16:
             raise ValueError("too few negatives")
         return super().loss(outputs, batch)
+
+
+@dataclass
+class Scores:
+    """Outputs that cannot be cut into rows from outside."""
+
+    logits: Tensor
+
+
+class InDataclass(Right):
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        return Scores(model(batch["inputs"]))
+
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        return super().loss(outputs.logits, batch)
+
+    def update_metric(
+        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
+    ) -> None:
+        super().update_metric(metric, outputs.logits, batch, name)
+
+    def predictions(self, outputs: Any) -> dict[str, Tensor]:
+        return super().predictions(outputs.logits)
+
+
+class KeepsModel(Right):
+    """`model()` leaves in the workload what `loss` uses."""
+
+    def model(self) -> nn.Module:
+        made = super().model()
+        self.anchor = [p.detach().clone() for p in made.parameters()]
+        self.made = made
+        return made
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        pairs = zip(self.made.parameters(), self.anchor, strict=True)
+        return super().loss(outputs, batch) + 0.01 * sum(((p - a) ** 2).sum() for p, a in pairs)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"anchor": self.anchor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.anchor = [tensor.clone() for tensor in state["anchor"]]
 
 
 class Broken(Right):

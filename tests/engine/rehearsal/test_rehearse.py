@@ -94,6 +94,17 @@ def test_what_a_workloads_code_raises_is_raised() -> None:
         rehearsed(odd.Broken)
 
 
+def test_outputs_that_cannot_be_cut_are_left_out_and_not_refused() -> None:
+    said = rehearsed(odd.InDataclass)
+    assert said.findings == []
+    (line,) = said.left_out
+    assert line.startswith("loss: it cannot be computed of a part of outputs: ")
+
+
+def test_what_model_leaves_in_the_workload_is_there_when_it_is_measured() -> None:
+    assert found(odd.KeepsModel) == []
+
+
 def test_a_model_that_refuses_few_samples_is_tried_with_as_many_as_in_the_training() -> None:
     assert found(odd.Hungry, batch_size=32) == []
 
@@ -186,7 +197,7 @@ class TorchsOwnRestore(EngineTraining):
         self.state.add("optimizer", optimizer.state_dict, optimizer.load_state_dict)
 
 
-class MendedTrial(Trial):
+class TrialOfOther(Trial):
     """A trial of an engine of which one mend is switched off."""
 
     kind: type[EngineTraining]
@@ -233,10 +244,10 @@ class Bf16(odd.Right):
         return model(batch["inputs"].bfloat16()).float()
 
 
-def trial(workload: type[Workload[Any]], kind: type[EngineTraining]) -> MendedTrial:
+def trial(workload: type[Workload[Any]], kind: type[EngineTraining]) -> TrialOfOther:
     config = TrainConfig(workload="tests.engine.rehearsal.odd:Right", batch_size=8, num_shards=2)
     one = workload(Settings())
-    made = MendedTrial(lambda: workload(Settings()), config, indexed(one, "train"), 100)
+    made = TrialOfOther(lambda: workload(Settings()), config, indexed(one, "train"), 100)
     object.__setattr__(made, "kind", kind)
     return made
 

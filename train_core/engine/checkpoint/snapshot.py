@@ -237,5 +237,8 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _format_name(path: str, dtype: torch.dtype) -> str:
     if dtype not in _FORMAT_NAMES:
-        raise WorkloadError(f"the state's tensor {path} is of {dtype}, which safetensors lacks")
+        raise WorkloadError(
+            f"the state's tensor {path} is of {dtype}, which safetensors lacks: keep it in another "
+            "type (of complex numbers complex64, or torch.view_as_real of it)"
+        )
     return _FORMAT_NAMES[dtype]

@@ -36,7 +36,7 @@ class EngineTraining:
         self.state = TrainingState()
         """All that its next step depends on, but for the position in the data."""
         self.train_state.add_to(self.state)
-        self._workload = workload
+        self.workload = workload
         self._loader = TrainLoader(workload, dataset, config, group, has_equal_passes=False)
         self._step = 0
         self._loss = partial(weighted_loss, workload, self.train_state, config, group)
@@ -58,4 +58,4 @@ class EngineTraining:
         self.train_state.exchange()
         self.train_state.apply_gradients(self._step)
         self._step += 1
-        self._workload.after_step(self.train_state.model, self._step)
+        self.workload.after_step(self.train_state.model, self._step)

@@ -33,9 +33,8 @@ from train_core.engine.rehearsal.measured import (
 )
 from train_core.engine.rehearsal.steps import STEPS, Trial, try_resume, try_steps
 from train_core.errors import EvertrainError
-from train_core.policy.findings import FindingName
 from train_core.policy.samples.sample_order import sample_order
-from train_core.results import Finding, Rehearsal
+from train_core.results import Finding, FindingName, Rehearsal
 from train_core.workload import Workload
 
 _SAMPLES_PER_SHARD = 4
@@ -82,25 +81,29 @@ class _Rehearsing:
 
     def run(self, train_set: Dataset | Stream, validation_set: Dataset) -> None:
         """Try all that there is time for."""
-        model = self._new_workload().model()
+        workload = self._new_workload()
+        model = workload.model()
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         if num_parameters > _MOST_PARAMETERS:
             self.left_out.append(f"all: the model has {num_parameters:,} parameters")
             return
         plan = self._config.step_plan(len(train_set))
         total_steps = Progress().total_steps(self._config, plan)
-        self._try("schedule", _try_schedule(self._new_workload(), model, total_steps))
+        self._try("schedule", _try_schedule(workload, model, total_steps))
         if is_stream(train_set):
             self.left_out.append("gradients, state: the training split is a stream")
         else:
-            model = self._train(train_set, total_steps) or model
+            engine = self._train(train_set, total_steps)
+            if engine is not None:
+                # What `model()` and training left in the workload belongs to it.
+                workload, model = engine.workload, engine.train_state.model
         if any(one.name == "repeatable" for one in self.findings):
             self.left_out.append("metric, loss, predictions: results cannot be repeated")
         else:
-            self._measure(model, validation_set)
+            self._measure(workload, model, validation_set)
 
-    def _train(self, train_set: Dataset, total_steps: int) -> nn.Module | None:
-        """Train and restore; the model after it, if there was time."""
+    def _train(self, train_set: Dataset, total_steps: int) -> EngineTraining | None:
+        """Train and restore; the training, if there was time for one."""
         engine: EngineTraining | None = None
         found: list[Finding] = []
         for num_shards in (1, 2)[: min(2, self._config.shards)]:
@@ -116,18 +119,16 @@ class _Rehearsing:
                 trial = _whole(trial, self._config, train_set)
                 engine, found = try_steps(trial)
             self._try("gradients", found)
-        if engine is None:
-            return None
-        if not found and self._has_time("state"):
+        if engine is not None and not found and self._has_time("state"):
             self._try("state", try_resume(trial, engine))
-        return engine.train_state.model
+        return engine
 
-    def _measure(self, model: nn.Module, validation_set: Dataset) -> None:
+    def _measure(self, workload: Workload[Any], model: nn.Module, validation_set: Dataset) -> None:
         """Metrics, loss and predictions of some rows of the validation split."""
         # Over all of it: rows that lie side by side are often of one class.
         places = np.unique(np.linspace(0, len(validation_set) - 1, NUM_ROWS).astype(np.int64))
         rows = FewSamples(validation_set, places)
-        workload, config = self._new_workload(), self._config
+        config = self._config
         modes = {module: module.training for module in model.modules()}
         model.eval()
         try:
@@ -135,11 +136,20 @@ class _Rehearsing:
                 if self._has_time("metric"):
                     self._try("metric", try_metrics(workload, model, rows, config))
                 if self._has_time("loss"):
-                    self._try("loss", try_loss(workload, model, rows, config))
+                    self._try_loss(workload, model, rows)
                 if self._has_time("predictions"):
                     self._try("predictions", try_predictions(workload, model, rows, config))
         finally:
             set_modes(modes)
+
+    def _try_loss(self, workload: Workload[Any], model: nn.Module, rows: Dataset) -> None:
+        try:
+            self._try("loss", try_loss(workload, model, rows, self._config))
+        except EvertrainError:
+            raise
+        except Exception as error:  # noqa: BLE001 (of a user's code)
+            # The metrics have shown that it can be computed of a whole batch.
+            self.left_out.append(f"loss: it cannot be computed of a part of outputs: {error}")
 
     def _try(self, name: FindingName, found: Iterable[Finding]) -> None:
         self.findings += found

@@ -7,11 +7,13 @@ no checkpoint could be restored into the model that the workload makes.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import nn
 
+from train_core.engine.checkpoint.packing import first_difference
 from train_core.engine.distributed.buffers import modules_of
 from train_core.engine.metrics.evaluation_loop import set_modes
 from train_core.errors import WorkloadError
@@ -39,6 +41,12 @@ class Followed:
         self._facts = self._facts_now()
         self._trained_at_first = self._trained()
         self._modes_at_first = self._modes()
+        self._with_extra_state = {
+            name: module
+            for name, module in model.named_modules()
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        }
+        self._extra_state: dict[str, Any] = {}
         self._versions: list[int] = []
         self._bits: list[int] = []
         self._steps_with_bits = 0 if may_change_in_forward else _STEPS_WITH_BITS
@@ -49,6 +57,7 @@ class Followed:
         Raises WorkloadError for a change that is not followed.
         """
         self._versions, self._bits = self._versions_now(), self._bits_now()
+        self._extra_state = deepcopy(self._extra_state_now())
         facts = self._facts_now()
         if facts == self._facts:
             return False
@@ -57,7 +66,14 @@ class Followed:
         return True
 
     def check_unchanged(self) -> None:
-        """Raise WorkloadError for a parameter that the step's passes changed in place."""
+        """Raise WorkloadError for what the step's passes changed and each shard would meet anew."""
+        if said := first_difference(self._extra_state, self._extra_state_now()):
+            raise WorkloadError(
+                f"a forward or backward pass changed the extra state {said.partition(':')[0]!r}, "
+                "so that each shard of a batch would meet another one: keep it in a buffer, of "
+                "which those of shard 0 are kept, change it in `after_step`, or train on one shard "
+                "(num_shards 1)"
+            )
         versions, bits = self._versions_now(), self._bits_now()
         self._steps_with_bits = max(0, self._steps_with_bits - 1)
         if (versions, bits) == (self._versions, self._bits):
@@ -147,6 +163,12 @@ class Followed:
         if self._may_change_in_forward:
             return []
         return [p._version for p in self._parameters.values()]  # noqa: SLF001 (nothing public counts)
+
+    def _extra_state_now(self) -> dict[str, Any]:
+        """What `get_extra_state` gives, by the module's name."""
+        if self._may_change_in_forward:
+            return {}
+        return {name: one.get_extra_state() for name, one in self._with_extra_state.items()}
 
     def _bits_now(self) -> list[int]:
         """The sum of each parameter's bytes, in the first steps."""

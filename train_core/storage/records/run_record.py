@@ -81,11 +81,6 @@ class RunRecord(BaseModel):
     )
     forked_from: str = Field(default="", description="The checkpoint that the run began with.")
     origin: Origin | None = Field(default=None, description="Whose weights the run began with.")
-    rehearsed: str = Field(
-        default="",
-        description="BLAKE3 of the code, settings and versions with which the workload was "
-        "rehearsed, or one like it before.",
-    )
     step_rules: int = Field(
         default=1, ge=1, description="By which rules the run computes a step (run_record.py)."
     )
