@@ -171,18 +171,21 @@ def test_the_search_for_the_file_at_fault_hides_no_error(tables: Path) -> None:
     gone.unlink()
     with (
         pytest.raises(pa.ArrowInvalid, match=r"^of the user's") as raised,
-        reading("the rows", lambda: files),
+        reading(lambda: "the rows", lambda: files),
     ):
         raise pa.ArrowInvalid("of the user's")
     assert raised.value.__notes__ == ["in the rows"]
     # Whatever it is: here the list of the files.
-    with pytest.raises(pa.ArrowInvalid, match="of the user's"), reading("the rows", _no_list):
+    with (
+        pytest.raises(pa.ArrowInvalid, match="of the user's"),
+        reading(lambda: "the rows", _no_list),
+    ):
         raise pa.ArrowInvalid("of the user's")
     # The search goes on behind a file that is gone.
     (tables / "part-5.parquet").write_bytes(b"PAR1")
     with (
         pytest.raises(DataError, match=r"part-5\.parquet is not a readable Parquet file"),
-        reading("the rows", lambda: files),
+        reading(lambda: "the rows", lambda: files),
     ):
         raise pa.ArrowInvalid("of the user's")
 
@@ -223,10 +226,10 @@ def test_the_search_looks_at_a_bounded_number_of_files(
     for number in range(130):
         pq.write_table(pa.table({"age": [1.0]}), tmp_path / f"part-{number:03}.parquet")
     files = workload(tmp_path).files("rows")
-    with pytest.raises(KeyError, match="lr"), reading("the rows", lambda: files):
+    with pytest.raises(KeyError, match="lr"), reading(lambda: "the rows", lambda: files):
         raise KeyError("lr")
     assert not opened, "a mistake in the code is in no file"
-    with pytest.raises(pa.ArrowInvalid), reading("the rows", lambda: files):
+    with pytest.raises(pa.ArrowInvalid), reading(lambda: "the rows", lambda: files):
         raise pa.ArrowInvalid("of the user's")
     assert len(set(opened)) == 100
 

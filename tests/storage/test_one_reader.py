@@ -55,6 +55,8 @@ PARSERS = {
     ("train_core/engine/driver/server.py", "Answer.model_validate_json"),
     ("train_core/engine/ray_train/reports/channel.py", "json.loads"),
     ("train_core/engine/ray_train/reports/committer.py", "Entry.model_validate_json"),
+    # What was written a line before.
+    ("train_core/engine/rehearsal/steps.py", "json.loads"),
     ("train_core/engine/tools/isolated_call.py", "json.load"),
     ("train_core/engine/tools/standalone.py", "StandaloneTask.model_validate_json"),
     # What pip wrote beside an installed distribution.

@@ -21,7 +21,9 @@ def print_runs(storage: str, *, as_json: bool) -> None:
 def status_shown(folder: RunFolder, *, as_json: bool) -> dict[str, Any]:
     """A run's state; its training's newest reading is one line, for programs a mapping."""
     status = run_status(folder)
-    shown = status.model_dump(exclude={"driven_by", "live"})
+    # Where the gate was not asked, a person is told nothing of it.
+    unasked = set() if as_json or status.gate else {"gate"}
+    shown = status.model_dump(exclude={"driven_by", "live", *unasked})
     if status.driven_by:
         live = status.live and (status.live.model_dump() if as_json else _line(status.live))
         shown |= {"driven by": status.driven_by, "live": live}
