@@ -267,3 +267,13 @@ def test_a_state_that_is_cast_is_named() -> None:
         engine, findings = try_steps(tried)
         findings += try_resume(tried, engine)
         assert [(one.name, one.is_refused) for one in findings] == expected
+
+
+class ScheduledMaster(Bf16):
+    def schedule(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total_steps)
+
+
+def test_the_rates_are_looked_at_without_a_step_of_the_optimizer() -> None:
+    # It cannot step without gradients.
+    assert found(ScheduledMaster, epochs=20) == []

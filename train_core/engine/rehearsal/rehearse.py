@@ -10,6 +10,7 @@ import math
 import numbers
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -214,12 +215,14 @@ def _try_schedule(workload: Workload[Any], model: nn.Module, total_steps: int) -
     if schedule is None or not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
         return
     # A schedule says the rate of a step from how many came before it.
-    optimizer.step()
     for step in sorted({int(s) for s in np.linspace(0, total_steps - 1, _NUM_RATES)}):
         if step:
             schedule.last_epoch = step - 1
             try:
-                schedule.step()
+                with warnings.catch_warnings():
+                    # torch warns that the optimizer has made no step, which may need gradients.
+                    warnings.simplefilter("ignore", UserWarning)
+                    schedule.step()
             except Exception as error:  # noqa: BLE001 (of a user's code)
                 yield _of_schedule(
                     f"before step {step + 1} of {total_steps} the schedule raises "
