@@ -17,11 +17,16 @@ import hypothesis
 import pytest
 
 from tests.plugins.leaks import Belongings
+from train_core.config.training_options import ACCEPT
+from train_core.policy.findings import EVERYTHING
 
 pytest_plugins = ["tests.plugins.order", "tests.plugins.reporting"]
 
 SCRIPT = Path(__file__).parent / "object-store.sh"
 BUCKET = "evertrain-tests"
+# Workloads of tests wait in their hooks, and a rehearsal takes a second of each of many runs:
+# tests/engine/driver/preparing/test_rehearsing.py has it.
+os.environ[ACCEPT] = EVERYTHING
 # The tests share two cores: how long an example takes says nothing.
 hypothesis.settings.register_profile("shared", deadline=None)
 hypothesis.settings.load_profile("shared")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from train_core.policy.champion.gate_decision import Evidence, GateRules, Outcome
 from train_core.policy.checkpoints.selection import Order
+from train_core.policy.findings import FindingName
 
 _BECAME, _WAITS = "became champion", "waits for approval"
 _AS_A_CLAUSE = {
@@ -22,11 +24,6 @@ class Result(BaseModel):
     """Base of the stages' results."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-FindingName = Literal[
-    "gradients", "state", "repeatable", "schedule", "metric", "loss", "predictions"
-]
 
 
 class Finding(Result):
@@ -157,6 +154,11 @@ class Comparison(Result):
     mcnemar: McNemar | None = None
 
 
+def _in_one_line(reasons: Sequence[str]) -> str:
+    more = len(reasons) - _MOST_REASONS
+    return "; ".join(reasons[:_MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
+
+
 class Decision(Result):
     """What the gate decided on one version, in comparison with one champion, and why."""
 
@@ -179,8 +181,13 @@ class Decision(Result):
     @property
     def why(self) -> str:
         """The reasons in one line: of many, as of a model with many classes, the first ones."""
-        more = len(self.reasons) - _MOST_REASONS
-        return "; ".join(self.reasons[:_MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
+        return _in_one_line(self.reasons)
+
+    @property
+    def why_answered(self) -> str:
+        """The reasons in one line for who has an answer: without the one that asked for it."""
+        asked = self.outcome == Outcome.ASK and len(self.reasons) > 1
+        return _in_one_line(self.reasons[1:] if asked else self.reasons)
 
 
 class Approval(Result):
@@ -255,7 +262,7 @@ class GateResult(Result):
             return f"{self.status}{place}: {self.entry.why}"
         if self.approval:
             by = f'{self.approval.person} ("{self.approval.reason}")'
-            return f"{self.status} by {by}: {self.decision.why}"
+            return f"{self.status} by {by}: {self.decision.why_answered}"
         return f"{self.status}: {self.decision.why}"
 
     @property

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.services import prefect_server
+from train_core.config.training_options import ACCEPT
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +53,7 @@ def isolated(home: Path) -> dict[str, str]:
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PREFECT_", "MLFLOW_", "EVERTRAIN_"))
+        if name == ACCEPT or not name.startswith(("PREFECT_", "MLFLOW_", "EVERTRAIN_"))
     }
     return {
         **inherited,

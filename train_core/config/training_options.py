@@ -5,6 +5,7 @@ One of the groups of parameters; `config/__init__.py` says in which of them a ne
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -17,8 +18,11 @@ from pydantic import (
 )
 
 from train_core.config.option_groups import MAY_CHANGE, Options, object_of
+from train_core.policy.findings import Accepted
 from train_core.policy.metric_names import VALIDATION_ACCURACY
 
+ACCEPT = "EVERTRAIN_ACCEPT"
+"""The variable that says what rehearsals may find: names with commas between them."""
 NAME_OF_OBJECT = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
@@ -47,6 +51,14 @@ class WorkloadOptions(Options):
     settings: dict[str, Any] = Field(
         default_factory=dict,
         description="The workload's own settings, a JSON object (see `evertrain workloads`).",
+    )
+
+    accept: list[Accepted] = Field(
+        default_factory=lambda: list(filter(None, os.environ.get(ACCEPT, "").split(","))),
+        validate_default=True,
+        description="What the rehearsal of the workload may find without refusing or telling it, "
+        "by its names: gradients, loss, …; everything: no rehearsal. Unset: EVERTRAIN_ACCEPT.",
+        json_schema_extra=MAY_CHANGE,
     )
 
     @field_validator("settings", mode="before")

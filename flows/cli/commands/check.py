@@ -11,6 +11,7 @@ from evertrain_flows.cli.output.listings import DIFFERENT, print_mapping
 from evertrain_flows.cli.output.terminal import say
 from train_core.client.isolated import check_workload
 from train_core.config import TrainConfig, WorkloadName
+from train_core.policy.findings import FindingName
 
 
 class CheckCommand(BaseModel):
@@ -32,12 +33,17 @@ class CheckCommand(BaseModel):
         description="Further parameters of the training as `retrain` has them, a JSON object: "
         '{"precision": "bf16", "num_shards": 4}.',
     )
+    accept: list[FindingName] = Field(
+        default_factory=list,
+        description="What may be found: gradients, loss, … as `retrain` has it.",
+    )
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
 
     def cli_cmd(self) -> None:
         """Print what was tried and found; exit with code 1 if something is refused."""
-        found = check_workload(self._config())
-        is_refused = any(one.is_refused for one in found.findings)
+        config = self._config()
+        found = check_workload(config)
+        is_refused = any(one.is_refused for one in found.findings if one.name not in config.accept)
         if self.as_json:
             print_mapping(found.model_dump(mode="json"), as_json=True)
         else:
@@ -45,7 +51,9 @@ class CheckCommand(BaseModel):
             for line in found.left_out:
                 say(f"left out   {line}")
             for one in found.findings:
-                say(f"{'refused' if one.is_refused else 'notice':<10} {one.name}: {one.message}")
+                kind = "refused" if one.is_refused else "notice"
+                kind = "accepted" if one.name in config.accept else kind
+                say(f"{kind:<10} {one.name}: {one.message}")
             if not found.findings:
                 say("found      nothing wrong in three steps; verify-resume proves more")
         if is_refused:
@@ -53,5 +61,5 @@ class CheckCommand(BaseModel):
 
     def _config(self) -> TrainConfig:
         # On two shards at least: on one, gradients are autograd's own.
-        asked = {"num_shards": 2} | self.training
+        asked = {"num_shards": 2} | self.training | ({"accept": self.accept} if self.accept else {})
         return TrainConfig.of(**asked | {"workload": self.workload, "settings": self.settings})

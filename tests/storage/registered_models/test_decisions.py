@@ -143,8 +143,10 @@ def test_the_outcome_is_one_line(folder: RunFolder, writer: RunWriter) -> None:
             ASKS,
             None,
         ),
-        'models:/Digits/1 is rejected by ann ("looked at it"): every promotion has to be approved; '
-        "it is good": (ASKS, approval(ASKS, is_approved=False)),
+        'models:/Digits/1 is rejected by ann ("looked at it"): it is good': (
+            ASKS,
+            approval(ASKS, is_approved=False),
+        ),
     }
     for number, (line, (made, answer)) in enumerate(cases.items()):
         own = made.model_copy(update={"champion_number": number})
@@ -174,8 +176,7 @@ def test_an_approved_entry_says_who_approved_it_and_why(
     ModelRegistry(folder.storage, MODEL).add_champion(made)
     assert (made.by, made.decided_by) == ("approval", decided_by(folder, ASKS))
     assert gate_result(folder, ASKS).summary == (
-        'models:/Digits/1 became champion: approved by ann ("looked at it"): every promotion has '
-        "to be approved; it is good"
+        'models:/Digits/1 became champion: approved by ann ("looked at it"): it is good'
     )
 
 

@@ -34,6 +34,8 @@ class Timing:
     # The driver's process.
     ray_poll_interval_s: float = 1.0
     """Between two checks that Ray lives."""
+    rehearsal_s: float = 60.0
+    """For the rehearsal of a workload, which begins nothing more after half of it."""
     nodes_wait_s: float = 60.0
     """For the nodes of a cluster that was started again, if the run was there before."""
     # A caller of a job.

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import format_exception
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from train_core.engine.data.batches import prepare, to_device
 from train_core.engine.metrics.evaluation_loop import measure_shard, merge, split_metrics
 from train_core.engine.metrics.forward import autocast, forward
 from train_core.engine.rehearsal.engine_training import CPU
-from train_core.errors import EvertrainError
+from train_core.errors import EvertrainError, line_of_users_code, words_of
 from train_core.policy.metric_names import LOSS
 from train_core.results import Finding
 from train_core.text.shown_text import few_of
@@ -47,7 +48,19 @@ def try_metrics(
 
     quarter = max(1, len(rows) // 4)
     on_one, on_two = measured(quarter, 1), measured(quarter, 2)
-    whole, single = measured(len(rows), 1), measured(1, 1)
+    whole = measured(len(rows), 1)
+    try:
+        single = measured(1, 1)
+    except EvertrainError:
+        raise
+    except Exception as error:  # noqa: BLE001 (of a user's code)
+        single = whole
+        yield Finding(
+            name="metric",
+            is_refused=False,
+            message=f"a row alone cannot be evaluated: {raised(error)}. The last batch of a split "
+            "may have one row: keep the first dimension, as by squeeze(1)",
+        )
     given_logits = _given_logits(workload, model, rows, config)
     tolerance = _TOLERANCES[torch.bfloat16 if config.precision == "bf16" else torch.float32]
     for name in names:
@@ -82,6 +95,12 @@ def try_metrics(
                 "eval_batch_size: only sums over its rows, or all their values, may be in its "
                 "states",
             )
+
+
+def raised(error: Exception) -> str:
+    """An error of a user's code in words, with its line."""
+    line = line_of_users_code("".join(format_exception(error)))
+    return f"{words_of(error)} ({line})" if line else words_of(error)
 
 
 def _given_logits(

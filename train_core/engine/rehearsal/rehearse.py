@@ -19,23 +19,26 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from train_core.config import TrainConfig
-from train_core.datasets.protocols import Dataset, Stream, is_stream
+from train_core.datasets.protocols import Dataset, Stream, fetch, is_stream
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.metrics.evaluation_loop import set_modes
 from train_core.engine.rehearsal.engine_training import EngineTraining
 from train_core.engine.rehearsal.few_samples import FewSamples
 from train_core.engine.rehearsal.measured import (
     NUM_ROWS,
+    raised,
     try_loss,
     try_metrics,
     try_predictions,
 )
 from train_core.engine.rehearsal.steps import STEPS, Trial, try_resume, try_steps
 from train_core.errors import EvertrainError
+from train_core.policy.findings import FindingName
 from train_core.policy.samples.sample_order import sample_order
-from train_core.results import Finding, FindingName, Rehearsal
+from train_core.results import Finding, Rehearsal
 from train_core.workload import Workload
 
 _SAMPLES_PER_SHARD = 4
@@ -44,6 +47,8 @@ _MOST_PARAMETERS = 30_000_000
 """Of larger models the copies would take gigabytes, and a step seconds."""
 _MOST_S = 30.0
 """After so many seconds nothing more is begun."""
+_MOST_SAMPLE_BYTES = 8_000_000
+_MOST_SAMPLE_S = 0.3
 _NUM_RATES = 22
 
 
@@ -55,7 +60,8 @@ def rehearse(
 ) -> Rehearsal:
     """Try a workload on a few samples of its data.
 
-    Raises WorkloadError for what the engine refuses by itself, and what the workload's code raises.
+    Raises WorkloadError for what the engine refuses by itself, and what the workload's code raises
+    where a step of the training would raise it, too.
     """
     begin_cpu_s = time.process_time()
     rehearsing = _Rehearsing(new_workload, config)
@@ -93,6 +99,9 @@ class _Rehearsing:
         self._try("schedule", _try_schedule(workload, model, total_steps))
         if is_stream(train_set):
             self.left_out.append("gradients, state: the training split is a stream")
+        elif too_much := _too_much(train_set):
+            self.left_out.append(f"all but schedule: {too_much}")
+            return
         else:
             engine = self._train(train_set, total_steps)
             if engine is not None:
@@ -118,7 +127,13 @@ class _Rehearsing:
             except Exception:  # noqa: BLE001 (of a user's code)
                 # It may need more samples than it was given: as many as in the training.
                 trial = _whole(trial, self._config, train_set)
-                engine, found = try_steps(trial)
+                try:
+                    engine, found = try_steps(trial)
+                except Exception as error:
+                    if not self._is_of_workers(error):
+                        raise
+                    self.left_out.append(f"gradients, state: the workload raises {raised(error)}")
+                    return None
             self._try("gradients", found)
         if engine is not None and not found and self._has_time("state"):
             self._try("state", try_resume(trial, engine))
@@ -134,34 +149,54 @@ class _Rehearsing:
         model.eval()
         try:
             with torch.inference_mode():
-                if self._has_time("metric"):
-                    self._try("metric", try_metrics(workload, model, rows, config))
-                if self._has_time("loss"):
-                    self._try_loss(workload, model, rows)
-                if self._has_time("predictions"):
-                    self._try("predictions", try_predictions(workload, model, rows, config))
+                for name, attempt in _MEASURED.items():
+                    if self._has_time(name):
+                        self._try(name, attempt(workload, model, rows, config))
         finally:
             set_modes(modes)
 
-    def _try_loss(self, workload: Workload[Any], model: nn.Module, rows: Dataset) -> None:
+    def _try(self, name: FindingName, found: Iterable[Finding]) -> None:
         try:
-            self._try("loss", try_loss(workload, model, rows, self._config))
+            self.findings += found
         except EvertrainError:
             raise
-        except Exception as error:  # noqa: BLE001 (of a user's code)
-            # The metrics have shown that it can be computed of a whole batch.
-            self.left_out.append(f"loss: it cannot be computed of a part of outputs: {error}")
-
-    def _try(self, name: FindingName, found: Iterable[Finding]) -> None:
-        self.findings += found
+        except Exception as error:
+            if name not in _MEASURED:
+                raise
+            # It may need more rows, or others: an evaluation will show that.
+            self.left_out.append(f"{name}: of {NUM_ROWS} rows the workload raises {raised(error)}")
+            return
         if name not in self.tried:
             self.tried.append(name)
+
+    def _is_of_workers(self, error: Exception) -> bool:
+        """Whether it may be raised only here, where there is no GPU and no process group."""
+        is_alone = "process group" in str(error)
+        return is_alone or (self._config.gpus_per_worker != 0 and not torch.cuda.is_available())
 
     def _has_time(self, what: str) -> bool:
         is_late = time.monotonic() - self._begin_s > _MOST_S
         if is_late:
             self.left_out.append(f"{what}: the rehearsal has taken {_MOST_S:.0f} s already")
         return not is_late
+
+
+_MEASURED: dict[FindingName, Callable[..., Iterator[Finding]]] = {
+    "metric": try_metrics,
+    "loss": try_loss,
+    "predictions": try_predictions,
+}
+
+
+def _too_much(train_set: Dataset) -> str:
+    """Why reading samples would take too long, or too much memory; empty: it would not."""
+    begin_s = time.monotonic()
+    sample = fetch(train_set, np.zeros(1, np.int64))
+    took_s = time.monotonic() - begin_s
+    num_bytes = sum(value.nbytes for value in tree_leaves(sample) if hasattr(value, "nbytes"))
+    if num_bytes > _MOST_SAMPLE_BYTES:
+        return f"a sample has {num_bytes:,} bytes"
+    return f"reading a sample took {took_s:.1f} s" if took_s > _MOST_SAMPLE_S else ""
 
 
 def _trial(

@@ -81,6 +81,11 @@ class RunRecord(BaseModel):
     )
     forked_from: str = Field(default="", description="The checkpoint that the run began with.")
     origin: Origin | None = Field(default=None, description="Whose weights the run began with.")
+    rehearsed: str = Field(
+        default="",
+        description="The digest of what a rehearsal depends on, with which the workload passed one "
+        "for this run or before; empty: it passed none.",
+    )
     step_rules: int = Field(
         default=1, ge=1, description="By which rules the run computes a step (run_record.py)."
     )

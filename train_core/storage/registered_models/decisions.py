@@ -215,7 +215,8 @@ def entry_of(folder: RunFolder, decision: Decision, approval: Approval | None) -
     """The entry that makes the decision's challenger champion after the one it is compared with."""
     reason = decision.why
     if approval:
-        reason = f'approved by {approval.person} ("{approval.reason}"): {reason}'
+        by = f'{approval.person} ("{approval.reason}")'
+        reason = f"approved by {by}: {decision.why_answered}"
     return ChampionEntry(
         number=decision.champion_number + 1,
         version=decision.challenger,

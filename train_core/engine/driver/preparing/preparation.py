@@ -20,6 +20,7 @@ from train_core.engine.driver.preparing.preflight import (
     pipeline_of,
     with_surroundings,
 )
+from train_core.engine.driver.preparing.rehearsing import rehearsed
 from train_core.engine.driver.preparing.unchanged import run_that_has_it
 from train_core.engine.driver.timing import Timing
 from train_core.engine.driver.workers import Workers
@@ -78,6 +79,8 @@ def prepare_run(
             waits = asked.version.version if asked and not asked.is_answered else None
             found = {"unchanged_since": since, "waiting_version": waits}
             return PreparedRun(prepared.model_copy(update=found), config)
+        if record is not None and not config.is_function:
+            record = rehearsed(request, record, config, checked, within_s=timing.rehearsal_s)
         # Only the cluster itself knows its resources. Nothing has been written yet.
         workers.join(config, nodes_wait_s=timing.nodes_wait_s if prepared.resumed else 0)
         config = with_gpus(config)

@@ -146,7 +146,7 @@ def _ended(record: RunRecord, newest: Checkpoint | None, status: str, cut_off: s
             so_far += f", in attempt {newest.name.attempt}"
             so_far += f" ({cut_off})" if cut_off else ""
         if spent_s:
-            so_far += f", after {spent_s:,.0f} s of training"
+            so_far += f", after {spent_s:,.{2 if spent_s < 10 else 0}f} s of training"
             if manifest.samples_seen:
                 so_far += f" at {manifest.samples_seen / spent_s:,.0f} samples/s"
         if manifest.is_last:
