@@ -35,7 +35,6 @@ from train_core.storage.records.data_files import FileList
 _FIRST_SEED = 67280421310721
 """With which torch's generator begins in every process."""
 
-_WITHOUT_NAME = len(("self", "metric", "outputs", "batch"))
 Batch = dict[str, Tensor]
 """What the model is fed, a name per tensor; every tensor's first dimension is the sample."""
 
@@ -146,7 +145,7 @@ class Workload(Generic[SettingsT]):
         metric: torchmetrics.Metric,
         outputs: Any,
         batch: Batch,
-        name: str,
+        name: str = "",
     ) -> None:
         """Add a batch to the metric of that name; an override may leave `name` out.
 
@@ -206,15 +205,15 @@ def update_metric(
 ) -> None:
     """Add a batch to a metric of the workload's, by its own `update_metric`."""
     if _takes_name(type(workload).update_metric):
-        workload.update_metric(metric, outputs, batch, name)
+        workload.update_metric(metric, outputs, batch, name=name)
     else:
-        workload.update_metric(metric, outputs, batch)  # type: ignore[call-arg]  # an override's
+        workload.update_metric(metric, outputs, batch)
 
 
 @cache
 def _takes_name(method: Callable[..., None]) -> bool:
-    parameters = inspect.signature(method).parameters.values()
-    return len(parameters) > _WITHOUT_NAME or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    parameters = inspect.signature(method).parameters
+    return "name" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def load_split(workload: Workload[Any], split: Split) -> Dataset | Stream:

@@ -18,7 +18,7 @@ from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.checkpoints.selection import Candidate, ranked
 from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import VALIDATION, short_name
-from train_core.results import Result
+from train_core.results import GateResult, Result
 from train_core.storage.committed import Scan
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.holder import Holder
@@ -109,7 +109,8 @@ def _summary(
     record: RunRecord | None = None,
 ) -> RunSummary:
     record, report = record or folder.record(), folder.report()
-    gate = _gate(folder)
+    result, fault = _gate_result(folder)
+    gate = f"{result.decision.challenger.version} {result.status}" if result else fault
     train, newest = record.datasets.get("train", {}), scanned.newest
     samples, digest = train.get("samples"), train.get("digest")
     return RunSummary(
@@ -123,17 +124,17 @@ def _summary(
         samples=samples if type(samples) is int else None,
         data=digest[:_DIGEST_SHOWN] if isinstance(digest, str) and digest else None,
         gate=gate,
-        state=_state(folder, record, report, scanned, holder, end),
+        state=_state(folder, record, report, scanned, holder, end, result, fault),
     )
 
 
-def _gate(folder: RunFolder) -> str:
+def _gate_result(folder: RunFolder) -> tuple[GateResult | None, str]:
+    """What became of the run's version, or why that cannot be read."""
     try:
-        found = newest_result(folder)
-    except (CheckpointError, ConfigError):
-        # The state says what is wrong.
-        return ""
-    return f"{found.decision.challenger.version} {found.status}" if found else ""
+        return newest_result(folder), ""
+    except (CheckpointError, ConfigError) as error:
+        # One damaged decision hides no number of the run.
+        return None, f"cannot be read: {error}"
 
 
 def _state(
@@ -143,16 +144,16 @@ def _state(
     scanned: Scan,
     holder: Holder | None,
     end: str,
+    result: GateResult | None,
+    fault: str,
 ) -> str:
     if holder:
         return "running"
     for reason in scanned.newer.values():
         return f"cannot be continued: {reason}"
-    try:
-        question = question_after_training(folder)
-    except (CheckpointError, ConfigError) as error:
-        # One damaged decision hides no number of the run.
-        return f"cannot be read: {error}"
+    if fault:
+        return fault
+    question = question_after_training(folder, result)
     if end != EndStatus.FAILED and question and not question.is_answered:
         return "waiting"
     if is_run_finished(folder, report, scanned.newest, record, end):

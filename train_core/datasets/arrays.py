@@ -21,6 +21,7 @@ _PLAIN = (
     *(date, time, timedelta, Decimal, UUID, PurePath),
 )
 """Types whose `repr` says all of a value; a datetime is a date."""
+_PANDAS_NULL = "NAType"
 
 
 class ArrayDataset:
@@ -55,14 +56,23 @@ class ArrayDataset:
         return sha.hexdigest()
 
 
+def _digest(value: object, column: str) -> bytes:
+    sha = hashlib.sha256()
+    _add(sha, value, column)
+    return sha.digest()
+
+
 def _add(sha: Any, value: object, column: str) -> None:
     """Add the content of an object. Raises DataError for one whose content is not known."""
-    if value is None or isinstance(value, _PLAIN) or repr(value) == "<NA>":
+    if value is None or isinstance(value, _PLAIN) or type(value).__name__ == _PANDAS_NULL:
         sha.update(f"{type(value).__name__} {value!r} ".encode())
     elif hasattr(value, "__array__"):
         sha.update(ArrayDataset(**{column: np.atleast_1d(value)}).digest().encode())
     elif isinstance(value, (set, frozenset)):
-        _add(sha, sorted(map(repr, value)), column)
+        # In no order of their own: each process may have another one.
+        sha.update(f"{type(value).__name__} {len(value)} ".encode())
+        for digest in sorted(_digest(one, column) for one in value):
+            sha.update(digest)
     elif isinstance(value, (dict, list, tuple)):
         parts = list(value.items() if isinstance(value, dict) else value)
         sha.update(f"{type(value).__name__} {len(parts)} ".encode())

@@ -54,12 +54,18 @@ class CheckCommand(BaseModel):
                 kind = "refused" if one.is_refused else "notice"
                 kind = "accepted" if one.name in config.accept else kind
                 say(f"{kind:<10} {one.name}: {one.message}")
-            if not found.findings:
+            if not found.findings and not found.left_out:
                 say("found      nothing wrong in three steps; verify-resume proves more")
         if is_refused:
             raise SystemExit(DIFFERENT)
 
     def _config(self) -> TrainConfig:
         # On two shards at least: on one, gradients are autograd's own.
-        asked = {"num_shards": 2} | self.training | ({"accept": self.accept} if self.accept else {})
+        num_workers = self.training.get("num_workers", 1)
+        fewest = max(2, num_workers) if isinstance(num_workers, int) else 2
+        asked = (
+            {"num_shards": fewest}
+            | self.training
+            | ({"accept": self.accept} if self.accept else {})
+        )
         return TrainConfig.of(**asked | {"workload": self.workload, "settings": self.settings})

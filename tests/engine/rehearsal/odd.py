@@ -268,3 +268,98 @@ class Broken(Right):
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.mean() / batch["weights"].mean()
+
+
+class Normal(Right):
+    """Its scale is a parameter that has to be positive."""
+
+    def model(self) -> nn.Module:
+        return Scaled()
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(WIDTH, 1), nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.distributions.Normal(self.linear(x), self.scale, validate_args=True).mean
+
+
+class Called(Right):
+    """Calls the metric, which updates it and computes it, too."""
+
+    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+        return {"auroc": torchmetrics.classification.BinaryAUROC()}
+
+    def update_metric(
+        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str = ""
+    ) -> None:
+        metric(outputs[:, 0].sigmoid(), batch["targets"])
+
+
+class Squeezed(Right):
+    """Of a row alone the outputs have no dimension."""
+
+    def update_metric(
+        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str = ""
+    ) -> None:
+        metric.update(outputs.squeeze().sigmoid(), batch["targets"])
+
+
+class OneRow(Right):
+    """A validation split of one row."""
+
+    def dataset(self, split: Split) -> ArrayDataset:
+        whole = super().dataset(split)
+        return whole if split == "train" else ArrayDataset(**whole[:1])
+
+
+class Empty(Right):
+    def dataset(self, split: Split) -> ArrayDataset:
+        whole = super().dataset(split)
+        return whole if split == "train" else ArrayDataset(**whole[:0])
+
+
+class SixteenWeights(Right):
+    """Gives the loss a tensor with as many values as there are rows, but none of the rows."""
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        return {"logits": model(batch["inputs"]), "weights": torch.linspace(0, 1, 16)}
+
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        return super().loss(outputs["logits"], batch) * outputs["weights"].sum()
+
+    def update_metric(
+        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str = ""
+    ) -> None:
+        super().update_metric(metric, outputs["logits"], batch, name)
+
+    def predictions(self, outputs: Any) -> dict[str, Tensor]:
+        return super().predictions(outputs["logits"])
+
+
+class NoColumn(Right):
+    def predictions(self, outputs: Tensor) -> dict[str, Any]:
+        return {"mean": outputs.mean(), "list": outputs[:, 0].tolist()}
+
+
+class Lazy(Right):
+    def model(self) -> nn.Module:
+        return nn.LazyLinear(1)
+
+
+class ShortSecond(Right):
+    """The second of two schedules is for fewer steps than are left to it."""
+
+    def schedule(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
+        first = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=5)
+        second = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=30)
+        return torch.optim.lr_scheduler.SequentialLR(optimizer, [first, second], milestones=[5])
+
+
+class OnlyInWorkers(Right):
+    """Asks the process group, which the workers have."""
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return super().loss(outputs, batch) * torch.distributed.get_world_size()

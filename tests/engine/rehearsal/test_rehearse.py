@@ -24,7 +24,7 @@ from train_core.engine.rehearsal import rehearse as rehearsing
 from train_core.engine.rehearsal.engine_training import EngineTraining
 from train_core.engine.rehearsal.rehearse import rehearse
 from train_core.engine.rehearsal.steps import Trial, try_resume, try_steps
-from train_core.errors import ConfigError
+from train_core.errors import ConfigError, EvertrainError
 from train_core.loading import load_workload
 from train_core.results import Rehearsal
 from train_core.workload import indexed, load_split
@@ -73,12 +73,15 @@ def test_a_workload_that_is_right_is_tried_in_all_and_nothing_is_said_of_it() ->
         (odd.Short, "schedule", False, "the schedule raises ValueError"),
         (odd.NoRate, "schedule", False, "is nan"),
         (odd.NotRepeatable, "repeatable", False, "gradient/linear"),
+        (odd.ShortSecond, "schedule", False, "before step 37 of"),
+        (odd.Squeezed, "metric", False, "odd.py, line"),
+        (odd.NoColumn, "predictions", False, "'list', 'mean' of predictions() is no tensor"),
     ],
 )
 def test_what_would_go_wrong_is_named(
     kind: type[Workload[Any]], name: str, is_refused: bool, words: str
 ) -> None:
-    findings = rehearsed(kind, epochs=20).findings
+    findings = rehearsed(kind, epochs=40).findings
     assert [(one.name, one.is_refused) for one in findings] == [(name, is_refused)]
     assert words in findings[0].message
 
@@ -98,7 +101,37 @@ def test_outputs_that_cannot_be_cut_are_left_out_and_not_refused() -> None:
     said = rehearsed(odd.InDataclass)
     assert said.findings == []
     (line,) = said.left_out
-    assert line.startswith("loss: it cannot be computed of a part of outputs: ")
+    assert line.startswith("loss: of 16 rows the workload raises ")
+
+
+@pytest.mark.parametrize("kind", [odd.Normal, odd.Called, odd.OneRow, odd.SixteenWeights])
+def test_odd_ones_that_are_right_are_tried_in_all(kind: type[Workload[Any]]) -> None:
+    said = rehearsed(kind)
+    assert said.tried == ["schedule", "gradients", "state", "metric", "loss", "predictions"]
+    assert (said.findings, said.left_out) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [(odd.Empty, "the validation split is empty"), (odd.Lazy, "lazy layer")]
+)
+def test_what_a_run_refuses_is_refused(kind: type[Workload[Any]], words: str) -> None:
+    with pytest.raises(EvertrainError, match=words):
+        rehearsed(kind)
+
+
+def test_what_needs_the_workers_is_left_out() -> None:
+    said = rehearsed(odd.OnlyInWorkers)
+    assert said.findings == []
+    assert said.left_out[0].startswith("gradients, state: the workload raises ValueError: Default")
+
+
+def test_after_a_fault_what_it_keeps_from_being_tried_is_said() -> None:
+    said = rehearsed(odd.NotRepeatable)
+    assert [line.partition(":")[0] for line in said.left_out] == [
+        "gradients on 2 shards",
+        "state",
+        "metric, loss, predictions",
+    ]
 
 
 def test_what_model_leaves_in_the_workload_is_there_when_it_is_measured() -> None:

@@ -53,6 +53,10 @@ def config(**asked: Any) -> TrainConfig:
         # What is monitored is of the training alone.
         ({"monitor": "train/grad_norm"}, {}, ("loss", "min")),
         ({"monitor": "eval/accuracy"}, {}, ("accuracy", "max")),
+        # As a training function names it.
+        ({"monitor": "eval/count", "monitor_order": "min"}, {}, ("count", "min")),
+        ({"monitor": "eval/first/count", "monitor_order": "min"}, {}, ("count", "min")),
+        ({"monitor": "eval/other", "monitor_order": "max"}, {}, ("loss", "min")),
         ({}, {"gate_metric": "loss"}, ("loss", "min")),
         ({}, {"gate_metric": "test/count"}, ("count", "max")),
         ({}, {"gate_metric": "count", "gate_order": "min"}, ("count", "min")),

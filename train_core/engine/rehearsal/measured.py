@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from train_core.engine.data.batches import prepare, to_device
 from train_core.engine.metrics.evaluation_loop import measure_shard, merge, split_metrics
 from train_core.engine.metrics.forward import autocast, forward
 from train_core.engine.rehearsal.engine_training import CPU
+from train_core.engine.rehearsal.samples import few
 from train_core.errors import EvertrainError, line_of_users_code, words_of
 from train_core.policy.metric_names import LOSS
 from train_core.results import Finding
@@ -29,6 +31,7 @@ from train_core.workload import Batch, Workload, update_metric
 
 NUM_ROWS = 16
 _FAR = 4.0
+_log = logging.getLogger(__name__)
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """How far, relative to the largest value, rounding alone may move a result."""
 
@@ -61,7 +64,6 @@ def try_metrics(
             message=f"a row alone cannot be evaluated: {raised(error)}. The last batch of a split "
             "may have one row: keep the first dimension, as by squeeze(1)",
         )
-    given_logits = _given_logits(workload, model, rows, config)
     tolerance = _TOLERANCES[torch.bfloat16 if config.precision == "bf16" else torch.float32]
     for name in names:
         kind = type(split_metrics(workload)[name]).__name__
@@ -77,14 +79,14 @@ def try_metrics(
                 "rightly. Keep sums and counts in them (dist_reduce_fx='sum'), or all values "
                 "(dist_reduce_fx='cat'), and compute from those",
             )
-        elif name in given_logits:
+        elif applied := _given_logits(workload, model, rows, config, name):
             yield Finding(
                 name="metric",
                 is_refused=False,
                 message=f"metric {name!r} ({kind}) is given values outside of 0 to 1, and "
-                f"torchmetrics applies a {given_logits[name]} to a batch only if it contains one, "
-                "so it depends on eval_batch_size: give probabilities in update_metric, by "
-                f"outputs.{given_logits[name]}(…)",
+                f"torchmetrics applies a {applied} to a batch only if it contains one, so it "
+                "depends on eval_batch_size: give probabilities in update_metric, by "
+                f"outputs.{applied}(…)",
             )
         elif not _is_close(whole[name], single[name], tolerance):
             yield Finding(
@@ -104,26 +106,29 @@ def raised(error: Exception) -> str:
 
 
 def _given_logits(
-    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
-) -> dict[str, str]:
-    """What metrics apply by what a batch contains, of those that are given no probabilities."""
-    batch = _batch(workload, rows, config)
-    with _with_other_weights(model):
-        outputs, _ = forward(workload, model, dict(batch), config)
-    found: dict[str, str] = {}
-    for name, metric in split_metrics(workload).items():
-        applied = _applied_by(metric)
-        if not applied:
-            continue
-        given: list[Any] = []
-        # torchmetrics itself puts the method that it calls there.
-        metric.__dict__["update"] = lambda *values, given=given, **_: given.extend(values)
-        update_metric(workload, name, metric, outputs, batch)
-        if given and isinstance(given[0], Tensor) and given[0].is_floating_point():
-            low, high = torch.aminmax(given[0])
-            if low < 0 or high > 1:
-                found[name] = applied
-    return found
+    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig, name: str
+) -> str:
+    """What the metric applies by what a batch contains, if it is given no probabilities."""
+    metric = split_metrics(workload)[name]
+    applied = _applied_by(metric)
+    if not applied:
+        return ""
+    given: list[Any] = []
+    # torchmetrics itself puts the method that it calls there.
+    metric.__dict__["update"] = lambda *values, **_: given.extend(values)
+    try:
+        with _with_other_weights(model):
+            batch = _batch(workload, rows, config)
+            outputs, _ = forward(workload, model, dict(batch), config)
+            update_metric(workload, name, metric, outputs, batch)
+    except Exception as error:  # noqa: BLE001 (of a user's code)
+        # Such weights may be none that the model can have.
+        _log.debug("metric %r cannot be tried with other weights: %s", name, error)
+        return ""
+    if not given or not isinstance(given[0], Tensor) or not given[0].is_floating_point():
+        return ""
+    low, high = torch.aminmax(given[0])
+    return applied if low < 0 or high > 1 else ""
 
 
 @contextmanager
@@ -184,34 +189,42 @@ def try_loss(
     workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
 ) -> Iterator[Finding]:
     """Whether the loss of a batch is the mean of the losses of its parts."""
+    num_rows = len(rows)
+    if num_rows == 1:
+        return
     batch = _batch(workload, rows, config)
     outputs, loss = forward(workload, model, dict(batch), config)
-    half = len(rows) // 2
+    # What has another length of fewer rows is of the rows.
+    fewer = few(rows, np.arange(num_rows - 1))
+    batch_of_fewer = _batch(workload, fewer, config)
+    outputs_of_fewer, _ = forward(workload, model, dict(batch_of_fewer), config)
     total = 0.0
-    for part in (slice(0, half), slice(half, len(rows))):
+    for part in (slice(0, num_rows // 2), slice(num_rows // 2, num_rows)):
         with autocast(CPU, config):
-            of_part = workload.loss(_cut(outputs, part, len(rows)), _cut(batch, part, len(rows)))
-        total += float(of_part) * len(range(*part.indices(len(rows)))) / len(rows)
+            of_part = workload.loss(
+                _cut(outputs, part, outputs_of_fewer), _cut(batch, part, batch_of_fewer)
+            )
+        total += float(of_part) * (part.stop - part.start) / num_rows
     tolerance = _TOLERANCES[torch.bfloat16 if config.precision == "bf16" else torch.float32]
     if not _is_close(float(loss), total, tolerance):
         yield Finding(
             name="loss",
             is_refused=False,
-            message=f"the loss of {len(rows)} rows is {float(loss):.6g}, and the mean of the "
+            message=f"the loss of {num_rows} rows is {float(loss):.6g}, and the mean of the "
             f"losses of its halves {total:.6g}: it is no mean over samples, so that num_shards and "
             "accumulation_steps are part of what is trained. Give num_shards explicitly, and keep "
             "it",
         )
 
 
-def _cut(value: Any, part: slice, num_rows: int) -> Any:
-    """The value with that part of each tensor whose first dimension is the sample."""
+def _cut(value: Any, part: slice, of_fewer: Any) -> Any:
+    """The value with that part of each tensor that has other lengths in `of_fewer`."""
 
-    def cut(one: Any) -> Any:
-        is_of_rows = isinstance(one, Tensor) and one.ndim and len(one) == num_rows
+    def cut(one: Any, other: Any) -> Any:
+        is_of_rows = isinstance(one, Tensor) and one.ndim and len(one) != len(other)
         return one[part] if is_of_rows else one
 
-    return tree_map(cut, value)
+    return tree_map(cut, value, of_fewer)
 
 
 def try_predictions(
@@ -238,6 +251,11 @@ def try_predictions(
             "also gets a row alone"
         )
         return
+    if odd := [name for name, column in together.items() if not _is_column(column)]:
+        yield _of_predictions(
+            f"{few_of(odd)} of predictions() is no tensor of a value for each sample"
+        )
+        return
     if wrong := [name for name, column in together.items() if len(column) != len(rows)]:
         lengths = ", ".join(str(len(together[name])) for name in wrong)
         yield _of_predictions(
@@ -259,6 +277,10 @@ def try_predictions(
             f"{few_of(moved)} of a row alone is not that of the same row in a batch: the model "
             "mixes the rows of a batch in evaluation, and predictions depend on eval_batch_size"
         )
+
+
+def _is_column(column: Any) -> bool:
+    return isinstance(column, Tensor) and column.ndim > 0
 
 
 def _of_predictions(message: str) -> Finding:

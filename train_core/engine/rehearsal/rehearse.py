@@ -21,12 +21,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from train_core.config import TrainConfig
+from train_core.config import LOCAL, TrainConfig
 from train_core.datasets.protocols import Dataset, Stream, fetch, is_stream
 from train_core.engine.checkpoint.progress import Progress
-from train_core.engine.metrics.evaluation_loop import set_modes
+from train_core.engine.metrics.evaluation_loop import check_split, set_modes
 from train_core.engine.rehearsal.engine_training import EngineTraining
-from train_core.engine.rehearsal.few_samples import FewSamples
 from train_core.engine.rehearsal.measured import (
     NUM_ROWS,
     raised,
@@ -34,7 +33,9 @@ from train_core.engine.rehearsal.measured import (
     try_metrics,
     try_predictions,
 )
+from train_core.engine.rehearsal.samples import few
 from train_core.engine.rehearsal.steps import STEPS, Trial, try_resume, try_steps
+from train_core.engine.training.model_checks import check_model
 from train_core.errors import EvertrainError
 from train_core.policy.findings import FindingName
 from train_core.policy.samples.sample_order import sample_order
@@ -49,7 +50,9 @@ _MOST_S = 30.0
 """After so many seconds nothing more is begun."""
 _MOST_SAMPLE_BYTES = 8_000_000
 _MOST_SAMPLE_S = 0.3
+_MOST_RATES = 2_000
 _NUM_RATES = 22
+"""Of those after `_MOST_RATES`."""
 
 
 def rehearse(
@@ -88,8 +91,11 @@ class _Rehearsing:
 
     def run(self, train_set: Dataset | Stream, validation_set: Dataset) -> None:
         """Try all that there is time for."""
+        for split, dataset in (("train", train_set), ("validation", validation_set)):
+            check_split(dataset, split)
         workload = self._new_workload()
         model = workload.model()
+        check_model(model, self._config.shards)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         if num_parameters > _MOST_PARAMETERS:
             self.left_out.append(f"all: the model has {num_parameters:,} parameters")
@@ -117,7 +123,10 @@ class _Rehearsing:
         engine: EngineTraining | None = None
         found: list[Finding] = []
         for num_shards in (1, 2)[: min(2, self._config.shards)]:
-            if found or not self._has_time(f"gradients on {num_shards} shards"):
+            if found:
+                self.left_out.append(f"gradients on {num_shards} shards: one shard shows a fault")
+                break
+            if not self._has_time(f"gradients on {num_shards} shards"):
                 break
             trial = _trial(self._new_workload, self._config, train_set, num_shards, total_steps)
             try:
@@ -135,7 +144,9 @@ class _Rehearsing:
                     self.left_out.append(f"gradients, state: the workload raises {raised(error)}")
                     return None
             self._try("gradients", found)
-        if engine is not None and not found and self._has_time("state"):
+        if found:
+            self.left_out.append("state: a step before it is wrong")
+        elif engine is not None and self._has_time("state"):
             self._try("state", try_resume(trial, engine))
         return engine
 
@@ -143,7 +154,7 @@ class _Rehearsing:
         """Metrics, loss and predictions of some rows of the validation split."""
         # Over all of it: rows that lie side by side are often of one class.
         places = np.unique(np.linspace(0, len(validation_set) - 1, NUM_ROWS).astype(np.int64))
-        rows = FewSamples(validation_set, places)
+        rows = few(validation_set, places)
         config = self._config
         modes = {module: module.training for module in model.modules()}
         model.eval()
@@ -170,9 +181,10 @@ class _Rehearsing:
             self.tried.append(name)
 
     def _is_of_workers(self, error: Exception) -> bool:
-        """Whether it may be raised only here, where there is no GPU and no process group."""
-        is_alone = "process group" in str(error)
-        return is_alone or (self._config.gpus_per_worker != 0 and not torch.cuda.is_available())
+        """Whether workers may not meet the error: they have a process group, and may have GPUs."""
+        config = self._config
+        is_here = config.ray_address == LOCAL and not torch.cuda.is_available()
+        return "process group" in str(error) or (config.gpus_per_worker != 0 and not is_here)
 
     def _has_time(self, what: str) -> bool:
         is_late = time.monotonic() - self._begin_s > _MOST_S
@@ -237,10 +249,10 @@ def _whole(trial: Trial, config: TrainConfig, train_set: Dataset) -> Trial:
     return replace(trial, config=whole, dataset=_first(train_set, whole))
 
 
-def _first(train_set: Dataset, config: TrainConfig) -> FewSamples:
+def _first(train_set: Dataset, config: TrainConfig) -> Dataset:
     """The first samples of an epoch, enough for all steps of a trial."""
     order = sample_order(config.seed, 0, len(train_set))
-    return FewSamples(train_set, np.resize(order, config.batch_size * (STEPS + 1)))
+    return few(train_set, np.resize(order, config.batch_size * (STEPS + 1)))
 
 
 def _try_schedule(workload: Workload[Any], model: nn.Module, total_steps: int) -> Iterator[Finding]:
@@ -249,9 +261,11 @@ def _try_schedule(workload: Workload[Any], model: nn.Module, total_steps: int) -
     schedule = workload.schedule(optimizer, total_steps)
     if schedule is None or not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
         return
-    # A schedule says the rate of a step from how many came before it.
-    for step in sorted({int(s) for s in np.linspace(0, total_steps - 1, _NUM_RATES)}):
+    first = min(total_steps, _MOST_RATES)
+    later = {int(s) for s in np.linspace(first, total_steps - 1, _NUM_RATES)}
+    for step in (*range(first), *sorted(later - {first - 1})):
         if step:
+            # One that is no composition says a step's rate from how many came before it.
             schedule.last_epoch = step - 1
             try:
                 with warnings.catch_warnings():

@@ -36,6 +36,14 @@ def check_gate(workload: Workload[Any], config: TrainConfig, options: GateOption
         )
 
 
+def _measured(metric: str, names: Sequence[str]) -> str:
+    """The measured metric of that name; a training function may report it as `eval/accuracy`."""
+    name = split_and_name(metric)[1]
+    while name not in names and "/" in name:
+        name = name.partition("/")[2]
+    return name if name in names else ""
+
+
 def metric_of(config: TrainConfig, options: GateOptions, names: Sequence[str]) -> tuple[str, Order]:
     """The short name of the metric that decides, and its order.
 
@@ -48,10 +56,9 @@ def metric_of(config: TrainConfig, options: GateOptions, names: Sequence[str]) -
             f"gate_metric {options.gate_metric!r} is not measured on the test split: "
             f"{config.workload} gives {', '.join(names)}"
         )
-    if wanted not in names:
-        # A training function may report it under a prefix of its own, as `eval/accuracy`.
-        last = wanted.rpartition("/")[2]
-        wanted = last if last in names else LOSS
-    is_monitored = wanted == split_and_name(config.monitor)[1]
+    monitored = _measured(config.monitor, names)
+    if not options.gate_metric:
+        wanted = monitored or LOSS
+    is_monitored = wanted == monitored
     usual: Order = "min" if wanted == LOSS else "max"
     return wanted, options.gate_order or (config.monitor_order if is_monitored else usual)

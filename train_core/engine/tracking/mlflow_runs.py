@@ -39,7 +39,11 @@ from train_core.engine.tracking.send_metrics import (
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.end_status import EndStatus
 from train_core.storage.records.journal import Entry
-from train_core.storage.registered_models.decisions import gate_result, question_after_training
+from train_core.storage.registered_models.decisions import (
+    gate_result,
+    newest_result,
+    question_after_training,
+)
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_reports import read_report
 from train_core.text.shown_text import shown as as_text
@@ -162,7 +166,7 @@ class MlflowRuns:
     def _waits(self) -> bool:
         """Whether the run's version waits for a person's answer, as far as it can be read."""
         try:
-            question = question_after_training(self.folder)
+            question = question_after_training(self.folder, newest_result(self.folder))
         except (CheckpointError, ConfigError) as error:
             # One damaged decision does not keep the run's status from MLflow.
             _log.warning("whether a version of the run waits for approval is not known: %s", error)

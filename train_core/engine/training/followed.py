@@ -7,13 +7,13 @@ no checkpoint could be restored into the model that the workload makes.
 
 from __future__ import annotations
 
-from copy import deepcopy
+import json
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from train_core.engine.checkpoint.packing import first_difference
+from train_core.engine.checkpoint.packing import first_difference, pack
 from train_core.engine.distributed.buffers import modules_of
 from train_core.engine.metrics.evaluation_loop import set_modes
 from train_core.errors import WorkloadError
@@ -24,6 +24,10 @@ _STEPS_WITH_BITS = 3
 
 torch does not count a change through `.data`, as a moving average of weights in `forward` does it.
 """
+
+
+_Packed = tuple[str, dict[str, Tensor]]
+"""A state as JSON, and its tensors."""
 
 
 class Followed:
@@ -46,7 +50,7 @@ class Followed:
             for name, module in model.named_modules()
             if type(module).get_extra_state is not nn.Module.get_extra_state
         }
-        self._extra_state: dict[str, Any] = {}
+        self._extra_state: dict[str, _Packed] = {}
         self._versions: list[int] = []
         self._bits: list[int] = []
         self._steps_with_bits = 0 if may_change_in_forward else _STEPS_WITH_BITS
@@ -57,7 +61,7 @@ class Followed:
         Raises WorkloadError for a change that is not followed.
         """
         self._versions, self._bits = self._versions_now(), self._bits_now()
-        self._extra_state = deepcopy(self._extra_state_now())
+        self._extra_state = self._extra_state_now()
         facts = self._facts_now()
         if facts == self._facts:
             return False
@@ -67,13 +71,15 @@ class Followed:
 
     def check_unchanged(self) -> None:
         """Raise WorkloadError for what the step's passes changed and each shard would meet anew."""
-        if said := first_difference(self._extra_state, self._extra_state_now()):
-            raise WorkloadError(
-                f"a forward or backward pass changed the extra state {said.partition(':')[0]!r}, "
-                "so that each shard of a batch would meet another one: keep it in a buffer, of "
-                "which those of shard 0 are kept, change it in `after_step`, or train on one shard "
-                "(num_shards 1)"
-            )
+        for name, state in self._extra_state_now().items():
+            if not _is_same(state, self._extra_state[name]):
+                whose = f"module {name!r}" if name else "the model"
+                raise WorkloadError(
+                    f"a forward or backward pass changed the extra state of {whose}, so that each "
+                    "shard of a batch would meet another one: keep it in a buffer, of which those "
+                    "of shard 0 are kept, change it in `after_step`, or train on one shard "
+                    "(num_shards 1)"
+                )
         versions, bits = self._versions_now(), self._bits_now()
         self._steps_with_bits = max(0, self._steps_with_bits - 1)
         if (versions, bits) == (self._versions, self._bits):
@@ -164,11 +170,13 @@ class Followed:
             return []
         return [p._version for p in self._parameters.values()]  # noqa: SLF001 (nothing public counts)
 
-    def _extra_state_now(self) -> dict[str, Any]:
-        """What `get_extra_state` gives, by the module's name."""
+    def _extra_state_now(self) -> dict[str, _Packed]:
+        """A copy of what `get_extra_state` gives, by the module's name."""
         if self._may_change_in_forward:
             return {}
-        return {name: one.get_extra_state() for name, one in self._with_extra_state.items()}
+        return {
+            name: _packed(one.get_extra_state()) for name, one in self._with_extra_state.items()
+        }
 
     def _bits_now(self) -> list[int]:
         """The sum of each parameter's bytes, in the first steps."""
@@ -186,6 +194,18 @@ class Followed:
 
 def _changed(before: dict[str, bool], now: dict[str, bool]) -> dict[str, bool]:
     return {name: value for name, value in now.items() if before.get(name) != value}
+
+
+def _packed(state: Any) -> _Packed:
+    plain, tensors = pack({"state": state})
+    return json.dumps(plain, sort_keys=True), {
+        name: one.detach().clone() for name, one in tensors.items()
+    }
+
+
+def _is_same(one: _Packed, other: _Packed) -> bool:
+    # As JSON, NaN is the same as NaN.
+    return one[0] == other[0] and not first_difference(one[1], other[1])
 
 
 def _sum_of_bytes(parameter: nn.Parameter) -> int:

@@ -148,7 +148,10 @@ def question_of(folder: RunFolder) -> Question | None:
     Another champion may have been chosen meanwhile. Raises CheckpointError if a decision or an
     answer was altered.
     """
-    found = newest_result(folder)
+    return _question(folder, newest_result(folder))
+
+
+def _question(folder: RunFolder, found: GateResult | None) -> Question | None:
     if found is None or found.decision.outcome != Outcome.ASK:
         return None
     version = found.decision.challenger
@@ -157,9 +160,12 @@ def question_of(folder: RunFolder) -> Question | None:
     return Question(version, is_champion or found.approval is not None)
 
 
-def question_after_training(folder: RunFolder) -> Question | None:
-    """As `question_of`, of a run that was not asked to train further since."""
-    question = question_of(folder)
+def question_after_training(folder: RunFolder, found: GateResult | None) -> Question | None:
+    """As `question_of`, of a run that was not asked to train further since.
+
+    `found` is its newest result.
+    """
+    question = _question(folder, found)
     if question is None:
         return None
     is_over = is_training_finished(folder.newest(), folder.newest_request().config)

@@ -30,7 +30,7 @@ from train_core.requests import DriverRequest, Prepared
 from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.decisions import question_after_training
+from train_core.storage.registered_models.decisions import newest_result, question_after_training
 from train_core.storage.run_checks import check_flow_run, check_leftovers
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
@@ -75,7 +75,8 @@ def prepare_run(
             _warn_of_order(config)
         record = None if prepared.resumed else _record(request, config, checked)
         if record and (since := _run_that_has_it(request, record, checked.files)):
-            asked = question_after_training(RunFolder(request.storage, since))
+            of_since = RunFolder(request.storage, since)
+            asked = question_after_training(of_since, newest_result(of_since))
             waits = asked.version.version if asked and not asked.is_answered else None
             found = {"unchanged_since": since, "waiting_version": waits}
             return PreparedRun(prepared.model_copy(update=found), config)

@@ -13,7 +13,7 @@ from train_core.policy.logins import hide_logins
 from train_core.requests import DriverRequest, RecordedPipeline
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.decisions import question_after_training
+from train_core.storage.registered_models.decisions import newest_result, question_after_training
 from train_core.storage.runs_of_storage import (
     FinishedRun,
     is_run_finished,
@@ -52,7 +52,9 @@ def _last_finished(storage: str, workload: str) -> FinishedRun | None:
             continue
         try:
             report, newest = folder.report(), folder.newest()
-            if is_run_finished(folder, report, newest, record) or question_after_training(folder):
+            if is_run_finished(folder, report, newest, record) or question_after_training(
+                folder, newest_result(folder)
+            ):
                 return FinishedRun(folder, record, report or {})
         except EvertrainError as error:
             _log.warning("run %r cannot be read, and is not compared with: %s", folder.name, error)

@@ -1,0 +1,145 @@
+"""The rehearsal of a run that begins: what it refuses, tells, and does not repeat."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from tests.engine.driver.preparing.test_unchanged import prepare
+from tests.engine.rehearsal import odd
+from train_core import Batch
+from train_core.config import TrainConfig
+from train_core.config.training_options import ACCEPT
+from train_core.engine.driver.preparing.preflight import check, new_record
+from train_core.engine.driver.preparing.rehearsing import rehearsed
+from train_core.errors import WorkloadError
+from train_core.requests import DriverRequest
+from train_core.storage.run_folder import RunFolder
+
+ENDED = threading.Event()
+
+
+class Hanging(odd.Right):
+    """Its loss does not come back until the test lets it."""
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        assert ENDED.wait(60)
+        return super().loss(outputs, batch)
+
+
+@pytest.fixture(autouse=True)
+def as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ACCEPT)
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.INFO, "train_core.driver"):
+        yield caplog
+
+
+def request(storage: Path, run: str, name: str = "Right", **config: Any) -> DriverRequest:
+    workload = name if ":" in name else f"tests.engine.rehearsal.odd:{name}"
+    given = {"workload": workload, "batch_size": 32, "gpus_per_worker": 0, "num_shards": 2}
+    given |= {"monitor": "validation/loss", "monitor_order": "min"}
+    return DriverRequest(storage=str(storage), run=run, config=TrainConfig(**given | config))
+
+
+def begin(asked: DriverRequest) -> RunFolder:
+    prepare(asked)
+    return RunFolder(asked.storage, asked.run)
+
+
+def rehearsals(told: pytest.LogCaptureFixture) -> int:
+    return sum(message.startswith("rehearsed ") for message in told.messages)
+
+
+@pytest.mark.promise("rehearsal")
+def test_a_run_that_begins_is_rehearsed_once_for_the_same_code_settings_and_versions(
+    tmp_path: Path, told: pytest.LogCaptureFixture
+) -> None:
+    first = begin(request(tmp_path, "first")).record()
+    assert rehearsals(told) == 1
+    assert first.rehearsed
+    # Other workers are no other training.
+    second = begin(request(tmp_path, "second", num_workers=2, cpus_per_worker=0.5)).record()
+    assert (rehearsals(told), second.rehearsed) == (1, first.rehearsed)
+    for number, changed in enumerate(
+        ({"batch_size": 16}, {"precision": "bf16"}, {"num_shards": 1})
+    ):
+        other = begin(request(tmp_path, f"other-{number}", **changed)).record()
+        assert rehearsals(told) == 2 + number
+        assert other.rehearsed not in ("", first.rehearsed)
+    # What is continued was rehearsed when it began.
+    begin(request(tmp_path, "first"))
+    assert rehearsals(told) == 4
+
+
+@pytest.mark.promise("rehearsal")
+def test_what_is_refused_leaves_nothing_and_can_be_accepted(
+    tmp_path: Path, told: pytest.LogCaptureFixture
+) -> None:
+    storage = tmp_path / "runs"
+    with pytest.raises(WorkloadError, match=r"'total' \(Averaged\).*--accept metric\)$"):
+        begin(request(storage, "first", "WronglyMerged"))
+    assert not storage.exists() or list(storage.iterdir()) == []
+    accepted = begin(request(storage, "first", "WronglyMerged", accept=["metric"])).record()
+    assert accepted.config.accept == ["metric"]
+    assert any(message.startswith("accepted: metric 'total'") for message in told.messages)
+    # Who accepted it there has accepted it there only.
+    with pytest.raises(WorkloadError, match="accept metric"):
+        begin(request(storage, "second", "WronglyMerged"))
+
+
+@pytest.mark.promise("rehearsal")
+def test_a_notice_is_told_on_the_first_night_only(
+    tmp_path: Path, told: pytest.LogCaptureFixture
+) -> None:
+    for night in ("first", "second"):
+        begin(request(tmp_path, night, "InBatch"))
+    (warning,) = [one.message for one in told.records if one.levelno == logging.WARNING]
+    assert "no mean over samples" in warning
+    assert warning.endswith("(rehearsal; to hear no more of it: --accept loss)")
+
+
+def test_everything_can_be_accepted_also_by_the_environment(
+    tmp_path: Path, told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(request(tmp_path, "asked", "WronglyMerged", accept=["everything"]))
+    monkeypatch.setenv(ACCEPT, "everything")
+    by_environment = begin(request(tmp_path, "environment", "WronglyMerged")).record()
+    assert by_environment.config.accept == ["everything"]
+    assert by_environment.rehearsed == ""
+    assert rehearsals(told) == 0
+
+
+def test_an_error_of_the_workload_is_raised_before_anything_is_written(tmp_path: Path) -> None:
+    storage = tmp_path / "runs"
+    with pytest.raises(KeyError, match="weights"):
+        begin(request(storage, "first", "Broken"))
+    assert not storage.exists() or list(storage.iterdir()) == []
+
+
+@pytest.mark.promise("rehearsal")
+def test_a_hook_that_does_not_come_back_holds_nothing_up(
+    tmp_path: Path, told: pytest.LogCaptureFixture
+) -> None:
+    asked = request(tmp_path, "first", f"{__name__}:Hanging")
+    checked = check(RunFolder(asked.storage, asked.run), asked)
+    record = new_record(asked, asked.config, checked.datasets)
+    try:
+        found = rehearsed(asked, record, asked.config, checked, within_s=0.2)
+    finally:
+        ENDED.set()
+    assert found.rehearsed == ""
+    assert "was not rehearsed: it has not ended within 0 s" in told.text
+    for thread in threading.enumerate():
+        if thread.name == "rehearsal":
+            thread.join(60)
+            assert not thread.is_alive()
