@@ -78,6 +78,8 @@ class TrainResult(Result):
     monitor: str = ""
     """The metric that ranks them; a factory's trainer may name it."""
     monitor_order: Order = "max"
+    processors: tuple[str, ...] = ()
+    """What it was computed on, oldest first: an entry for each change."""
 
 
 class EvaluationResult(Result):

@@ -62,7 +62,7 @@ def test_a_workload_that_is_right_is_tried_in_all_and_nothing_is_said_of_it() ->
     ("kind", "name", "is_refused", "words"),
     [
         (odd.WronglyMerged, "metric", True, "'total' (Averaged)"),
-        (odd.LostState, "state", True, "the step after a resume is another one"),
+        (odd.LostState, "state", True, "Counting.calls"),
         (odd.Logits, "metric", False, "outputs.sigmoid(…)"),
         (odd.Batches, "metric", False, "depends on eval_batch_size"),
         (odd.InBatch, "loss", False, "num_shards"),

@@ -39,7 +39,6 @@ def followed(model: nn.Module) -> Followed:
     return made
 
 
-@pytest.mark.promise("models-of-others")
 @pytest.mark.parametrize(
     ("before", "after"),
     [

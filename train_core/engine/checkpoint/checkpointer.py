@@ -59,6 +59,8 @@ class Checkpointer:
     ) -> None:
         self.newest: Checkpoint | None = None
         """The newest commit. Known to rank 0, and to all after a resume."""
+        self.processors: tuple[str, ...] = ()
+        """What the training was computed on until here."""
         self._max_unsaved_s = config.max_unsaved_s
         self._recorder = recorder
         self._is_rank0 = group.is_rank0
@@ -113,6 +115,7 @@ class Checkpointer:
             "stopped_by": progress.stopped_by,
             "scheduled": is_scheduled,
             "elapsed_s": progress.elapsed_s,
+            "processors": self.processors,
         }
         self._num_saves += 1
         save = Save(self._num_saves, facts, entries, self.newest)

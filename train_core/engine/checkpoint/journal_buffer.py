@@ -28,6 +28,7 @@ class JournalBuffer:
         self._is_enabled = is_enabled
         self._writer = writer
         self._counters: dict[str, float] = {}
+        self._notes: dict[str, str] = {}
         self._live: dict[str, Any] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._write_live, name="live", daemon=True)
@@ -46,18 +47,23 @@ class JournalBuffer:
         texts: Mapping[str, str] | None = None,
         by_rank: Mapping[str, dict[str, float | None]] | None = None,
     ) -> None:
-        """Record what was measured at `step`; only training functions give texts and `by_rank`."""
+        """Record what was measured at `step`; only training functions give `texts` and `by_rank`."""
         if self._is_enabled:
-            rates, self._counters = {**self._counters, **(rates or {})}, {}
+            all_rates, self._counters = {**self._counters, **(rates or {})}, {}
+            all_texts, self._notes = {**self._notes, **(texts or {})}, {}
             entry = Entry(
                 step=step,
                 time=time.time(),
                 metrics=finite(metrics),
-                rates=rates,
-                texts=dict(texts or {}),
+                rates=all_rates,
+                texts=all_texts,
                 by_rank=dict(by_rank or {}),
             )
             self.pending.append(entry)
+
+    def note(self, name: str, text: str) -> None:
+        """Say this of the machine with the next entry."""
+        self._notes[name] = text
 
     def count(self, name: str, amount: float) -> None:
         """Increase a counter about the machine, not the training; the next entry has its sum."""

@@ -259,4 +259,5 @@ class RunStages:
             finalists=[self.folder.summary(c) for c in finalists],
             monitor=self.config.monitor,
             monitor_order=self.config.monitor_order,
+            processors=newest.manifest.processors,
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,8 +20,11 @@ from train_core.engine.rehearsal.engine_training import EngineTraining
 from train_core.engine.tools.plain_training import PlainTraining
 from train_core.errors import CheckpointError
 from train_core.results import Finding
+from train_core.text.shown_text import few_of
 from train_core.workload import Workload
 
+_COMPARABLE = (bool, int, float, complex, str, torch.Tensor, np.ndarray, np.generic)
+"""Of attributes that hold objects it is not known whether they are the same."""
 STEPS = 2
 """How many are compared; one more is made from the state after them."""
 
@@ -106,7 +110,31 @@ def try_resume(trial: Trial, engine: EngineTraining) -> Iterator[Finding]:
     engine.step()
     resumed.step()
     if said := _difference(_left_by(engine.train_state), _left_by(resumed.train_state)):
-        yield _lost(f"the step after a resume is another one: {said}")
+        lost = _other_attributes(engine, resumed)
+        because = f"; in no state are {few_of(lost)}, which differ" if lost else ""
+        yield _lost(f"the step after a resume is another one: {said}{because}")
+
+
+def _other_attributes(one: EngineTraining, other: EngineTraining) -> list[str]:
+    """The names of attributes beside all states that are not the same in two trainings."""
+    pairs = [
+        (type(one.workload).__name__, one.workload, other.workload),
+        ("optimizer", one.train_state.optimizer, other.train_state.optimizer),
+        ("schedule", one.train_state.schedule, other.train_state.schedule),
+    ]
+    modules = dict(other.train_state.model.named_modules())
+    pairs += [
+        (name or type(module).__name__, module, modules[name])
+        for name, module in one.train_state.model.named_modules()
+        if name in modules
+    ]
+    return [
+        f"{owner}.{name}"
+        for owner, first, second in pairs
+        for name, value in getattr(first, "__dict__", {}).items()
+        if isinstance(value, _COMPARABLE)
+        and first_difference({name: value}, {name: getattr(second, name, None)})
+    ]
 
 
 def _lost(said: str) -> Finding:

@@ -42,7 +42,8 @@ class Entry(BaseModel):
     texts: dict[str, str] = Field(
         default={},
         exclude_if=_is_empty,
-        description="What a training function reported that is no number.",
+        description="What is no number: reported by a training function, or `processors`, on which "
+        "an attempt that begins is computed.",
     )
     by_rank: dict[str, dict[str, float | None]] = Field(
         default={},

@@ -138,6 +138,12 @@ class CheckpointManifest(Manifest):
         "goes when the next is committed: no rule counts it.",
     )
     elapsed_s: float = Field(default=0, ge=0, description="Seconds of training until here.")
+    processors: tuple[Text, ...] = Field(
+        default=(),
+        max_length=MAX_ENTRIES,
+        description="What it was computed on, oldest first: an entry for each change. Empty: of a "
+        "training function, or of a version that did not record it.",
+    )
     journal: tuple[FileEntry, ...] = Field(
         max_length=MAX_ENTRIES,
         description="The segments in ../../journal that this commit covers, oldest first.",

@@ -149,6 +149,8 @@ def _ended(record: RunRecord, newest: Checkpoint | None, status: str, cut_off: s
             so_far += f", after {spent_s:,.{2 if spent_s < 10 else 0}f} s of training"
             if manifest.samples_seen:
                 so_far += f" at {manifest.samples_seen / spent_s:,.0f} samples/s"
+        if manifest.processors:
+            so_far += f", computed on {', then on '.join(manifest.processors)}"
         if manifest.is_last:
             so_far += f"; {_REASONS[StopReason(manifest.stopped_by)]}"
     if status == "SCHEDULED":
