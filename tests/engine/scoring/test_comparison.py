@@ -13,6 +13,7 @@ import torch
 import torchmetrics
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MeanSquaredError, Metric
 from torchmetrics.classification import (
@@ -34,8 +35,10 @@ from train_core.engine.scoring.comparison import (
     joined,
     mcnemar,
     recalls,
+    rows_needed,
 )
 from train_core.engine.scoring.gate_rows import RowScoring
+from train_core.engine.scoring.row_sums import RowSums
 from train_core.errors import ConfigError
 from train_core.policy.metric_names import LOSS
 from train_core.results import McNemar
@@ -76,7 +79,7 @@ def scores_of(
         else:
             update_metric(workload, name, whole, outputs, batch)
         scored.add(workload, single, outputs, batch)
-    found = scored.result(state_of(whole))
+    found = scored.result(single, state_of(whole))
     return found, merge({name: whole}, [{name: total} for total in found.totals])[name]
 
 
@@ -247,13 +250,13 @@ def test_what_is_not_of_the_batch_is_of_every_row() -> None:
             metric.update(outputs["scores"] * outputs["scale"], batch["targets"])
 
     workload = Scaled(MeanSquaredError)
-    scored, whole = RowScoring("metric"), MeanSquaredError()
+    scored, whole, single = RowScoring("metric"), MeanSquaredError(), MeanSquaredError()
     outputs = {"scores": torch.rand(5), "scale": torch.tensor(3.0)}
     batch = {"targets": torch.rand(5)}
     update_metric(workload, "metric", whole, outputs, batch)
-    scored.add(workload, MeanSquaredError(), outputs, batch)
+    scored.add(workload, single, outputs, batch)
     total = float(whole.compute())
-    found = RowMetric("metric", MeanSquaredError(), scored.result(state_of(whole)), total)
+    found = RowMetric("metric", MeanSquaredError(), scored.result(single, state_of(whole)), total)
     assert found(np.arange(5)) == pytest.approx(total)
 
 
@@ -300,6 +303,28 @@ def test_the_interval_is_that_of_the_paired_differences() -> None:
     shares = [wrong[random.integers(0, len(wrong), len(wrong))].mean() for _ in range(4000)]
     assert found.low == pytest.approx(np.percentile(shares, 2.5), abs=0.02)
     assert found.high == pytest.approx(np.percentile(shares, 97.5), abs=0.02)
+
+
+@pytest.mark.promise("gate-interval")
+def test_the_rows_on_which_two_models_differ_are_counted() -> None:
+    found = difference(CHAMPION, TARGETS)
+    assert (found.differing_rows, found.needed_rows) == (len(WRONG_AT), 6)
+    assert not found.lacks_rows
+    # The interval of a bootstrap is above 0 all the same.
+    few = [(one + 1) % CLASSES if row in WRONG_AT[:4] else one for row, one in enumerate(TARGETS)]
+    chance = difference(few, TARGETS)
+    assert chance.low > 0
+    assert chance.lacks_rows
+    assert difference(CHAMPION, CHAMPION).differing_rows == 0
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.8, 0.9, 0.95, 0.99, 0.999])
+def test_the_rows_that_are_needed_are_those_of_the_sign_test(confidence: float) -> None:
+    needed = rows_needed(confidence)
+    assert stats.binomtest(needed, needed, 0.5).pvalue <= 1 - confidence + 1e-12
+    assert (
+        stats.binomtest(needed - 1, needed - 1, 0.5).pvalue > 1 - confidence if needed > 1 else True
+    )
 
 
 def test_more_confidence_makes_the_interval_wider() -> None:
@@ -378,9 +403,11 @@ def test_shards_are_joined_in_their_order_and_empty_ones_left_out() -> None:
     assert found.num_rows == whole.num_rows == 5
     assert is_aligned(found, whole)
     assert np.array_equal(found.predictions, whole.predictions)
-    assert {name: rows.tolist() for name, rows in found.states.items()} == {
-        name: rows.tolist() for name, rows in whole.states.items()
-    }
+    for name, of_whole in whole.states.items():
+        of_parts = found.states[name]
+        assert isinstance(of_parts, RowSums)
+        assert isinstance(of_whole, RowSums)
+        assert not of_parts.differs(of_whole).any()
     total = merge({"": accuracy()}, [{"": state} for state in found.totals])[""]
     assert RowMetric("metric", accuracy(), found, total)(np.arange(5)) == pytest.approx(3 / 5)
 

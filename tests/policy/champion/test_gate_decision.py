@@ -35,6 +35,19 @@ def reasons_of(evidence: Evidence, order: Order = "max", **rules: Any) -> tuple[
     return decide("accuracy", order, evidence, GateRules(**rules))[1]
 
 
+@pytest.mark.promise("gate-rules")
+def test_a_few_rows_that_differ_show_nothing() -> None:
+    few = replace(BETTER, improvement=Improvement(0.05, 0.02, 0.08, 4, 6))
+    assert outcome_of(few) == Outcome.KEEP
+    (reason,) = reasons_of(few)
+    assert reason.endswith(": they differ on 4 rows, and on fewer than 6 that may be chance")
+    # Whoever allows a fall does not ask for a proof.
+    assert outcome_of(few, min_improvement=-0.1) == Outcome.PROMOTE
+    assert outcome_of(replace(few, improvement=Improvement(0.05, 0.02, 0.08, 6, 6))) == (
+        Outcome.PROMOTE
+    )
+
+
 def improved(low: float, value: float = 0.05, high: float = 0.08) -> Evidence:
     return replace(BETTER, improvement=Improvement(value, low, high))
 

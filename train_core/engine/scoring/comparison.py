@@ -7,7 +7,9 @@ mean of the rows' own metrics.
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ import torch
 from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat, dim_zero_sum
 
+from train_core.engine.scoring.row_sums import RowSums
 from train_core.errors import ConfigError
 from train_core.policy.champion.gate_decision import Improvement
 from train_core.policy.checkpoints.selection import Order
@@ -27,6 +30,8 @@ from train_core.results import McNemar
 NUM_RESAMPLES = 2000
 _RESAMPLED_ROWS = 2**20
 """How many rows of resamples are in memory at once, of 8 bytes each, or else one resample."""
+_TOLD_EVERY_S = 10.0
+_log = logging.getLogger("train_core.driver")
 _SAME = 1e-3
 """A metric of rows is that of their batches up to rounding: more apart, it is another one."""
 
@@ -38,8 +43,9 @@ class RowScores:
     num_rows: int
     totals: tuple[dict[str, Any], ...]
     """The metric's states over each shard, as an evaluation measures them."""
-    states: dict[str, npt.NDArray[Any]]
-    """What the rows add to each of the metric's states, one entry a row; empty if `failure`."""
+    states: dict[str, npt.NDArray[Any] | RowSums]
+    """What the rows add to each of the metric's states, to a list an entry a row; empty if
+    `failure`."""
     predictions: npt.NDArray[Any]
     """The predicted class of each row; empty for a model that is no classifier."""
     targets: npt.NDArray[Any]
@@ -65,11 +71,9 @@ class RowMetric:
         self._metric.compute_with_cache = False
         self._has_own_reset = type(metric).reset is not Metric.reset
         reductions = metric._reductions  # noqa: SLF001 (torchmetrics has no public reader)
-        self._lists = [name for name, how in reductions.items() if how is dim_zero_cat]
-        self._sums = [name for name, how in reductions.items() if how is dim_zero_sum]
-        self._states = {name: scores.states[name] for name in reductions}
-        # Counted rows times these is a sum without rounding, also of integers up to 2^53.
-        self._weights = {name: self._states[name].astype(np.float64) for name in self._sums}
+        states = {name: scores.states[name] for name in reductions}
+        self._lists = {name: of for name, of in states.items() if not isinstance(of, RowSums)}
+        self._sums = {name: of for name, of in states.items() if isinstance(of, RowSums)}
         found = self(np.arange(self.num_rows))
         if not math.isclose(found, total, rel_tol=_SAME, abs_tol=1e-9):
             raise ConfigError(
@@ -81,17 +85,29 @@ class RowMetric:
         """Its value over these rows, of which one may be there several times."""
         if self._has_own_reset:
             self._metric.reset()
-        for name in self._lists:
-            setattr(self._metric, name, [torch.as_tensor(self._states[name][rows])])
+        for name, entries in self._lists.items():
+            setattr(self._metric, name, [torch.as_tensor(entries[rows])])
         counts = np.bincount(rows, minlength=self.num_rows).astype(np.float64)
-        for name in self._sums:
-            total = np.tensordot(counts, self._weights[name], axes=1)
-            setattr(self._metric, name, torch.as_tensor(total.astype(self._states[name].dtype)))
+        for name, sums in self._sums.items():
+            setattr(self._metric, name, torch.as_tensor(sums.total(counts)))
         with warnings.catch_warnings():
             # torchmetrics does not count a state that was set as an update; and a resample may lack
             # a class.
             warnings.simplefilter("ignore")
             return float(self._metric.compute())
+
+    def num_differing(self, other: RowMetric) -> int:
+        """How many rows add something else to this metric than to that of another model."""
+        differs = np.zeros(self.num_rows, bool)
+        for name, sums in self._sums.items():
+            differs |= sums.differs(other._sums[name])
+        for name, one in self._lists.items():
+            two = other._lists[name]
+            same = one == two
+            if one.dtype.kind == "f":
+                same |= np.isnan(one) & np.isnan(two)
+            differs |= ~same.reshape(self.num_rows, -1).all(axis=1)
+        return int(differs.sum())
 
 
 def check_adds_up(name: str, metric: Metric) -> None:
@@ -118,11 +134,25 @@ def joined(parts: Sequence[RowScores | None]) -> RowScores:
     return RowScores(
         num_rows=sum(part.num_rows for part in there),
         totals=tuple(total for part in there for total in part.totals),
-        states={name: np.concatenate([part.states[name] for part in there]) for name in names},
+        states={name: joined_states([part.states[name] for part in there]) for name in names},
         predictions=np.concatenate([part.predictions for part in there]),
         targets=np.concatenate([part.targets for part in there]),
         failure=failure,
     )
+
+
+def joined_states(parts: Sequence[Any]) -> npt.NDArray[Any] | RowSums:
+    """What rows add to one state, of parts of the rows."""
+    return RowSums.joined(parts) if isinstance(parts[0], RowSums) else np.concatenate(parts)
+
+
+def rows_needed(confidence: float) -> int:
+    """The fewest rows that show with this confidence that one of two models is better.
+
+    If they are equal, all of n rows on which they differ speak for the same one with a probability
+    of 2 / 2^n. A bootstrap of fewer rows promises too much.
+    """
+    return 1 + math.ceil(math.log2(1 / (1 - confidence)))
 
 
 def improvement(
@@ -146,7 +176,14 @@ def improvement(
     def difference(rows: npt.NDArray[np.int64]) -> float:
         return sign * (challenger(rows) - champion(rows))
 
+    num_done, told_at = 0, time.monotonic()
+
     def differences(resamples: npt.NDArray[np.int64], axis: int) -> npt.NDArray[np.float64]:
+        nonlocal num_done, told_at
+        num_done += np.prod(resamples.shape[:-1], dtype=int)
+        if time.monotonic() > told_at + _TOLD_EVERY_S:
+            told_at = time.monotonic()
+            _log.info("compared %d of %d resamples of the rows", num_done, num_resamples)
         return np.apply_along_axis(difference, axis, resamples)
 
     rows = np.arange(champion.num_rows)
@@ -167,7 +204,13 @@ def improvement(
     if not (math.isfinite(found.low) and math.isfinite(found.high)):
         return None
     # In exact numbers, 0.0 and never -0.0.
-    return Improvement(value + 0.0, float(found.low) + 0.0, float(found.high) + 0.0)
+    return Improvement(
+        value + 0.0,
+        float(found.low) + 0.0,
+        float(found.high) + 0.0,
+        differing_rows=challenger.num_differing(champion),
+        needed_rows=rows_needed(confidence),
+    )
 
 
 def mcnemar(champion: RowScores, challenger: RowScores) -> McNemar | None:

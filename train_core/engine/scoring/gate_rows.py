@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import sys
 import time
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torchmetrics import Metric
-from torchmetrics.utilities.data import dim_zero_cat
+from torchmetrics.utilities.data import dim_zero_cat, dim_zero_sum
 
 from train_core.config import TrainConfig
 from train_core.engine.distributed.watchdog import watching
@@ -27,14 +28,17 @@ from train_core.engine.metrics.evaluation_loop import (
     state_of,
 )
 from train_core.engine.metrics.forward import autocast, forward
-from train_core.engine.scoring.comparison import RowScores
+from train_core.engine.scoring.comparison import RowScores, joined_states
 from train_core.engine.scoring.evaluate import dataset_of, load_model
+from train_core.engine.scoring.row_sums import BLOCK_VALUES, RowSums
 from train_core.errors import users_code
 from train_core.policy.metric_names import LOSS
 from train_core.text.log_lines import set_up_logging
 from train_core.workload import Batch, Workload, update_metric
 
 _TIMED_ROWS = 50
+_TOLD_EVERY_S = 10.0
+_log = logging.getLogger(__name__)
 _TIMED_BATCHES = 10
 
 
@@ -71,8 +75,12 @@ def score_rows(model: Model, rows: Rows, shard: int) -> RowScores | None:
         row_metric = split_metrics(workload)[rows.metric].to(device)
         scored = RowScoring(rows.metric)
         with watching(rows.config.hang_timeout_s) as watchdog:
+            told_at = time.monotonic()
             for batch in _batches(workload, rows, shard, device):
                 watchdog.move()
+                if time.monotonic() > told_at + _TOLD_EVERY_S:
+                    told_at = time.monotonic()
+                    _log.info("gate: %d rows of shard %d are scored", scored.num_rows, shard)
                 outputs, loss = forward(workload, module, batch, model.config)
                 if rows.metric == LOSS:
                     add_loss(shard_metric, loss, _num_rows(batch))
@@ -80,7 +88,7 @@ def score_rows(model: Model, rows: Rows, shard: int) -> RowScores | None:
                     update_metric(workload, rows.metric, shard_metric, outputs, batch)
                 with autocast(device, model.config):
                     scored.add(workload, row_metric, outputs, batch)
-        return scored.result(state_of(shard_metric)) if scored.num_rows else None
+        return scored.result(row_metric, state_of(shard_metric)) if scored.num_rows else None
 
 
 def measure_cost(model: Model, rows: Rows) -> tuple[float, float, int]:
@@ -108,7 +116,10 @@ class RowScoring:
     def __init__(self, name: str) -> None:
         self.num_rows = 0
         self._name = name
-        self._states: dict[str, list[npt.NDArray[Any]]] = {}
+        self._entries: dict[str, list[npt.NDArray[Any]]] = {}
+        """Of each state those of the newest rows, as one row after the other has added them."""
+        self._parts: dict[str, list[npt.NDArray[Any] | RowSums]] = {}
+        """Of each state what the rows before them have added."""
         self._columns: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
         self._failure = ""
 
@@ -128,17 +139,22 @@ class RowScoring:
                 else:
                     update_metric(workload, self._name, metric, row_outputs, row)
                 for state, value in state_of(metric).items():
-                    self._states.setdefault(state, []).append(_entry(value))
+                    entries = self._entries.setdefault(state, [])
+                    entries.append(_entry(value))
+                    if len(entries) * entries[0].size >= BLOCK_VALUES:
+                        self._pack(state, metric)
         except Exception as error:  # noqa: BLE001 (whatever a workload raises that needs a whole batch)
             self._failure = f"{self._name} of a single row: {type(error).__name__}: {error}"
 
-    def result(self, totals: dict[str, Any]) -> RowScores:
+    def result(self, metric: Metric, totals: dict[str, Any]) -> RowScores:
         """All of them, beside what the metric is over the whole shard."""
-        states, failure = {}, self._failure
-        for name, entries in self._states.items():
-            shapes = {entry.shape for entry in entries}
-            if len(shapes) == 1 and (found := np.concatenate(entries)).shape[0] == self.num_rows:
-                states[name] = found
+        states: dict[str, npt.NDArray[Any] | RowSums] = {}
+        failure = self._failure
+        for name in self._entries:
+            self._pack(name, metric)
+            parts = self._parts.get(name, [])
+            if parts and sum(map(len, parts)) == self.num_rows:
+                states[name] = joined_states(parts)
             elif not failure:
                 failure = f"a row does not always add one entry to the metric's state {name!r}"
         predictions, targets = zip(*self._columns, strict=True) if self._columns else ((), ())
@@ -150,6 +166,16 @@ class RowScoring:
             targets=np.concatenate(targets) if targets else _NONE,
             failure=failure,
         )
+
+    def _pack(self, state: str, metric: Metric) -> None:
+        """Keep the newest entries of a state in little memory, if each row has added one."""
+        entries = self._entries[state]
+        self._entries[state] = []
+        if not entries or {entry.shape for entry in entries} != {(1, *entries[0].shape[1:])}:
+            return
+        found = np.concatenate(entries)
+        is_sum = metric._reductions[state] is dim_zero_sum  # noqa: SLF001 (no public reader)
+        self._parts.setdefault(state, []).append(RowSums.of(found) if is_sum else found)
 
 
 _NONE = np.empty(0, dtype=np.int64)

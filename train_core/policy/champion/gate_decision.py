@@ -66,6 +66,15 @@ class Improvement:
     low: float
     high: float
     """The bounds of the confidence interval."""
+    differing_rows: int | None = None
+    """On how many rows the two differ; None: of an earlier version."""
+    needed_rows: int = 0
+    """The fewest differing rows that can show an improvement with the interval's confidence."""
+
+    @property
+    def lacks_rows(self) -> bool:
+        """Whether the two differ on too few rows for a bootstrap to say which one is better."""
+        return self.differing_rows is not None and self.differing_rows < self.needed_rows
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,11 @@ def _refusals(metric: str, order: Order, evidence: Evidence, rules: GateRules) -
     if improvement is None or not improvement.low > rules.min_improvement:
         bound = _text(rules.min_improvement)
         yield f"{_improvement_text(metric, evidence)}, not all above {bound}"
+    elif rules.min_improvement >= 0 and improvement.lacks_rows:
+        yield (
+            f"{_improvement_text(metric, evidence)}: they differ on {improvement.differing_rows} "
+            f"rows, and on fewer than {improvement.needed_rows} that may be chance"
+        )
     yield from _broken_guards(evidence.challenger, evidence.champion, rules)
 
 
