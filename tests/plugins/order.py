@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -98,20 +98,6 @@ def place_of(nodeid: str) -> int:
     return len(LONGEST)
 
 
-def part_of(nodeids: Sequence[str], part: str) -> set[str]:
-    """The tests of a part such as `2/5`: those of every fifth file, from the second on.
-
-    Files are counted by their places, which spreads the longest over the parts. A test that is a
-    group of its own counts as a file.
-    """
-    first, step = map(int, part.split("/"))
-    files: dict[str, list[str]] = {}
-    for nodeid in sorted(nodeids, key=place_of):
-        group, file = group_of(nodeid), nodeid.partition("::")[0]
-        files.setdefault(group if "::" in group else file, []).append(nodeid)
-    return {nodeid for tests in list(files.values())[first - 1 :: step] for nodeid in tests}
-
-
 @contextmanager
 def cores_for(group: str, locks: Path) -> Iterator[None]:
     """Wait until a test of the group may run, and keep it so: locks that all processes share.
@@ -137,11 +123,6 @@ def cores_for(group: str, locks: Path) -> Iterator[None]:
         fcntl.flock(other, fcntl.LOCK_UN)
         fcntl.flock(queue, fcntl.LOCK_UN)
         yield
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--part 2/5`, which `part_of` describes."""
-    parser.addoption("--part", default="1/1", help="run every n-th file, from the k-th on: k/n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -171,12 +152,8 @@ class SlowestFirst(LoadScopeScheduling):
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The same in all processes: they have to agree. What `-m` leaves out is left out already."""
-    part = part_of([item.nodeid for item in items], config.getoption("--part"))
-    others = [item for item in items if item.nodeid not in part]
-    config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if item.nodeid in part]
     items.sort(key=lambda item: place_of(item.nodeid))
 
 

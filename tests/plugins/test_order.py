@@ -18,7 +18,6 @@ from tests.plugins.order import (
     SHARE_NOTHING,
     cores_for,
     group_of,
-    part_of,
     place_of,
 )
 
@@ -80,23 +79,6 @@ def test_tests_that_share_nothing_are_groups_of_their_own_at_the_place_of_their_
     tests = [f"tests/{SHARE_NOTHING[0]}.py::test_a[{number}]" for number in range(2)]
     assert group_of(tests[0]) != group_of(tests[1])
     assert {place_of(test) for test in tests} == {LONGEST.index(SHARE_NOTHING[0])}
-
-
-def test_each_file_is_in_one_part_and_the_longest_are_spread_over_the_parts() -> None:
-    names = [f"tests/{file.relative_to(TESTS)}" for file in sorted(TESTS.rglob("test_*.py"))]
-    whole = [name for name in names if not group_of(name).startswith(SHARE_NOTHING)]
-    tests = [f"{name}::test_{number}" for name in whole for number in range(5)]
-    parts = [part_of(tests, f"{number}/4") for number in range(1, 5)]
-    assert sorted(test for part in parts for test in part) == sorted(tests)
-    files = [{test.partition("::")[0] for test in part} for part in parts]
-    assert sorted(file for some in files for file in some) == whole
-    longest = [sum(place_of(file) < len(LONGEST) for file in some) for some in files]
-    assert max(longest) - min(longest) <= 1
-
-
-def test_tests_that_share_nothing_are_spread_over_the_parts() -> None:
-    tests = [f"tests/{SHARE_NOTHING[0]}.py::test_a[{number}]" for number in range(9)]
-    assert [len(part_of(tests, f"{number}/4")) for number in range(1, 5)] == [3, 2, 2, 2]
 
 
 def test_the_undisturbed_pipeline_runs_in_one_process() -> None:

@@ -19,6 +19,8 @@ from tests.promises.promised import HELD_BY_ALL_TESTS, PROMISES
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/testing.md"
+IN_CI = ROOT / "tests/slow_in_ci.txt"
+"""The slow tests that CI runs for each commit: of each the file, the name, and which values."""
 BEGIN, END = "<!-- promises: begin -->", "<!-- promises: end -->"
 LEFT_OUT_BY_MARK = {
     "slow": "slow",
@@ -75,6 +77,7 @@ def has_slow_values_only(mark: ast.expr) -> bool:
 
 def held_in(file: Path, where: str) -> Iterator[Held]:
     """The tests of a file that name a promise; it is called `where`."""
+    in_ci = {line.partition("[")[0] for line in IN_CI.read_text().splitlines()}
     module = ast.parse(file.read_text())
     of_all = marks_of_module(module)
     for one in module.body:
@@ -84,6 +87,8 @@ def held_in(file: Path, where: str) -> Iterator[Held]:
             reasons += ["slow" for mark in one.decorator_list if has_slow_values_only(mark)]
             reasons += [LEFT_OUT_BY_FIXTURE.get(argument.arg, "") for argument in one.args.args]
             left_out = next(filter(None, reasons), "")
+            if left_out and in_ci & {f"tests/{where}", f"tests/{where}::{one.name}"}:
+                left_out += ", in CI"
             for name, keys in marks:
                 if name == "promise":
                     yield from (Held(str(key), f"{where}::{one.name}", left_out) for key in keys)

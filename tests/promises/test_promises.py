@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.promises.__main__ import BEGIN, END, ROOT, check, filled, held_by
+from tests.promises.__main__ import BEGIN, END, IN_CI, ROOT, check, filled, held_by
 from tests.promises.promised import HELD_BY_ALL_TESTS, PROMISES
 
 EXACT = {"docs/a.md": {"exact": "A run is exact."}}
@@ -124,3 +124,11 @@ def test_a_promise_of_all_tests_needs_one_that_may_be_slow(tests: Path, page: Pa
     page.write_text(filled(page.read_text(), EXACT, held_by(tests), by_all))
     assert check(EXACT, tests, page, by_all) == []
     assert "| `nodes` | A node may vanish. | `deep/test_b.py::test_b` (slow) |" in page.read_text()
+
+
+def test_the_slow_tests_of_ci_are_there_and_slow() -> None:
+    for line in IN_CI.read_text().splitlines():
+        file, _, name = line.partition("[")[0].partition("::")
+        source = (ROOT / file).read_text()
+        assert not name or f"def {name}(" in source, line
+        assert "slow" in source, line
