@@ -87,3 +87,14 @@ def test_a_hook_may_leave_there_what_was_computed_with_a_gradient() -> None:
     assert model.state.requires_grad
     assert not made.has_changed()
     made.check_unchanged()
+
+
+def test_the_values_of_a_parameter_may_lie_apart() -> None:
+    model = Keeping(0)
+    model.linear.weight = nn.Parameter(torch.arange(8.0)[::4][None])
+    assert model.linear.weight.stride(1) == 4
+    made = followed(model)
+    made.check_unchanged()
+    model.linear.weight.data[0, 1] = 0
+    with pytest.raises(WorkloadError, match="changed 'linear.weight' in place"):
+        made.check_unchanged()

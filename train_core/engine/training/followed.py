@@ -209,5 +209,5 @@ def _is_same(one: _Packed, other: _Packed) -> bool:
 
 
 def _sum_of_bytes(parameter: nn.Parameter) -> int:
-    flat = parameter.detach().reshape(-1)
+    flat = parameter.detach().reshape(-1).contiguous()
     return int(flat.view(torch.uint8).sum(dtype=torch.int64))
