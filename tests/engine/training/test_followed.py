@@ -96,5 +96,5 @@ def test_the_values_of_a_parameter_may_lie_apart() -> None:
     made = followed(model)
     made.check_unchanged()
     model.linear.weight.data[0, 1] = 0
-    with pytest.raises(WorkloadError, match="changed 'linear.weight' in place"):
+    with pytest.raises(WorkloadError, match=r"changed 'linear\.weight' in place"):
         made.check_unchanged()
