@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 
 from tests.plugins.leaks import Belongings
-from train_core.config.training_options import ACCEPT
+from train_core.engine.rehearsal.check import ACCEPT
 from train_core.policy.findings import EVERYTHING
 
 pytest_plugins = ["tests.plugins.order", "tests.plugins.reporting"]

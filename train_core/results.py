@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from train_core.policy.champion.gate_decision import Evidence, GateRules, Outcome
 from train_core.policy.checkpoints.selection import Order
-from train_core.policy.findings import FindingName
+from train_core.policy.findings import Accepted, FindingName
 
 _BECAME, _WAITS = "became champion", "waits for approval"
 _AS_A_CLAUSE = {
@@ -44,6 +44,10 @@ class Rehearsal(Result):
     findings: list[Finding]
     left_out: list[str] = []
     """What was not tried, and why."""
+    is_cut_short: bool = False
+    """Whether something was not tried that another rehearsal might try."""
+    accepted: list[Accepted] = []
+    """What the configuration, or the environment, accepts."""
     cpu_s: float
 
 

@@ -18,13 +18,17 @@ from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.checkpoints.selection import Candidate, ranked
 from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import VALIDATION, short_name
-from train_core.results import GateResult, Result
+from train_core.results import Result
 from train_core.storage.committed import Scan
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.decisions import newest_result, question_after_training
+from train_core.storage.registered_models.decisions import (
+    Question,
+    newest_result,
+    question_after_training,
+)
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.runs_of_storage import is_run_finished, read_runs
 
@@ -109,8 +113,7 @@ def _summary(
     record: RunRecord | None = None,
 ) -> RunSummary:
     record, report = record or folder.record(), folder.report()
-    result, fault = _gate_result(folder)
-    gate = f"{result.decision.challenger.version} {result.status}" if result else fault
+    gate, question, fault = _gate(folder)
     train, newest = record.datasets.get("train", {}), scanned.newest
     samples, digest = train.get("samples"), train.get("digest")
     return RunSummary(
@@ -124,17 +127,21 @@ def _summary(
         samples=samples if type(samples) is int else None,
         data=digest[:_DIGEST_SHOWN] if isinstance(digest, str) and digest else None,
         gate=gate,
-        state=_state(folder, record, report, scanned, holder, end, result, fault),
+        state=_state(folder, record, report, scanned, holder, end, question, fault),
     )
 
 
-def _gate_result(folder: RunFolder) -> tuple[GateResult | None, str]:
-    """What became of the run's version, or why that cannot be read."""
+def _gate(folder: RunFolder) -> tuple[str, Question | None, str]:
+    """What became of the run's version, what a person is asked, or why that is not known."""
     try:
-        return newest_result(folder), ""
+        result = newest_result(folder)
+        question = question_after_training(folder, result)
     except (CheckpointError, ConfigError) as error:
         # One damaged decision hides no number of the run.
-        return None, f"cannot be read: {error}"
+        fault = f"cannot be read: {error}"
+        return fault, None, fault
+    gate = f"{result.decision.challenger.version} {result.status}" if result else ""
+    return gate, question, ""
 
 
 def _state(
@@ -144,7 +151,7 @@ def _state(
     scanned: Scan,
     holder: Holder | None,
     end: str,
-    result: GateResult | None,
+    question: Question | None,
     fault: str,
 ) -> str:
     if holder:
@@ -153,7 +160,6 @@ def _state(
         return f"cannot be continued: {reason}"
     if fault:
         return fault
-    question = question_after_training(folder, result)
     if end != EndStatus.FAILED and question and not question.is_answered:
         return "waiting"
     if is_run_finished(folder, report, scanned.newest, record, end):

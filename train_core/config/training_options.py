@@ -5,7 +5,6 @@ One of the groups of parameters; `config/__init__.py` says in which of them a ne
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -21,8 +20,6 @@ from train_core.config.option_groups import MAY_CHANGE, Options, object_of
 from train_core.policy.findings import Accepted
 from train_core.policy.metric_names import VALIDATION_ACCURACY
 
-ACCEPT = "EVERTRAIN_ACCEPT"
-"""The variable that says what rehearsals may find: names with commas between them."""
 NAME_OF_OBJECT = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
@@ -54,8 +51,7 @@ class WorkloadOptions(Options):
     )
 
     accept: list[Accepted] = Field(
-        default_factory=lambda: list(filter(None, os.environ.get(ACCEPT, "").split(","))),
-        validate_default=True,
+        default_factory=list,
         description="What the rehearsal of the workload may find without refusing or telling it, "
         "by its names: gradients, loss, …; everything: no rehearsal. Unset: EVERTRAIN_ACCEPT.",
         json_schema_extra=MAY_CHANGE,

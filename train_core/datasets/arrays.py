@@ -70,6 +70,9 @@ def _add(sha: Any, value: object, column: str) -> None:
         sha.update(ArrayDataset(**{column: np.atleast_1d(value)}).digest().encode())
     elif isinstance(value, (set, frozenset)):
         # In no order of their own: each process may have another one.
+        if all(one is None or isinstance(one, _PLAIN) for one in value):
+            _add(sha, sorted(map(repr, value)), column)
+            return
         sha.update(f"{type(value).__name__} {len(value)} ".encode())
         for digest in sorted(_digest(one, column) for one in value):
             sha.update(digest)

@@ -41,9 +41,8 @@ class CheckCommand(BaseModel):
 
     def cli_cmd(self) -> None:
         """Print what was tried and found; exit with code 1 if something is refused."""
-        config = self._config()
-        found = check_workload(config)
-        is_refused = any(one.is_refused for one in found.findings if one.name not in config.accept)
+        found = check_workload(self._config())
+        is_refused = any(one.is_refused for one in found.findings if one.name not in found.accepted)
         if self.as_json:
             print_mapping(found.model_dump(mode="json"), as_json=True)
         else:
@@ -52,7 +51,7 @@ class CheckCommand(BaseModel):
                 say(f"left out   {line}")
             for one in found.findings:
                 kind = "refused" if one.is_refused else "notice"
-                kind = "accepted" if one.name in config.accept else kind
+                kind = "accepted" if one.name in found.accepted else kind
                 say(f"{kind:<10} {one.name}: {one.message}")
             if not found.findings and not found.left_out:
                 say("found      nothing wrong in three steps; verify-resume proves more")

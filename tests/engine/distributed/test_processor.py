@@ -69,8 +69,16 @@ def test_another_processor_is_warned_about_once_and_kept(caplog: pytest.LogCaptu
         f"the training was computed on a vendor, and goes on on {here}: the bits of the results "
         "may be others"
     )
+    # Of a version that did not record it nothing is known.
+    assert continued_on(("unknown",), ALONE, is_strict=True) == ("unknown", here)
     with pytest.raises(ConfigError, match=r"computed on a vendor, and goes on on .* strict is set"):
         continued_on(("a vendor",), ALONE, is_strict=True)
+
+
+def test_which_rank_has_which_processor_counts() -> None:
+    one, other = processor._by_rank(["a", "a", "b"]), processor._by_rank(["b", "a", "a"])
+    assert (one, other) == ("a (ranks 0, 1) and b (ranks 2)", "b (ranks 0) and a (ranks 1, 2)")
+    assert processor._by_rank(["a", "a"]) == processor._by_rank(["a"]) == "a"
 
 
 @pytest.mark.promise("surroundings")

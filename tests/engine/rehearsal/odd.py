@@ -363,3 +363,11 @@ class OnlyInWorkers(Right):
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return super().loss(outputs, batch) * torch.distributed.get_world_size()
+
+
+class ListedRates(Right):
+    """A rate for each step, and none beyond."""
+
+    def schedule(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
+        rates = [1.0] * total_steps
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rates[step])

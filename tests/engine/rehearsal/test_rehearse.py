@@ -105,7 +105,9 @@ def test_outputs_that_cannot_be_cut_are_left_out_and_not_refused() -> None:
     assert line.startswith("loss: of 16 rows the workload raises ")
 
 
-@pytest.mark.parametrize("kind", [odd.Normal, odd.Called, odd.OneRow, odd.SixteenWeights])
+@pytest.mark.parametrize(
+    "kind", [odd.ListedRates, odd.Normal, odd.Called, odd.OneRow, odd.SixteenWeights]
+)
 def test_odd_ones_that_are_right_are_tried_in_all(kind: type[Workload[Any]]) -> None:
     said = rehearsed(kind)
     assert said.tried == ["schedule", "gradients", "state", "metric", "loss", "predictions"]
@@ -123,7 +125,8 @@ def test_what_a_run_refuses_is_refused(kind: type[Workload[Any]], words: str) ->
 def test_what_needs_the_workers_is_left_out() -> None:
     said = rehearsed(odd.OnlyInWorkers)
     assert said.findings == []
-    assert said.left_out[0].startswith("gradients, state: the workload raises ValueError: Default")
+    assert said.left_out[0].startswith("the rest: here the workload raises ValueError: Default")
+    assert said.is_cut_short
 
 
 def test_after_a_fault_what_it_keeps_from_being_tried_is_said() -> None:

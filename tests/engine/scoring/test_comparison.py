@@ -318,6 +318,27 @@ def test_the_rows_on_which_two_models_differ_are_counted() -> None:
     assert difference(CHAMPION, CHAMPION).differing_rows == 0
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda classes: MulticlassAccuracy(classes, average="macro"),
+        MulticlassAUROC,
+    ],
+    ids=["sums", "lists"],
+)
+def test_a_model_with_a_class_more_is_compared_and_differs_in_each_row(
+    kind: Callable[[int], Metric],
+) -> None:
+    targets = torch.tensor(TARGETS)
+    random = torch.Generator().manual_seed(0)
+    pair = [
+        row_metric(lambda: kind(classes), (torch.rand(60, classes, generator=random), targets))  # noqa: B023 (called at once)
+        for classes in (CLASSES, CLASSES + 1)
+    ]
+    found = improvement(*pair, "max", confidence=0.9, seed=0, num_resamples=50)
+    assert found is None or found.differing_rows == 60
+
+
 @pytest.mark.parametrize("confidence", [0.5, 0.8, 0.9, 0.95, 0.99, 0.999])
 def test_the_rows_that_are_needed_are_those_of_the_sign_test(confidence: float) -> None:
     needed = rows_needed(confidence)

@@ -28,6 +28,8 @@ _INSTRUCTIONS = (
     *("avx_vnni", "amx_bf16", "amx_int8", "amx_fp16", "asimd", "asimdhp", "bf16", "sve", "sve2"),
 )
 """Those, as Linux names them, for which these libraries have kernels of their own."""
+UNKNOWN = "unknown"
+"""What a training of an earlier version was computed on."""
 _log = logging.getLogger(__name__)
 
 
@@ -60,17 +62,27 @@ def _described(facts: dict[str, str], environment: os._Environ[str] | dict[str, 
     return ", ".join(filter(None, parts))
 
 
-def continued_on(was: Sequence[str], group: Group, *, is_strict: bool) -> tuple[str, ...]:
+def _by_rank(of_ranks: Sequence[str]) -> str:
+    """All of them, and which ranks have which: a rank computes its own shards."""
+    ranks: dict[str, list[int]] = {}
+    for rank, name in enumerate(of_ranks):
+        ranks.setdefault(name, []).append(rank)
+    if len(ranks) == 1:
+        return of_ranks[0]
+    return " and ".join(f"{name} (ranks {', '.join(map(str, of))})" for name, of in ranks.items())
+
+
+def continued_on(was: tuple[str, ...], group: Group, *, is_strict: bool) -> tuple[str, ...]:
     """The processors that a training was computed on, and now those of this attempt's ranks.
 
     One that follows itself is not repeated. Others than before are warned about. Raises ConfigError
     for them if `is_strict`; on all ranks.
     """
-    now = " and ".join(sorted(set(group.gather(processor_of(group.device)))))
-    if not was:
-        return (now,)
+    now = _by_rank(group.gather(processor_of(group.device)))
+    if not was or was == (UNKNOWN,):
+        return (*was, now)
     if was[-1] == now:
-        return tuple(was)
+        return was
     changed = f"the training was computed on {was[-1]}, and goes on on {now}"
     if is_strict:
         raise ConfigError(

@@ -1,25 +1,68 @@
-"""The rehearsal of a workload that is named, without a run."""
+"""The rehearsal of a workload that a configuration names, on its own data."""
 
 from __future__ import annotations
 
-from functools import partial
+import os
 from typing import Any
 
 from train_core.config import TrainConfig
 from train_core.engine.rehearsal.rehearse import rehearse
+from train_core.errors import ConfigError
 from train_core.loading import load_workload
+from train_core.policy.findings import EVERYTHING
 from train_core.results import Rehearsal
-from train_core.workload import indexed, load_split
+from train_core.storage.records.data_files import FileList
+from train_core.workload import Workload, indexed, load_split, pinned_files
+
+ACCEPT = "EVERTRAIN_ACCEPT"
+"""The variable that says what rehearsals may find: names with commas between them."""
 
 
 def check_workload(config: dict[str, Any]) -> Rehearsal:
-    """Rehearse the workload of a configuration, on its own data.
+    """Rehearse the workload of a configuration.
 
     Raises ConfigError for what cannot be loaded, and for what the engine itself refuses.
     """
-    asked = TrainConfig.model_validate(config)
-    new_workload = partial(load_workload, asked.workload, asked.settings)
-    workload = new_workload()
-    return rehearse(
-        new_workload, asked, load_split(workload, "train"), indexed(workload, "validation")
-    )
+    return rehearse_workload(with_accepted(TrainConfig.model_validate(config)))
+
+
+def with_accepted(config: TrainConfig) -> TrainConfig:
+    """Where it accepts nothing, what the environment accepts. Raises ConfigError."""
+    named = os.environ.get(ACCEPT, "")
+    if config.accept or config.is_function or not named.strip():
+        return config
+    asked = {"accept": [name.strip() for name in named.split(",")]}
+    try:
+        return config.model_copy(update={"accept": TrainConfig.of(**asked).accept})
+    except ConfigError as error:
+        raise ConfigError(f"{ACCEPT}={named}: {error}") from error
+
+
+def rehearse_workload(config: TrainConfig, files: FileList | None = None) -> Rehearsal:
+    """Rehearse a workload, made and given its data as a worker does it.
+
+    `files` are those of its sources, if they are known. Raises WorkloadError for what the engine
+    refuses, DataError for what cannot be read, and what the workload's own code raises.
+    """
+    if EVERYTHING in config.accept:
+        left_out = ["all: everything is accepted"]
+        return Rehearsal(tried=[], findings=[], left_out=left_out, accepted=config.accept, cpu_s=0)
+    first = load_workload(config.workload, config.settings)
+    at_first = dict(vars(first))
+    if first.sources():
+        pinned_files(first, files)
+    train_set, validation_set = load_split(first, "train"), indexed(first, "validation")
+    # `dataset` may set what other hooks use. Of each new workload it would read all data again.
+    set_since = {
+        name: value
+        for name, value in vars(first).items()
+        if name not in at_first or at_first[name] is not value
+    }
+
+    def new_workload() -> Workload[Any]:
+        made = load_workload(config.workload, config.settings)
+        vars(made).update(set_since)
+        return made
+
+    found = rehearse(new_workload, config, train_set, validation_set)
+    return found.model_copy(update={"accepted": config.accept})

@@ -22,7 +22,7 @@ from train_core.engine.data.batches import prepare, to_device
 from train_core.engine.metrics.evaluation_loop import measure_shard, merge, split_metrics
 from train_core.engine.metrics.forward import autocast, forward
 from train_core.engine.rehearsal.engine_training import CPU
-from train_core.engine.rehearsal.samples import few
+from train_core.engine.rehearsal.few_samples import FewSamples
 from train_core.errors import EvertrainError, line_of_users_code, words_of
 from train_core.policy.metric_names import LOSS
 from train_core.results import Finding
@@ -195,7 +195,7 @@ def try_loss(
     batch = _batch(workload, rows, config)
     outputs, loss = forward(workload, model, dict(batch), config)
     # What has another length of fewer rows is of the rows.
-    fewer = few(rows, np.arange(num_rows - 1))
+    fewer = FewSamples(rows, np.arange(num_rows - 1))
     batch_of_fewer = _batch(workload, fewer, config)
     outputs_of_fewer, _ = forward(workload, model, dict(batch_of_fewer), config)
     total = 0.0

@@ -26,6 +26,7 @@ from train_core.datasets.protocols import Dataset, Stream, fetch, is_stream
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.metrics.evaluation_loop import check_split, set_modes
 from train_core.engine.rehearsal.engine_training import EngineTraining
+from train_core.engine.rehearsal.few_samples import FewSamples
 from train_core.engine.rehearsal.measured import (
     NUM_ROWS,
     raised,
@@ -33,7 +34,6 @@ from train_core.engine.rehearsal.measured import (
     try_metrics,
     try_predictions,
 )
-from train_core.engine.rehearsal.samples import few
 from train_core.engine.rehearsal.steps import STEPS, Trial, try_resume, try_steps
 from train_core.engine.training.model_checks import check_model
 from train_core.errors import EvertrainError
@@ -66,15 +66,23 @@ def rehearse(
     Raises WorkloadError for what the engine refuses by itself, and what the workload's code raises
     where a step of the training would raise it, too.
     """
-    begin_cpu_s = time.process_time()
+    begin_cpu_s = time.thread_time()
     rehearsing = _Rehearsing(new_workload, config)
     with _as_it_was():
-        rehearsing.run(train_set, validation_set)
+        try:
+            rehearsing.run(train_set, validation_set)
+        except EvertrainError:
+            raise
+        except Exception as error:
+            if not rehearsing.is_of_workers(error):
+                raise
+            rehearsing.leave_out(f"the rest: here the workload raises {raised(error)}")
     return Rehearsal(
         tried=rehearsing.tried,
         findings=rehearsing.findings,
         left_out=rehearsing.left_out,
-        cpu_s=time.process_time() - begin_cpu_s,
+        is_cut_short=rehearsing.is_cut_short,
+        cpu_s=time.thread_time() - begin_cpu_s,
     )
 
 
@@ -88,11 +96,15 @@ class _Rehearsing:
         self.tried: list[FindingName] = []
         self.findings: list[Finding] = []
         self.left_out: list[str] = []
+        self.is_cut_short = False
 
     def run(self, train_set: Dataset | Stream, validation_set: Dataset) -> None:
         """Try all that there is time for."""
         for split, dataset in (("train", train_set), ("validation", validation_set)):
             check_split(dataset, split)
+        if self._config.strategy == "fsdp":
+            self.left_out.append("all: with strategy fsdp the model may not fit into one process")
+            return
         workload = self._new_workload()
         model = workload.model()
         check_model(model, self._config.shards)
@@ -106,7 +118,7 @@ class _Rehearsing:
         if is_stream(train_set):
             self.left_out.append("gradients, state: the training split is a stream")
         elif too_much := _too_much(train_set):
-            self.left_out.append(f"all but schedule: {too_much}")
+            self.leave_out(f"all but schedule: {too_much}")
             return
         else:
             engine = self._train(train_set, total_steps)
@@ -136,13 +148,7 @@ class _Rehearsing:
             except Exception:  # noqa: BLE001 (of a user's code)
                 # It may need more samples than it was given: as many as in the training.
                 trial = _whole(trial, self._config, train_set)
-                try:
-                    engine, found = try_steps(trial)
-                except Exception as error:
-                    if not self._is_of_workers(error):
-                        raise
-                    self.left_out.append(f"gradients, state: the workload raises {raised(error)}")
-                    return None
+                engine, found = try_steps(trial)
             self._try("gradients", found)
         if found:
             self.left_out.append("state: a step before it is wrong")
@@ -154,7 +160,7 @@ class _Rehearsing:
         """Metrics, loss and predictions of some rows of the validation split."""
         # Over all of it: rows that lie side by side are often of one class.
         places = np.unique(np.linspace(0, len(validation_set) - 1, NUM_ROWS).astype(np.int64))
-        rows = few(validation_set, places)
+        rows = FewSamples(validation_set, places)
         config = self._config
         modes = {module: module.training for module in model.modules()}
         model.eval()
@@ -180,7 +186,12 @@ class _Rehearsing:
         if name not in self.tried:
             self.tried.append(name)
 
-    def _is_of_workers(self, error: Exception) -> bool:
+    def leave_out(self, what: str) -> None:
+        """Note what another try might show."""
+        self.left_out.append(what)
+        self.is_cut_short = True
+
+    def is_of_workers(self, error: Exception) -> bool:
         """Whether workers may not meet the error: they have a process group, and may have GPUs."""
         config = self._config
         is_here = config.ray_address == LOCAL and not torch.cuda.is_available()
@@ -189,7 +200,7 @@ class _Rehearsing:
     def _has_time(self, what: str) -> bool:
         is_late = time.monotonic() - self._begin_s > _MOST_S
         if is_late:
-            self.left_out.append(f"{what}: the rehearsal has taken {_MOST_S:.0f} s already")
+            self.leave_out(f"{what}: the rehearsal has taken {_MOST_S:.0f} s already")
         return not is_late
 
 
@@ -202,8 +213,10 @@ _MEASURED: dict[FindingName, Callable[..., Iterator[Finding]]] = {
 
 def _too_much(train_set: Dataset) -> str:
     """Why reading samples would take too long, or too much memory; empty: it would not."""
-    begin_s = time.monotonic()
+    # The first one may open a file, or a connection.
     sample = fetch(train_set, np.zeros(1, np.int64))
+    begin_s = time.monotonic()
+    fetch(train_set, np.full(1, len(train_set) - 1, np.int64))
     took_s = time.monotonic() - begin_s
     num_bytes = sum(value.nbytes for value in tree_leaves(sample) if hasattr(value, "nbytes"))
     if num_bytes > _MOST_SAMPLE_BYTES:
@@ -252,7 +265,7 @@ def _whole(trial: Trial, config: TrainConfig, train_set: Dataset) -> Trial:
 def _first(train_set: Dataset, config: TrainConfig) -> Dataset:
     """The first samples of an epoch, enough for all steps of a trial."""
     order = sample_order(config.seed, 0, len(train_set))
-    return few(train_set, np.resize(order, config.batch_size * (STEPS + 1)))
+    return FewSamples(train_set, np.resize(order, config.batch_size * (STEPS + 1)))
 
 
 def _try_schedule(workload: Workload[Any], model: nn.Module, total_steps: int) -> Iterator[Finding]:
@@ -263,7 +276,7 @@ def _try_schedule(workload: Workload[Any], model: nn.Module, total_steps: int) -
         return
     first = min(total_steps, _MOST_RATES)
     later = {int(s) for s in np.linspace(first, total_steps - 1, _NUM_RATES)}
-    for step in (*range(first), *sorted(later - {first - 1})):
+    for step in (*range(first), *sorted(step for step in later if first <= step < total_steps)):
         if step:
             # One that is no composition says a step's rate from how many came before it.
             schedule.last_epoch = step - 1

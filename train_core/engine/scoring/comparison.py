@@ -98,6 +98,9 @@ class RowMetric:
 
     def num_differing(self, other: RowMetric) -> int:
         """How many rows add something else to this metric than to that of another model."""
+        if self._shapes() != other._shapes():
+            # As with a class more: each row adds to other states.
+            return self.num_rows
         differs = np.zeros(self.num_rows, bool)
         for name, sums in self._sums.items():
             differs |= sums.differs(other._sums[name])
@@ -108,6 +111,11 @@ class RowMetric:
                 same |= np.isnan(one) & np.isnan(two)
             differs |= ~same.reshape(self.num_rows, -1).all(axis=1)
         return int(differs.sum())
+
+    def _shapes(self) -> dict[str, tuple[bool, tuple[int, ...]]]:
+        """Of each state whether it is a sum, and the shape of what a row adds."""
+        lists = {name: (False, of.shape[1:]) for name, of in self._lists.items()}
+        return lists | {name: (True, of.like.shape) for name, of in self._sums.items()}
 
 
 def check_adds_up(name: str, metric: Metric) -> None:

@@ -26,7 +26,7 @@ from train_core.engine.data.train_loader import TrainLoader
 from train_core.engine.distributed.control_message import ControlMessage, RankRequests
 from train_core.engine.distributed.fsdp import check_passes
 from train_core.engine.distributed.group import Group, use_deterministic_algorithms
-from train_core.engine.distributed.processor import continued_on
+from train_core.engine.distributed.processor import UNKNOWN, continued_on
 from train_core.engine.distributed.stop_source import StopInFolder, StopSource
 from train_core.engine.distributed.watchdog import Watchdog
 from train_core.engine.training.agreement import AgreedRequests, PendingStep
@@ -173,7 +173,7 @@ class Trainer:
             self.train_state.begin(first_weights(self.folder, self.config))
             # What ranks give each other is plain; it is not there before the first epoch begins.
             check_savable(self.saver.state.capture(leaving_out={STREAMS}))
-        was = found[0].manifest.processors if found else ()
+        was = (found[0].manifest.processors or (UNKNOWN,)) if found else ()
         processors = continued_on(was, self.group, is_strict=self.config.strict)
         self.saver.checkpointer.processors = processors
         self.records.journal.note("processors", processors[-1])

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import Tensor
 
 from tests.engine.driver.preparing.test_unchanged import prepare
 from tests.engine.rehearsal import odd
-from train_core import Batch
+from train_core import ArrayDataset, Batch, Split
 from train_core.config import TrainConfig
-from train_core.config.training_options import ACCEPT
 from train_core.engine.driver.preparing.preflight import check, new_record
 from train_core.engine.driver.preparing.rehearsing import rehearsed
-from train_core.errors import WorkloadError
+from train_core.engine.rehearsal import rehearse
+from train_core.engine.rehearsal.check import ACCEPT
+from train_core.errors import ConfigError, WorkloadError
 from train_core.requests import DriverRequest
 from train_core.storage.run_folder import RunFolder
 
@@ -31,6 +35,36 @@ class Hanging(odd.Right):
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         assert ENDED.wait(60)
         return super().loss(outputs, batch)
+
+
+class SetByDataset(odd.Right):
+    """`dataset` sets what the loss uses, on a connection that only its thread may use."""
+
+    def dataset(self, split: Split) -> ArrayDataset:
+        whole = super().dataset(split)
+        self.weight = float(whole.columns["label"].mean())
+        return OfThread(**whole.columns)
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return super().loss(outputs, batch) * self.weight
+
+
+class OfThread(ArrayDataset):
+    """Read by the thread that opened it."""
+
+    def __init__(self, **columns: Any) -> None:
+        super().__init__(**columns)
+        self._database = sqlite3.connect(":memory:")
+
+    def __getitems__(self, indices: Any) -> Any:
+        self._database.execute("select 1")
+        assert isinstance(indices, np.ndarray)
+        return super().__getitems__(indices)
+
+
+class Exits(odd.Right):
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        sys.exit("no licence")
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +139,7 @@ def test_a_notice_is_told_on_the_first_night_only(
         begin(request(tmp_path, night, "InBatch"))
     (warning,) = [one.message for one in told.records if one.levelno == logging.WARNING]
     assert "no mean over samples" in warning
-    assert warning.endswith("(rehearsal; to hear no more of it: --accept loss)")
+    assert warning.endswith("(rehearsal; to accept it: --accept loss)")
 
 
 def test_everything_can_be_accepted_also_by_the_environment(
@@ -126,6 +160,50 @@ def test_an_error_of_the_workload_is_raised_before_anything_is_written(tmp_path:
     assert not storage.exists() or list(storage.iterdir()) == []
 
 
+def test_the_environment_is_read_where_a_run_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ACCEPT, " metric , loss")
+    accepted = begin(request(tmp_path, "first", "WronglyMerged")).record()
+    assert accepted.config.accept == ["metric", "loss"]
+    monkeypatch.setenv(ACCEPT, "metrics")
+    with pytest.raises(ConfigError, match=r"^EVERTRAIN_ACCEPT=metrics: accept: "):
+        begin(request(tmp_path, "second"))
+    # What was recorded before is read as it was.
+    assert RunFolder(str(tmp_path), "first").record() == accepted
+
+
+@pytest.mark.promise("rehearsal")
+def test_a_workload_has_its_data_as_in_a_worker(
+    tmp_path: Path, told: pytest.LogCaptureFixture
+) -> None:
+    assert begin(request(tmp_path, "first", f"{__name__}:SetByDataset")).record().rehearsed
+    assert rehearsals(told) == 1
+
+
+def test_an_exit_of_the_workload_is_its_error(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"it called sys\.exit"):
+        begin(request(tmp_path, "first", f"{__name__}:Exits"))
+
+
+def test_what_was_cut_short_is_tried_again(
+    tmp_path: Path, told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearse, "_MOST_S", -1.0)
+    assert begin(request(tmp_path, "first")).record().rehearsed == ""
+    monkeypatch.undo()
+    monkeypatch.delenv(ACCEPT)
+    assert begin(request(tmp_path, "second")).record().rehearsed
+    assert rehearsals(told) == 2
+
+
+def test_a_model_of_fsdp_is_not_made_in_the_driver(
+    tmp_path: Path, told: pytest.LogCaptureFixture
+) -> None:
+    begin(request(tmp_path, "first", "Broken", strategy="fsdp"))
+    assert "with strategy fsdp the model may not fit into one process" in told.text
+
+
 @pytest.mark.promise("rehearsal")
 def test_a_hook_that_does_not_come_back_holds_nothing_up(
     tmp_path: Path, told: pytest.LogCaptureFixture
@@ -134,7 +212,7 @@ def test_a_hook_that_does_not_come_back_holds_nothing_up(
     checked = check(RunFolder(asked.storage, asked.run), asked)
     record = new_record(asked, asked.config, checked.datasets)
     try:
-        found = rehearsed(asked, record, asked.config, checked, within_s=0.2)
+        found = rehearsed(asked.storage, record, asked.config, None, within_s=0.2)
     finally:
         ENDED.set()
     assert found.rehearsed == ""

@@ -24,6 +24,7 @@ from train_core.engine.driver.preparing.rehearsing import rehearsed
 from train_core.engine.driver.preparing.unchanged import run_that_has_it
 from train_core.engine.driver.timing import Timing
 from train_core.engine.driver.workers import Workers
+from train_core.engine.rehearsal.check import with_accepted
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Prepared
@@ -59,7 +60,7 @@ def prepare_run(
     Raises ConfigError for what is wrong with the request, before anything is written that stays;
     RunBusyError if another driver has the run.
     """
-    config = effective(request)
+    config = with_accepted(effective(request))
     with ExitStack() as begun:
         mirror = _connected_mirror(request, folder)
         if mirror is not None:
@@ -81,7 +82,9 @@ def prepare_run(
             found = {"unchanged_since": since, "waiting_version": waits}
             return PreparedRun(prepared.model_copy(update=found), config)
         if record is not None and not config.is_function:
-            record = rehearsed(request, record, config, checked, within_s=timing.rehearsal_s)
+            record = rehearsed(
+                request.storage, record, config, checked.files, within_s=timing.rehearsal_s
+            )
         # Only the cluster itself knows its resources. Nothing has been written yet.
         workers.join(config, nodes_wait_s=timing.nodes_wait_s if prepared.resumed else 0)
         config = with_gpus(config)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+from concurrent import futures
 from concurrent.futures import Future
-from functools import partial
 from threading import Thread
 
 from train_core.config import TrainConfig
-from train_core.datasets.protocols import is_stream
-from train_core.engine.driver.preparing.preflight import Checked
-from train_core.engine.rehearsal.rehearse import rehearse
-from train_core.errors import WorkloadError
-from train_core.loading import load_workload
+from train_core.engine.rehearsal.check import rehearse_workload
+from train_core.errors import WorkloadError, words_of
 from train_core.policy.findings import EVERYTHING
-from train_core.requests import DriverRequest
 from train_core.results import Finding, Rehearsal
 from train_core.storage.objects.digests import digest_of
+from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.runs_of_storage import recorded_runs
 
@@ -25,14 +22,9 @@ _log = logging.getLogger("train_core.driver")
 
 
 def rehearsed(
-    request: DriverRequest,
-    record: RunRecord,
-    config: TrainConfig,
-    checked: Checked,
-    *,
-    within_s: float,
+    storage: str, record: RunRecord, config: TrainConfig, files: FileList | None, *, within_s: float
 ) -> RunRecord:
-    """The record of a run that begins, with what it was rehearsed with.
+    """The record of a run that begins, with what it was rehearsed with, if it passed.
 
     What is found, and what could not be tried, is logged. Raises WorkloadError for what the
     rehearsal refuses, unless the configuration accepts it, and what the workload's code raises.
@@ -40,8 +32,8 @@ def rehearsed(
     if EVERYTHING in config.accept:
         return record
     digest = _digest(record, config)
-    if digest not in _passed(request.storage, config.workload):
-        found = _rehearsal(config, checked, within_s)
+    if digest not in _passed(storage, config.workload):
+        found = _rehearsal(config, files, within_s)
         if found is None:
             _log.warning(
                 "%s was not rehearsed: it has not ended within %.0f s, and may still compute in "
@@ -49,41 +41,39 @@ def rehearsed(
                 *(config.workload, within_s),
             )
             return record
-        _tell(found, config)
+        _tell(found)
+        if found.is_cut_short:
+            return record
     return record.model_copy(update={"rehearsed": digest})
 
 
-def _rehearsal(config: TrainConfig, checked: Checked, within_s: float) -> Rehearsal | None:
+def _rehearsal(config: TrainConfig, files: FileList | None, within_s: float) -> Rehearsal | None:
     """What a rehearsal finds; None: a hook of the workload has not come back in time."""
-    train_set, validation_set = checked.datasets["train"], checked.datasets["validation"]
-    assert not is_stream(validation_set), "the preflight refuses one"
-    new_workload = partial(load_workload, config.workload, config.settings)
     end: Future[Rehearsal] = Future()
 
     def run() -> None:
         try:
-            end.set_result(rehearse(new_workload, config, train_set, validation_set))
+            end.set_result(rehearse_workload(config, files))
+        except SystemExit as error:
+            end.set_exception(WorkloadError(f"{config.workload}: {words_of(error)}"))
         except BaseException as error:  # noqa: BLE001 (who waits raises it)
             end.set_exception(error)
 
     # Code of a user's cannot be ended from outside: a daemon's does not outlive the driver.
     Thread(target=run, name="rehearsal", daemon=True).start()
-    try:
-        return end.result(within_s)
-    except TimeoutError:
-        if end.done():
-            raise
-        return None
+    done, _ = futures.wait([end], within_s)
+    return end.result() if done else None
 
 
-def _tell(found: Rehearsal, config: TrainConfig) -> None:
+def _tell(found: Rehearsal) -> None:
     """Log what was found. Raises WorkloadError for what is refused and not accepted."""
-    _log.info("rehearsed %s in %.1f s", ", ".join(found.tried) or "nothing", found.cpu_s)
+    tried = ", ".join(found.tried) or "nothing"
+    _log.info("rehearsed %s in %.1f CPU seconds", tried, found.cpu_s)
     for line in found.left_out:
         _log.info("not rehearsed: %s", line)
     refused = []
     for one in found.findings:
-        if one.name in config.accept:
+        if one.name in found.accepted:
             _log.info("accepted: %s", one.message)
         elif one.is_refused:
             refused.append(one)
@@ -95,8 +85,7 @@ def _tell(found: Rehearsal, config: TrainConfig) -> None:
 
 def _shown(finding: Finding) -> str:
     """The finding in one line, with the flag that accepts it."""
-    then = "to train all the same" if finding.is_refused else "to hear no more of it"
-    return f"{finding.message} (rehearsal; {then}: --accept {finding.name})"
+    return f"{finding.message} (rehearsal; to accept it: --accept {finding.name})"
 
 
 def _passed(storage: str, workload: str) -> set[str]:
