@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.pipeline import BIN, cold_environment
 from benchmarks.report import Report
-from train_core.engine.rehearsal.check import ACCEPT
 from train_core.policy.findings import EVERYTHING
+from train_core.requests import ACCEPT
 
 KEYS = ("rehearsal_cpu_s_digits", "rehearsal_cpu_s_resnet", "cold_with_vs_without")
 

@@ -17,8 +17,8 @@ import hypothesis
 import pytest
 
 from tests.plugins.leaks import Belongings
-from train_core.engine.rehearsal.check import ACCEPT
 from train_core.policy.findings import EVERYTHING
+from train_core.requests import ACCEPT
 
 pytest_plugins = ["tests.plugins.order", "tests.plugins.reporting"]
 

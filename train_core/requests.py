@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from pydantic import SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from train_core.config import TrainConfig
 from train_core.config.gate_options import GateOptions
-from train_core.errors import CheckedOnlyError, UnchangedError
+from train_core.errors import CheckedOnlyError, ConfigError, UnchangedError
+from train_core.policy.findings import ACCEPTABLE
 from train_core.results import Result
+from train_core.text.shown_text import few_of
 
+ACCEPT = "EVERTRAIN_ACCEPT"
+"""The variable that says what rehearsals may find: names with commas between them."""
 DEFAULT_EXPERIMENT = "evertrain"
 """MLflow's experiment."""
 MirrorWeights = Literal["best", "kept", "none"]
@@ -59,6 +64,18 @@ class Request(Result):
     """When the process that asks began, in seconds since 1970; 0: when its driver did."""
 
 
+def with_accepted(config: TrainConfig) -> TrainConfig:
+    """Where it accepts nothing, what the environment accepts. Raises ConfigError."""
+    named = [name.strip() for name in os.environ.get(ACCEPT, "").split(",") if name.strip()]
+    if config.accept or config.is_function or not named:
+        return config
+    if unknown := [name for name in named if name not in ACCEPTABLE]:
+        raise ConfigError(
+            f"{ACCEPT} names {few_of(unknown)}, which no rehearsal finds: {', '.join(ACCEPTABLE)}"
+        )
+    return config.model_copy(update={"accept": named})
+
+
 class DriverRequest(Request):
     """A training, and the pipeline around it."""
 
@@ -72,6 +89,12 @@ class DriverRequest(Request):
     dry_run: bool = False
     skip_unchanged: bool = False
     """Begin no run if nothing that counts has changed since the workload's last finished run."""
+
+    @field_validator("config")
+    @classmethod
+    def _accept(cls, config: TrainConfig) -> TrainConfig:
+        # Here, as a driver on a cluster has another environment.
+        return with_accepted(config)
 
 
 class ScoringRequest(Request):

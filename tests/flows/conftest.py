@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.services import prefect_server
-from train_core.engine.rehearsal.check import ACCEPT
+from train_core.requests import ACCEPT
 
 ROOT = Path(__file__).parents[2]
 

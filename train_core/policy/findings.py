@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal, get_args
 
 FindingName = Literal[
     "gradients", "state", "repeatable", "schedule", "metric", "loss", "predictions"
 ]
-EVERYTHING = "everything"
+EVERYTHING: Final = "everything"
 """Accepts whatever could be found: nothing is rehearsed."""
 Accepted = FindingName | Literal["everything"]
+ACCEPTABLE = (*get_args(FindingName), EVERYTHING)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from train_core.config import TrainConfig
 from train_core.engine.rehearsal.rehearse import rehearse
-from train_core.errors import ConfigError
 from train_core.loading import load_workload
 from train_core.policy.findings import EVERYTHING
+from train_core.requests import with_accepted
 from train_core.results import Rehearsal
 from train_core.storage.records.data_files import FileList
 from train_core.workload import Workload, indexed, load_split, pinned_files
-
-ACCEPT = "EVERTRAIN_ACCEPT"
-"""The variable that says what rehearsals may find: names with commas between them."""
 
 
 def check_workload(config: dict[str, Any]) -> Rehearsal:
@@ -24,18 +20,6 @@ def check_workload(config: dict[str, Any]) -> Rehearsal:
     Raises ConfigError for what cannot be loaded, and for what the engine itself refuses.
     """
     return rehearse_workload(with_accepted(TrainConfig.model_validate(config)))
-
-
-def with_accepted(config: TrainConfig) -> TrainConfig:
-    """Where it accepts nothing, what the environment accepts. Raises ConfigError."""
-    named = os.environ.get(ACCEPT, "")
-    if config.accept or config.is_function or not named.strip():
-        return config
-    asked = {"accept": [name.strip() for name in named.split(",")]}
-    try:
-        return config.model_copy(update={"accept": TrainConfig.of(**asked).accept})
-    except ConfigError as error:
-        raise ConfigError(f"{ACCEPT}={named}: {error}") from error
 
 
 def rehearse_workload(config: TrainConfig, files: FileList | None = None) -> Rehearsal:

@@ -24,7 +24,6 @@ from train_core.engine.driver.preparing.rehearsing import rehearsed
 from train_core.engine.driver.preparing.unchanged import run_that_has_it
 from train_core.engine.driver.timing import Timing
 from train_core.engine.driver.workers import Workers
-from train_core.engine.rehearsal.check import with_accepted
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Prepared
@@ -60,7 +59,7 @@ def prepare_run(
     Raises ConfigError for what is wrong with the request, before anything is written that stays;
     RunBusyError if another driver has the run.
     """
-    config = with_accepted(effective(request))
+    config = effective(request)
     with ExitStack() as begun:
         mirror = _connected_mirror(request, folder)
         if mirror is not None:
