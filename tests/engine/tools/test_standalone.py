@@ -68,7 +68,7 @@ def test_state_that_no_checkpoint_has_is_found_and_named(tmp_path: Path) -> None
     # Up to the forward pass of step 5 all is as it was; its hook then adds 1 where it added 5.
     assert verdict.resumed_after == 4
     assert verdict.resumed_differs == FirstDifference(step=5, name="model/0.weight")
-    assert "the optimizer or `after_step` keeps something outside" in verdict.cause
+    assert "the optimizer, `after_step`, or what runs in the backward pass" in verdict.cause
     assert verdict.comparison.metric is not None
     assert (verdict.comparison.metric.step, verdict.comparison.metric.name) == (6, "train/loss")
     assert verdict.comparison.steps == [2, 4, 6]
