@@ -24,6 +24,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \
 		f"Python 3.11 or newer is needed, $(PYTHON) is {sys.version.split()[0]}: make PYTHON=python3.12 venv")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	# Of an earlier layout: where a program starts in this folder, it hides the entry points of the installed one.
+	rm -rf evertrain.egg-info
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m evertrain_flows.databases
 	@touch $@

@@ -17,7 +17,13 @@ from train_core.config import TrainConfig
 from train_core.config.gate_options import GateOptions
 from train_core.config.json_text import with_numbers
 from train_core.policy.logins import hide_secrets
-from train_core.requests import DEFAULT_EXPERIMENT, DriverRequest, MirrorWeights, PipelineRequest
+from train_core.requests import (
+    DEFAULT_EXPERIMENT,
+    DriverRequest,
+    MirrorWeights,
+    PipelineRequest,
+    with_accepted,
+)
 from train_core.storage.addresses import absolute
 from train_core.storage.records.names import default_run_name
 from train_core.storage.run_folder import RunFolder
@@ -168,7 +174,7 @@ class RetrainParameters(GateOptions, TrainConfig):
             storage=self.storage,
             run=self.run,
             flow_run=flow_run,
-            config=self.train_config(),
+            config=with_accepted(self.train_config()),
             # Recorded where it was asked for: the environment's address may hold a login.
             pipeline=PipelineRequest(
                 infer_input=self.infer_input,

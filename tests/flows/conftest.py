@@ -66,13 +66,13 @@ def isolated(home: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def evertrain(home: Path, environment: dict[str, str]) -> Evertrain:
-    """Runs the command line in `home`, as a user would."""
+    """Runs the command line in `home`, as a user would, with `more` in its environment."""
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "evertrain_flows.cli", *arguments],
             cwd=home,
-            env=environment,
+            env=environment | more,
             capture_output=True,
             text=True,
             check=False,

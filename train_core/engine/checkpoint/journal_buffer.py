@@ -47,7 +47,7 @@ class JournalBuffer:
         texts: Mapping[str, str] | None = None,
         by_rank: Mapping[str, dict[str, float | None]] | None = None,
     ) -> None:
-        """Record what was measured at `step`; functions alone give `texts` and `by_rank`."""
+        """Record what was measured; training functions alone give `texts` and `by_rank`."""
         if self._is_enabled:
             all_rates, self._counters = {**self._counters, **(rates or {})}, {}
             all_texts, self._notes = {**self._notes, **(texts or {})}, {}
