@@ -10,6 +10,7 @@ from pydantic_settings import CliPositionalArg
 from evertrain_flows.cli.arguments import InStorage
 from evertrain_flows.cli.output.listings import Row, print_rows
 from evertrain_flows.cli.output.terminal import complain, say
+from evertrain_flows.cli.prefect_server import asking_named_server
 from evertrain_flows.defaults import tracking_uri_of
 from train_core.client.champions import (
     Unreadable,
@@ -108,24 +109,21 @@ class ApproveCommand(_ChangeCommand):
         if run_status(folder).state == "finished":
             # It did not wait: its pipeline has ended.
             return
-        # Imported late: it takes a second, and few commands ask Prefect.
-        from prefect.settings import PREFECT_API_URL
+        # Imported late: Prefect takes a second, and few commands ask it.
+        from prefect.client.orchestration import get_client
 
         from evertrain_flows.flow_runs.following import resume_answered
-        from evertrain_tasks.prefect_server.connection import ServerConnection
 
-        followed, why = None, "PREFECT_API_URL is not set"
-        if PREFECT_API_URL.value():
-            why = "Prefect's server does not answer"
-            server = ServerConnection(complain)
-            followed = server.ask(
-                lambda client: resume_answered(client, folder.storage, folder.name)
-            )
+        followed, why = [], "none waits at this Prefect server"
+        try:
+            # Prefect's client asks again what a server refuses whose SQLite is locked.
+            with asking_named_server("the answer"), get_client(sync_client=True) as client:
+                followed = resume_answered(client, folder.storage, folder.name)
+        except EvertrainError as error:
+            why = str(error)
         if followed:
             say(f"flow run {folder.name} goes on")
             return
-        if followed is not None:
-            why = "none waits at this Prefect server"
         complain(
             f"no flow run of {folder.name} goes on now: {why}. One that waits elsewhere follows "
             "the answer when the next flow run of retrain begins there; if there is none, "

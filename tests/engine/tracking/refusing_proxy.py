@@ -64,8 +64,8 @@ def proxy_of(server: str) -> Iterator[Proxy]:
                 return
             proxy.before(asked)
             connection = HTTPConnection(host, timeout=60)
-            own = {"Host", "Content-Length", "Transfer-Encoding"}
-            kept = {name: text for name, text in self.headers.items() if name not in own}
+            own = {"Host", "Content-Length", "Transfer-Encoding", "Accept-Encoding"}
+            kept = {name: text for name, text in self.headers.items() if name.title() not in own}
             connection.request(self.command, self.path, body, kept)
             answer = connection.getresponse()
             found = answer.read()

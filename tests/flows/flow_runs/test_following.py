@@ -12,15 +12,20 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Suspended
 
+from evertrain_flows.cli.app import main
 from evertrain_flows.flow_runs.following import resume_answered
+from tests.engine.tracking.refusing_proxy import Rule, proxy_of
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import Server
 from tests.storage.champions import approval, decision, version
+from tests.storage.samples import record
 from train_core.policy.champion.gate_decision import Outcome
+from train_core.results import ModelVersion
 from train_core.storage.records.documents import with_checksum
 from train_core.storage.registered_models.decisions import decision_key
+from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import ResultWriter
+from train_core.storage.run_writer import ResultWriter, create_run
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -62,9 +67,9 @@ def suspended(
     return made
 
 
-def asked(storage: str, run: str, *, is_answered: bool) -> None:
-    folder = RunFolder(storage, run)
-    made = decision(version(1, run), outcome=Outcome.ASK)
+def asked(storage: str, of: ModelVersion, *, is_answered: bool) -> None:
+    folder = RunFolder(storage, of.run)
+    made = decision(of, outcome=Outcome.ASK)
     folder.store.create(decision_key(made), with_checksum(made))
     if is_answered:
         ResultWriter(folder).commit_approval(made, approval(made, is_approved=False))
@@ -76,12 +81,12 @@ def test_those_go_on_whose_runs_have_an_answer_and_no_others(
 ) -> None:
     storage = str(tmp_path / "runs")
     for run in ("answered", "also", "alike"):
-        asked(storage, run, is_answered=True)
-    asked(storage, "open", is_answered=False)
+        asked(storage, version(1, run), is_answered=True)
+    asked(storage, version(1, "open"), is_answered=False)
     made = {run: suspended(client, run) for run in ("answered", "open", "unknown")}
     made["also"] = suspended(client, "also", storage)
     made["alike"] = suspended(client, "alike", str(tmp_path / "other"))
-    asked(storage, "theirs", is_answered=True)
+    asked(storage, version(1, "theirs"), is_answered=True)
     made["theirs"] = suspended(client, "theirs", what=another)
     # The command names the run.
     assert resume_answered(client, storage, "open") == []
@@ -94,3 +99,26 @@ def test_those_go_on_whose_runs_have_an_answer_and_no_others(
     assert {run for run, state in states.items() if state and state.is_paused()} == (
         made.keys() - goes_on
     )
+
+
+@pytest.mark.promise("approval-followed")
+def test_an_answer_is_followed_though_the_server_at_first_refuses_to_resume(
+    tmp_path: Path, client: SyncPrefectClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one does whose SQLite is locked in the middle of the request."""
+    storage = str(tmp_path / "runs")
+    one = ModelRegistry(storage, "Digits").add_version("one", "step-00000001-a0001", "0" * 64)
+    create_run(RunFolder(storage, "one"), record("one"))
+    asked(storage, one, is_answered=False)
+    waits = suspended(client, "one", storage)
+    answer = ["approve", "Digits", "1", "--reject", "--reason", "no", "--storage", storage]
+    with proxy_of(PREFECT_API_URL.value() or "") as proxy:
+        refuses = Rule(503, "POST .*/resume", times=2)
+        proxy.rules.append(refuses)
+        with temporary_settings({PREFECT_API_URL: f"{proxy.uri}/api"}):
+            main([*answer, "--tracking-uri", ""])
+    assert refuses.met == 3
+    assert "flow run one goes on" in capsys.readouterr().out
+    state = client.read_flow_run(waits.id).state
+    assert state is not None
+    assert state.is_scheduled()
