@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Split,
         Stream,
     )
+    from train_core.datasets.tables import read_columns
     from train_core.errors import DataError
     from train_core.fitting import extend_run, fit
     from train_core.policy.samples.randomness import SampleRandom
@@ -56,6 +57,7 @@ _HOMES = {
     "fork_run": "train_core.client.runs",
     "list_runs": "train_core.client.run_summaries",
     "open_run": "train_core.client.runs",
+    "read_columns": "train_core.datasets.tables",
     "prune_run": "train_core.client.runs",
     "run_status": "train_core.client.run_summaries",
     "stop_run": "train_core.client.runs",
@@ -92,6 +94,7 @@ __all__ = [
     "mirror_run",
     "open_run",
     "prune_run",
+    "read_columns",
     "run_status",
     "stop_run",
     "verify_run",

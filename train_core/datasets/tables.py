@@ -1,0 +1,260 @@
+"""Tables as raw columns: what Parquet, CSV and JSON lines hold, as numpy arrays by one rule.
+
+Training and inference read by it. The rule goes by a column's type and its nulls; inference also
+goes by the form that the column had in training, so that no batch depends on its own rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from train_core.datasets.faulty_files import naming
+from train_core.datasets.files import DataFile, store_of
+from train_core.datasets.protocols import Columns
+from train_core.errors import DataError
+from train_core.policy.logins import hide_logins
+from train_core.storage.addresses import absolute
+
+Array = npt.NDArray[Any]
+Forms = Mapping[str, str]
+"""What each column is, by name: a numpy type, or of objects one of the words below."""
+
+TEXTS, LISTS = "texts", "lists"
+_WORDS: Mapping[str, tuple[type, ...]] = {
+    TEXTS: (str,),
+    "bytes": (bytes,),
+    "booleans": (bool, np.bool_),
+    "numbers": (int, float, complex, Decimal, np.number),
+    "times": (date, time, timedelta, np.datetime64, np.timedelta64),
+    "mappings": (dict,),
+    LISTS: (list, tuple, np.ndarray),
+}
+_EXACT = 2**53
+"""Up to here a float64 has every integer."""
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_LINES = (".jsonl", ".ndjson")
+PACKED = ".gz"
+PARQUET_SUFFIX = ".parquet"
+TEXT_SUFFIXES = tuple(
+    suffix + packed for suffix in (*_DELIMITERS, *_LINES) for packed in ("", PACKED)
+)
+
+
+def read_columns(files: Iterable[DataFile | str | os.PathLike[str]]) -> dict[str, Array]:
+    """The rows of all files, one after the other, as arrays by column name.
+
+    A file is Parquet, CSV, TSV or JSON lines, by its name. Give what `files()` of the workload
+    gives, or paths. Raises DataError for a file that cannot be read, or has other columns than the
+    first one.
+    """
+    tables = [(_name_of(file), _table_of(file)) for file in files]
+    if not tables:
+        raise DataError("read_columns was given no files")
+    return columns_of(_joined(tables))
+
+
+def columns_of(table: pa.Table, forms: Forms | None = None) -> dict[str, Array]:
+    """The table's columns as arrays, by the rule of docs/workloads.md.
+
+    `forms` are what the columns were in training: numbers get the type that they had there, and
+    lists that had many lengths stay lists.
+    """
+    forms = forms or {}
+    return {
+        name: _like(_array(table[name], stays=forms.get(name) == LISTS), forms.get(name, ""))
+        for name in table.column_names
+    }
+
+
+def forms_of(columns: Columns) -> dict[str, str]:
+    """The form of each column that has one: of objects, the first that is no null tells it."""
+    found = {name: form_of(array) for name, array in columns.items()}
+    return {name: form for name, form in found.items() if form}
+
+
+def form_of(array: Array) -> str:
+    """A numpy type, or of objects what they are; empty if nothing tells it."""
+    if array.dtype.kind in "US":
+        return TEXTS if array.dtype.kind == "U" else "bytes"
+    if array.dtype.kind != "O":
+        return array.dtype.str
+    first = next((value for value in array.flat if not _is_null(value)), None)
+    return next((word for word, types in _WORDS.items() if isinstance(first, types)), "")
+
+
+def kind_of(form: str) -> str:
+    """What a form holds, in a word: `int64` and `float32` are both numbers."""
+    if form in _WORDS or not form:
+        return form
+    kinds = {"b": "booleans", "M": "times", "m": "times"}
+    return kinds.get(np.dtype(form).kind, "numbers")
+
+
+def read_text_table(data: bytes, name: str, texts: Iterable[str] = ()) -> pa.Table:
+    """The table in a CSV, TSV or JSON lines file; the columns `texts` are read as texts."""
+    name = name.lower()
+    packed = name.endswith(PACKED)
+    stream = pa.input_stream(pa.BufferReader(data), compression="gzip" if packed else None)
+    suffix = Path(name.removesuffix(PACKED)).suffix
+    if suffix in _DELIMITERS:
+        return pyarrow.csv.read_csv(
+            stream,
+            read_options=pyarrow.csv.ReadOptions(block_size=max(len(data), 1), use_threads=False),
+            parse_options=pyarrow.csv.ParseOptions(
+                delimiter=_DELIMITERS[suffix], newlines_in_values=True
+            ),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types={text: pa.string() for text in texts}
+            ),
+        )
+    return pyarrow.json.read_json(
+        stream, read_options=pyarrow.json.ReadOptions(block_size=max(len(data), 1))
+    )
+
+
+def check_forms(columns: Columns, forms: Forms, where: str) -> None:
+    """Raise DataError for a column that holds another kind of values than in training."""
+    for name, form in forms_of(columns).items():
+        here, there = kind_of(form), kind_of(forms.get(name, ""))
+        if there and here != there and {here, there} != {"booleans", "numbers"}:
+            raise DataError(
+                f"column {name!r} of {where} holds {here}, and held {there} in training: write it "
+                f"as {there}"
+            )
+
+
+def _array(column: pa.ChunkedArray, *, stays: bool = False) -> Array:
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _array(column.cast(kind.storage_type), stays=stays)
+    if pa.types.is_run_end_encoded(kind):
+        return _array(pa.chunked_array(map(pc.run_end_decode, column.chunks), kind.value_type))
+    if pa.types.is_dictionary(kind):
+        # pyarrow's own conversion gives a null the first category.
+        return _array(column.cast(kind.value_type))
+    if _is_list(kind):
+        return _lists(column, stays=stays)
+    if pa.types.is_integer(kind) and column.null_count:
+        least, most = pc.min_max(column).values()
+        if (most.as_py() or 0) > _EXACT or (least.as_py() or 0) < -_EXACT:
+            return _objects(column.to_pylist())
+    return np.asarray(column.to_numpy())
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or pa.types.is_list_view(kind)
+        or pa.types.is_large_list_view(kind)
+    )
+
+
+def _lists(column: pa.ChunkedArray, *, stays: bool) -> Array:
+    """Lists of one length as a further dimension; others, or if it stays so, an array for each."""
+    lists = column.cast(pa.large_list(column.type.value_type))
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    values = _array(pc.list_flatten(lists))
+    if not stays and not lists.null_count and len(set(lengths.tolist())) <= 1:
+        fixed = pa.types.is_fixed_size_list(column.type)
+        length = column.type.list_size if fixed else int(lengths[0]) if len(lengths) else 0
+        return values.reshape(len(lengths), length, *values.shape[1:])
+    ends = np.concatenate(([0], np.cumsum(lengths)))
+    is_null = lists.is_null().to_numpy()
+    return _objects(
+        None if null else values[start:stop]
+        for null, (start, stop) in zip(is_null, pairwise(ends), strict=True)
+    )
+
+
+def _objects(values: Iterable[object]) -> Array:
+    listed = list(values)
+    array = np.empty(len(listed), object)
+    # One by one: numpy would make further dimensions of arrays of one length.
+    for index, value in enumerate(listed):
+        array[index] = value
+    return array
+
+
+def _like(array: Array, form: str) -> Array:
+    """The numbers with the type that they had in training, if that has all of them."""
+    if not form or form in _WORDS or array.dtype.kind not in "iuf":
+        return array
+    was = np.dtype(form)
+    if was.kind == "f":
+        return array.astype(was, copy=False)
+    is_integer = was.kind in "iu" and array.dtype.kind in "iu"
+    if is_integer and (array.astype(was) == array).all():
+        return array.astype(was, copy=False)
+    return array
+
+
+def _is_null(value: object) -> bool:
+    if isinstance(value, float | np.floating | np.datetime64 | np.timedelta64):
+        return bool(value != value)  # noqa: PLR0124 (so are NaN and NaT)
+    # Of pandas, which need not be installed: NA and NaT.
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
+def _name_of(file: DataFile | str | os.PathLike[str]) -> str:
+    return file.url if isinstance(file, DataFile) else absolute(os.fspath(file))
+
+
+def _table_of(file: DataFile | str | os.PathLike[str]) -> pa.Table:
+    name = _name_of(file)
+    if not name.lower().endswith((PARQUET_SUFFIX, *TEXT_SUFFIXES)):
+        raise DataError(
+            f"{hide_logins(name)} is no table that read_columns knows: it reads "
+            f"*{PARQUET_SUFFIX}, *{', *'.join(TEXT_SUFFIXES)}"
+        )
+    if isinstance(file, DataFile):
+        data = file.read()
+    else:
+        store, key = store_of(name)
+        data = store.read(key)
+    with naming(name, "table"):
+        if name.lower().endswith(PARQUET_SUFFIX):
+            return pq.read_table(pa.BufferReader(data))
+        return read_text_table(data, name)
+
+
+def _joined(tables: list[tuple[str, pa.Table]]) -> pa.Table:
+    """The rows of all tables. Raises DataError for one that has not the columns of the first."""
+    (first, head), *rest = tables
+    for name, table in rest:
+        mine, usual = set(table.column_names), set(head.column_names)
+        if mine != usual:
+            lacks, more = sorted(usual - mine), sorted(mine - usual)
+            how = f"has no column {lacks[0]!r}" if lacks else f"has a column {more[0]!r}"
+            raise DataError(
+                f"{hide_logins(name)} is not like {hide_logins(first)}: it {how}. "
+                "Bring the files to one schema"
+            )
+        for column in head.column_names:
+            pair = [pa.schema([(column, one.schema.field(column).type)]) for one in (head, table)]
+            try:
+                pa.unify_schemas(pair, promote_options="permissive")
+            except pa.ArrowException as error:
+                raise DataError(
+                    f"{hide_logins(name)} is not like {hide_logins(first)}: its column {column!r} "
+                    f"is {pair[1].field(0).type}, and {pair[0].field(0).type} there. "
+                    "Bring the files to one schema"
+                ) from error
+    return pa.concat_tables(
+        [table.select(head.column_names) for _, table in tables], promote_options="permissive"
+    )
