@@ -8,11 +8,13 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.services import answers_at
 from evertrain_flows.flow_runs.approval import WAITS
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import (
@@ -121,8 +123,10 @@ class Deployed:
         keys = flow_run["state"]["state_details"]["run_input_keyset"]
         asked = f"{self.server.url}/flow_runs/{flow_run['id']}/input"
         found = []
-        for part in ("schema", "description"):
-            with urllib.request.urlopen(f"{asked}/{keys[part]}", timeout=60) as answer:
+        for url in (f"{asked}/{keys[part]}" for part in ("schema", "description")):
+            # Prefect suspends the flow run first, and stores the form then.
+            wait_for(partial(answers_at, url), self.home)
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 found.append(json.load(answer))
         return found[0]["properties"], found[1]
 
