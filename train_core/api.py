@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from train_core.config import TrainConfig
     from train_core.datasets.arrays import ArrayDataset
     from train_core.datasets.files import DataFile
+    from train_core.datasets.images import read_image
     from train_core.datasets.protocols import (
         SPLITS,
         Columns,
@@ -57,6 +58,7 @@ _HOMES = {
     "fork_run": "train_core.client.runs",
     "list_runs": "train_core.client.run_summaries",
     "open_run": "train_core.client.runs",
+    "read_image": "train_core.datasets.images",
     "read_columns": "train_core.datasets.tables",
     "prune_run": "train_core.client.runs",
     "run_status": "train_core.client.run_summaries",
@@ -95,6 +97,7 @@ __all__ = [
     "open_run",
     "prune_run",
     "read_columns",
+    "read_image",
     "run_status",
     "stop_run",
     "verify_run",

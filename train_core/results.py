@@ -116,6 +116,8 @@ class PredictionsResult(Result):
     """The input: a split's name, or the address of its folder."""
     input_digest: str = ""
     """BLAKE3 of the input's files, or the split's digest; empty where it has none."""
+    without_prediction: int = 0
+    """Rows for which the model gives NaN: their predictions are null, or lists with NaN."""
 
 
 class ModelVersion(Result):

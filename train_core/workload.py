@@ -68,6 +68,14 @@ class Workload(Generic[SettingsT]):
     def __init__(self, settings: SettingsT) -> None:
         self.settings = settings
 
+    @property
+    def recorded_forms(self) -> Mapping[str, str]:
+        """What each raw column of the validation split is, as the run recorded it.
+
+        A numpy type, or of objects `texts`, `lists` and their kin. Empty outside of a run.
+        """
+        return self._recorded.forms if self._recorded else {}
+
     def model(self) -> nn.Module:
         """A new model, with its initial weights. Randomness is seeded before the call."""
         raise NotImplementedError

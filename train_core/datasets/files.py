@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from train_core.errors import DataError
 from train_core.policy.logins import hide_logins
+from train_core.storage.addresses import absolute
 from train_core.storage.objects.digests import new_digest
 from train_core.storage.objects.store import DataStore, Store
 
@@ -137,6 +138,18 @@ def store_of(url: str) -> tuple[DataStore, str]:
     """The folder of a file, and the file's key in it."""
     folder, _, key = url.rpartition("/")
     return DataStore(folder or "/"), key
+
+
+def bytes_of(file: DataFile | str | os.PathLike[str]) -> tuple[str, bytes]:
+    """The address and the content of a recorded file, or of the one at a path or URL."""
+    if isinstance(file, DataFile):
+        return file.url, file.read()
+    url = absolute(os.fspath(file))
+    store, key = store_of(url)
+    try:
+        return url, store.read(key)
+    except FileNotFoundError:
+        raise DataError(f"{hide_logins(url)} is missing") from None
 
 
 def file_states(store: Store, key: str, max_depth: int = 0) -> dict[str, FileState]:

@@ -21,6 +21,12 @@ class RecordedData:
     files: FileList | None
     """The files of the workload's sources; None if there are none, or an older run."""
 
+    @property
+    def forms(self) -> Mapping[str, str]:
+        """What each raw column of the validation split is; empty of an older run."""
+        found = self.splits.get("validation", {}).get("columns")
+        return found if isinstance(found, Mapping) else {}
+
     def check(self, split: Split, dataset: Dataset | Stream) -> None:
         """Raise DataError if the split is not what was recorded."""
         recorded = self.splits.get(split, {})

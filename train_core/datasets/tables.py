@@ -23,17 +23,20 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from train_core.datasets.faulty_files import naming
-from train_core.datasets.files import DataFile, store_of
+from train_core.datasets.files import DataFile, bytes_of
 from train_core.datasets.protocols import Columns
 from train_core.errors import DataError
 from train_core.policy.logins import hide_logins
-from train_core.storage.addresses import absolute
 
 Array = npt.NDArray[Any]
 Forms = Mapping[str, str]
-"""What each column is, by name: a numpy type, or of objects one of the words below."""
+"""What each column is, by name: a numpy type, or of objects one of the words below.
+
+With `arrays of ` before it if each row is an array of the same shape as the others.
+"""
 
 TEXTS, LISTS = "texts", "lists"
+_ARRAYS = "arrays of "
 _WORDS: Mapping[str, tuple[type, ...]] = {
     TEXTS: (str,),
     "bytes": (bytes,),
@@ -61,7 +64,7 @@ def read_columns(files: Iterable[DataFile | str | os.PathLike[str]]) -> dict[str
     gives, or paths. Raises DataError for a file that cannot be read, or has other columns than the
     first one.
     """
-    tables = [(_name_of(file), _table_of(file)) for file in files]
+    tables = [_table_of(file) for file in files]
     if not tables:
         raise DataError("read_columns was given no files")
     return columns_of(_joined(tables))
@@ -88,16 +91,20 @@ def forms_of(columns: Columns) -> dict[str, str]:
 
 def form_of(array: Array) -> str:
     """A numpy type, or of objects what they are; empty if nothing tells it."""
+    if array.ndim > 1:
+        return f"{_ARRAYS}{form_of(array.reshape(-1))}"
     if array.dtype.kind in "US":
         return TEXTS if array.dtype.kind == "U" else "bytes"
     if array.dtype.kind != "O":
         return array.dtype.str
-    first = next((value for value in array.flat if not _is_null(value)), None)
+    first = next((value for value in array.flat if not is_null(value)), None)
     return next((word for word, types in _WORDS.items() if isinstance(first, types)), "")
 
 
 def kind_of(form: str) -> str:
     """What a form holds, in a word: `int64` and `float32` are both numbers."""
+    if form.startswith(_ARRAYS):
+        return LISTS
     if form in _WORDS or not form:
         return form
     kinds = {"b": "booleans", "M": "times", "m": "times"}
@@ -193,6 +200,7 @@ def _objects(values: Iterable[object]) -> Array:
 
 def _like(array: Array, form: str) -> Array:
     """The numbers with the type that they had in training, if that has all of them."""
+    form = form.removeprefix(_ARRAYS)
     if not form or form in _WORDS or array.dtype.kind not in "iuf":
         return array
     was = np.dtype(form)
@@ -204,33 +212,26 @@ def _like(array: Array, form: str) -> Array:
     return array
 
 
-def _is_null(value: object) -> bool:
+def is_null(value: object) -> bool:
+    """Whether it stands for a value that is missing: None, NaN, NaT, and pandas' words for them."""
     if isinstance(value, float | np.floating | np.datetime64 | np.timedelta64):
         return bool(value != value)  # noqa: PLR0124 (so are NaN and NaT)
     # Of pandas, which need not be installed: NA and NaT.
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
-def _name_of(file: DataFile | str | os.PathLike[str]) -> str:
-    return file.url if isinstance(file, DataFile) else absolute(os.fspath(file))
-
-
-def _table_of(file: DataFile | str | os.PathLike[str]) -> pa.Table:
-    name = _name_of(file)
+def _table_of(file: DataFile | str | os.PathLike[str]) -> tuple[str, pa.Table]:
+    """The file's address, and its table."""
+    name, data = bytes_of(file)
     if not name.lower().endswith((PARQUET_SUFFIX, *TEXT_SUFFIXES)):
         raise DataError(
             f"{hide_logins(name)} is no table that read_columns knows: it reads "
             f"*{PARQUET_SUFFIX}, *{', *'.join(TEXT_SUFFIXES)}"
         )
-    if isinstance(file, DataFile):
-        data = file.read()
-    else:
-        store, key = store_of(name)
-        data = store.read(key)
     with naming(name, "table"):
         if name.lower().endswith(PARQUET_SUFFIX):
-            return pq.read_table(pa.BufferReader(data))
-        return read_text_table(data, name)
+            return name, pq.read_table(pa.BufferReader(data))
+        return name, read_text_table(data, name)
 
 
 def _joined(tables: list[tuple[str, pa.Table]]) -> pa.Table:

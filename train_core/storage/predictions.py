@@ -19,6 +19,7 @@ def result_of(
         files=[folder.store.uri(f"{key}/{entry.name}") for entry in manifest.files],
         source=str(manifest.input.get("source", "")),
         input_digest=str(manifest.input.get("digest", "")),
+        without_prediction=manifest.without_prediction,
     )
 
 

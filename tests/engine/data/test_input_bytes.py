@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from tests.engine.data.rows import only_rows
 from tests.engine.data.test_inputs import asks, opened
 from tests.workloads.idx_files import format_idx
 from train_core.engine.data.formats import ParquetRows
 from train_core.engine.data.input_files import BLOCK_BYTES
-from train_core.engine.data.inputs import open_input, read_input
+from train_core.engine.data.inputs import open_input
 from train_core.errors import DataError
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.ranges import RangeReader
@@ -103,13 +104,13 @@ def test_a_few_rows_are_scored_without_reading_the_others(store: Store, large: b
     store.write("a.parquet", large)
     found = opened(store.url, asks())
     before = num_read()
-    ids, columns = read_input(found, asks(), range(_NUM_ROWS - 2, _NUM_ROWS))
+    ids, columns = only_rows(found, asks(), range(_NUM_ROWS - 2, _NUM_ROWS))
     assert ids == [f"a.parquet#{_NUM_ROWS - 2}", f"a.parquet#{_NUM_ROWS - 1}"]
     expected = pq.read_table(pa.BufferReader(large))["age"].to_numpy()[-2:]
     np.testing.assert_array_equal(columns["age"], expected)
     assert num_read(before) <= 3 * BLOCK_BYTES
     before = num_read()
-    read_input(found, asks(), range(_NUM_ROWS - 4, _NUM_ROWS - 2))
+    only_rows(found, asks(), range(_NUM_ROWS - 4, _NUM_ROWS - 2))
     assert num_read(before) == 0, "the row group was kept"
 
 
@@ -119,9 +120,9 @@ def test_what_was_replaced_is_found_where_it_is_read(store: Store, large: bytes)
     found = opened(store.url, asks())
     middle = len(large) // 2
     store.write("a.parquet", large[:middle] + bytes(8) + large[middle + 8 :])
-    read_input(found, asks(), range(2))
+    only_rows(found, asks(), range(2))
     with pytest.raises(DataError, match=r"a\.parquet is not what it was when the input was opened"):
-        read_input(found, asks(), range(_NUM_ROWS // 2 - 1, _NUM_ROWS // 2 + 1))
+        only_rows(found, asks(), range(_NUM_ROWS // 2 - 1, _NUM_ROWS // 2 + 1))
 
 
 @pytest.mark.promise("input-replaced")
@@ -134,7 +135,7 @@ def test_a_file_that_became_shorter_is_not_read(
     found = opened(storage_url, asks())
     store.write("a.parquet", large[:size_bytes])
     with pytest.raises(DataError, match=r"a\.parquet is not what it was when the input was opened"):
-        read_input(found, asks(), range(_NUM_ROWS - 2, _NUM_ROWS))
+        only_rows(found, asks(), range(_NUM_ROWS - 2, _NUM_ROWS))
 
 
 @pytest.mark.parametrize("rows", [range(1), range(2, 4), range(3, 10), range(10), range(9, 10)])

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from pydantic import Field
 
+from tests.engine.data.rows import only_rows
 from tests.workloads.idx_files import format_idx
 from train_core import Batch, Columns, Settings, Workload
 from train_core.described_errors import describe, rebuild
@@ -95,7 +96,7 @@ def test_a_folder_is_all_data_below_it(storage_url: str) -> None:
     for name in ("_delta/a.parquet", ".tmp-a.parquet", "2026/_a.parquet"):
         store.write(name, patients(7))
     found = opened(storage_url, asks())
-    ids, columns = read_input(found, asks(), range(3))
+    ids, columns = only_rows(found, asks(), range(3))
     assert ids == ["2026/11/a.parquet#0", "2026/a.parquet#0", "b.parquet#0"]
     assert len(columns["age"]) == found.num_rows == 3
 
@@ -106,9 +107,10 @@ def test_the_workers_tell_the_file_of_several_that_lacks_it(tmp_path: Path) -> N
     store.write("b.parquet", parquet(age=[1.0, 2.0]))
     workload = asks("size")
     found = opened(str(tmp_path), asks("age"))
-    _, columns = read_input(found, workload, range(5))
+    has, lacks = read_input(found, workload, range(5))
+    prepared(workload, has.columns)
     with pytest.raises(MissingColumnError, match=r"b\.parquet has no column 'size'.*it has age$"):
-        prepared(workload, columns)
+        prepared(workload, lacks.columns)
 
 
 @pytest.mark.parametrize("name", ["new.png", "new-idx3-ubyte"])
@@ -128,9 +130,10 @@ def test_columns_that_nobody_asks_for_do_no_harm(tmp_path: Path) -> None:
     store.write("b.parquet", patients(3, id=["p", "q", "r"]))
     store.write("c.parquet", parquet(nothing=pa.array([], pa.int64())))
     found = opened(str(tmp_path), asks())
-    ids, columns = read_input(found, asks(), range(1, 5))
-    assert ids == ["a.parquet#1", "a.parquet#2", "p", "q"]
-    assert prepared(asks(), columns)["inputs"].tolist() == [[0.5, 1], [1, 1], [0, 1], [0.5, 1]]
+    first, second = read_input(found, asks(), range(1, 5))
+    assert first.ids + second.ids == ["a.parquet#1", "a.parquet#2", "p", "q"]
+    assert prepared(asks(), first.columns)["inputs"].tolist() == [[0.5, 1], [1, 1]]
+    assert prepared(asks(), second.columns)["inputs"].tolist() == [[0, 1], [0.5, 1]]
 
 
 def test_a_column_that_a_workload_can_do_without_may_be_missing(tmp_path: Path) -> None:
@@ -147,7 +150,7 @@ def test_a_data_frames_missing_column_is_told_as_one(tmp_path: Path) -> None:
 def test_another_key_error_is_the_workloads_own(tmp_path: Path) -> None:
     Store(str(tmp_path)).write("a.parquet", parquet(age=[1.0]))
     workload = asks(way="in a vocabulary")
-    _, columns = read_input(opened(str(tmp_path), workload), workload, range(1))
+    _, columns = only_rows(opened(str(tmp_path), workload), workload, range(1))
     with pytest.raises(KeyError, match="whale") as raised:
         prepared(workload, columns)
     assert not isinstance(raised.value, DataError)
@@ -183,7 +186,7 @@ def test_a_file_that_was_replaced_after_it_was_opened_is_not_read(
     else:
         store.delete("a.parquet")
     with pytest.raises(DataError, match=r"a\.parquet is not what it was when the input was opened"):
-        read_input(found, asks(), range(2))
+        only_rows(found, asks(), range(2))
 
 
 @pytest.mark.promise("input-replaced")
@@ -192,7 +195,7 @@ def test_files_that_arrive_later_are_no_part_of_it(tmp_path: Path) -> None:
     store.write("b.parquet", patients(3))
     found = opened(str(tmp_path), asks())
     store.write("a.parquet", patients(9))
-    ids, _ = read_input(found, asks(), range(3))
+    ids, _ = only_rows(found, asks(), range(3))
     assert ids == ["b.parquet#0", "b.parquet#1", "b.parquet#2"]
 
 
@@ -210,7 +213,7 @@ def test_a_packed_file_is_read_once_where_it_is_there_twice(tmp_path: Path) -> N
     store.write("a-idx3-ubyte", format_idx(images))
     store.write("a-idx3-ubyte.gz", gzip.compress(format_idx(images)))
     store.write("b-idx3-ubyte.gz", gzip.compress(format_idx(images)))
-    ids, columns = read_input(opened(str(tmp_path), asks("image")), asks("image"), range(4))
+    ids, columns = only_rows(opened(str(tmp_path), asks("image")), asks("image"), range(4))
     assert ids == ["a-idx3-ubyte#0", "a-idx3-ubyte#1", "b-idx3-ubyte#0", "b-idx3-ubyte#1"]
     np.testing.assert_array_equal(columns["image"], np.concatenate([images, images]))
 
@@ -253,20 +256,8 @@ def test_a_row_that_prepare_refuses_is_named_with_its_file(tmp_path: Path) -> No
 
     workload = Numbers(AskedSettings())
     found = open_input(str(tmp_path), workload, with_digests=True)
-    ids, columns = read_input(found, workload, range(3))
+    ids, columns = only_rows(found, workload, range(3))
     with pytest.raises(ValueError, match="could not convert") as raised:
         prepared(workload, columns, ids)
     notes = ["in row a.parquet#1", f"in {tmp_path}/a.parquet"]
     assert raised.value.__notes__ == notes
-
-
-@pytest.mark.promise("bad-file-named")
-def test_files_whose_column_is_text_in_one_and_numbers_in_the_other_are_named(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "a.parquet").write_bytes(parquet(age=[1.0, 2.0], size=[1.0, 2.0]))
-    (tmp_path / "b.parquet").write_bytes(parquet(age=["3", "4"], size=[1.0, 2.0]))
-    found = open_input(str(tmp_path), asks("size"), with_digests=True)
-    message = f"column 'age' is numbers in {tmp_path}/a.parquet and text in {tmp_path}/b.parquet"
-    with pytest.raises(DataError, match=message):
-        read_input(found, asks("size"), range(4))

@@ -85,7 +85,8 @@ def test_the_model_predicts_what_batch_inference_predicts(
     score_one_part(folder.url, config, best.name, found, ranges, "predictions/part.parquet")
     expected = pq.read_table(folder.store.path("predictions/part.parquet"))
     served = load(tracking_uri, log_best(run, tracking_uri, best))
-    _, columns = read_input(found, workload, range(found.num_rows))
+    (rows,) = read_input(found, workload, range(found.num_rows))
+    columns = rows.columns
     predicted = served.predict({"image": columns["image"]})
     assert predicted["prediction"].tolist() == expected["prediction"].to_pylist()
     assert predicted["probabilities"].tolist() == [

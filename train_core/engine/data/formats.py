@@ -1,78 +1,93 @@
 """The formats of data to score: the head of a file, and its rows.
 
-A file's head (its rows and columns) is read without its content: a Parquet footer, an IDX header.
+A file's head (its rows and columns) is read without its content where the format allows it: a
+Parquet footer, an IDX header. A CSV file and JSON lines are read whole.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
 
 from train_core.datasets.faulty_files import IMAGE_SUFFIXES, naming
-from train_core.datasets.protocols import Columns
+from train_core.datasets.images import image_of
+from train_core.datasets.tables import PARQUET_SUFFIX, TEXT_SUFFIXES, read_text_table
 from train_core.storage.objects.ranges import RangeReader
 from train_core.storage.objects.store import Store
 from train_core.workloads.idx import PACKED, idx_header
 
-Kind = Literal["split", "parquet", "images", "idx"]
+Kind = Literal["split", "parquet", "text", "images", "idx"]
 
-PARQUET = "Parquet file"
-ID = "id"
-_IMAGE = "image"
+PARQUET, TEXT = "Parquet file", "table of text"
+IMAGE = "image"
 _FEW = 2
 # Columns are read page by page, since only the first rows are wanted.
 _BUFFER_BYTES = 2**20
 
 KINDS: Mapping[Kind, Callable[[str], bool]] = {
-    "parquet": lambda name: name.endswith(".parquet"),
+    "parquet": lambda name: name.endswith(PARQUET_SUFFIX),
+    "text": lambda name: name.endswith(TEXT_SUFFIXES),
     "images": lambda name: name.endswith(IMAGE_SUFFIXES),
     "idx": lambda name: name.removesuffix(PACKED).endswith(("idx3-ubyte", "idx4-ubyte")),
 }
 """Which files of a folder are of which kind, by their names in lowercase."""
 
+Part: TypeAlias = pa.Table | np.ndarray[Any, Any]
+"""Rows of a file: those of a table, or images."""
+
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a file: the number of its rows, and its columns without the id."""
+    """The beginning of a file: the number of its rows, its columns, and the first two rows."""
 
     rows: int
-    columns: tuple[str, ...]
+    first: Callable[[], Part]
+    """Reads them: zeros for an IDX file."""
+    schema: pa.Schema | None = None
+    """The types of a table's columns; None of images."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return (IMAGE,) if self.schema is None else tuple(self.schema.names)
 
 
-def head_of(kind: Kind, store: Store, name: str, size_bytes: int) -> Head:
-    """The head of the file. Raises DataError if it is not of that kind."""
+def head_of(kind: Kind, store: Store, name: str, size_bytes: int, texts: Iterable[str]) -> Head:
+    """The head of the file. Raises DataError if it is not of that kind.
+
+    `texts` are the columns of a CSV file that are texts, whatever is in them.
+    """
+    uri = store.uri(name)
     if kind == "images":
-        return Head(1, (_IMAGE,))
-    if kind == "idx":
-        _, shape = idx_header(store, name, size_bytes)
-        return Head(shape[0], (_IMAGE,))
-    with naming(store.uri(name), PARQUET):
-        file = pq.ParquetFile(RangeReader(store, name, size_bytes))
-        columns = tuple(column for column in file.schema_arrow.names if column != ID)
-        return Head(file.metadata.num_rows, columns)
-
-
-def first_rows(kind: Kind, store: Store, name: str, size_bytes: int) -> Columns:
-    """At most two first rows, with little more read than these; zeros for an IDX file."""
-    if kind == "images":
-        return {_IMAGE: read_image(store.read(name), store.uri(name))[None]}
+        return Head(1, lambda: image_of(store.read(name), uri)[None])
     if kind == "idx":
         dtype, shape = idx_header(store, name, size_bytes)
-        rows = (min(shape[0], _FEW), *shape[1:])
-        return {_IMAGE: np.zeros(rows, dtype.newbyteorder("="))}
+        few = (min(shape[0], _FEW), *shape[1:])
+        return Head(shape[0], lambda: np.zeros(few, dtype.newbyteorder("=")))
+    if kind == "text":
+        with naming(uri, TEXT):
+            table = read_text_table(store.read(name), name, texts)
+        few_rows = table.slice(0, _FEW)
+        return Head(table.num_rows, lambda: few_rows, table.schema)
+    with naming(uri, PARQUET):
+        file = pq.ParquetFile(RangeReader(store, name, size_bytes))
+        first = partial(_first_rows, store, name, size_bytes)
+        return Head(file.metadata.num_rows, first, file.schema_arrow)
+
+
+def _first_rows(store: Store, name: str, size_bytes: int) -> pa.Table:
     with naming(store.uri(name), PARQUET):
         reader = RangeReader(store, name, size_bytes)
         file = pq.ParquetFile(reader, buffer_size=_BUFFER_BYTES, pre_buffer=False)
         batch = next(file.iter_batches(batch_size=_FEW, use_threads=False))
-        return columns_of(pa.Table.from_batches([batch]))
+        return pa.Table.from_batches([batch])
 
 
 class ParquetRows:
@@ -114,20 +129,14 @@ class ParquetRows:
         return self._kept[1]
 
 
-def columns_of(table: pa.Table) -> Columns:
-    """The table's columns as arrays, without the id."""
-    return {name: _column(table[name]) for name in table.column_names if name != ID}
+class TextRows:
+    """The rows of a CSV file or of JSON lines, all in memory."""
 
+    def __init__(self, data: bytes, uri: str, texts: Iterable[str]) -> None:
+        with naming(uri, TEXT):
+            self._table = read_text_table(data, uri, texts)
+        self.num_rows: int = self._table.num_rows
 
-def read_image(data: bytes, uri: str) -> np.ndarray[Any, Any]:
-    """The image with these bytes, grey or RGB. Raises DataError if it is not an image."""
-    with naming(uri, "image"):
-        image = Image.open(io.BytesIO(data))
-        return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
-
-
-def _column(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """A column as an array; nested lists of one shape become further dimensions."""
-    if pa.types.is_nested(column.type):
-        return np.asarray(column.to_pylist())
-    return np.asarray(column.to_numpy())
+    def read(self, rows: range) -> pa.Table:
+        """Consecutive rows."""
+        return self._table.slice(rows.start, len(rows))

@@ -1,4 +1,4 @@
-"""New data to score: Parquet files, a folder of images, IDX files, or one of the splits.
+"""New data to score: tables, a folder of images, IDX files, or one of the splits.
 
 Every kind gives numbered rows, each with an id, which are read as raw columns, a range at a time.
 An input is opened in the driver, which lists its files, checks their heads and makes their digests;
@@ -9,27 +9,37 @@ from __future__ import annotations
 
 import bisect
 import posixpath
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import groupby
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from train_core.datasets.faulty_files import IMAGE_SUFFIXES, naming
 from train_core.datasets.files import is_data
+from train_core.datasets.images import image_of
 from train_core.datasets.protocols import SPLITS, Columns, Dataset, Split, fetch
+from train_core.datasets.tables import (
+    PARQUET_SUFFIX,
+    TEXT_SUFFIXES,
+    TEXTS,
+    Forms,
+    check_forms,
+    columns_of,
+)
 from train_core.engine.data.formats import (
-    ID,
+    IMAGE,
     KINDS,
     Head,
     Kind,
     ParquetRows,
-    columns_of,
-    first_rows,
+    Part,
+    TextRows,
     head_of,
-    read_image,
 )
 from train_core.engine.data.input_files import (
     InputFile,
@@ -38,7 +48,7 @@ from train_core.engine.data.input_files import (
     hashed,
     read_whole,
 )
-from train_core.engine.data.raw_columns import RawColumns, joined, try_prepare
+from train_core.engine.data.raw_columns import RawColumns, try_prepare
 from train_core.errors import DataError, HiddenLoginError
 from train_core.policy.logins import has_hidden_login, hide_logins
 from train_core.storage.objects.digests import new_digest
@@ -50,8 +60,28 @@ _MOST_LISTED = 1000
 """How many files a manifest lists at most; beyond that it has only a digest of all."""
 _NUM_READERS = 16
 
+ID = "id"
+"""The column that has the rows' ids, where the input has it and no other one is asked for."""
+
+_NOTHING = pa.schema([])
+_MOST_SAMPLED = 1000
 _T = TypeVar("_T")
-_Rows = TypeVar("_Rows", IdxRows, ParquetRows)
+_Opened = TypeVar("_Opened", IdxRows, ParquetRows, TextRows)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the predictions shall have of their input."""
+
+    id_column: str = ""
+    """The column whose values are the ids. Empty: `id` if there is one, else file and row."""
+    columns: tuple[str, ...] = ()
+    """Columns that are stored beside the predictions, as they are."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All columns that the input needs for it."""
+        return (self.id_column, *self.columns) if self.id_column else self.columns
 
 
 @dataclass(frozen=True)
@@ -61,6 +91,9 @@ class Input:
     kind: Kind
     source: str
     files: tuple[InputFile, ...]
+    asked: Asked = Asked()
+    kept: pa.Schema = _NOTHING
+    """The types of the columns that are stored beside the predictions, the same for all files."""
     digest: str = ""
     """The digest of all names, sizes and contents, or of a split's dataset; empty without one."""
 
@@ -79,6 +112,8 @@ class Input:
         found = {"kind": self.kind, "source": hide_logins(self.source), "num_rows": self.num_rows}
         if self.digest:
             found["digest"] = self.digest
+        if self.asked.names:
+            found["id_column"], found["columns"] = self.asked.id_column, list(self.asked.columns)
         if self.kind == "split":
             return found
         found["num_files"] = len(self.files)
@@ -86,7 +121,7 @@ class Input:
         if len(self.files) <= _MOST_LISTED:
             found["files"] = [
                 {
-                    "name": file.name,
+                    "name": _text(file.name),
                     "rows": file.rows,
                     "size_bytes": file.size_bytes,
                     "digest": file.digest,
@@ -96,57 +131,155 @@ class Input:
         return found
 
 
-def open_input(source: str, workload: Workload[Any], *, with_digests: bool = False) -> Input:
-    """The rows at `source`: a split's name or a URL.
+@dataclass(frozen=True)
+class Rows:
+    """Consecutive rows of an input that are prepared at once: their files have the same columns."""
 
-    Raises DataError if there are no rows or if the workload's `prepare` refuses the columns of a
-    file, and HiddenLoginError for an address whose login was removed for the record. Only the heads
-    and some first rows of files are read; with `with_digests` all of each file, once. `read_input`
-    reads only inputs with digests.
+    ids: list[str | None]
+    columns: RawColumns
+    kept: pa.Table
+    """The columns that are stored beside the predictions."""
+
+
+def open_input(
+    source: str,
+    workload: Workload[Any],
+    asked: Asked | None = None,
+    *,
+    forms: Forms | None = None,
+    with_digests: bool = False,
+) -> Input:
+    """The rows at `source`: a split's name or a URL. There may be none in the files.
+
+    Raises DataError if there are no files, if the workload's `prepare` refuses the columns of a
+    file, or if one lacks a column that is asked for; HiddenLoginError for an address whose login
+    was removed for the record. Only the heads and some first rows of Parquet, images and IDX are
+    read; with `with_digests` all of each file, once. `read_input` reads only inputs with digests.
+    `forms` are those of the training's columns, if the workload's run is not recorded yet.
     """
     if has_hidden_login(source):
         raise HiddenLoginError(f"the URL of the input ({source})")
-    if source in SPLITS:
-        dataset = indexed(workload, source)
-        digest = dataset.digest() if with_digests and hasattr(dataset, "digest") else ""
-        found = Input("split", source, (InputFile(source, len(dataset)),), digest)
-    else:
-        found = _open_files(source, workload)
-    if not found.num_rows:
-        raise DataError(f"input {hide_logins(source)!r} has no rows")
-    return _with_digests(found) if with_digests and found.kind != "split" else found
+    asked = asked or Asked()
+    if source not in SPLITS:
+        forms = _of_inputs(workload.recorded_forms if forms is None else forms, workload)
+        found = _open_files(source, workload, asked, forms)
+        return _with_digests(found) if with_digests else found
+    dataset = indexed(workload, source)
+    if not len(dataset):
+        raise DataError(f"input {source!r} has no rows")
+    kept = _NOTHING
+    if asked.names:
+        columns = fetch(dataset, np.arange(min(len(dataset), _MOST_SAMPLED)))
+        _check_asked(asked, columns, f"the {source} split")
+        kept = pa.table({name: _arrow(columns[name]) for name in asked.columns}).schema
+    digest = dataset.digest() if with_digests and hasattr(dataset, "digest") else ""
+    return Input("split", source, (InputFile(source, len(dataset)),), asked, kept, digest)
 
 
 def _with_digests(found: Input) -> Input:
     files = tuple(_in_parallel(partial(hashed, DataStore(found.source)), found.files))
     whole = new_digest()
     for file in files:
-        whole.update(f"{file.name}\0{file.size_bytes}\0{file.digest}\n".encode())
+        whole.update(f"{_text(file.name)}\0{file.size_bytes}\0{file.digest}\n".encode())
     return replace(found, files=files, digest=whole.hexdigest())
 
 
-def read_input(
-    found: Input, workload: Workload[Any], samples: range
-) -> tuple[list[str], RawColumns]:
-    """The ids and the raw columns of some consecutive rows.
+def read_input(found: Input, workload: Workload[Any], samples: range) -> Iterator[Rows]:
+    """Some consecutive rows, cut where the next file has other columns, types or shapes.
 
-    Raises DataError if a file is not what it was when the input was opened.
+    So no row's columns depend on the file beside its own. Raises DataError if a file is not what it
+    was when the input was opened, or holds other kinds of values than the training data.
     """
-    if found.kind == "split":
-        columns = fetch(_split(workload, found.source), np.arange(samples.start, samples.stop))
-        files = {f"the {found.source} split": list(columns)}
-        return [f"{found.source}/{row}" for row in samples], RawColumns(columns, files)
-    store, ids = DataStore(found.source), []
-    parts: dict[str, Columns] = {}
+    parts = (
+        _rows_of_split(found, workload, samples)
+        if found.kind == "split"
+        else _rows_of_files(found, workload, samples)
+    )
+    for _, alike in groupby(parts, lambda rows: _layout(rows.columns)):
+        yield _joined(list(alike))
+
+
+def _rows_of_split(found: Input, workload: Workload[Any], samples: range) -> Iterator[Rows]:
+    columns = fetch(_split(workload, found.source), np.arange(samples.start, samples.stop))
+    kept = pa.table({name: _arrow(columns[name]) for name in found.asked.columns}).cast(found.kept)
+    ids: list[str | None] = [f"{found.source}/{row}" for row in samples]
+    if name := found.asked.id_column:
+        ids = [_spelled(value) for value in columns[name].tolist()]
+    files = {f"the {found.source} split": list(columns)}
+    yield Rows(ids, RawColumns(columns, files), kept)
+
+
+def _rows_of_files(found: Input, workload: Workload[Any], samples: range) -> Iterator[Rows]:
+    store, forms = DataStore(found.source), _of_inputs(workload.recorded_forms, workload)
     for file, rows in _locate(found, samples):
         at = store.uri(file.name)
         with naming(at, f"{found.kind} input (rows {rows.start} to {rows.stop - 1})"):
-            names, parts[at] = _read_rows(found.kind, store, file, rows)
-        ids += names
-    return ids, joined(parts)
+            part = _read_part(found.kind, store, file, rows, _texts(forms))
+        columns, asked = _columns(part, forms, at), found.asked
+        # Either spelling of a file of IDX is one name in the ids.
+        name = _text(file.name.removesuffix(PACKED) if found.kind == "idx" else file.name)
+        ids: list[str | None] = [f"{name}#{row}" for row in rows]
+        if found.kind == "images":
+            ids = [name]
+        if isinstance(part, pa.Table):
+            if (id_column := asked.id_column or ID) in part.column_names:
+                ids = [_spelled(value) for value in part[id_column].to_pylist()]
+            kept = part.select(asked.columns).cast(found.kept)
+        else:
+            kept = pa.table({})
+        yield Rows(ids, RawColumns(columns, {at: list(columns)}), kept)
 
 
-def _open_files(source: str, workload: Workload[Any]) -> Input:
+def _layout(columns: Columns) -> list[tuple[str, str, tuple[int, ...]]]:
+    """What rows of two files need to have in common to be prepared at once."""
+    return sorted((name, array.dtype.str, array.shape[1:]) for name, array in columns.items())
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    if len(parts) == 1:
+        return parts[0]
+    names = list(parts[0].columns)
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in names}
+    files = {file: known for part in parts for file, known in part.columns.files.items()}
+    return Rows(
+        [one for part in parts for one in part.ids],
+        RawColumns(columns, files),
+        pa.concat_tables([part.kept for part in parts]),
+    )
+
+
+def _columns(part: Part, forms: Forms, where: str) -> dict[str, np.ndarray[Any, Any]]:
+    """The rows as raw columns. Raises DataError for other kinds of values than in training."""
+    if not isinstance(part, pa.Table):
+        return {IMAGE: part}
+    columns = columns_of(part, forms)
+    check_forms(columns, forms, where)
+    return columns
+
+
+def _of_inputs(forms: Forms, workload: Workload[Any]) -> Forms:
+    """The forms of the columns that are no targets."""
+    return {name: form for name, form in forms.items() if name not in workload.target_columns}
+
+
+def _texts(forms: Forms) -> tuple[str, ...]:
+    return tuple(name for name, form in forms.items() if form == TEXTS)
+
+
+def _arrow(array: np.ndarray[Any, Any]) -> pa.Array:
+    return pa.array(array if array.ndim == 1 else array.tolist())
+
+
+def _spelled(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _text(name: str) -> str:
+    """A file's name as text: a disk may have names that are not UTF-8."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _open_files(source: str, workload: Workload[Any], asked: Asked, forms: Forms) -> Input:
     store, sizes = _folder_of(source)
     if not sizes:
         raise DataError(
@@ -154,25 +287,27 @@ def _open_files(source: str, workload: Workload[Any]) -> Input:
         )
     for kind, matches in KINDS.items():
         if names := [name for name in sizes if matches(name.lower())]:
-            return _open_kind(kind, store, _once_each(names), sizes, workload)
+            heads = _heads(kind, store, _once_each(names), sizes, forms)
+            _check_columns(store, heads, workload, asked, forms)
+            kept = _kept(asked, heads, store)
+            return Input(kind, store.url, tuple(file for file, _ in heads), asked, kept)
     there = f"input {hide_logins(source)!r} holds {', '.join(list(sizes)[:3])}…"
     raise DataError(
-        f"{there}: expected *.parquet files, images "
+        f"{there}: expected tables (*{PARQUET_SUFFIX}, *{', *'.join(TEXT_SUFFIXES)}), images "
         f"({', '.join(IMAGE_SUFFIXES)}) or IDX files (*idx3-ubyte or *idx3-ubyte.gz), or name "
         f"one of the splits {', '.join(SPLITS)}"
     )
 
 
-def _open_kind(
-    kind: Kind, store: Store, names: list[str], sizes: Mapping[str, int], workload: Workload[Any]
-) -> Input:
-    """The input of these files, after their heads were read and their columns checked."""
-    heads = _in_parallel(lambda name: head_of(kind, store, name, sizes[name]), names)
-    files = [
-        InputFile(name, head.rows, sizes[name]) for name, head in zip(names, heads, strict=True)
+def _heads(
+    kind: Kind, store: Store, names: list[str], sizes: Mapping[str, int], forms: Forms
+) -> list[tuple[InputFile, Head]]:
+    texts = _texts(forms)
+    heads = _in_parallel(lambda name: head_of(kind, store, name, sizes[name], texts), names)
+    return [
+        (InputFile(name, head.rows, sizes[name]), head)
+        for name, head in zip(names, heads, strict=True)
     ]
-    _check_columns(kind, store, list(zip(files, heads, strict=True)), workload)
-    return Input(kind, store.url, tuple(files))
 
 
 def _once_each(names: list[str]) -> list[str]:
@@ -184,13 +319,49 @@ def _once_each(names: list[str]) -> list[str]:
 
 
 def _check_columns(
-    kind: Kind, store: Store, files: list[tuple[InputFile, Head]], workload: Workload[Any]
+    store: Store,
+    heads: list[tuple[InputFile, Head]],
+    workload: Workload[Any],
+    asked: Asked,
+    forms: Forms,
 ) -> None:
     """Try the workload's `prepare` with the first rows of one file of each set of columns."""
-    kinds = {head.columns: file for file, head in reversed(files) if file.rows}
-    for columns, file in kinds.items():
-        rows = first_rows(kind, store, file.name, file.size_bytes)
-        try_prepare(workload, RawColumns(rows, {store.uri(file.name): columns}))
+    kinds = {head.columns: (file, head) for file, head in reversed(heads) if file.rows}
+    for columns, (file, head) in kinds.items():
+        uri = store.uri(file.name)
+        _check_asked(asked, columns, uri)
+        try_prepare(workload, RawColumns(_columns(head.first(), forms, uri), {uri: columns}))
+
+
+def _kept(asked: Asked, heads: list[tuple[InputFile, Head]], store: Store) -> pa.Schema:
+    """The types that the columns have in all files. Raises DataError if there is none for both."""
+    kept, first = _NOTHING, ""
+    for file, head in heads:
+        if head.schema is None or not file.rows:
+            continue
+        here = pa.schema([(name, _plain(head.schema.field(name).type)) for name in asked.columns])
+        try:
+            kept = pa.unify_schemas([kept, here], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise DataError(
+                f"the columns of {store.uri(file.name)} and {first} have no type in common: {error}"
+            ) from error
+        first = first or store.uri(file.name)
+    return kept
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type of the values: those of a file's categories need not be another's."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _check_asked(asked: Asked, columns: Collection[str], where: str) -> None:
+    for name in asked.names:
+        if name not in columns:
+            raise DataError(
+                f"{where} has no column {name!r}, which the predictions shall have: it has "
+                f"{', '.join(sorted(columns))}"
+            )
 
 
 def _folder_of(source: str) -> tuple[Store, dict[str, int]]:
@@ -220,18 +391,16 @@ def _locate(found: Input, samples: range) -> list[tuple[InputFile, range]]:
     return located
 
 
-def _read_rows(kind: Kind, store: Store, file: InputFile, rows: range) -> tuple[list[str], Columns]:
-    # Either spelling of a file of IDX is one name in the ids.
-    name = file.name.removesuffix(PACKED) if kind == "idx" else file.name
+def _read_part(
+    kind: Kind, store: Store, file: InputFile, rows: range, texts: tuple[str, ...]
+) -> Part:
     if kind == "images":
-        return [name], {"image": read_image(read_whole(store, file), store.uri(name))[None]}
-    numbered = [f"{name}#{row}" for row in rows]
+        return image_of(read_whole(store, file), store.uri(file.name))[None]
     if kind == "idx":
-        return numbered, {"image": _idx(store.url, file).read(rows)}
-    table = _parquet(store.url, file).read(rows)
-    if ID in table.column_names:
-        numbered = [str(value) for value in table[ID].to_pylist()]
-    return numbered, columns_of(table)
+        return _idx(store.url, file).read(rows)
+    if kind == "text":
+        return _text_table(store.url, file, texts).read(rows)
+    return _parquet(store.url, file).read(rows)
 
 
 def _in_parallel(call: Callable[[Any], _T], items: Iterable[Any]) -> list[_T]:
@@ -265,7 +434,15 @@ def _parquet(url: str, file: InputFile) -> ParquetRows:
     )
 
 
-def _with_the_rows_of(file: InputFile, store: Store, opened: _Rows) -> _Rows:
+@lru_cache(maxsize=2)
+def _text_table(url: str, file: InputFile, texts: tuple[str, ...]) -> TextRows:
+    store = DataStore(url)
+    return _with_the_rows_of(
+        file, store, TextRows(read_whole(store, file), store.uri(file.name), texts)
+    )
+
+
+def _with_the_rows_of(file: InputFile, store: Store, opened: _Opened) -> _Opened:
     """Raise DataError if it was replaced after its head was read and before its digest was made."""
     if opened.num_rows != file.rows:
         raise changed(store, file)

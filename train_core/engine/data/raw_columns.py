@@ -6,7 +6,6 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
-import numpy as np
 import numpy.typing as npt
 
 from train_core.datasets.faulty_files import row_at_fault
@@ -58,7 +57,7 @@ class RawColumns(dict[str, npt.NDArray[Any]]):
         )
 
 
-def prepared(workload: Workload[Any], columns: RawColumns, ids: Sequence[str] = ()) -> Batch:
+def prepared(workload: Workload[Any], columns: RawColumns, ids: Sequence[str | None] = ()) -> Batch:
     """The raw columns as a batch, prepared as in inference.
 
     Raises DataError, which names the file, for a column that is missing and for what `prepare`
@@ -84,7 +83,7 @@ def prepared(workload: Workload[Any], columns: RawColumns, ids: Sequence[str] = 
 
 
 def _note_place(
-    error: Exception, workload: Workload[Any], known: RawColumns, ids: Sequence[str]
+    error: Exception, workload: Workload[Any], known: RawColumns, ids: Sequence[str | None]
 ) -> None:
     def prepare_one(row: Columns) -> Batch:
         return workload.prepare(RawColumns(row, known.files), None)
@@ -111,40 +110,6 @@ def try_prepare(workload: Workload[Any], columns: RawColumns) -> None:
         raise
     except Exception:  # noqa: BLE001 (the user's own code)
         _log.debug("prepare fails with the first rows", exc_info=True)
-
-
-def joined(parts: Mapping[str, Columns]) -> RawColumns:
-    """The rows of all parts, which are files by their addresses.
-
-    Raises DataError if a column's rows are not of one shape in all of them.
-    """
-    (first, head), *rest = parts.items()
-    shared = [name for name in head if all(name in part for part in parts.values())]
-    for file, part in rest:
-        for name in shared:
-            here, there = head[name].shape[1:], part[name].shape[1:]
-            if here != there:
-                raise DataError(
-                    f"column {name!r} has rows of shape {here} in {first} and of {there} in "
-                    f"{file}: give data of one shape"
-                )
-            was, now = _type_of(head[name]), _type_of(part[name])
-            # numpy would make texts of the numbers.
-            if {was, now} == {"text", "numbers"}:
-                raise DataError(
-                    f"column {name!r} is {was} in {first} and {now} in {file}: give data of one "
-                    "type"
-                )
-    rows = {name: np.concatenate([part[name] for part in parts.values()]) for name in shared}
-    return RawColumns(rows, {file: list(part) for file, part in parts.items()})
-
-
-def _type_of(column: npt.NDArray[Any]) -> str:
-    """`text` or `numbers`; empty if all values are missing."""
-    if column.dtype.kind != "O":
-        return "text" if column.dtype.kind in "US" else "numbers"
-    found = next((value for value in column.flat if value is not None), None)
-    return "text" if isinstance(found, str) else "" if found is None else "numbers"
 
 
 def _comes_from_pandas(error: KeyError) -> bool:

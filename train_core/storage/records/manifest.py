@@ -198,6 +198,11 @@ class PredictionsManifest(Manifest):
     rows: tuple[Count, ...] = Field(
         max_length=MAX_ENTRIES, description="Rows of each file, in the order of `files`."
     )
+    without_prediction: Count = Field(
+        default=0,
+        exclude_if=operator.not_,
+        description="Rows for which the model gives NaN: their predictions are null.",
+    )
     model: Text = Field(
         default="",
         exclude_if=operator.not_,
