@@ -10,26 +10,20 @@ from prefect import State, flow, runtime
 from prefect.states import Cancelled
 
 from evertrain_flows.defaults import default_storage, tracking_uri_of
-from evertrain_flows.driving import as_tasks, connected, drive
+from evertrain_flows.driving import Start, as_tasks, connected, drive
 from evertrain_flows.flow_runs.states import naming_its_end
 from evertrain_tasks.driver_session.session import Session, open_session
 from evertrain_tasks.driver_session.session_log import run_logger
 from evertrain_tasks.infer import infer
 from evertrain_tasks.prepare import prepare
 from evertrain_tasks.report_predictions import report_predictions
-from train_core.client.runs import open_run
-from train_core.errors import ConfigError, StoppedError
-from train_core.policy.champion.model_names import ModelAddress
-from train_core.requests import ScoringRequest
-from train_core.results import CheckpointSummary, ModelVersion, PredictionsResult
+from train_core.client.scoring import BEST, check_output, copied, scoring_request
+from train_core.errors import StoppedError
+from train_core.requests import KeptColumns, ScoringRequest
+from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.storage.addresses import absolute
-from train_core.storage.records.names import LATEST, CheckpointName
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.records.names import LATEST
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_reports import reported_best
-from train_core.storage.runs_of_storage import newest_finished
-
-BEST = "best"
 
 
 @flow(
@@ -47,6 +41,9 @@ def batch_inference(
     ray_address: str = "",
     runtime_env: dict[str, Any] | None = None,
     workload: str = "",
+    id_column: str = "",
+    columns: list[str] | None = None,
+    output: str = "",
 ) -> PredictionsResult | State[PredictionsResult]:
     """Score `infer_input` with a checkpoint of `run`.
 
@@ -55,40 +52,45 @@ def batch_inference(
             registered model's version, which decides on the checkpoint, too: models:/NAME@champion,
             models:/NAME/3. An alias is looked up once, and the version is recorded.
         checkpoint: A checkpoint's name, or `best`: the one that the run's report names.
-        infer_input: A split's name, or the path or URL of Parquet, a folder of images or IDX.
+        infer_input: A split's name, or the path or URL of tables (Parquet, CSV, TSV, JSON lines),
+            images or IDX files.
         storage: The folder of the runs; empty: EVERTRAIN_STORAGE, or .evertrain/runs.
         ray_address: `local` or a running cluster; empty: where the run was trained.
         runtime_env: Ray's, for the workers; None: that of the training, without its `env_vars`.
         workload: `latest` is the newest run of this workload (package.module:Name); empty: of any.
+        id_column: The column of the input whose values are the predictions' ids; empty: `id` if
+            there is one, else file and row.
+        columns: Columns of the input that are stored beside the predictions.
+        output: An empty folder, a path or URL, to which the predictions are copied from the run
+            folder; empty: none.
     """
     storage = absolute(storage) if storage else default_storage()
-    version = find_version(storage, run)
-    if version:
-        run, checkpoint = version.run, version.checkpoint
-    folder = find_run(storage, run, workload)
-    summary = find_checkpoint(folder, checkpoint)
-    if version:
-        check_version(folder, version)
-    config = folder.newest_request().config
-    if ray_address:
-        config = config.model_copy(update={"ray_address": ray_address})
-    if runtime_env is not None:
-        config = config.model_copy(update={"runtime_env": runtime_env})
-    # No tracking URI: batch inference is no part of the training, whose MLflow run has ended.
-    request = ScoringRequest(
+    keeps = KeptColumns(id_column=id_column, columns=tuple(columns or ()))
+    request, summary = scoring_request(
+        infer_input,
         storage=storage,
-        run=folder.name,
-        config=config,
-        infer_input=infer_input,
-        model=version.address if version else "",
+        run=run,
+        checkpoint=checkpoint,
+        workload=workload,
+        keeps=keeps,
     )
+    check_output(output)
+    run_logger().info(
+        "%s of run %s scores%s",
+        *(summary.name, request.run, f", as {request.model}" if request.model else ""),
+    )
+    changes: dict[str, Any] = {"ray_address": ray_address} if ray_address else {}
+    if runtime_env is not None:
+        changes["runtime_env"] = runtime_env
+    request = request.model_copy(update={"config": request.config.model_copy(update=changes)})
+    folder = RunFolder(storage, request.run)
     tracking_uri = tracking_uri_of(folder, None)
     try:
         with open_session(request) as session, connected(session):
             session.log.send_to(run_logger())
             name_flow_run(session, f"{folder.name} {summary.name}")
             predictions: PredictionsResult = drive(
-                session, partial(stages, summary, infer_input, tracking_uri)
+                session, partial(stages, as_tasks, summary, output, tracking_uri)
             )
     except (KeyboardInterrupt, StoppedError):
         return Cancelled(message="The batch inference was stopped; what it scored is not kept.")
@@ -96,52 +98,15 @@ def batch_inference(
 
 
 def stages(
-    summary: CheckpointSummary, infer_input: str, tracking_uri: str, session: Session
+    start: Start, summary: CheckpointSummary, output: str, tracking_uri: str, session: Session
 ) -> PredictionsResult:
-    """The stages of a batch inference in their order, as tasks."""
+    """The stages of a batch inference in their order, each started by `start`."""
     request = session.request
-    as_tasks(prepare, request)()
-    predictions: PredictionsResult = as_tasks(infer, request, summary, infer_input)()
-    as_tasks(report_predictions, request, predictions, tracking_uri)()
-    return predictions
-
-
-def find_version(storage: str, address: str) -> ModelVersion | None:
-    """The version that a `models:/…` means now; None if `address` is none.
-
-    Raises ConfigError if there is no such version.
-    """
-    parsed = ModelAddress.parse(address)
-    if parsed is None:
-        if address.startswith("models:"):
-            raise ConfigError(
-                f"{address!r} names no version: models:/NAME@champion, or models:/NAME/3"
-            )
-        return None
-    version = ModelRegistry(storage, parsed.name).resolve(parsed)
-    run_logger().info("%s is %s", address, version.address)
-    return version
-
-
-def check_version(folder: RunFolder, version: ModelVersion) -> None:
-    """Raise ConfigError if the checkpoint is not the one that was registered."""
-    if folder.find(version.checkpoint).digest != version.checkpoint_digest:
-        raise ConfigError(
-            f"{version.checkpoint} of run {version.run!r} is not what was registered as "
-            f"{version.address}"
-        )
-
-
-def find_run(storage: str, name: str, workload: str) -> RunFolder:
-    """The run called `name`, or the newest finished one of the workload, or of any.
-
-    Raises ConfigError if there is none.
-    """
-    if name != LATEST:
-        return open_run(storage, name).folder
-    newest = newest_finished(storage, workload)
-    run_logger().info("the newest finished run in %s is %s", storage, newest.name)
-    return newest.folder
+    assert isinstance(request, ScoringRequest)
+    start(prepare, request)()
+    predictions: PredictionsResult = start(infer, request, summary, request.infer_input)()
+    start(report_predictions, request, predictions, tracking_uri)()
+    return copied(request, predictions, output)
 
 
 def name_flow_run(session: Session, name: str) -> None:
@@ -152,22 +117,3 @@ def name_flow_run(session: Session, name: str) -> None:
             "the flow run's name",
             lambda client: client.set_flow_run_name(UUID(str(flow_run)), name),
         )
-
-
-def find_checkpoint(folder: RunFolder, name: str) -> CheckpointSummary:
-    """The checkpoint called `name`, or the best one. Raises ConfigError if it is not there."""
-    if name == BEST:
-        best = reported_best(folder)
-        if best is None:
-            raise ConfigError(
-                f"run {folder.name!r} has no report.json, so no best checkpoint yet: "
-                "let it finish, or name a checkpoint"
-            )
-        name = best
-    checkpoints = {str(one.name): one for one in folder.scan().good}
-    if CheckpointName.parse(name) is None or name not in checkpoints:
-        raise ConfigError(
-            f"run {folder.name!r} has no checkpoint {name!r}; "
-            f"it has {', '.join(checkpoints) or 'none'}"
-        )
-    return folder.summary(checkpoints[name])

@@ -20,6 +20,7 @@ from train_core.policy.logins import hide_secrets
 from train_core.requests import (
     DEFAULT_EXPERIMENT,
     DriverRequest,
+    KeptColumns,
     MirrorWeights,
     PipelineRequest,
     with_accepted,
@@ -41,10 +42,13 @@ def recorded_parameters(folder: RunFolder) -> dict[str, Any]:
     requested = asked.requested.model_dump(exclude_unset=True)
     # A run that was begun without a gate is continued without one.
     gate = requested.pop("gate", None) or {"gate": False}
+    keeps = KeptColumns.model_validate(requested.pop("infer_keeps", None) or {})
     return {
         **asked.config.model_dump(),
         **requested,
         **gate,
+        "infer_id_column": keeps.id_column,
+        "infer_columns": list(keeps.columns),
         "run": folder.name,
         "storage": folder.storage,
     }
@@ -80,6 +84,14 @@ class RetrainParameters(GateOptions, TrainConfig):
         min_length=1,
         description="Data that the best checkpoint scores: a split's name, or the path or URL of "
         "Parquet, image or IDX files.",
+    )
+    infer_id_column: str = Field(
+        default="",
+        description="The column of infer_input whose values are the predictions' ids. Unset: `id` "
+        "if there is one, else file and row.",
+    )
+    infer_columns: list[str] = Field(
+        default=[], description="Columns of infer_input that are stored beside the predictions."
     )
     skip_unchanged: bool = Field(
         default=False,
@@ -165,6 +177,10 @@ class RetrainParameters(GateOptions, TrainConfig):
             return None
         return GateOptions(**{name: getattr(self, name) for name in GateOptions.model_fields})
 
+    def _infer_keeps(self) -> KeptColumns | None:
+        keeps = KeptColumns(id_column=self.infer_id_column, columns=tuple(self.infer_columns))
+        return keeps if keeps.names else None
+
     def request(self, flow_run: str = "") -> DriverRequest:
         """The request that the driver is started with. The run must have a name.
 
@@ -178,6 +194,7 @@ class RetrainParameters(GateOptions, TrainConfig):
             # Recorded where it was asked for: the environment's address may hold a login.
             pipeline=PipelineRequest(
                 infer_input=self.infer_input,
+                infer_keeps=self._infer_keeps(),
                 tracking_uri=self.tracking_uri,
                 gate=self.gate_options(),
             ),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from train_core.client.run import Run
     from train_core.client.run_summaries import list_runs, run_status
     from train_core.client.runs import delete_run, fork_run, open_run, prune_run, stop_run
+    from train_core.client.scoring import infer
     from train_core.config import TrainConfig
     from train_core.datasets.arrays import ArrayDataset
     from train_core.datasets.files import DataFile
@@ -56,6 +57,7 @@ _HOMES = {
     "fit": "train_core.fitting",
     "delete_run": "train_core.client.runs",
     "fork_run": "train_core.client.runs",
+    "infer": "train_core.client.scoring",
     "list_runs": "train_core.client.run_summaries",
     "open_run": "train_core.client.runs",
     "read_image": "train_core.datasets.images",
@@ -92,6 +94,7 @@ __all__ = [
     "extend_run",
     "fit",
     "fork_run",
+    "infer",
     "list_runs",
     "mirror_run",
     "open_run",

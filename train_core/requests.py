@@ -24,11 +24,27 @@ MirrorWeights = Literal["best", "kept", "none"]
 """Whose weights are copied into MLflow: the best checkpoint's, all kept ones', or none."""
 
 
+class KeptColumns(Result):
+    """What predictions have of their input."""
+
+    id_column: str = ""
+    """The column whose values are the ids. Empty: `id` if there is one, else file and row."""
+    columns: tuple[str, ...] = ()
+    """Columns that are stored beside the predictions, as they are."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All columns that the input needs for it."""
+        return (self.id_column, *self.columns) if self.id_column else self.columns
+
+
 class PipelineRequest(Result):
     """What a pipeline is asked beyond its training. As JSON, it has only what was asked."""
 
     infer_input: str | None = None
     """What is scored: a split's name or a URL; None: nothing is."""
+    infer_keeps: KeptColumns | None = None
+    """What the predictions have of it beside the usual ids; None: nothing."""
     tracking_uri: str | None = None
     """Where MLflow is, if the request says so; None: the environment does."""
     gate: GateOptions | None = None
@@ -102,6 +118,7 @@ class ScoringRequest(Request):
 
     infer_input: str
     """What is scored: a split's name or a URL."""
+    infer_keeps: KeptColumns = KeptColumns()
     model: str = ""
     """The registered model's version whose checkpoint it is, if it was asked for by that."""
 

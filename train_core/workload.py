@@ -12,6 +12,7 @@ from train_core import quick_imports  # noqa: F401 (what it does is the point)
 # isort: split
 import inspect
 import random
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any, ClassVar, Generic, TypeVar
@@ -28,10 +29,11 @@ from train_core.datasets.files import DataFile
 from train_core.datasets.protocols import Columns, Dataset, Split, Stream, fetch, is_stream
 from train_core.datasets.recorded import RecordedData
 from train_core.datasets.sources import PinnedFiles
-from train_core.errors import WorkloadError
+from train_core.errors import DataError, WorkloadError
 from train_core.policy.samples.randomness import SampleRandom
 from train_core.storage.records.data_files import FileList
 
+_NAN_AS_INTEGER = "invalid value encountered in cast"
 _FIRST_SEED = 67280421310721
 """With which torch's generator begins in every process."""
 
@@ -222,6 +224,38 @@ def update_metric(
 def _takes_name(method: Callable[..., None]) -> bool:
     parameters = inspect.signature(method).parameters
     return "name" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def prepare_batch(
+    workload: Workload[Any],
+    columns: Columns,
+    random: SampleRandom | None,
+    named: Callable[[int], str] = "row {}".format,
+) -> Batch:
+    """What the workload's `prepare` makes of raw columns.
+
+    Raises DataError where it casts NaN to an integer, of which numpy only warns. `named` gives the
+    name of a row.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", _NAN_AS_INTEGER, RuntimeWarning)
+        try:
+            return workload.prepare(columns, random)
+        except RuntimeWarning as warning:
+            if _NAN_AS_INTEGER not in str(warning):
+                raise
+            raise DataError(
+                f"prepare casts NaN to an integer, which may become any number"
+                f"{_first_nan(columns, named)}: fill missing values first"
+            ) from warning
+
+
+def _first_nan(columns: Columns, named: Callable[[int], str]) -> str:
+    """Where the first missing number is, in words; empty if no column has one."""
+    for name, array in columns.items():
+        if array.dtype.kind == "f" and (missing := np.isnan(array).reshape(len(array), -1)).any():
+            return f" (column {name!r} of {named(int(missing.any(1).argmax()))})"
+    return ""
 
 
 def load_split(workload: Workload[Any], split: Split) -> Dataset | Stream:

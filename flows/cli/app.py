@@ -28,6 +28,7 @@ from evertrain_flows.cli.commands.champions import ApproveCommand, ChampionsComm
 from evertrain_flows.cli.commands.check import CheckCommand
 from evertrain_flows.cli.commands.diff import DiffCommand
 from evertrain_flows.cli.commands.export import ExportCommand
+from evertrain_flows.cli.commands.infer import InferCommand
 from evertrain_flows.cli.commands.inspect import LsCommand, ShowCommand, VerifyCommand
 from evertrain_flows.cli.commands.mirror import MirrorCommand
 from evertrain_flows.cli.commands.prune import PruneCommand
@@ -70,6 +71,9 @@ class Evertrain(BaseSettings):
 
     retrain: CliSubCommand[RetrainCommand] = Field(description="Run the whole pipeline.")
     demo: CliSubCommand[DemoCommand] = Field(description="Run the pipeline on handwritten digits.")
+    infer: CliSubCommand[InferCommand] = Field(
+        description="Score data with a run's checkpoint, or with the champion."
+    )
     runs: CliSubCommand[RunsCommand] = Field(description="List, resume, stop, extend, fork runs.")
     workloads: CliSubCommand[WorkloadsCommand] = Field(
         description="List workloads, or one's settings."

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evertrain_flows.cli import prefect_server
 from evertrain_flows.cli.output.terminal import Screen, complain, say, say_if_watched
@@ -99,8 +99,8 @@ def _run_flow(
             flow = FlowThread(session, lambda: retrain(parameters, return_state=True))
         if flow is None or not verbose:
             # With --verbose Prefect prints the warnings itself.
-            session.log.listen(partial(_show_warning, screen))
-        report = _outcome(session, flow, partial(stages, parameters, as_functions))
+            session.log.listen(partial(show_warnings, screen))
+        report: Report = outcome_of(session, flow, partial(stages, parameters, as_functions))
     if verbose:
         ended_s = time.time() - session.began_at
         screen.line(f"the flow has ended {ended_s:.1f} s after the start")
@@ -119,8 +119,8 @@ def first_line(folder: RunFolder) -> str:
     return f"continuing run {folder.name}{where}"
 
 
-def _outcome(session: Session, flow: FlowThread | None, stages: Stages) -> Report:
-    """The report, once Prefect has recorded the end of the flow run or its server does not answer.
+def outcome_of(session: Session, flow: FlowThread | None, stages: Stages) -> Any:
+    """What the stages return, once Prefect has recorded the end, or its server does not answer.
 
     `stages` are those that run if Prefect's engine does not begin its own.
     """
@@ -128,9 +128,9 @@ def _outcome(session: Session, flow: FlowThread | None, stages: Stages) -> Repor
 
     try:
         begin(session, flow, stages)
-        report: Report = session.thread.result()
+        result = session.thread.result()
         session.close()
-        return report
+        return result
     except KeyboardInterrupt:
         session.close(EndStatus.KILLED)
         session.thread.wait_until_ended(TIMING.stages_end_s)
@@ -159,7 +159,8 @@ def _await_report(session: Session, flow: FlowThread | None) -> None:
         prefect_server.prefect_is_lost.set()
 
 
-def _show_warning(screen: Screen, line: str) -> None:
+def show_warnings(screen: Screen, line: str) -> None:
+    """Show the warning that a line of the driver's log has, if it has one."""
     if warning := warning_in(line):
         screen.line(f"warning: {warning}", "yellow")
 

@@ -77,6 +77,7 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
+@pytest.mark.promise("any-column")
 @given(columns())
 @example(pa.chunked_array([pa.array(["a", None]).dictionary_encode()]))
 @example(pa.chunked_array([pa.array([2**60 + 1, None])]))
@@ -88,6 +89,7 @@ def test_every_value_is_the_tables_own(column: pa.ChunkedArray) -> None:
     ]
 
 
+@pytest.mark.promise("any-column")
 @given(columns(), st.data())
 def test_rows_have_the_same_values_whatever_they_are_read_with(
     column: pa.ChunkedArray, data: st.DataObject
@@ -210,6 +212,7 @@ def test_objects_are_known_by_the_first_that_is_there(values: Sequence[Any], for
     assert form_of(array) == form
 
 
+@pytest.mark.promise("any-column")
 def test_columns_of_every_type_make_a_dataset_with_a_digest_of_its_values(tmp_path: Path) -> None:
     moment = datetime(2026, 11, 27, 6, tzinfo=UTC)
     table = pa.table(

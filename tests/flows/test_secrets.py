@@ -267,5 +267,5 @@ def with_passwords(storage: str, run: str) -> RunFolder:
     record = record.model_copy(update={"config": config, "pipeline": pipeline})
     folder.store.write(RUN_JSON, record.model_dump_json().encode())
     scored = {"source": f"http://me:{RECORDED}@scored/x", "digest": "0" * 64}
-    reseal(folder, f"{PREDICTIONS}/manifest.json", lambda content: content | {"input": scored})
+    reseal(folder, f"{PREDICTIONS}/_manifest.json", lambda content: content | {"input": scored})
     return folder

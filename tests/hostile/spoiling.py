@@ -31,7 +31,7 @@ from train_core.storage.run_folder import RunFolder
 
 MANIFESTS = [f"checkpoints/{name}/manifest.json" for name in (BEST, NEWEST)] + [
     f"{EVALUATION}/manifest.json",
-    f"{PREDICTIONS}/manifest.json",
+    f"{PREDICTIONS}/_manifest.json",
 ]
 DOCUMENTS = [
     *("run.json", "report.json", "live.json", "asked/0001.json"),

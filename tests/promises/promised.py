@@ -344,7 +344,27 @@ PROMISES: dict[str, dict[str, str]] = {
         "shards as plain autograd over the same shards trains it, or refused by name.",
         "pytorch-page": "The table on that page is what the tests compare and see refused.",
     },
+    "docs/inference.md": {
+        "infer-command": "`evertrain infer` and `train_core.infer` score files, also without rows, "
+        "with a checkpoint of a run, into the run folder and an empty folder.",
+        "ids-kept": "Predictions have the input's ids, and the columns that are asked for as they "
+        "are; a file without one is named.",
+        "rows-apart": "A file to score changes no row of another one, whatever its columns, types "
+        "and image sizes are.",
+        "deep-images": "Grey images of 16 bits are read as they are, and colours of 16 bits are "
+        "refused.",
+        "large-row-groups": "A row group of predictions has 65,536 rows, or 128 MiB.",
+        "plain-predictions": "pandas, pyarrow and DuckDB read the folder of predictions as it is; "
+        "predictions of earlier versions are read.",
+        "no-prediction-is-null": "A row for which the model gives NaN has no prediction, and is "
+        "told.",
+    },
     "docs/workloads.md": {
+        "any-column": "Texts, categories, dates, decimals, missing values and lists of any length "
+        "are read from tables by one rule, in training and of new files; another kind of values "
+        "than in training is refused.",
+        "missing-is-no-number": "NaN that `prepare` casts to an integer is an error that names "
+        "the column and the row.",
         "rehearsal": "A rehearsal names what would go wrong with a workload: wrong gradients, lost "
         "state and wrongly merged metrics are refused, all else is told; it is silent on what "
         "is shipped and on the layers of the table.",

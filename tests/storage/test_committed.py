@@ -13,6 +13,7 @@ from pydantic import RootModel
 
 from tests.storage.doubles.faulty_store import FaultyStore
 from tests.storage.samples import commit, manifest, record, save
+from train_core import verify_run
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.storage.cleanup.orphans import find_orphans
@@ -146,25 +147,43 @@ def test_a_manifest_that_is_a_folder_or_a_pipe_is_damage(tmp_path: Path) -> None
     ]
 
 
-def test_a_result_in_the_folder_of_another_is_left_out(
-    folder: RunFolder, caplog: pytest.LogCaptureFixture
-) -> None:
-    written = PredictionsManifest(
+def predictions(checkpoint: str) -> PredictionsManifest:
+    return PredictionsManifest(
         created_at="2026-01-01T00:00:00Z",
         files=(),
-        checkpoint="step-00000001-a0001",
+        checkpoint=checkpoint,
         checkpoint_digest="0" * 64,
         step=1,
         input={},
         num_rows=0,
         rows=(),
     )
+
+
+def test_a_result_in_the_folder_of_another_is_left_out(
+    folder: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = predictions("step-00000001-a0001")
     writer = RunWriter(folder, 1)
     for name in ("step-00000001-a0001-aaaaaaaa", "step-00000002-a0001-bbbbbbbb"):
         writer.commit_result(f"predictions/{name}", written)
     found = dict(folder.results("predictions", PredictionsManifest))
     assert list(found) == ["predictions/step-00000001-a0001-aaaaaaaa"]
     assert "is a result of step-00000001-a0001: the folder was copied" in caplog.text
+
+
+@pytest.mark.promise("plain-predictions")
+def test_predictions_of_an_earlier_version_are_read_by_the_name_of_that_time(
+    folder: RunFolder,
+) -> None:
+    key = "predictions/step-00000001-a0001-aaaaaaaa"
+    RunWriter(folder, 1).commit_result(key, predictions("step-00000001-a0001"))
+    assert folder.store.names(key) == ["_manifest.json"]
+    folder.store.write(f"{key}/manifest.json", folder.store.read(f"{key}/_manifest.json"))
+    folder.store.delete(f"{key}/_manifest.json")
+    ((found, manifest),) = folder.results("predictions", PredictionsManifest)
+    assert (found, manifest.checkpoint) == (key, "step-00000001-a0001")
+    assert not [one for one in verify_run(folder) if one.faults]
 
 
 def test_ten_thousand_orphans_are_found_soon(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ DOOR = {
 OF_DATA = {
     ("train_core/datasets/files.py", "store.chunks"),
     ("train_core/datasets/files.py", "store.load"),
+    ("train_core/datasets/files.py", "store.read"),
     ("train_core/engine/data/formats.py", "store.read"),
     ("train_core/engine/data/input_files.py", "self._store.piece"),
     ("train_core/engine/data/input_files.py", "store.chunks"),

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from train_core.datasets.faulty_files import naming
 from train_core.datasets.files import DataFile, bytes_of
+from train_core.datasets.missing import is_null
 from train_core.datasets.protocols import Columns
 from train_core.errors import DataError
 from train_core.policy.logins import hide_logins
@@ -210,14 +211,6 @@ def _like(array: Array, form: str) -> Array:
     if is_integer and (array.astype(was) == array).all():
         return array.astype(was, copy=False)
     return array
-
-
-def is_null(value: object) -> bool:
-    """Whether it stands for a value that is missing: None, NaN, NaT, and pandas' words for them."""
-    if isinstance(value, float | np.floating | np.datetime64 | np.timedelta64):
-        return bool(value != value)  # noqa: PLR0124 (so are NaN and NaT)
-    # Of pandas, which need not be installed: NA and NaT.
-    return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _table_of(file: DataFile | str | os.PathLike[str]) -> tuple[str, pa.Table]:

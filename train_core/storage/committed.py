@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ from train_core.storage.records.names import (
     PREDICTIONS,
     QUARANTINED_JSON,
     CheckpointName,
+    manifest_names,
     validation_key,
 )
 
@@ -180,12 +182,20 @@ def open_checkpoint(store: Store, name: CheckpointName) -> Checkpoint:
 
 def open_result(store: Store, model: type[R], key: str) -> R:
     """The manifest of the result in the folder `key`. Raises as `open_checkpoint`."""
-    found, _ = read_manifest(store, model, f"{key}/{MANIFEST_JSON}")
+    found = _result_manifest(store, model, key)
     if found.checkpoint != scored_by(key):
         raise CheckpointError(
             f"{store.uri(key)} is a result of {found.checkpoint}: the folder was copied or renamed"
         )
     return found
+
+
+def _result_manifest(store: Store, model: type[R], key: str) -> R:
+    *names, earliest = manifest_names(key)
+    for name in names:
+        with suppress(FileNotFoundError):
+            return read_manifest(store, model, f"{key}/{name}")[0]
+    return read_manifest(store, model, f"{key}/{earliest}")[0]
 
 
 def results(store: Store, above: str, model: type[R]) -> Iterator[tuple[str, R]]:

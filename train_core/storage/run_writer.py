@@ -43,6 +43,7 @@ from train_core.storage.records.names import (
     RUN_JSON,
     CheckpointName,
     is_of_function,
+    manifest_names,
 )
 from train_core.storage.records.quarantine import mark_quarantined, remove_mark
 from train_core.storage.records.run_record import RunRecord
@@ -85,7 +86,7 @@ class ResultWriter:
         Raises FileExistsError if there is another, and FencedError as `check_lease`.
         """
         self.check_lease()
-        self.folder.store.create(f"{key}/{MANIFEST_JSON}", manifest.to_json())
+        self.folder.store.create(f"{key}/{manifest_names(key)[0]}", manifest.to_json())
 
     def commit_approval(self, decision: Decision, approval: Approval) -> None:
         """Create the answer to a decision that asks for one.

@@ -22,9 +22,12 @@ from pydantic import Field
 from train_core import ArrayDataset, Batch, Columns, Settings, Workload, read_columns, read_image
 from train_core.datasets.recorded import RecordedData
 from train_core.datasets.tables import forms_of
-from train_core.engine.data.inputs import Asked, Rows, open_input, read_input
+from train_core.engine.data.batches import prepare
+from train_core.engine.data.inputs import Rows, open_input, read_input
+from train_core.engine.data.raw_columns import prepared
 from train_core.errors import DataError
 from train_core.policy.samples.randomness import SampleRandom
+from train_core.requests import KeptColumns
 
 
 class Takes(Settings):
@@ -49,9 +52,9 @@ def recorded(*asks: str, **columns: npt.NDArray[Any]) -> Anything:
     return workload
 
 
-def read(folder: Path, workload: Workload[Any], **asked: Any) -> list[Rows]:
+def read(folder: Path, workload: Workload[Any], **keeps: Any) -> list[Rows]:
     """All rows of a folder, read as one batch."""
-    found = open_input(str(folder), workload, Asked(**asked), with_digests=True)
+    found = open_input(str(folder), workload, KeptColumns(**keeps), with_digests=True)
     return list(read_input(found, workload, range(found.num_rows)))
 
 
@@ -155,6 +158,29 @@ def test_targets_of_new_files_may_be_anything(tmp_path: Path) -> None:
     assert values(rows, "x") == [1.0]
 
 
+class Codes(Anything):
+    """Looks a number up, as in an embedding."""
+
+    def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
+        return {"inputs": torch.from_numpy(columns["code"].astype(np.int64))}
+
+
+@pytest.mark.promise("missing-is-no-number")
+def test_a_missing_value_that_becomes_an_integer_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", code=[1, 2, None])
+    workload = Codes(Takes())
+    found = open_input(str(tmp_path / "a.parquet"), workload, with_digests=True)
+    (rows,) = read_input(found, workload, range(1))
+    assert prepared(workload, rows.columns, rows.ids)["inputs"].tolist() == [1]
+    (rows,) = read_input(found, workload, range(3))
+    where = r"a\.parquet: prepare casts NaN to an integer.*column 'code' of a.parquet#2\)"
+    with pytest.raises(DataError, match=where):
+        prepared(workload, rows.columns, rows.ids)
+    in_training = np.array([0.0, 1.0, np.nan])
+    with pytest.raises(DataError, match="column 'code' of sample 9"):
+        prepare(workload, {"code": in_training}, None, np.array([7, 8, 9]))
+
+
 @pytest.mark.promise("rows-apart")
 def test_rows_of_files_with_other_columns_are_prepared_apart(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", x=[1, 2])
@@ -188,15 +214,24 @@ def test_the_ids_and_columns_that_are_asked_for_are_kept_with_their_types(tmp_pa
 
 
 @pytest.mark.promise("ids-kept")
+def test_ids_and_kept_columns_of_text_tables_are_what_is_written_there(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,code,x\n007,01,1\n,1e3,2\n")
+    (rows,) = read(tmp_path, recorded("x", x=np.array([1.0])), columns=("code",))
+    assert rows.ids == ["007", ""]
+    assert rows.kept.to_pydict() == {"code": ["01", "1e3"]}
+    assert values(rows, "x") == [1.0, 2.0]
+
+
+@pytest.mark.promise("ids-kept")
 def test_a_file_without_a_column_that_is_asked_for_is_named(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", x=[1.0], customer=[1])
     write(tmp_path / "b.parquet", x=[1.0])
-    for asked in (Asked(id_column="customer"), Asked(columns=("customer",))):
+    for keeps in (KeptColumns(id_column="customer"), KeptColumns(columns=("customer",))):
         with pytest.raises(DataError, match=r"b\.parquet has no column 'customer'.*it has x$"):
-            open_input(str(tmp_path), recorded("x"), asked)
+            open_input(str(tmp_path), recorded("x"), keeps)
     write(tmp_path / "b.parquet", x=[1.0], customer=["1"])
     with pytest.raises(DataError, match="have no type in common"):
-        open_input(str(tmp_path), recorded("x"), Asked(columns=("customer",)))
+        open_input(str(tmp_path), recorded("x"), KeptColumns(columns=("customer",)))
 
 
 def png(array: npt.NDArray[Any], **how: Any) -> bytes:

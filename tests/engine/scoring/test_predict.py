@@ -6,18 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.engine.scoring.tables import trained
-from train_core.engine.data.inputs import Asked, open_input
-from train_core.engine.data.recorded_workload import load_recorded
-from train_core.engine.scoring import predict
+from tests.engine.scoring.tables import scored, trained
 from train_core.errors import DataError
+from train_core.storage.records.manifest import PredictionsManifest
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import ResultWriter
 
 
 @pytest.fixture(autouse=True)
@@ -32,18 +33,6 @@ def threads() -> Iterator[None]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     made = RunFolder(str(tmp_path_factory.mktemp("runs")), "run")
     return trained(made, batch_size=8, eval_batch_size=16)
-
-
-def scored(folder: RunFolder, source: Path, batch: int = 16, **asked: Any) -> Any:
-    """The only output file's table, and what is told of it."""
-    config = folder.record().config
-    workload = load_recorded(folder, config)
-    found = open_input(str(source), workload, Asked(**asked), with_digests=True)
-    ranges = [range(i, min(i + batch, found.num_rows)) for i in range(0, found.num_rows, batch)]
-    (newest,) = folder.checkpoints()[-1:]
-    key = f"predictions/{source.name}.parquet"
-    told = predict.score_one_part(folder.url, config, str(newest.name), found, ranges, key)
-    return pq.ParquetFile(folder.store.path(key)), told
 
 
 def houses(num_rows: int, **more: Any) -> pa.Table:
@@ -119,3 +108,34 @@ def test_a_file_beside_another_changes_no_row(folder: RunFolder, tmp_path: Path)
     assert len(rows) == 10
     for row in expected.read().to_pylist():
         assert rows[row["id"]] == row
+
+
+@pytest.mark.promise("plain-predictions")
+def test_other_programs_read_the_folder_as_it_is(folder: RunFolder, tmp_path: Path) -> None:
+    """With the manifest in it."""
+    key = f"predictions/{folder.checkpoints()[-1].name}-aaaaaaaa"
+    for number in (0, 1):
+        source = tmp_path / f"part-0000{number}"
+        source.mkdir()
+        pq.write_table(houses(3), source / "new.parquet")
+        scored(folder, source)
+        folder.store.write(
+            f"{key}/{source.name}.parquet", folder.store.read(f"predictions/{source.name}.parquet")
+        )
+    newest = folder.checkpoints()[-1]
+    manifest = PredictionsManifest(
+        created_at="2026-01-01T00:00:00Z",
+        files=(),
+        checkpoint=str(newest.name),
+        checkpoint_digest=newest.digest,
+        step=newest.step,
+        input={},
+        num_rows=6,
+        rows=(3, 3),
+    )
+    ResultWriter(folder).commit_result(key, manifest)
+    path = folder.store.path(key)
+    assert len(pd.read_parquet(path)) == 6
+    assert pq.read_table(path).num_rows == 6
+    counted = duckdb.sql(f"SELECT count(*) FROM read_parquet('{path}/*.parquet')")
+    assert counted.fetchall() == [(6,)]

@@ -29,7 +29,12 @@ from train_core.storage.records.manifest import (
     PredictionsManifest,
     ReportedFolder,
 )
-from train_core.storage.records.names import MANIFEST_JSON, REPORT_JSON, CheckpointName
+from train_core.storage.records.names import (
+    MANIFEST_JSON,
+    PREDICTIONS_MANIFEST_JSON,
+    REPORT_JSON,
+    CheckpointName,
+)
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, create_run, next_attempt
@@ -165,7 +170,7 @@ class RunBuilder:
             num_rows=7,
             rows=(),
         )
-        store.create(MANIFEST_JSON, manifest.to_json())
+        store.create(PREDICTIONS_MANIFEST_JSON, manifest.to_json())
         return result_of(self.folder, key, manifest, checkpoint)
 
     def trained(self, best: CheckpointSummary) -> TrainResult:

@@ -17,7 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import load_digits
 
+from benchmarks.services import BIN
 from tests.flows.mlflow_side import runs_in
+from train_core import infer
 from train_core.results import PredictionsResult
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import PredictionsManifest, read_manifest
@@ -70,6 +72,17 @@ class Place:
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`evertrain infer` with these arguments."""
+        return subprocess.run(
+            [str(BIN / "evertrain"), "infer", *arguments, "--storage", self.storage],
+            cwd=self.folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
     def shown_in_prefect(self, flow_run: str) -> list[tuple[str, str]]:
         """The key and the page of each artifact that flow runs of this name have."""
         asked = (
@@ -85,10 +98,44 @@ def place(undisturbed: str, home: Path, environment: dict[str, str], tmp_path: P
     return Place(home, environment, tmp_path)
 
 
-def images(folder: Path, column: str) -> str:
+def images(folder: Path, column: str, num_rows: int = 30) -> str:
     folder.mkdir()
-    pq.write_table(pa.table({column: load_digits().images[:30].tolist()}), folder / "new.parquet")
+    rows = pa.array(load_digits().images[:num_rows].tolist(), pa.list_(pa.list_(pa.float64())))
+    names = [f"no {row}" for row in range(num_rows)]
+    pq.write_table(pa.table({column: rows, "name": names}), folder / "new.parquet")
     return str(folder)
+
+
+@pytest.mark.promise("infer-command")
+def test_one_command_scores_new_data_into_a_folder_of_its_own(place: Place) -> None:
+    source = images(place.folder / "night", "image")
+    output = place.folder / "scored"
+    asked = ("--id-column", "name", "--columns", "name", "--output", str(output))
+    done = place.command(source, "--run", "undisturbed", *asked)
+    assert done.returncode == 0, done.stderr
+    best = reported_best(RunFolder(place.storage, "undisturbed"))
+    assert done.stdout.splitlines()[-2:] == [
+        f"30 rows of {source}, scored by {best} of run undisturbed",
+        f"predictions: {output}",
+    ]
+    table = pq.read_table(output)
+    assert table.column_names == ["id", "name", "prediction", "probabilities", "model_step"]
+    assert table["id"].to_pylist() == table["name"].to_pylist()
+    assert sorted(table["id"].to_pylist()) == sorted(f"no {row}" for row in range(30))
+    assert "_manifest.json" in os.listdir(output)
+    again = place.command(source, "--run", "undisturbed", *asked)
+    assert again.returncode == 2
+    assert f"output {output} is not empty (_manifest.json): name a folder" in again.stderr
+
+
+@pytest.mark.promise("infer-command")
+@pytest.mark.slow
+def test_a_program_scores_files_without_rows_and_is_told_so(place: Place) -> None:
+    source = images(place.folder / "night", "image", num_rows=0)
+    done = infer(source, storage=place.storage, on_log=None)
+    assert (done.num_rows, done.files) == (0, [])
+    (told,) = [line for line in place.command(source).stdout.splitlines() if "nothing" in line]
+    assert told == "nothing to score: the input has no rows"
 
 
 @pytest.mark.promise("batch-shown")
@@ -99,7 +146,7 @@ def test_the_newest_run_scores_new_data_and_its_address_is_everywhere(place: Pla
     result = PredictionsResult.model_validate(found)
     best = reported_best(RunFolder(place.storage, "undisturbed"))
     assert (result.checkpoint.name, result.num_rows, result.source) == (best, 30, source)
-    manifest, _ = read_manifest(Store(result.uri), PredictionsManifest)
+    manifest, _ = read_manifest(Store(result.uri), PredictionsManifest, "_manifest.json")
     assert manifest.input["digest"] == result.input_digest
 
     logged = f"30 rows of {source}, scored by {best} of run undisturbed: {result.uri}"
@@ -134,7 +181,7 @@ def test_what_cannot_be_done_is_refused_with_what_there_is(place: Place) -> None
         {"run": "undisturbed", "checkpoint": "step-00000001-a0001"},
     )
     missing, none, no_checkpoint = (one["refused"] for one in found)
-    assert missing == f"{source}/new.parquet: column 'image' is missing, found picture"
+    assert missing == f"{source}/new.parquet: column 'image' is missing, found name, picture"
     assert f"no finished run of clinic:Clinic in {place.storage}" in none
     assert "undisturbed (of tests.flows.held:HeldDigits)" in none
     assert "has no checkpoint 'step-00000001-a0001'; it has" in no_checkpoint

@@ -149,7 +149,7 @@ def of_another_checkpoint(folder: RunFolder, key: str) -> None:
 
 CASES: list[tuple[Callable[[RunFolder, str], None], str, str, str]] = [
     (garble, f"{PREDICTIONS}/part-00000.parquet", PREDICTIONS, "its digest is another"),
-    (garble, f"{PREDICTIONS}/manifest.json", PREDICTIONS, "it was altered"),
+    (garble, f"{PREDICTIONS}/_manifest.json", PREDICTIONS, "it was altered"),
     (garble, f"{EVALUATION}/metrics.json", EVALUATION, "its digest is another"),
     (garble, f"{EVALUATION}/manifest.json", EVALUATION, "it was altered"),
     (garble, MODEL, NEWEST, "its digest is another"),
@@ -158,7 +158,7 @@ CASES: list[tuple[Callable[[RunFolder, str], None], str, str, str]] = [
         (lambda folder, key: folder.store.delete(key), key, what, told)
         for key, what, told in (
             (f"{PREDICTIONS}/part-00000.parquet", PREDICTIONS, "is missing"),
-            (f"{PREDICTIONS}/manifest.json", PREDICTIONS, "never committed, or that is gone"),
+            (f"{PREDICTIONS}/_manifest.json", PREDICTIONS, "never committed, or that is gone"),
             (PREDICTIONS, "report.json", "which is not there"),
             (f"{EVALUATION}/metrics.json", EVALUATION, "is missing"),
             (f"{EVALUATION}/manifest.json", EVALUATION, "never committed, or that is gone"),

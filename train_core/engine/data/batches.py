@@ -27,7 +27,7 @@ from train_core.errors import EvertrainError
 from train_core.policy.samples.randomness import AUGMENT, SampleRandom, derive_seed
 from train_core.policy.samples.sample_order import sample_order
 from train_core.policy.samples.steps import MicroBatch, Pass
-from train_core.workload import Batch, Workload, seed_generators
+from train_core.workload import Batch, Workload, prepare_batch, seed_generators
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ def prepare(
 ) -> Batch:
     """The raw columns of these samples as a batch; an error of the workload's names the sample."""
     try:
-        return workload.prepare(columns, random)
+        return prepare_batch(workload, columns, random, lambda row: f"sample {samples[row]}")
     except EvertrainError:
         raise
     except Exception as error:

@@ -51,6 +51,7 @@ from train_core.engine.data.input_files import (
 from train_core.engine.data.raw_columns import RawColumns, try_prepare
 from train_core.errors import DataError, HiddenLoginError
 from train_core.policy.logins import has_hidden_login, hide_logins
+from train_core.requests import KeptColumns
 from train_core.storage.objects.digests import new_digest
 from train_core.storage.objects.store import DataStore, Store
 from train_core.workload import Workload, indexed
@@ -64,24 +65,10 @@ ID = "id"
 """The column that has the rows' ids, where the input has it and no other one is asked for."""
 
 _NOTHING = pa.schema([])
+_KEEPS_NONE = KeptColumns()
 _MOST_SAMPLED = 1000
 _T = TypeVar("_T")
 _Opened = TypeVar("_Opened", IdxRows, ParquetRows, TextRows)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the predictions shall have of their input."""
-
-    id_column: str = ""
-    """The column whose values are the ids. Empty: `id` if there is one, else file and row."""
-    columns: tuple[str, ...] = ()
-    """Columns that are stored beside the predictions, as they are."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All columns that the input needs for it."""
-        return (self.id_column, *self.columns) if self.id_column else self.columns
 
 
 @dataclass(frozen=True)
@@ -91,7 +78,7 @@ class Input:
     kind: Kind
     source: str
     files: tuple[InputFile, ...]
-    asked: Asked = Asked()
+    keeps: KeptColumns = _KEEPS_NONE
     kept: pa.Schema = _NOTHING
     """The types of the columns that are stored beside the predictions, the same for all files."""
     digest: str = ""
@@ -112,8 +99,8 @@ class Input:
         found = {"kind": self.kind, "source": hide_logins(self.source), "num_rows": self.num_rows}
         if self.digest:
             found["digest"] = self.digest
-        if self.asked.names:
-            found["id_column"], found["columns"] = self.asked.id_column, list(self.asked.columns)
+        if self.keeps.names:
+            found["id_column"], found["columns"] = self.keeps.id_column, list(self.keeps.columns)
         if self.kind == "split":
             return found
         found["num_files"] = len(self.files)
@@ -144,7 +131,7 @@ class Rows:
 def open_input(
     source: str,
     workload: Workload[Any],
-    asked: Asked | None = None,
+    keeps: KeptColumns | None = None,
     *,
     forms: Forms | None = None,
     with_digests: bool = False,
@@ -159,21 +146,21 @@ def open_input(
     """
     if has_hidden_login(source):
         raise HiddenLoginError(f"the URL of the input ({source})")
-    asked = asked or Asked()
+    keeps = keeps or KeptColumns()
     if source not in SPLITS:
         forms = _of_inputs(workload.recorded_forms if forms is None else forms, workload)
-        found = _open_files(source, workload, asked, forms)
+        found = _open_files(source, workload, keeps, forms)
         return _with_digests(found) if with_digests else found
     dataset = indexed(workload, source)
     if not len(dataset):
         raise DataError(f"input {source!r} has no rows")
     kept = _NOTHING
-    if asked.names:
+    if keeps.names:
         columns = fetch(dataset, np.arange(min(len(dataset), _MOST_SAMPLED)))
-        _check_asked(asked, columns, f"the {source} split")
-        kept = pa.table({name: _arrow(columns[name]) for name in asked.columns}).schema
+        _check_kept(keeps, columns, f"the {source} split")
+        kept = pa.table({name: _arrow(columns[name]) for name in keeps.columns}).schema
     digest = dataset.digest() if with_digests and hasattr(dataset, "digest") else ""
-    return Input("split", source, (InputFile(source, len(dataset)),), asked, kept, digest)
+    return Input("split", source, (InputFile(source, len(dataset)),), keeps, kept, digest)
 
 
 def _with_digests(found: Input) -> Input:
@@ -201,9 +188,9 @@ def read_input(found: Input, workload: Workload[Any], samples: range) -> Iterato
 
 def _rows_of_split(found: Input, workload: Workload[Any], samples: range) -> Iterator[Rows]:
     columns = fetch(_split(workload, found.source), np.arange(samples.start, samples.stop))
-    kept = pa.table({name: _arrow(columns[name]) for name in found.asked.columns}).cast(found.kept)
+    kept = pa.table({name: _arrow(columns[name]) for name in found.keeps.columns}).cast(found.kept)
     ids: list[str | None] = [f"{found.source}/{row}" for row in samples]
-    if name := found.asked.id_column:
+    if name := found.keeps.id_column:
         ids = [_spelled(value) for value in columns[name].tolist()]
     files = {f"the {found.source} split": list(columns)}
     yield Rows(ids, RawColumns(columns, files), kept)
@@ -211,20 +198,21 @@ def _rows_of_split(found: Input, workload: Workload[Any], samples: range) -> Ite
 
 def _rows_of_files(found: Input, workload: Workload[Any], samples: range) -> Iterator[Rows]:
     store, forms = DataStore(found.source), _of_inputs(workload.recorded_forms, workload)
+    texts = _texts(forms, found.keeps)
     for file, rows in _locate(found, samples):
         at = store.uri(file.name)
         with naming(at, f"{found.kind} input (rows {rows.start} to {rows.stop - 1})"):
-            part = _read_part(found.kind, store, file, rows, _texts(forms))
-        columns, asked = _columns(part, forms, at), found.asked
+            part = _read_part(found.kind, store, file, rows, texts)
+        columns, keeps = _columns(part, forms, at), found.keeps
         # Either spelling of a file of IDX is one name in the ids.
         name = _text(file.name.removesuffix(PACKED) if found.kind == "idx" else file.name)
         ids: list[str | None] = [f"{name}#{row}" for row in rows]
         if found.kind == "images":
             ids = [name]
         if isinstance(part, pa.Table):
-            if (id_column := asked.id_column or ID) in part.column_names:
+            if (id_column := keeps.id_column or ID) in part.column_names:
                 ids = [_spelled(value) for value in part[id_column].to_pylist()]
-            kept = part.select(asked.columns).cast(found.kept)
+            kept = part.select(keeps.columns).cast(found.kept)
         else:
             kept = pa.table({})
         yield Rows(ids, RawColumns(columns, {at: list(columns)}), kept)
@@ -262,8 +250,10 @@ def _of_inputs(forms: Forms, workload: Workload[Any]) -> Forms:
     return {name: form for name, form in forms.items() if name not in workload.target_columns}
 
 
-def _texts(forms: Forms) -> tuple[str, ...]:
-    return tuple(name for name, form in forms.items() if form == TEXTS)
+def _texts(forms: Forms, keeps: KeptColumns) -> tuple[str, ...]:
+    """The columns of a CSV file that are texts, whatever they look like: ids begin with zeros."""
+    kept = {keeps.id_column or ID, *keeps.columns} - forms.keys()
+    return (*sorted(kept), *(name for name, form in forms.items() if form == TEXTS))
 
 
 def _arrow(array: np.ndarray[Any, Any]) -> pa.Array:
@@ -279,7 +269,7 @@ def _text(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def _open_files(source: str, workload: Workload[Any], asked: Asked, forms: Forms) -> Input:
+def _open_files(source: str, workload: Workload[Any], keeps: KeptColumns, forms: Forms) -> Input:
     store, sizes = _folder_of(source)
     if not sizes:
         raise DataError(
@@ -287,10 +277,11 @@ def _open_files(source: str, workload: Workload[Any], asked: Asked, forms: Forms
         )
     for kind, matches in KINDS.items():
         if names := [name for name in sizes if matches(name.lower())]:
-            heads = _heads(kind, store, _once_each(names), sizes, forms)
-            _check_columns(store, heads, workload, asked, forms)
-            kept = _kept(asked, heads, store)
-            return Input(kind, store.url, tuple(file for file, _ in heads), asked, kept)
+            texts = _texts(forms, keeps)
+            heads = _heads(kind, store, _once_each(names), sizes, texts)
+            _check_columns(store, heads, workload, keeps, forms)
+            kept = _kept(keeps, heads, store)
+            return Input(kind, store.url, tuple(file for file, _ in heads), keeps, kept)
     there = f"input {hide_logins(source)!r} holds {', '.join(list(sizes)[:3])}…"
     raise DataError(
         f"{there}: expected tables (*{PARQUET_SUFFIX}, *{', *'.join(TEXT_SUFFIXES)}), images "
@@ -300,9 +291,8 @@ def _open_files(source: str, workload: Workload[Any], asked: Asked, forms: Forms
 
 
 def _heads(
-    kind: Kind, store: Store, names: list[str], sizes: Mapping[str, int], forms: Forms
+    kind: Kind, store: Store, names: list[str], sizes: Mapping[str, int], texts: tuple[str, ...]
 ) -> list[tuple[InputFile, Head]]:
-    texts = _texts(forms)
     heads = _in_parallel(lambda name: head_of(kind, store, name, sizes[name], texts), names)
     return [
         (InputFile(name, head.rows, sizes[name]), head)
@@ -322,24 +312,24 @@ def _check_columns(
     store: Store,
     heads: list[tuple[InputFile, Head]],
     workload: Workload[Any],
-    asked: Asked,
+    keeps: KeptColumns,
     forms: Forms,
 ) -> None:
     """Try the workload's `prepare` with the first rows of one file of each set of columns."""
     kinds = {head.columns: (file, head) for file, head in reversed(heads) if file.rows}
     for columns, (file, head) in kinds.items():
         uri = store.uri(file.name)
-        _check_asked(asked, columns, uri)
+        _check_kept(keeps, columns, uri)
         try_prepare(workload, RawColumns(_columns(head.first(), forms, uri), {uri: columns}))
 
 
-def _kept(asked: Asked, heads: list[tuple[InputFile, Head]], store: Store) -> pa.Schema:
+def _kept(keeps: KeptColumns, heads: list[tuple[InputFile, Head]], store: Store) -> pa.Schema:
     """The types that the columns have in all files. Raises DataError if there is none for both."""
     kept, first = _NOTHING, ""
     for file, head in heads:
         if head.schema is None or not file.rows:
             continue
-        here = pa.schema([(name, _plain(head.schema.field(name).type)) for name in asked.columns])
+        here = pa.schema([(name, _plain(head.schema.field(name).type)) for name in keeps.columns])
         try:
             kept = pa.unify_schemas([kept, here], promote_options="permissive")
         except pa.ArrowException as error:
@@ -355,8 +345,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _check_asked(asked: Asked, columns: Collection[str], where: str) -> None:
-    for name in asked.names:
+def _check_kept(keeps: KeptColumns, columns: Collection[str], where: str) -> None:
+    for name in keeps.names:
         if name not in columns:
             raise DataError(
                 f"{where} has no column {name!r}, which the predictions shall have: it has "

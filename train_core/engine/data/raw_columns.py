@@ -11,7 +11,7 @@ import numpy.typing as npt
 from train_core.datasets.faulty_files import row_at_fault
 from train_core.datasets.protocols import Columns
 from train_core.errors import DataError, EvertrainError
-from train_core.workload import Batch, Workload
+from train_core.workload import Batch, Workload, prepare_batch
 
 _MOST_SHOWN = 40
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def prepared(workload: Workload[Any], columns: RawColumns, ids: Sequence[str | N
     """
     known = columns.without(workload.target_columns)
     try:
-        return workload.prepare(known, None)
+        return prepare_batch(workload, known, None, lambda row: f"{ids[row]}" if ids else "a row")
     except MissingColumnError:
         raise
     except DataError as error:

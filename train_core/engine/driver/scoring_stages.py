@@ -54,7 +54,7 @@ class ScoringStages:
         with pinned_summaries(self._folder, [summary], "infer", job=self._job):
             pool, writer = self._workers.for_scoring(self._config), ResultWriter(self._folder)
             what = (self._config, summary, source, 0, self._request.model)
-            return infer(pool, writer, *what).model_dump()
+            return infer(pool, writer, *what, keeps=self._request.infer_keeps).model_dump()
 
     def failed(self, message: str) -> None:
         """MLflow shows predictions that were made, and no others."""

@@ -118,7 +118,7 @@ class RunStages:
         with self._pinned([summary], "infer", held):
             pool = self._workers.for_scoring(self.config)
             what = (held.writer, self.config, summary, source, self._max_batches)
-            result = infer(pool, *what)
+            result = infer(pool, *what, keeps=self._request.pipeline.infer_keeps)
         if self.mirror:
             self.mirror.log_predictions(result)
         return result.model_dump()

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from train_core.config import TrainConfig
-from train_core.datasets.tables import is_null
+from train_core.datasets.missing import is_null, rows_without_prediction
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.data.batches import to_device
-from train_core.engine.data.inputs import Asked, Input, Rows, open_input, read_input
+from train_core.engine.data.inputs import Input, Rows, open_input, read_input
 from train_core.engine.data.raw_columns import prepared
 from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.distributed.watchdog import watching
@@ -38,6 +38,7 @@ from train_core.entry_points import SCORE_PART
 from train_core.errors import DataError, WorkloadError, users_code
 from train_core.policy.logins import hide_logins
 from train_core.policy.samples.randomness import EVALUATE, derive_seed
+from train_core.requests import KeptColumns
 from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.storage.objects.digests import new_digest
 from train_core.storage.predictions import result_of
@@ -74,7 +75,7 @@ def infer(
     source: str,
     max_batches: int = 0,
     model: str = "",
-    asked: Asked | None = None,
+    keeps: KeptColumns | None = None,
 ) -> PredictionsResult:
     """Score the rows at `source` (a split or a URL) with a checkpoint; there may be no rows.
 
@@ -85,7 +86,7 @@ def infer(
     """
     folder = writer.folder
     checkpoint = folder.find(summary.name)
-    found = open_input(source, load_recorded(folder, config), asked, with_digests=True)
+    found = open_input(source, load_recorded(folder, config), keeps, with_digests=True)
     key, manifest = _find(folder, checkpoint, found, model) or _run(
         pool, writer, config, checkpoint, found, max_batches, model
     )
@@ -259,22 +260,6 @@ class _OutputRows:
             self._waiting = []
             self._writer = self._writer or pq.ParquetWriter(file, table.schema)
             self._writer.write_table(table, row_group_size=table.num_rows)
-
-
-def rows_without_prediction(predictions: Mapping[str, Tensor]) -> npt.NDArray[np.bool_]:
-    """Which rows have NaN in a prediction: what else was computed of them is worth nothing.
-
-    A classifier's `argmax` of NaN is class 0.
-    """
-    found = np.zeros(len(next(iter(predictions.values()))), bool)
-    for tensor in predictions.values():
-        if tensor.is_floating_point() and len(tensor) == len(found):
-            found |= (
-                tensor.isnan().flatten(1).any(1).cpu().numpy()
-                if tensor.dim() > 1
-                else (tensor.isnan().cpu().numpy())
-            )
-    return found
 
 
 def _in_words(rows: Rows, row: int) -> str:

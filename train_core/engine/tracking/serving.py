@@ -25,12 +25,13 @@ from torch import nn
 
 from train_core import predictors
 from train_core.config import TrainConfig
+from train_core.datasets.missing import is_null, rows_without_prediction
 from train_core.datasets.protocols import Columns
 from train_core.engine.checkpoint.reader import ModelState, load_model_file
 from train_core.errors import WorkloadError
 from train_core.loading import load_function, load_workload
 from train_core.storage.records.names import MODEL_FILE, REPORTED_FOLDER
-from train_core.workload import Workload
+from train_core.workload import Workload, prepare_batch
 
 SERVED_FILE, BUFFERS_FILE = "served.json", "buffers.safetensors"
 
@@ -41,6 +42,8 @@ class Served(BaseModel):
     config: TrainConfig
     dtypes: dict[str, str]
     """The raw columns' types, as numpy spells them: a request's JSON knows only wider ones."""
+    predictions: list[str] = []
+    """The columns that it gives, also for no rows. Earlier versions recorded none."""
 
 
 class ServedModel:
@@ -48,17 +51,20 @@ class ServedModel:
 
     def __init__(self, folder: Path) -> None:
         served = Served.model_validate_json((folder / SERVED_FILE).read_bytes())
-        self.config, self.dtypes = served.config, served.dtypes
+        self.config, self.dtypes, self._names = served.config, served.dtypes, served.predictions
         self.workload: Workload[Any] = load_workload(self.config.workload, self.config.settings)
         self.model = _model(folder, self.config, self.workload).eval()
 
     def predict(self, data: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
         """A row for each sample: `prediction` and, for classifiers, `probabilities`.
 
-        `data` is a DataFrame, or arrays by column name.
+        `data` is a DataFrame, or arrays by column name. A number is missing in the rows for which
+        the model gives NaN.
         """
-        columns = {name: _array(data[name], np.dtype(self.dtypes[name])) for name in data}
+        columns = {name: _array(data[name], self.dtypes.get(name, "O")) for name in data}
         num_samples = len(next(iter(columns.values())))
+        if not num_samples:
+            return pd.DataFrame(columns=self._names)
         size = self.config.eval_batch_size
         return pd.concat(
             [
@@ -69,13 +75,20 @@ class ServedModel:
         )
 
     def _predict_batch(self, columns: Columns) -> pd.DataFrame:
-        batch = self.workload.prepare(columns, None)
+        batch = prepare_batch(self.workload, columns, None)
         use_bf16 = self.config.precision == "bf16"
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=use_bf16):
             outputs = self.workload.forward(self.model, batch)
             found = self.workload.predictions(outputs)
         tensors = {name: _plain(tensor) for name, tensor in found.items()}
-        return pd.DataFrame({name: a if a.ndim == 1 else a.tolist() for name, a in tensors.items()})
+        frame = pd.DataFrame(
+            {name: a if a.ndim == 1 else a.tolist() for name, a in tensors.items()}
+        )
+        missing = rows_without_prediction(found)
+        if missing.any():
+            numbers = [name for name, array in tensors.items() if array.ndim == 1]
+            frame[numbers] = frame[numbers].mask(missing)
+        return frame
 
 
 def _model(folder: Path, config: TrainConfig, workload: Workload[Any]) -> nn.Module:
@@ -104,10 +117,21 @@ def _load_pyfunc(path: str) -> ServedModel:
     return ServedModel(Path(path))
 
 
-def _array(values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    array = np.asarray(values)
+def _array(values: Any, trained: str) -> npt.NDArray[Any]:
+    """The column as training had it, of whose type it was: what is missing is missing here, too."""
+    array, dtype = np.asarray(values), np.dtype(trained)
+    if array.dtype.kind == "O":
+        missing = np.array([is_null(value) for value in array], bool)
+        if dtype.kind in "OUSb" and missing.any():
+            array = array.copy()
+            array[missing] = None
+            return array
+        if dtype.kind in "iu" and missing.any():
+            return np.where(missing, np.nan, array).astype(np.float64)
+    if dtype.kind in "iu" and array.dtype.kind == "f" and np.isnan(array).any():
+        return array
     # Texts keep their own length.
-    return array.astype(dtype, copy=False) if dtype.kind in "biufc" else array
+    return array.astype(dtype, copy=False) if dtype.kind in "biufcmM" else array
 
 
 def _plain(tensor: torch.Tensor) -> npt.NDArray[Any]:

@@ -15,6 +15,7 @@ from train_core.policy.end_status import EndStatus
 from train_core.policy.logins import hide_secrets
 from train_core.policy.metric_names import BEST, TEST, VALIDATION, full_name, full_names, is_of
 from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult
+from train_core.storage.committed import open_result
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import parse_json
 from train_core.storage.records.journal import read_good_segments
@@ -23,7 +24,7 @@ from train_core.storage.records.manifest import (
     PredictionsManifest,
     read_manifest,
 )
-from train_core.storage.records.names import CONFUSION_MATRIX_JSON, SegmentName
+from train_core.storage.records.names import CONFUSION_MATRIX_JSON, PREDICTIONS, SegmentName
 from train_core.storage.records.verified_files import read_file
 
 _PREDICTIONS_OF = "evertrain.predictions_created"
@@ -81,7 +82,8 @@ def show_predictions(runs: MlflowRuns, result: PredictionsResult) -> None:
 
     Each batch inference has a file of its own; the tags and predictions.json are of the newest.
     """
-    manifest, _ = read_manifest(Store(result.uri), PredictionsManifest)
+    key = f"{PREDICTIONS}/{result.uri.rpartition('/')[2]}"
+    manifest = open_result(runs.folder.store, PredictionsManifest, key)
     if result.input_digest:
         name = f"{runs.record.config.workload.rpartition(':')[2]}-infer"
         runs.log_input("infer", name, result.input_digest, result.source)

@@ -30,6 +30,7 @@ from train_core.storage.records.names import (
     PREDICTIONS,
     CheckpointName,
     SegmentName,
+    has_manifest,
 )
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
@@ -169,7 +170,7 @@ def _unfinished_results(folder: RunFolder, uploads: Collection[Upload]) -> Itera
         f"{above}/{name}"
         for above in (PREDICTIONS, *(f"{EVALUATIONS}/{name}" for name in store.names(EVALUATIONS)))
         for name, below in store.in_folders(above).items()
-        if MANIFEST_JSON not in below
+        if not has_manifest(f"{above}/{name}", below)
     ]
     uploads_of = {upload: scored_by(upload.key) for upload in uploads}
     # IMPORTANT: in this order. A process that works on one pinned its checkpoint before there was
@@ -185,7 +186,7 @@ def _unfinished_results(folder: RunFolder, uploads: Collection[Upload]) -> Itera
 
     for key in uncommitted:
         # It may have been committed after it was listed.
-        if is_nobodys(scored_by(key)) and not store.exists(f"{key}/{MANIFEST_JSON}"):
+        if is_nobodys(scored_by(key)) and not has_manifest(key, store.names(key)):
             yield Orphan(key, "never committed, and nobody works on it")
     for upload, checkpoint in uploads_of.items():
         if is_nobodys(checkpoint):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
@@ -18,6 +19,10 @@ REPORT_JSON = "report.json"
 LIVE_JSON = "live.json"
 CURVES_PNG = "curves.png"
 MANIFEST_JSON = "manifest.json"
+PREDICTIONS_MANIFEST_JSON = "_manifest.json"
+"""Of predictions: readers of Parquet folders skip a name that begins so."""
+PREDICTIONS_MANIFEST_JSON = "_manifest.json"
+"""Of predictions: readers of Parquet folders skip a name that begins so."""
 QUARANTINED_JSON = "quarantined.json"
 RAY_SNAPSHOT_JSON = "checkpoint_manager_snapshot.json"
 """Ray Train's own list of the checkpoints of an attempt. Ray chose the name."""
@@ -63,6 +68,21 @@ _DECISION = re.compile(rf"([^/]+)/v{_STEP}-c{_STEP}\.json")
 _NUMBERED = re.compile(rf"{_STEP}\.json")
 _WHO = re.compile(r"[a-z][a-z0-9-]{0,99}")
 _PIN = re.compile(rf"([^/]+)/({_WHO.pattern})\.json")
+
+
+def manifest_names(key: str) -> tuple[str, ...]:
+    """The names that the manifest of the result in the folder `key` may have, the present first.
+
+    Earlier versions gave that of predictions the name that all others have.
+    """
+    if key.startswith(f"{PREDICTIONS}/"):
+        return PREDICTIONS_MANIFEST_JSON, MANIFEST_JSON
+    return (MANIFEST_JSON,)
+
+
+def has_manifest(key: str, names: Collection[str]) -> bool:
+    """Whether the names in the folder `key` of a result have a manifest: it was committed."""
+    return any(name in names for name in manifest_names(key))
 
 
 def is_run_name(name: str) -> bool:

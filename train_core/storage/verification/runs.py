@@ -28,12 +28,13 @@ from train_core.storage.records.names import (
     ASKED,
     EVALUATIONS,
     LEASES,
-    MANIFEST_JSON,
     PREDICTIONS,
     REPORT_JSON,
     RUN_JSON,
     CheckpointName,
     LeaseName,
+    has_manifest,
+    manifest_names,
 )
 from train_core.storage.records.quarantine import read_mark
 from train_core.storage.records.tensor_file import header_end, layout_of
@@ -196,11 +197,12 @@ class RunVerification:
         for above in (*evaluated, PREDICTIONS):
             for name, below in sorted(self._store.in_folders(above).items()):
                 key = f"{above}/{name}"
-                if MANIFEST_JSON in below:
+                if has_manifest(key, below):
                     yield self._result(key)
                 # What a process that died has left is no fault: the next attempt deletes it.
                 elif not any(pin.pin and not pin.pin.is_lasting for pin in self._pins_of(key)):
-                    why = f"{key} has no {MANIFEST_JSON}: it was never committed, or that is gone"
+                    file = manifest_names(key)[0]
+                    why = f"{key} has no {file}: it was never committed, or that is gone"
                     yield Verdict(what=key, faults=[why])
 
     def _pins_of(self, key: str) -> list[pins.FoundPin]:
@@ -245,9 +247,7 @@ class RunVerification:
         if (name := report.get("run", self._folder.name)) != self._folder.name:
             faults.append(f"{REPORT_JSON} is that of run {name!r}")
         missing = (
-            key
-            for key in _results_named(report)
-            if not self._store.exists(f"{key}/{MANIFEST_JSON}")
+            key for key in _results_named(report) if not has_manifest(key, self._store.names(key))
         )
         return faults + [f"{REPORT_JSON} names {key}, which is not there" for key in missing]
 

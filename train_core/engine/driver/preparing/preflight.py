@@ -118,7 +118,8 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
         check_passes(plan, datasets["train"], config.num_workers)
     if source := request.pipeline.infer_input:
         forms = _columns_of(datasets["validation"])["columns"]
-        open_input(source, workload, forms=workload.recorded_forms if resumed else forms)
+        forms = workload.recorded_forms if resumed else forms
+        open_input(source, workload, request.pipeline.infer_keeps, forms=forms)
     origin = _check_origin(folder, request, workload)
     if not resumed:
         Store(request.storage).probe()
@@ -140,7 +141,7 @@ def check_scoring(folder: RunFolder, request: ScoringRequest) -> Prepared:
             "predictor says how its folders are used: continue the run with predictor and workload"
         )
     workload = load_recorded(folder, request.config)
-    source = open_input(request.infer_input, workload)
+    source = open_input(request.infer_input, workload, request.infer_keeps)
     return Prepared(
         run=folder.name,
         url=folder.url,
@@ -288,6 +289,7 @@ def pipeline_of(request: DriverRequest) -> dict[str, Any]:
     """What the flow was asked beyond the training, as it is recorded."""
     return RecordedPipeline(
         infer_input=hide_logins(request.pipeline.infer_input),
+        infer_keeps=request.pipeline.infer_keeps,
         tracking_uri=request.pipeline.tracking_uri,
         gate=request.pipeline.gate,
         experiment=request.experiment,

@@ -89,7 +89,9 @@ def _listed(last: FinishedRun) -> FileList | None:
 def _inputs(
     record: RunRecord, config: TrainConfig, pipeline: RecordedPipeline, files: FileList | None
 ) -> Inputs:
-    scored = hide_logins(pipeline.infer_input or "")
+    scored = source = hide_logins(pipeline.infer_input or "")
+    if keeps := pipeline.infer_keeps:
+        scored += f" with {', '.join(keeps.names)}"
     listed = files.sources if files else {}
     return Inputs(
         datasets=record.datasets,
@@ -111,5 +113,5 @@ def _inputs(
         first_weights=record.origin.digest if record.origin else "",
         scored=scored,
         scored_state=record.input_state,
-        is_split_scored=scored in ("", *SPLITS),
+        is_split_scored=source in ("", *SPLITS),
     )

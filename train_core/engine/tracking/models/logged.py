@@ -5,6 +5,7 @@ Nothing of ours in it is a pickle; what a training function reported may hold so
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -34,6 +35,8 @@ from train_core.storage.objects.store import Store
 from train_core.storage.records.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint
 from train_core.storage.verification.checkpoints import copy_files
+
+_log = logging.getLogger(__name__)
 
 
 def copy_kept_models(
@@ -119,6 +122,9 @@ def _save(
     served = serving.ServedModel(data)
     example = _example(columns)
     predicted = served.predict(example)
+    described = described.model_copy(update={"predictions": list(predicted.columns)})
+    (data / serving.SERVED_FILE).write_text(described.model_dump_json(indent=1))
+    shown = None if _odd_column(columns) else example
     # It has run: all modules that it needs are loaded.
     code = code_of(name for name in (recorded.workload, recorded.predictor) if name)
     run_id = runs.run_id("pipeline")
@@ -133,8 +139,8 @@ def _save(
             model_id=model.model_id,
             run_id=run_id,
         ),
-        signature=_signature(example, predicted),
-        input_example=example,
+        signature=None if shown is None else _signature(shown, predicted),
+        input_example=shown,
         pip_requirements=code.requirements,
     )
     outputs = runs.client.get_run(run_id).outputs
@@ -155,6 +161,16 @@ def _copy_checkpoint(store: Store, checkpoint: Checkpoint, data: Path) -> None:
     if model.buffers:
         own = {name: tensor.clone() for name, tensor in model.buffers.items()}
         safetensors.torch.save_file(own, data / serving.BUFFERS_FILE, {"format": "pt"})
+
+
+def _odd_column(columns: Mapping[str, npt.NDArray[Any]]) -> str:
+    """The first column of objects that JSON has not, as decimals: a request sends others."""
+    plain = (str, bool, int, float, list, np.ndarray, type(None))
+    for name, array in columns.items():
+        if array.dtype.kind == "O" and not all(isinstance(one, plain) for one in array):
+            _log.warning("column %r has no type in MLflow: the model is without a signature", name)
+            return name
+    return ""
 
 
 def _signature(example: Any, predicted: Any) -> ModelSignature:
