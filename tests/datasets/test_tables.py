@@ -140,6 +140,21 @@ def test_text_tables_are_read_as_what_training_had(name: str, text: str, tmp_pat
     assert [plain(one) for one in found["age"]] == ROWS["age"]
 
 
+def test_a_word_for_a_missing_value_is_a_text_where_texts_are(tmp_path: Path) -> None:
+    """Whatever the other rows of its file are: NA is Namibia, too."""
+    germany = wrote(tmp_path / "a.csv", "country,n,nothing\nDE,1,\nNA,2,\n")
+    namibia = wrote(tmp_path / "b.csv", "country,n,nothing\nNA,NA,\nNA,4,\n")
+    found = read_columns([germany, namibia])
+    assert found["country"].tolist() == ["DE", "NA", "NA", "NA"]
+    assert [plain(one) for one in found["n"]] == [1, 2, None, 4]
+    assert found["nothing"].tolist() == [None] * 4
+
+
+def test_columns_that_are_texts_keep_their_zeros(tmp_path: Path) -> None:
+    file = wrote(tmp_path / "a.csv", "zip,n\n01067,1\n")
+    assert read_columns([file], texts=["zip"])["zip"].tolist() == ["01067"]
+
+
 def test_a_csv_of_many_blocks_has_one_type_for_a_column(tmp_path: Path) -> None:
     """pyarrow guesses by the first megabyte, and fails where a later value is another kind."""
     rows = 400_000

@@ -55,6 +55,21 @@ def chained(optimizer: Optimizer, total_steps: int) -> Any:
     return lr_scheduler.ChainedScheduler(parts, optimizer)
 
 
+class Shampoo(Optimizer):
+    """Multiplies gradients as matrices: BLAS rounds by where in memory one begins."""
+
+    def __init__(self, parameters: Any, lr: float = 0.01) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    rows = parameter.grad.reshape(len(parameter), -1)
+                    step = (rows @ rows.T) @ rows
+                    parameter.add_(step.view_as(parameter), alpha=-group["lr"])
+
+
 OPTIMIZERS: dict[str, Case] = {
     "Adadelta": Case(Plain, of(torch.optim.Adadelta, lr=0.5)),
     "Adafactor": Case(Plain, of(torch.optim.Adafactor)),
@@ -72,6 +87,7 @@ OPTIMIZERS: dict[str, Case] = {
     "RAdam": Case(Plain, of(torch.optim.RAdam, lr=0.01)),
     "RMSprop": Case(Plain, of(torch.optim.RMSprop, momentum=0.9, centered=True)),
     "Rprop": Case(Plain, of(torch.optim.Rprop)),
+    "one that multiplies matrices": Case(Plain, of(Shampoo)),
     "SGD": Case(Plain, of(torch.optim.SGD, lr=0.1)),
     "SGD, Nesterov": Case(Plain, of(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True)),
     "SparseAdam": Case(

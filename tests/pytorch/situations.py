@@ -77,6 +77,31 @@ class Remembering(nn.Module):
         return self.inner(x / getattr(self, "scale", 1.0), tokens)
 
 
+class Widening(Centred):
+    """Its mean is a number at first, and a row then: the checkpoint's has that shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(())
+
+
+class Observed(nn.Module):
+    """Resizes its buffers when it is first fed, as observers of quantization do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(NUM_INPUTS, NUM_CLASSES)
+        self.register_buffer("least", torch.empty(0))
+
+    def forward(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            found = x.detach().amin(0)
+            if self.least.shape != found.shape:
+                self.least.resize_(found.shape).fill_(0)
+            self.least.copy_(torch.minimum(self.least, found))
+        return self.inner(x - self.least)
+
+
 class Selecting(nn.Module):
     """Keeps some of the last samples: a buffer that is None at first and has any shape then."""
 
@@ -464,6 +489,8 @@ SITUATIONS: dict[str, Case] = {
     ),
     "a buffer that forward assigns anew": Case(Centred),
     "a buffer that forward registers": Case(Remembering),
+    "a buffer that forward gives another shape": Case(Widening),
+    "a buffer that forward resizes in place": Case(Observed),
     "a buffer that some shards register": Case(lambda: Remembering(registers_above=3.0)),
     "a buffer whose shape depends on the samples": Case(Selecting),
     "a head that forward leaves out": Case(TwoHeads),
@@ -505,7 +532,7 @@ SITUATIONS: dict[str, Case] = {
         MovesByData, refused="'key.bias', 'key.weight'", refused_from=2
     ),
     "extra state that forward changes": Case(
-        lambda: Scaled(changes_in_forward=True), refused="'scale/mean'", refused_from=2
+        lambda: Scaled(changes_in_forward=True), refused="state of module 'scale'", refused_from=2
     ),
     "extra state that stays while a step computes": Case(
         lambda: Scaled(changes_in_forward=False), after_step=count

@@ -6,6 +6,7 @@ goes by the form that the column had in training, so that no batch depends on it
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections.abc import Iterable, Mapping
 from datetime import date, time, timedelta
@@ -58,14 +59,17 @@ TEXT_SUFFIXES = tuple(
 )
 
 
-def read_columns(files: Iterable[DataFile | str | os.PathLike[str]]) -> dict[str, Array]:
+def read_columns(
+    files: Iterable[DataFile | str | os.PathLike[str]], texts: Iterable[str] = ()
+) -> dict[str, Array]:
     """The rows of all files, one after the other, as arrays by column name.
 
     A file is Parquet, CSV, TSV or JSON lines, by its name. Give what `files()` of the workload
-    gives, or paths. Raises DataError for a file that cannot be read, or has other columns than the
-    first one.
+    gives, or paths. `texts` are columns of CSV files that are texts, whatever they look like: a
+    postal code of digits would become a number. Raises DataError for a file that cannot be read,
+    or has other columns than the first one.
     """
-    tables = [_table_of(file) for file in files]
+    tables = [_table_of(file, tuple(texts)) for file in files]
     if not tables:
         raise DataError("read_columns was given no files")
     return columns_of(_joined(tables))
@@ -113,24 +117,36 @@ def kind_of(form: str) -> str:
 
 
 def read_text_table(data: bytes, name: str, texts: Iterable[str] = ()) -> pa.Table:
-    """The table in a CSV, TSV or JSON lines file; the columns `texts` are read as texts."""
+    """The table in a CSV, TSV or JSON lines file; the columns `texts` are read as texts.
+
+    A column that has nothing but words for a missing value, as NA, has texts: Namibia's, perhaps.
+    """
     name = name.lower()
     packed = name.endswith(PACKED)
-    stream = pa.input_stream(pa.BufferReader(data), compression="gzip" if packed else None)
+    if packed:
+        data = gzip.decompress(data)
     suffix = Path(name.removesuffix(PACKED)).suffix
-    if suffix in _DELIMITERS:
-        return pyarrow.csv.read_csv(
-            stream,
-            read_options=pyarrow.csv.ReadOptions(block_size=max(len(data), 1), use_threads=False),
-            parse_options=pyarrow.csv.ParseOptions(
-                delimiter=_DELIMITERS[suffix], newlines_in_values=True
-            ),
-            convert_options=pyarrow.csv.ConvertOptions(
-                column_types={text: pa.string() for text in texts}
-            ),
-        )
-    return pyarrow.json.read_json(
-        stream, read_options=pyarrow.json.ReadOptions(block_size=max(len(data), 1))
+    if suffix not in _DELIMITERS:
+        options = pyarrow.json.ReadOptions(block_size=max(len(data), 1))
+        return pyarrow.json.read_json(pa.BufferReader(data), read_options=options)
+    table = _read_csv(data, _DELIMITERS[suffix], texts)
+    if nothing := [field.name for field in table.schema if pa.types.is_null(field.type)]:
+        known = _read_csv(data, _DELIMITERS[suffix], (*texts, *nothing))
+        for name in nothing:
+            if any(known[name].to_pylist()):
+                at = table.column_names.index(name)
+                table = table.set_column(at, name, known[name])
+    return table
+
+
+def _read_csv(data: bytes, delimiter: str, texts: Iterable[str]) -> pa.Table:
+    return pyarrow.csv.read_csv(
+        pa.BufferReader(data),
+        read_options=pyarrow.csv.ReadOptions(block_size=max(len(data), 1), use_threads=False),
+        parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types={text: pa.string() for text in texts}
+        ),
     )
 
 
@@ -213,7 +229,9 @@ def _like(array: Array, form: str) -> Array:
     return array
 
 
-def _table_of(file: DataFile | str | os.PathLike[str]) -> tuple[str, pa.Table]:
+def _table_of(
+    file: DataFile | str | os.PathLike[str], texts: tuple[str, ...]
+) -> tuple[str, pa.Table]:
     """The file's address, and its table."""
     name, data = bytes_of(file)
     if not name.lower().endswith((PARQUET_SUFFIX, *TEXT_SUFFIXES)):
@@ -224,7 +242,7 @@ def _table_of(file: DataFile | str | os.PathLike[str]) -> tuple[str, pa.Table]:
     with naming(name, "table"):
         if name.lower().endswith(PARQUET_SUFFIX):
             return name, pq.read_table(pa.BufferReader(data))
-        return name, read_text_table(data, name)
+        return name, read_text_table(data, name, texts)
 
 
 def _joined(tables: list[tuple[str, pa.Table]]) -> pa.Table:

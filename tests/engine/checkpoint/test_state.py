@@ -121,6 +121,20 @@ def test_a_state_of_an_earlier_evertrain_gets_the_types_that_it_had() -> None:
 
 def test_the_first_value_that_differs_is_named() -> None:
     saved = {"a": [1, {"b": torch.ones(2)}], "nan": math.nan}
+
+    class Own:
+        def __init__(self, value: torch.Tensor) -> None:
+            self.value = value
+
+        def __eq__(self, other: object) -> bool:
+            return bool(self.value == other)
+
+        __hash__ = None  # type: ignore[assignment]  # as dataclasses that are compared
+
+    of_objects = {"p": Own(torch.ones(2))}
+    assert not first_difference(of_objects, {"p": Own(torch.ones(2))})
+    different = first_difference(of_objects, {"p": Own(torch.zeros(2))})
+    assert different == "p.value: other values"
     assert not first_difference(saved, {"a": [1, {"b": torch.ones(2)}], "nan": math.nan})
     assert first_difference(saved, {"a": [1, {"b": torch.zeros(2)}], "nan": 0}).startswith("a/1/b")
     wide = {"a": [1, {"b": torch.ones(2, dtype=torch.float64)}], "nan": math.nan}

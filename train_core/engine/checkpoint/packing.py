@@ -263,12 +263,21 @@ def first_difference(saved: Any, found: Any, *, path: str = "") -> str:
             (f"{path}/{number}", *pair)
             for number, pair in enumerate(zip(saved, found, strict=True))
         ]
+    elif _is_users_object(saved) and type(saved) is type(found):
+        pairs = [
+            (f"{path}.{name}", value, vars(found).get(name)) for name, value in vars(saved).items()
+        ]
     elif isinstance(saved, np.ndarray) and isinstance(found, np.ndarray):
         is_same = saved.dtype == found.dtype and saved.tobytes() == found.tobytes()
         return "" if is_same else f"{path}: other values"
     else:
         return "" if _is_same(saved, found) else f"{path}: {saved!r:.60} and {found!r:.60}"
     return next((said for name, *two in pairs if (said := first_difference(*two, path=name))), "")
+
+
+def _is_users_object(value: Any) -> bool:
+    """Whether it is an object of a class of the user's, which is what its attributes are."""
+    return hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value)
 
 
 def _is_same(saved: Any, found: Any) -> bool:

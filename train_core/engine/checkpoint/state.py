@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,20 @@ def load_model_state(model: nn.Module, state: dict[str, Any]) -> None:
     )
     # The versions of the modules' formats: without them a module takes its state for an older one.
     found._metadata = getattr(model.state_dict(), "_metadata", {})  # type: ignore[attr-defined] # noqa: SLF001
+    _reshape_buffers(model, found)
     model.load_state_dict(found)
+
+
+def _reshape_buffers(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Give the buffers that training made in another shape or type that of the saved ones."""
+    for path, module in model.named_modules():
+        for own, current in module._buffers.items():  # noqa: SLF001 (nn.Module has no other way)
+            value = saved.get(f"{path}.{own}" if path else own)
+            if isinstance(value, Tensor) and (
+                current is None or (current.shape, current.dtype) != (value.shape, value.dtype)
+            ):
+                device = current.device if current is not None else _device_of(model, value)
+                module._buffers[own] = torch.empty_like(value, device=device)  # noqa: SLF001
 
 
 def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -54,13 +67,17 @@ def load_unsaved_buffers(model: nn.Module, saved: dict[str, Tensor]) -> None:
         module = model.get_submodule(path)
         current = module._buffers.get(own)  # noqa: SLF001 (nn.Module has no other way to it)
         if current is None:
-            device = next((one.device for one in model.parameters()), value.device)
+            device = _device_of(model, value)
             module.register_buffer(own, value.to(device, copy=True), persistent=False)
         elif current.shape == value.shape and current.dtype == value.dtype:
             with torch.no_grad():
                 current.copy_(value)
         else:
             setattr(module, own, value.to(current.device, copy=True))
+
+
+def _device_of(model: nn.Module, otherwise: Tensor) -> torch.device:
+    return next((one.device for one in model.parameters()), otherwise.device)
 
 
 def _unsaved(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, Tensor]]:

@@ -238,6 +238,10 @@ class Buffers:
             own.clear()
         for own, had in taken.places:
             own.update(had)
+        for buffer, value in zip(taken.buffers, taken.values, strict=True):
+            # A forward pass may resize one in place, as observers of quantization do.
+            if buffer.shape != value.shape:
+                buffer.resize_(value.shape)
         if taken.values:
             torch._foreach_copy_(taken.buffers, taken.values)
 

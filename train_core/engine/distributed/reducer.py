@@ -13,6 +13,7 @@ the results: the traffic of a ring, in an order of our own.
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -171,7 +172,11 @@ class _Bucket:
         self._siblings = siblings(num_shards)
         self._free: list[Tensor] = []
         self._strides = [_strides_of_gradient(p) for p in self.parameters]
-        self._size = sum(p.numel() for p in self.parameters)
+        # An optimizer may multiply matrices, and BLAS rounds by where a matrix begins: each begins
+        # as a tensor of its own does.
+        step = max(1, _CACHE_LINE // self.parameters[0].element_size())
+        sizes = [-(-p.numel() // step) * step for p in self.parameters]
+        *self._offsets, self._size = accumulate(sizes, initial=0)
         # Every rank adds one slice, which begins at a cache line.
         multiple = world_size * _CACHE_LINE
         self._length = -(-(self._size + len(named)) // multiple) * multiple
@@ -250,11 +255,12 @@ class _Bucket:
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         """A view per parameter with the strides that autograd gives a gradient."""
-        views, offset = [], 0
-        for parameter, strides in zip(self.parameters, self._strides, strict=True):
-            views.append(flat.as_strided(parameter.size(), strides, offset))
-            offset += parameter.numel()
-        return views
+        return [
+            flat.as_strided(parameter.size(), strides, offset)
+            for parameter, strides, offset in zip(
+                self.parameters, self._strides, self._offsets, strict=True
+            )
+        ]
 
 
 def sparse_gradient(name: str) -> str:

@@ -157,7 +157,7 @@ def measure_shard(
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             batches = eval_batches(workload, dataset, ranges, config, device)
             for samples, batch in zip(ranges, batches, strict=True):
                 if on_batch:

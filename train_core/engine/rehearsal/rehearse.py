@@ -165,7 +165,7 @@ class _Rehearsing:
         modes = {module: module.training for module in model.modules()}
         model.eval()
         try:
-            with torch.inference_mode():
+            with torch.no_grad():
                 for name, attempt in _MEASURED.items():
                     if self._has_time(name):
                         self._try(name, attempt(workload, model, rows, config))

@@ -69,7 +69,7 @@ def score_rows(model: Model, rows: Rows, shard: int) -> RowScores | None:
     Each model is used with the settings and the preprocessing of its own run.
     """
     set_up_logging(sys.stderr)
-    with users_code("gate", f"shard {shard} of the {rows.split} split"), torch.inference_mode():
+    with users_code("gate", f"shard {shard} of the {rows.split} split"), torch.no_grad():
         workload, module, device = load_model(model.url, model.config, model.checkpoint)
         shard_metric = split_metrics(workload)[rows.metric].to(device)
         row_metric = split_metrics(workload)[rows.metric].to(device)
@@ -97,7 +97,7 @@ def measure_cost(model: Model, rows: Rows) -> tuple[float, float, int]:
     The first call of each size is not counted.
     """
     set_up_logging(sys.stderr)
-    with users_code("gate", "the latency of the model"), torch.inference_mode():
+    with users_code("gate", "the latency of the model"), torch.no_grad():
         workload, module, device = load_model(model.url, model.config, model.checkpoint)
         batch = next(_batches(workload, rows, 0, device))
         one = pytree.tree_map_only(Tensor, lambda tensor: tensor[:1], batch)

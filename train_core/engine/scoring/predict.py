@@ -180,7 +180,7 @@ def score_one_part(
     with (
         users_code("infer", f"{key} from {hide_logins(found.source)}"),
         tempfile.TemporaryFile() as file,
-        torch.inference_mode(),
+        torch.no_grad(),
     ):
         workload, model, device = load_model(url, config, checkpoint)
         # The watchdog covers scoring only: storing the file has time limits of its own.

@@ -77,7 +77,7 @@ class ServedModel:
     def _predict_batch(self, columns: Columns) -> pd.DataFrame:
         batch = prepare_batch(self.workload, columns, None)
         use_bf16 = self.config.precision == "bf16"
-        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=use_bf16):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=use_bf16):
             outputs = self.workload.forward(self.model, batch)
             found = self.workload.predictions(outputs)
         tensors = {name: _plain(tensor) for name, tensor in found.items()}
