@@ -175,7 +175,7 @@ def original_url(place: Place) -> str:
 @pytest.mark.slow
 def test_what_cannot_be_done_is_refused_with_what_there_is(place: Place) -> None:
     source = images(place.folder / "night", "picture")
-    found, log = place.infer(
+    found, _ = place.infer(
         {"infer_input": source},
         {"workload": "clinic:Clinic"},
         {"run": "undisturbed", "checkpoint": "step-00000001-a0001"},
