@@ -64,8 +64,8 @@ class Shampoo(Optimizer):
     def step(self, closure: Any = None) -> None:
         with torch.no_grad():
             for group in self.param_groups:
-                for parameter in group["params"]:
-                    rows = parameter.grad.reshape(len(parameter), -1)
+                for parameter in (one for one in group["params"] if one.grad is not None):
+                    rows = parameter.grad.reshape(parameter.grad.shape[0], -1)
                     step = (rows @ rows.T) @ rows
                     parameter.add_(step.view_as(parameter), alpha=-group["lr"])
 
