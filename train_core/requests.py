@@ -32,6 +32,11 @@ class KeptColumns(Result):
     columns: tuple[str, ...] = ()
     """Columns that are stored beside the predictions, as they are."""
 
+    @field_validator("columns")
+    @classmethod
+    def _once_each(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(columns))
+
     @property
     def names(self) -> tuple[str, ...]:
         """All columns that the input needs for it."""

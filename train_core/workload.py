@@ -234,28 +234,67 @@ def prepare_batch(
 ) -> Batch:
     """What the workload's `prepare` makes of raw columns.
 
-    Raises DataError where it casts NaN to an integer, of which numpy only warns. `named` gives the
-    name of a row.
+    Raises DataError where a number or a time that is missing becomes an integer: numpy only warns
+    of it, and torch makes the least integer of it without a word. `named` gives the name of a row.
     """
+    missing = {name: rows for name, array in columns.items() if (rows := _missing(array)).any()}
+    if not missing:
+        return workload.prepare(columns, random)
+    # Not for each batch: Python tells each warning again after this.
     with warnings.catch_warnings():
         warnings.filterwarnings("error", _NAN_AS_INTEGER, RuntimeWarning)
         try:
-            return workload.prepare(columns, random)
+            batch = workload.prepare(columns, random)
         except RuntimeWarning as warning:
             if _NAN_AS_INTEGER not in str(warning):
                 raise
-            raise DataError(
-                f"prepare casts NaN to an integer, which may become any number"
-                f"{_first_nan(columns, named)}: fill missing values first"
-            ) from warning
+            raise _missing_as_integer(missing, named) from warning
+    for tensor in batch.values():
+        for name, rows in missing.items():
+            if _has_least_integer(tensor, rows):
+                raise _missing_as_integer({name: rows}, named)
+    return batch
 
 
-def _first_nan(columns: Columns, named: Callable[[int], str]) -> str:
-    """Where the first missing number is, in words; empty if no column has one."""
-    for name, array in columns.items():
-        if array.dtype.kind == "f" and (missing := np.isnan(array).reshape(len(array), -1)).any():
-            return f" (column {name!r} of {named(int(missing.any(1).argmax()))})"
-    return ""
+def _missing(array: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """In which rows a column of numbers or times lacks the value."""
+    # In an image or a series NaN is a value like others.
+    if array.dtype.kind not in "fmM" or array.ndim != 1:
+        return np.zeros(1, bool)
+    found: npt.NDArray[np.bool_] = np.isnan(array)
+    return found
+
+
+def _has_least_integer(tensor: Tensor, rows: npt.NDArray[np.bool_]) -> bool:
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex()) and (
+        tensor.dtype in (torch.int32, torch.int64)
+    )
+    if not is_integer or len(tensor) != len(rows):
+        return False
+    least = torch.iinfo(tensor.dtype).min
+    return bool((tensor[torch.from_numpy(rows).to(tensor.device)] == least).any())
+
+
+def _missing_as_integer(
+    missing: Mapping[str, npt.NDArray[np.bool_]], named: Callable[[int], str]
+) -> DataError:
+    name, rows = next(iter(missing.items()))
+    return DataError(
+        "prepare makes an integer of a value that is missing, which may become any number (column "
+        f"{name!r} of {named(int(rows.argmax()))}): fill missing values first"
+    )
+
+
+def rows_without_prediction(predictions: Mapping[str, Tensor]) -> npt.NDArray[np.bool_]:
+    """Which rows have NaN in a prediction: what else was computed of them is worth nothing.
+
+    A classifier's `argmax` of NaN is class 0.
+    """
+    found = np.zeros(len(next(iter(predictions.values()))), bool)
+    for tensor in predictions.values():
+        if tensor.is_floating_point() and len(tensor) == len(found):
+            found |= tensor.isnan().reshape(len(found), -1).any(1).cpu().numpy()
+    return found
 
 
 def load_split(workload: Workload[Any], split: Split) -> Dataset | Stream:

@@ -51,7 +51,8 @@ def run_inference(
     by = f"{summary.name} of run {request.run}"
     say_if_watched(f"preparing {request.model + ', ' if request.model else ''}{by}")
     log = Path(HOME, "logs", f"{request.run}-infer.log").absolute()
-    with saying_what_next(folder, log), open_session(request) as session:
+    again = "then the same command"
+    with saying_what_next(folder, log, again), open_session(request) as session:
         session.log.listen(LogFile(log))
         with prefect_server.warming_up() as warming:
             session.prepared()

@@ -179,8 +179,11 @@ class LogFile:
 
 
 @contextmanager
-def saying_what_next(folder: RunFolder, log: Path) -> Iterator[None]:
-    """Add to a StageError the address of the driver's log, and how to go on with the run."""
+def saying_what_next(folder: RunFolder, log: Path, command: str = "") -> Iterator[None]:
+    """Add to a StageError the address of the driver's log, and the command that goes on.
+
+    An empty one continues the run.
+    """
     try:
         yield
     except StageError as error:
@@ -191,6 +194,6 @@ def saying_what_next(folder: RunFolder, log: Path) -> Iterator[None]:
             if isinstance(error, UserCodeError) and folder.with_retries(SHORT).exists():
                 elsewhere = folder.storage != default_storage()
                 where = f" --storage {shlex.quote(folder.storage)}" if elsewhere else ""
-                command = f"evertrain runs resume {folder.name}{where}"
-                summary += f". Correct the code: `{command}` goes on"
+                command = command or f"`evertrain runs resume {folder.name}{where}`"
+                summary += f". Correct the code: {command} goes on"
         raise StageError(error.stage, summary, error.traceback) from error

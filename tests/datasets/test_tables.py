@@ -133,7 +133,7 @@ def wrote(path: Path, text: str) -> Path:
 )
 def test_text_tables_are_read_as_what_training_had(name: str, text: str, tmp_path: Path) -> None:
     file = wrote(tmp_path / name, text)
-    table = read_text_table(file.read_bytes(), name, texts=["zip"])
+    table = read_text_table(file.read_bytes(), name, {"zip": "texts"})
     found = columns_of(table, {"zip": "texts", "age": "<f4", "when": "<M8[D]"})
     assert found["zip"].tolist() == ROWS["zip"]
     assert found["age"].dtype == np.float32

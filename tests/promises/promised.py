@@ -363,8 +363,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "any-column": "Texts, categories, dates, decimals, missing values and lists of any length "
         "are read from tables by one rule, in training and of new files; another kind of values "
         "than in training is refused.",
-        "missing-is-no-number": "NaN that `prepare` casts to an integer is an error that names "
-        "the column and the row.",
+        "missing-is-no-number": "Where `prepare` makes an integer of a missing number or time, an "
+        "error names the column and the row.",
         "rehearsal": "A rehearsal names what would go wrong with a workload: wrong gradients, lost "
         "state and wrongly merged metrics are refused, all else is told; it is silent on what "
         "is shipped and on the layers of the table.",

@@ -105,13 +105,10 @@ def scoring_request(
 
 
 def check_output(output: str) -> None:
-    """Raise ConfigError if there is anything in the folder but a copy that was never completed."""
-    if not output:
-        return
-    names = Store(absolute(output)).names()
-    if found := [name for name in names if not _is_part(name)]:
+    """Raise ConfigError if the folder is not empty."""
+    if output and (names := Store(absolute(output)).names()):
         raise ConfigError(
-            f"output {hide_logins(output)} is not empty ({', '.join(found[:3])}): name a folder of "
+            f"output {hide_logins(output)} is not empty ({', '.join(names[:3])}): name a folder of "
             "its own for each inference"
         )
 
@@ -119,7 +116,8 @@ def check_output(output: str) -> None:
 def copied(request: ScoringRequest, result: PredictionsResult, output: str) -> PredictionsResult:
     """The result of committed predictions, copied to the folder `output` unless that is empty.
 
-    Raises CheckpointError if a file is not what was committed.
+    Raises CheckpointError if a file is not what was committed, and ConfigError if another inference
+    wrote into the folder meanwhile.
     """
     if not output:
         return result
@@ -132,13 +130,15 @@ def copied(request: ScoringRequest, result: PredictionsResult, output: str) -> P
             here = Path(folder, file.name)
             copy_files(store, key, [file], here)
             target.upload(here / file.name, file.name)
-    target.create(PREDICTIONS_MANIFEST_JSON, manifest.to_json())
+    try:
+        target.create(PREDICTIONS_MANIFEST_JSON, manifest.to_json())
+    except FileExistsError:
+        raise ConfigError(
+            f"another inference has written into output {hide_logins(output)} meanwhile: use "
+            f"neither there; this one is in {result.uri}"
+        ) from None
     files = [target.uri(file.name) for file in manifest.files]
     return result.model_copy(update={"uri": target.url, "files": files})
-
-
-def _is_part(name: str) -> bool:
-    return name.startswith("part-") and name.endswith(".parquet")
 
 
 def _find_version(storage: str, address: str) -> ModelVersion | None:

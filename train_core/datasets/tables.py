@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
 from itertools import pairwise
@@ -23,10 +23,11 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
+from train_core.datasets.arrays import ArrayDataset
 from train_core.datasets.faulty_files import naming
 from train_core.datasets.files import DataFile, bytes_of
 from train_core.datasets.missing import is_null
-from train_core.datasets.protocols import Columns
+from train_core.datasets.protocols import Columns, Dataset, Stream, fetch, is_stream
 from train_core.errors import DataError
 from train_core.policy.logins import hide_logins
 
@@ -48,6 +49,8 @@ _WORDS: Mapping[str, tuple[type, ...]] = {
     "mappings": (dict,),
     LISTS: (list, tuple, np.ndarray),
 }
+_FEW = 4
+"""Samples of a dataset that tell its columns: it may read a file for each."""
 _EXACT = 2**53
 """Up to here a float64 has every integer."""
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -82,8 +85,11 @@ def columns_of(table: pa.Table, forms: Forms | None = None) -> dict[str, Array]:
     lists that had many lengths stay lists.
     """
     forms = forms or {}
+    if len(set(table.column_names)) < len(table.column_names):
+        twice = next(name for name in table.column_names if table.column_names.count(name) > 1)
+        raise DataError(f"there are two columns {twice!r}: give each a name of its own")
     return {
-        name: _like(_array(table[name], stays=forms.get(name) == LISTS), forms.get(name, ""))
+        name: _like(_array(table[name], stays=forms.get(name) == LISTS), forms.get(name, ""), name)
         for name in table.column_names
     }
 
@@ -92,6 +98,15 @@ def forms_of(columns: Columns) -> dict[str, str]:
     """The form of each column that has one: of objects, the first that is no null tells it."""
     found = {name: form_of(array) for name, array in columns.items()}
     return {name: form for name, form in found.items() if form}
+
+
+def forms_in(dataset: Dataset | Stream) -> dict[str, str]:
+    """The forms of a dataset's columns, which new data to score are read by; a stream has none."""
+    if is_stream(dataset):
+        return {}
+    if isinstance(dataset, ArrayDataset):
+        return forms_of(dataset.columns)
+    return forms_of(fetch(dataset, np.arange(min(len(dataset), _FEW))))
 
 
 def form_of(array: Array) -> str:
@@ -116,27 +131,49 @@ def kind_of(form: str) -> str:
     return kinds.get(np.dtype(form).kind, "numbers")
 
 
-def read_text_table(data: bytes, name: str, texts: Iterable[str] = ()) -> pa.Table:
-    """The table in a CSV, TSV or JSON lines file; the columns `texts` are read as texts.
+def read_text_table(data: bytes, name: str, forms: Forms | None = None) -> pa.Table:
+    """The table in a CSV, TSV or JSON lines file.
 
-    A column that has nothing but words for a missing value, as NA, has texts: Namibia's, perhaps.
+    Columns whose form is `texts` are read as texts, whatever they look like; numbers in JSON stay
+    numbers. A column of no form that has nothing but words for a missing value, as NA, has texts:
+    Namibia's, perhaps.
     """
+    forms = forms or {}
+    texts = [column for column, form in forms.items() if form == TEXTS]
     name = name.lower()
-    packed = name.endswith(PACKED)
-    if packed:
+    if name.endswith(PACKED):
         data = gzip.decompress(data)
     suffix = Path(name.removesuffix(PACKED)).suffix
     if suffix not in _DELIMITERS:
-        options = pyarrow.json.ReadOptions(block_size=max(len(data), 1))
-        return pyarrow.json.read_json(pa.BufferReader(data), read_options=options)
+        return _read_lines(data, texts)
     table = _read_csv(data, _DELIMITERS[suffix], texts)
-    if nothing := [field.name for field in table.schema if pa.types.is_null(field.type)]:
-        known = _read_csv(data, _DELIMITERS[suffix], (*texts, *nothing))
-        for name in nothing:
-            if any(known[name].to_pylist()):
-                at = table.column_names.index(name)
-                table = table.set_column(at, name, known[name])
+    nothing = [field.name for field in table.schema if pa.types.is_null(field.type)]
+    if unknown := [column for column in nothing if not forms.get(column)]:
+        known = _read_csv(data, _DELIMITERS[suffix], (*texts, *unknown))
+        for column in unknown:
+            if any(known[column].to_pylist()):
+                at = table.column_names.index(column)
+                table = table.set_column(at, column, known[column])
     return table
+
+
+def _read_lines(data: bytes, texts: Collection[str]) -> pa.Table:
+    if not data.strip():
+        return pa.table({})
+    options = pyarrow.json.ReadOptions(block_size=len(data))
+    table = pyarrow.json.read_json(pa.BufferReader(data), read_options=options)
+    # What looks like a time is made one.
+    times = [
+        (field.name, pa.string())
+        for field in table.schema
+        if field.name in texts and pa.types.is_temporal(field.type)
+    ]
+    if not times:
+        return table
+    parsing = pyarrow.json.ParseOptions(explicit_schema=pa.schema(times))
+    return pyarrow.json.read_json(
+        pa.BufferReader(data), read_options=options, parse_options=parsing
+    )
 
 
 def _read_csv(data: bytes, delimiter: str, texts: Iterable[str]) -> pa.Table:
@@ -215,18 +252,41 @@ def _objects(values: Iterable[object]) -> Array:
     return array
 
 
-def _like(array: Array, form: str) -> Array:
-    """The numbers with the type that they had in training, if that has all of them."""
+def _like(array: Array, form: str, name: str) -> Array:
+    """The column with the type that it had in training, where that has all its values.
+
+    Raises DataError for times of a finer unit, which `prepare` would take for others.
+    """
     form = form.removeprefix(_ARRAYS)
-    if not form or form in _WORDS or array.dtype.kind not in "iuf":
+    if not form or form in _WORDS:
         return array
     was = np.dtype(form)
-    if was.kind == "f":
+    if array.dtype.kind == "O":
+        if not all(is_null(value) for value in array.flat):
+            return array
+        # Nothing of the column is there: a type would be guessed by that.
+        return np.full(array.shape, np.nan if was.kind in "iuf" else None, _with_nulls(was))
+    if was.kind == "f" and array.dtype.kind in "iuf":
         return array.astype(was, copy=False)
-    is_integer = was.kind in "iu" and array.dtype.kind in "iu"
-    if is_integer and (array.astype(was) == array).all():
-        return array.astype(was, copy=False)
+    if (was.kind == array.dtype.kind and was.kind in "mM") or {was.kind, array.dtype.kind} <= {
+        *"iub"
+    }:
+        found = array.astype(was, copy=False)
+        if ((found == array) | (array != array)).all():  # noqa: PLR0124 (NaT is not itself)
+            return found
+        if was.kind in "mM":
+            raise DataError(
+                f"column {name!r} has times in {array.dtype}, some of which {was}, its type in "
+                "training, does not have: round them"
+            )
     return array
+
+
+def _with_nulls(was: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of a column that had `was`, with missing values."""
+    if was.kind in "fmM":
+        return was
+    return np.dtype(np.float64 if was.kind in "iu" else object)
 
 
 def _table_of(
@@ -242,7 +302,7 @@ def _table_of(
     with naming(name, "table"):
         if name.lower().endswith(PARQUET_SUFFIX):
             return name, pq.read_table(pa.BufferReader(data))
-        return name, read_text_table(data, name, texts)
+        return name, read_text_table(data, name, dict.fromkeys(texts, TEXTS))
 
 
 def _joined(tables: list[tuple[str, pa.Table]]) -> pa.Table:

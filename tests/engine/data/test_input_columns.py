@@ -173,12 +173,26 @@ def test_a_missing_value_that_becomes_an_integer_is_named(tmp_path: Path) -> Non
     (rows,) = read_input(found, workload, range(1))
     assert prepared(workload, rows.columns, rows.ids)["inputs"].tolist() == [1]
     (rows,) = read_input(found, workload, range(3))
-    where = r"a\.parquet: prepare casts NaN to an integer.*column 'code' of a.parquet#2\)"
+    where = r"a\.parquet: prepare makes an integer of .*column 'code' of a.parquet#2\)"
     with pytest.raises(DataError, match=where):
         prepared(workload, rows.columns, rows.ids)
-    in_training = np.array([0.0, 1.0, np.nan])
+
+
+@pytest.mark.promise("missing-is-no-number")
+@pytest.mark.parametrize("way", ["numpy", "torch", "time"])
+def test_a_sample_whose_missing_value_becomes_an_integer_is_named(way: str) -> None:
+    class Casts(Anything):
+        def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
+            code = columns["code"]
+            if way == "torch":
+                return {"inputs": torch.from_numpy(code).long()}
+            return {"inputs": torch.from_numpy(code.astype(np.int64))}
+
+    code = np.array([0.0, 1.0, np.nan])
+    if way == "time":
+        code = np.array(["2026-01-01", "2026-01-02", "NaT"], "M8[D]")
     with pytest.raises(DataError, match="column 'code' of sample 9"):
-        prepare(workload, {"code": in_training}, None, np.array([7, 8, 9]))
+        prepare(Casts(Takes()), {"code": code}, None, np.array([7, 8, 9]))
 
 
 @pytest.mark.promise("rows-apart")
@@ -220,6 +234,63 @@ def test_ids_and_kept_columns_of_text_tables_are_what_is_written_there(tmp_path:
     assert rows.ids == ["007", ""]
     assert rows.kept.to_pydict() == {"code": ["01", "1e3"]}
     assert values(rows, "x") == [1.0, 2.0]
+
+
+@pytest.mark.promise("ids-kept")
+def test_an_id_keeps_its_zeros_though_training_had_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("customer,x\n000123,1\n")
+    trained = {"customer": np.array([123]), "x": np.array([1.0])}
+    keeps = {"id_column": "customer", "columns": ("customer",)}
+    (rows,) = read(tmp_path, recorded("customer", "x", **trained), **keeps)
+    assert rows.ids == ["000123"]
+    assert rows.kept.to_pydict() == {"customer": ["000123"]}
+    assert values(rows, "customer") == [123]
+
+
+@pytest.mark.promise("any-column")
+def test_a_column_that_lacks_all_values_has_the_type_of_training(tmp_path: Path) -> None:
+    trained = {
+        "age": np.array([1.5], np.float32),
+        "code": np.array([1]),
+        "seen": np.array(["2026-01-01"], "M8[D]"),
+    }
+    (tmp_path / "csv").mkdir()
+    (tmp_path / "csv" / "a.csv").write_text("age,code,seen\nNA,,\n")
+    (tmp_path / "parquet").mkdir()
+    nulls = {name: pa.array([None], pa.null()) for name in trained}
+    write(tmp_path / "parquet" / "a.parquet", **nulls)
+    for folder in ("csv", "parquet"):
+        (rows,) = read(tmp_path / folder, recorded(**trained))
+        found = [rows.columns[name].dtype for name in trained]
+        assert found == [np.float32, np.float64, np.dtype("M8[D]")]
+        assert all(np.isnan(rows.columns[name]).all() for name in trained)
+
+
+@pytest.mark.promise("any-column")
+def test_times_have_the_unit_of_training_or_are_refused(tmp_path: Path) -> None:
+    trained = {"seen": np.array(["2026-01-01"], "M8[ns]")}
+    (tmp_path / "a.csv").write_text("seen\n2026-01-02 03:04:05\n")
+    (rows,) = read(tmp_path, recorded(**trained))
+    assert rows.columns["seen"].dtype == np.dtype("M8[ns]")
+    assert rows.columns["seen"][0] == np.datetime64("2026-01-02T03:04:05")
+    days = {"seen": np.array(["2026-01-01"], "M8[D]")}
+    with pytest.raises(DataError, match="column 'seen' has times in datetime64"):
+        open_input(str(tmp_path), recorded(**days))
+
+
+@pytest.mark.promise("any-column")
+def test_texts_that_look_like_times_are_texts_in_json_lines_too(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": "2024-01-01", "note": "2025-02-03", "n": 7}\n')
+    (rows,) = read(tmp_path, recorded("note", note=np.array(["a"], object)), columns=("n",))
+    assert rows.ids == ["2024-01-01"]
+    assert values(rows, "note") == ["2025-02-03"]
+    assert rows.kept.to_pydict() == {"n": [7]}
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,x\n1,2\n")
+    with pytest.raises(DataError, match="there are two columns 'x'"):
+        open_input(str(tmp_path), recorded("x"))
 
 
 @pytest.mark.promise("ids-kept")

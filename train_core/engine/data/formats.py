@@ -6,7 +6,7 @@ Parquet footer, an IDX header. A CSV file and JSON lines are read whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -18,7 +18,13 @@ import pyarrow.parquet as pq
 
 from train_core.datasets.faulty_files import IMAGE_SUFFIXES, naming
 from train_core.datasets.images import image_of
-from train_core.datasets.tables import PARQUET_SUFFIX, TEXT_SUFFIXES, read_text_table
+from train_core.datasets.tables import (
+    PARQUET_SUFFIX,
+    TEXT_SUFFIXES,
+    TEXTS,
+    Forms,
+    read_text_table,
+)
 from train_core.storage.objects.ranges import RangeReader
 from train_core.storage.objects.store import Store
 from train_core.workloads.idx import PACKED, idx_header
@@ -59,10 +65,10 @@ class Head:
         return (IMAGE,) if self.schema is None else tuple(self.schema.names)
 
 
-def head_of(kind: Kind, store: Store, name: str, size_bytes: int, texts: Iterable[str]) -> Head:
+def head_of(kind: Kind, store: Store, name: str, size_bytes: int, forms: Forms) -> Head:
     """The head of the file. Raises DataError if it is not of that kind.
 
-    `texts` are the columns of a CSV file that are texts, whatever is in them.
+    `forms` are those of the training's columns.
     """
     uri = store.uri(name)
     if kind == "images":
@@ -73,8 +79,9 @@ def head_of(kind: Kind, store: Store, name: str, size_bytes: int, texts: Iterabl
         return Head(shape[0], lambda: np.zeros(few, dtype.newbyteorder("=")))
     if kind == "text":
         with naming(uri, TEXT):
-            table = read_text_table(store.read(name), name, texts)
-        few_rows = table.slice(0, _FEW)
+            table = read_text_table(store.read(name), name, forms)
+        # A slice would keep all of the table in memory.
+        few_rows = table.take(list(range(min(_FEW, table.num_rows))))
         return Head(table.num_rows, lambda: few_rows, table.schema)
     with naming(uri, PARQUET):
         file = pq.ParquetFile(RangeReader(store, name, size_bytes))
@@ -130,13 +137,24 @@ class ParquetRows:
 
 
 class TextRows:
-    """The rows of a CSV file or of JSON lines, all in memory."""
+    """The rows of a CSV file or of JSON lines, all in memory.
 
-    def __init__(self, data: bytes, uri: str, texts: Iterable[str]) -> None:
+    `forms` are those of the training's columns. The columns `kept` are read apart from what the
+    model gets, as texts: an id of digits may begin with zeros.
+    """
+
+    def __init__(self, data: bytes, uri: str, forms: Forms, kept: Collection[str]) -> None:
         with naming(uri, TEXT):
-            self._table = read_text_table(data, uri, texts)
+            self._table = read_text_table(data, uri, forms)
+            as_texts = read_text_table(data, uri, dict.fromkeys(kept, TEXTS)) if kept else None
         self.num_rows: int = self._table.num_rows
+        self._kept = as_texts
 
     def read(self, rows: range) -> pa.Table:
         """Consecutive rows."""
         return self._table.slice(rows.start, len(rows))
+
+    def read_kept(self, rows: range) -> pa.Table:
+        """The same rows, of which the kept columns are texts."""
+        table = self._table if self._kept is None else self._kept
+        return table.slice(rows.start, len(rows))

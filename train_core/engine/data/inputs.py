@@ -26,7 +26,6 @@ from train_core.datasets.protocols import SPLITS, Columns, Dataset, Split, fetch
 from train_core.datasets.tables import (
     PARQUET_SUFFIX,
     TEXT_SUFFIXES,
-    TEXTS,
     Forms,
     check_forms,
     columns_of,
@@ -198,23 +197,21 @@ def _rows_of_split(found: Input, workload: Workload[Any], samples: range) -> Ite
 
 def _rows_of_files(found: Input, workload: Workload[Any], samples: range) -> Iterator[Rows]:
     store, forms = DataStore(found.source), _of_inputs(workload.recorded_forms, workload)
-    texts = _texts(forms, found.keeps)
     for file, rows in _locate(found, samples):
         at = store.uri(file.name)
         with naming(at, f"{found.kind} input (rows {rows.start} to {rows.stop - 1})"):
-            part = _read_part(found.kind, store, file, rows, texts)
+            part, beside = _read_part(found, store, file, rows, forms)
         columns, keeps = _columns(part, forms, at), found.keeps
         # Either spelling of a file of IDX is one name in the ids.
         name = _text(file.name.removesuffix(PACKED) if found.kind == "idx" else file.name)
         ids: list[str | None] = [f"{name}#{row}" for row in rows]
         if found.kind == "images":
             ids = [name]
-        if isinstance(part, pa.Table):
-            if (id_column := keeps.id_column or ID) in part.column_names:
-                ids = [_spelled(value) for value in part[id_column].to_pylist()]
-            kept = part.select(keeps.columns).cast(found.kept)
-        else:
-            kept = pa.table({})
+        kept = pa.table({})
+        if beside is not None:
+            if (id_column := keeps.id_column or ID) in beside.column_names:
+                ids = [_spelled(value) for value in beside[id_column].to_pylist()]
+            kept = beside.select(keeps.columns).cast(found.kept)
         yield Rows(ids, RawColumns(columns, {at: list(columns)}), kept)
 
 
@@ -250,10 +247,8 @@ def _of_inputs(forms: Forms, workload: Workload[Any]) -> Forms:
     return {name: form for name, form in forms.items() if name not in workload.target_columns}
 
 
-def _texts(forms: Forms, keeps: KeptColumns) -> tuple[str, ...]:
-    """The columns of a CSV file that are texts, whatever they look like: ids begin with zeros."""
-    kept = {keeps.id_column or ID, *keeps.columns} - forms.keys()
-    return (*sorted(kept), *(name for name, form in forms.items() if form == TEXTS))
+def _kept_names(keeps: KeptColumns) -> tuple[str, ...]:
+    return (keeps.id_column or ID, *keeps.columns)
 
 
 def _arrow(array: np.ndarray[Any, Any]) -> pa.Array:
@@ -277,8 +272,8 @@ def _open_files(source: str, workload: Workload[Any], keeps: KeptColumns, forms:
         )
     for kind, matches in KINDS.items():
         if names := [name for name in sizes if matches(name.lower())]:
-            texts = _texts(forms, keeps)
-            heads = _heads(kind, store, _once_each(names), sizes, texts)
+            names = _once_each(names) if kind == "idx" else names
+            heads = _heads(kind, store, names, sizes, forms)
             _check_columns(store, heads, workload, keeps, forms)
             kept = _kept(keeps, heads, store)
             return Input(kind, store.url, tuple(file for file, _ in heads), keeps, kept)
@@ -291,9 +286,9 @@ def _open_files(source: str, workload: Workload[Any], keeps: KeptColumns, forms:
 
 
 def _heads(
-    kind: Kind, store: Store, names: list[str], sizes: Mapping[str, int], texts: tuple[str, ...]
+    kind: Kind, store: Store, names: list[str], sizes: Mapping[str, int], forms: Forms
 ) -> list[tuple[InputFile, Head]]:
-    heads = _in_parallel(lambda name: head_of(kind, store, name, sizes[name], texts), names)
+    heads = _in_parallel(lambda name: head_of(kind, store, name, sizes[name], forms), names)
     return [
         (InputFile(name, head.rows, sizes[name]), head)
         for name, head in zip(names, heads, strict=True)
@@ -316,9 +311,13 @@ def _check_columns(
     forms: Forms,
 ) -> None:
     """Try the workload's `prepare` with the first rows of one file of each set of columns."""
-    kinds = {head.columns: (file, head) for file, head in reversed(heads) if file.rows}
-    for columns, (file, head) in kinds.items():
-        uri = store.uri(file.name)
+    kinds = {
+        head.columns if head.schema is None else str(head.schema): (file, head)
+        for file, head in reversed(heads)
+        if file.rows
+    }
+    for file, head in kinds.values():
+        uri, columns = store.uri(file.name), head.columns
         _check_kept(keeps, columns, uri)
         try_prepare(workload, RawColumns(_columns(head.first(), forms, uri), {uri: columns}))
 
@@ -329,7 +328,11 @@ def _kept(keeps: KeptColumns, heads: list[tuple[InputFile, Head]], store: Store)
     for file, head in heads:
         if head.schema is None or not file.rows:
             continue
-        here = pa.schema([(name, _plain(head.schema.field(name).type)) for name in keeps.columns])
+        # Of a file of text the values are kept as they are written.
+        kinds = {name: head.schema.field(name).type for name in keeps.columns}
+        if file.name.lower().endswith((".csv", ".tsv", ".csv.gz", ".tsv.gz")):
+            kinds = dict.fromkeys(kinds, pa.string())
+        here = pa.schema([(name, _plain(kind)) for name, kind in kinds.items()])
         try:
             kept = pa.unify_schemas([kept, here], promote_options="permissive")
         except pa.ArrowException as error:
@@ -382,15 +385,19 @@ def _locate(found: Input, samples: range) -> list[tuple[InputFile, range]]:
 
 
 def _read_part(
-    kind: Kind, store: Store, file: InputFile, rows: range, texts: tuple[str, ...]
-) -> Part:
-    if kind == "images":
-        return image_of(read_whole(store, file), store.uri(file.name))[None]
-    if kind == "idx":
-        return _idx(store.url, file).read(rows)
-    if kind == "text":
-        return _text_table(store.url, file, texts).read(rows)
-    return _parquet(store.url, file).read(rows)
+    found: Input, store: Store, file: InputFile, rows: range, forms: Forms
+) -> tuple[Part, pa.Table | None]:
+    """The rows, and those of a table with the columns as the predictions keep them."""
+    if found.kind == "images":
+        return image_of(read_whole(store, file), store.uri(file.name))[None], None
+    if found.kind == "idx":
+        return _idx(store.url, file).read(rows), None
+    if found.kind == "text":
+        asked = tuple(sorted(forms.items())), _kept_names(found.keeps)
+        opened = _text_table(store.url, file, *asked)
+        return opened.read(rows), opened.read_kept(rows)
+    table = _parquet(store.url, file).read(rows)
+    return table, table
 
 
 def _in_parallel(call: Callable[[Any], _T], items: Iterable[Any]) -> list[_T]:
@@ -425,11 +432,12 @@ def _parquet(url: str, file: InputFile) -> ParquetRows:
 
 
 @lru_cache(maxsize=2)
-def _text_table(url: str, file: InputFile, texts: tuple[str, ...]) -> TextRows:
+def _text_table(
+    url: str, file: InputFile, forms: tuple[tuple[str, str], ...], kept: tuple[str, ...]
+) -> TextRows:
     store = DataStore(url)
-    return _with_the_rows_of(
-        file, store, TextRows(read_whole(store, file), store.uri(file.name), texts)
-    )
+    data, uri = read_whole(store, file), store.uri(file.name)
+    return _with_the_rows_of(file, store, TextRows(data, uri, dict(forms), kept))
 
 
 def _with_the_rows_of(file: InputFile, store: Store, opened: _Opened) -> _Opened:

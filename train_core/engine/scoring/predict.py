@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from train_core.config import TrainConfig
-from train_core.datasets.missing import is_null, rows_without_prediction
+from train_core.datasets.missing import is_null
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.data.batches import to_device
 from train_core.engine.data.inputs import Input, Rows, open_input, read_input
@@ -48,7 +48,7 @@ from train_core.storage.records.verified_files import are_there
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import ResultWriter
 from train_core.text.log_lines import set_up_logging
-from train_core.workload import Workload, seed_generators
+from train_core.workload import Workload, rows_without_prediction, seed_generators
 
 _RESERVED = ("id", "model_step")
 _GROUP_ROWS, _GROUP_BYTES = 2**16, 2**27

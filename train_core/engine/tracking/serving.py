@@ -25,13 +25,13 @@ from torch import nn
 
 from train_core import predictors
 from train_core.config import TrainConfig
-from train_core.datasets.missing import is_null, rows_without_prediction
+from train_core.datasets.missing import is_null
 from train_core.datasets.protocols import Columns
 from train_core.engine.checkpoint.reader import ModelState, load_model_file
 from train_core.errors import WorkloadError
 from train_core.loading import load_function, load_workload
 from train_core.storage.records.names import MODEL_FILE, REPORTED_FOLDER
-from train_core.workload import Workload, prepare_batch
+from train_core.workload import Workload, prepare_batch, rows_without_prediction
 
 SERVED_FILE, BUFFERS_FILE = "served.json", "buffers.safetensors"
 
@@ -86,8 +86,8 @@ class ServedModel:
         )
         missing = rows_without_prediction(found)
         if missing.any():
-            numbers = [name for name, array in tensors.items() if array.ndim == 1]
-            frame[numbers] = frame[numbers].mask(missing)
+            for name in (name for name, array in tensors.items() if array.ndim == 1):
+                frame[name] = frame[name].mask(missing)
         return frame
 
 
@@ -122,12 +122,13 @@ def _array(values: Any, trained: str) -> npt.NDArray[Any]:
     array, dtype = np.asarray(values), np.dtype(trained)
     if array.dtype.kind == "O":
         missing = np.array([is_null(value) for value in array], bool)
-        if dtype.kind in "OUSb" and missing.any():
+        if missing.any():
             array = array.copy()
-            array[missing] = None
-            return array
-        if dtype.kind in "iu" and missing.any():
-            return np.where(missing, np.nan, array).astype(np.float64)
+            array[missing] = np.nan if dtype.kind in "iuf" else None
+            if dtype.kind in "OUSb":
+                return array
+            if dtype.kind in "iu":
+                return array.astype(np.float64)
     if dtype.kind in "iu" and array.dtype.kind == "f" and np.isnan(array).any():
         return array
     # Texts keep their own length.

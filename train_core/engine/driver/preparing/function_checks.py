@@ -6,6 +6,7 @@ import json
 
 from train_core.config import LOCAL, TrainConfig
 from train_core.datasets.protocols import Dataset, Split, Stream
+from train_core.datasets.tables import forms_in
 from train_core.engine.cluster.resources import check_resources
 from train_core.engine.data.inputs import open_input
 from train_core.engine.data.recorded_workload import (
@@ -74,7 +75,8 @@ def check_function(folder: RunFolder, request: DriverRequest) -> Checked:
             ):
                 datasets = {"train": load_split(workload, "train"), **datasets}
         if source := request.pipeline.infer_input:
-            open_input(source, workload)
+            forms = workload.recorded_forms if resumed else forms_in(datasets["validation"])
+            open_input(source, workload, request.pipeline.infer_keeps, forms=forms)
     if not resumed:
         Store(request.storage).probe()
     prepared = Prepared(

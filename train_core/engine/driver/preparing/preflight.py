@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
-
 from train_core.config import LOCAL, TrainConfig
-from train_core.datasets.arrays import ArrayDataset
 from train_core.datasets.files import state_of
-from train_core.datasets.protocols import SPLITS, Dataset, Stream, fetch, is_stream
+from train_core.datasets.protocols import SPLITS, Dataset, Stream, is_stream
 from train_core.datasets.recorded import describe_data
-from train_core.datasets.tables import forms_of
+from train_core.datasets.tables import forms_in
 from train_core.engine.checkpoint.init_from import InitialState
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.cluster.resources import check_resources
@@ -48,8 +45,6 @@ from train_core.storage.run_checks import check_flow_run
 from train_core.storage.run_folder import RunFolder
 from train_core.workload import Workload, indexed, load_split, pinned_files
 
-_FEW = 4
-"""Samples of a dataset that tell its columns: it may read a file for each."""
 _log = logging.getLogger(__name__)
 
 
@@ -117,8 +112,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     if config.strategy == "fsdp":
         check_passes(plan, datasets["train"], config.num_workers)
     if source := request.pipeline.infer_input:
-        forms = _columns_of(datasets["validation"])["columns"]
-        forms = workload.recorded_forms if resumed else forms
+        forms = workload.recorded_forms if resumed else forms_in(datasets["validation"])
         open_input(source, workload, request.pipeline.infer_keeps, forms=forms)
     origin = _check_origin(folder, request, workload)
     if not resumed:
@@ -256,7 +250,8 @@ def new_record(
         pipeline=pipeline_of(request),
         fingerprint=fingerprint(config),
         datasets={
-            split: describe_data(dataset) | _columns_of(dataset)
+            split: describe_data(dataset)
+            | ({} if is_stream(dataset) else {"columns": forms_in(dataset)})
             for split, dataset in datasets.items()
         },
         input_state=_input_state(request.pipeline.infer_input or ""),
@@ -267,15 +262,6 @@ def new_record(
         step_rules=NEWEST_STEP_RULES,
     )
     return files_in_record(record, files)
-
-
-def _columns_of(dataset: Dataset | Stream) -> dict[str, Any]:
-    """The forms of a split's columns, which new data to score are read by."""
-    if is_stream(dataset):
-        return {}
-    if isinstance(dataset, ArrayDataset):
-        return {"columns": forms_of(dataset.columns)}
-    return {"columns": forms_of(fetch(dataset, np.arange(min(len(dataset), _FEW))))}
 
 
 def with_surroundings(record: RunRecord, config: TrainConfig) -> RunRecord:
