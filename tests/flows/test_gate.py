@@ -368,7 +368,7 @@ def test_a_batch_inference_takes_the_champion_and_records_its_version(
     found = [json.loads(line) for line in done.stdout.splitlines()]
     for answer, run, version in zip(found, ("better", "first"), (3, 1), strict=False):
         result = PredictionsResult.model_validate(answer)
-        manifest, _ = read_manifest(Store(result.uri), PredictionsManifest)
+        manifest, _ = read_manifest(Store(result.uri), PredictionsManifest, "_manifest.json")
         assert manifest.model == f"models:/Digits/{version}"
         assert result.uri.startswith(f"{place.storage}/{run}/predictions/")
         assert result.checkpoint.name == place.registry.version(version).checkpoint

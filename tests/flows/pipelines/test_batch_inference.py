@@ -125,7 +125,7 @@ def test_one_command_scores_new_data_into_a_folder_of_its_own(place: Place) -> N
     assert "_manifest.json" in os.listdir(output)
     again = place.command(source, "--run", "undisturbed", *asked)
     assert again.returncode == 2
-    assert f"output {output} is not empty (_manifest.json): name a folder" in again.stderr
+    assert f"output {output} is not empty (_manifest.json, part-00000.parquet)" in again.stderr
 
 
 @pytest.mark.promise("infer-command")
