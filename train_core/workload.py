@@ -70,14 +70,6 @@ class Workload(Generic[SettingsT]):
     def __init__(self, settings: SettingsT) -> None:
         self.settings = settings
 
-    @property
-    def recorded_forms(self) -> Mapping[str, str]:
-        """What each raw column of the validation split is, as the run recorded it.
-
-        A numpy type, or of objects `texts`, `lists` and their kin. Empty outside of a run.
-        """
-        return self._recorded.forms if self._recorded else {}
-
     def model(self) -> nn.Module:
         """A new model, with its initial weights. Randomness is seeded before the call."""
         raise NotImplementedError
@@ -295,6 +287,15 @@ def rows_without_prediction(predictions: Mapping[str, Tensor]) -> npt.NDArray[np
         if tensor.is_floating_point() and len(tensor) == len(found):
             found |= tensor.isnan().reshape(len(found), -1).any(1).cpu().numpy()
     return found
+
+
+def recorded_forms(workload: Workload[Any]) -> Mapping[str, str]:
+    """What each raw column of the validation split is, as its run recorded it.
+
+    A numpy type, or of objects `texts`, `lists` and their kin. Empty outside of a run.
+    """
+    recorded = workload._recorded  # noqa: SLF001 (no concern of the workload's author)
+    return recorded.forms if recorded else {}
 
 
 def load_split(workload: Workload[Any], split: Split) -> Dataset | Stream:

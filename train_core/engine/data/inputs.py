@@ -53,7 +53,7 @@ from train_core.policy.logins import has_hidden_login, hide_logins
 from train_core.requests import KeptColumns
 from train_core.storage.objects.digests import new_digest
 from train_core.storage.objects.store import DataStore, Store
-from train_core.workload import Workload, indexed
+from train_core.workload import Workload, indexed, recorded_forms
 from train_core.workloads.idx import PACKED, IdxRows
 
 _MOST_LISTED = 1000
@@ -147,7 +147,7 @@ def open_input(
         raise HiddenLoginError(f"the URL of the input ({source})")
     keeps = keeps or KeptColumns()
     if source not in SPLITS:
-        forms = _of_inputs(workload.recorded_forms if forms is None else forms, workload)
+        forms = _of_inputs(recorded_forms(workload) if forms is None else forms, workload)
         found = _open_files(source, workload, keeps, forms)
         return _with_digests(found) if with_digests else found
     dataset = indexed(workload, source)
@@ -196,7 +196,7 @@ def _rows_of_split(found: Input, workload: Workload[Any], samples: range) -> Ite
 
 
 def _rows_of_files(found: Input, workload: Workload[Any], samples: range) -> Iterator[Rows]:
-    store, forms = DataStore(found.source), _of_inputs(workload.recorded_forms, workload)
+    store, forms = DataStore(found.source), _of_inputs(recorded_forms(workload), workload)
     for file, rows in _locate(found, samples):
         at = store.uri(file.name)
         with naming(at, f"{found.kind} input (rows {rows.start} to {rows.stop - 1})"):

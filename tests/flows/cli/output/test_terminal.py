@@ -16,7 +16,7 @@ from evertrain_flows.cli.output.listings import print_mapping, print_rows
 from evertrain_flows.cli.output.progress import _Bar, _Lines
 from evertrain_flows.cli.output.summary import print_summary
 from evertrain_flows.cli.output.terminal import MOST_COLUMNS, MOST_IN_A_CELL, Screen, complain, say
-from evertrain_flows.cli.run_pipeline import _show_warning
+from evertrain_flows.cli.run_pipeline import show_warnings
 from tests.engine.alone import create
 from tests.flows.test_results import REPORT, checkpoint, evaluated
 from tests.hostile.whole_run import reseal
@@ -176,7 +176,7 @@ def test_every_way_of_showing_shows_text(text: str, capsys: pytest.CaptureFixtur
         }
     )
     print_summary(report, text, Screen())
-    _show_warning(Screen(), f"warning: {text}")
+    show_warnings(Screen(), f"warning: {text}")
     captured = capsys.readouterr()
     refuse_obeyed(captured.out + captured.err)
 

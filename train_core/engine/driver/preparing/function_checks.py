@@ -26,7 +26,7 @@ from train_core.requests import DriverRequest, Prepared
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import check_new_run_name
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import indexed, load_split, pinned_files
+from train_core.workload import indexed, load_split, pinned_files, recorded_forms
 
 _SCORED: tuple[Split, ...] = ("validation", "test")
 
@@ -75,7 +75,7 @@ def check_function(folder: RunFolder, request: DriverRequest) -> Checked:
             ):
                 datasets = {"train": load_split(workload, "train"), **datasets}
         if source := request.pipeline.infer_input:
-            forms = workload.recorded_forms if resumed else forms_in(datasets["validation"])
+            forms = recorded_forms(workload) if resumed else forms_in(datasets["validation"])
             open_input(source, workload, request.pipeline.infer_keeps, forms=forms)
     if not resumed:
         Store(request.storage).probe()

@@ -43,7 +43,7 @@ from train_core.storage.records.names import check_new_run_name
 from train_core.storage.records.run_record import NEWEST_STEP_RULES, Origin, RunRecord
 from train_core.storage.run_checks import check_flow_run
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import Workload, indexed, load_split, pinned_files
+from train_core.workload import Workload, indexed, load_split, pinned_files, recorded_forms
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     if config.strategy == "fsdp":
         check_passes(plan, datasets["train"], config.num_workers)
     if source := request.pipeline.infer_input:
-        forms = workload.recorded_forms if resumed else forms_in(datasets["validation"])
+        forms = recorded_forms(workload) if resumed else forms_in(datasets["validation"])
         open_input(source, workload, request.pipeline.infer_keeps, forms=forms)
     origin = _check_origin(folder, request, workload)
     if not resumed:
