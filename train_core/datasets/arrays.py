@@ -21,7 +21,8 @@ _PLAIN = (
     *(date, time, timedelta, Decimal, UUID, PurePath),
 )
 """Types whose `repr` says all of a value; a datetime is a date."""
-_PANDAS_NULL = "NAType"
+_PANDAS_NULLS = ("NAType", "NaTType")
+"""The types of pandas' words for a missing value; pandas need not be installed."""
 
 
 class ArrayDataset:
@@ -56,6 +57,13 @@ class ArrayDataset:
         return sha.hexdigest()
 
 
+def is_null(value: object) -> bool:
+    """Whether it stands for a value that is missing: None, NaN, NaT, and pandas' words for them."""
+    if isinstance(value, float | np.floating | np.datetime64 | np.timedelta64):
+        return bool(value != value)  # noqa: PLR0124 (so are NaN and NaT)
+    return value is None or type(value).__name__ in _PANDAS_NULLS
+
+
 def _digest(value: object, column: str) -> bytes:
     sha = hashlib.sha256()
     _add(sha, value, column)
@@ -64,7 +72,7 @@ def _digest(value: object, column: str) -> bytes:
 
 def _add(sha: Any, value: object, column: str) -> None:
     """Add the content of an object. Raises DataError for one whose content is not known."""
-    if value is None or isinstance(value, _PLAIN) or type(value).__name__ == _PANDAS_NULL:
+    if value is None or isinstance(value, _PLAIN) or type(value).__name__ in _PANDAS_NULLS:
         sha.update(f"{type(value).__name__} {value!r} ".encode())
     elif hasattr(value, "__array__"):
         sha.update(ArrayDataset(**{column: np.atleast_1d(value)}).digest().encode())

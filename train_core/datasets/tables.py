@@ -23,10 +23,9 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from train_core.datasets.arrays import ArrayDataset
+from train_core.datasets.arrays import ArrayDataset, is_null
 from train_core.datasets.faulty_files import naming
 from train_core.datasets.files import DataFile, bytes_of
-from train_core.datasets.missing import is_null
 from train_core.datasets.protocols import Columns, Dataset, Stream, fetch, is_stream
 from train_core.errors import DataError
 from train_core.policy.logins import hide_logins
@@ -72,7 +71,8 @@ def read_columns(
     postal code of digits would become a number. Raises DataError for a file that cannot be read,
     or has other columns than the first one.
     """
-    tables = [_table_of(file, tuple(texts)) for file in files]
+    texts = tuple(texts)
+    tables = [_table_of(file, texts) for file in files]
     if not tables:
         raise DataError("read_columns was given no files")
     return columns_of(_joined(tables))
@@ -157,6 +157,11 @@ def read_text_table(data: bytes, name: str, forms: Forms | None = None) -> pa.Ta
     return table
 
 
+def has_no_types(name: str) -> bool:
+    """Whether the file's format knows texts only, as CSV does."""
+    return name.lower().removesuffix(PACKED).endswith(tuple(_DELIMITERS))
+
+
 def _read_lines(data: bytes, texts: Collection[str]) -> pa.Table:
     if not data.strip():
         return pa.table({})
@@ -236,10 +241,10 @@ def _lists(column: pa.ChunkedArray, *, stays: bool) -> Array:
         length = column.type.list_size if fixed else int(lengths[0]) if len(lengths) else 0
         return values.reshape(len(lengths), length, *values.shape[1:])
     ends = np.concatenate(([0], np.cumsum(lengths)))
-    is_null = lists.is_null().to_numpy()
+    nulls = lists.is_null().to_numpy()
     return _objects(
         None if null else values[start:stop]
-        for null, (start, stop) in zip(is_null, pairwise(ends), strict=True)
+        for null, (start, stop) in zip(nulls, pairwise(ends), strict=True)
     )
 
 

@@ -29,6 +29,7 @@ from train_core.datasets.tables import (
     Forms,
     check_forms,
     columns_of,
+    has_no_types,
 )
 from train_core.engine.data.formats import (
     IMAGE,
@@ -328,9 +329,9 @@ def _kept(keeps: KeptColumns, heads: list[tuple[InputFile, Head]], store: Store)
     for file, head in heads:
         if head.schema is None or not file.rows:
             continue
-        # Of a file of text the values are kept as they are written.
+        # What is kept is what is written there.
         kinds = {name: head.schema.field(name).type for name in keeps.columns}
-        if file.name.lower().endswith((".csv", ".tsv", ".csv.gz", ".tsv.gz")):
+        if has_no_types(file.name):
             kinds = dict.fromkeys(kinds, pa.string())
         here = pa.schema([(name, _plain(kind)) for name, kind in kinds.items()])
         try:

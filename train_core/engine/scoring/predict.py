@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from train_core.config import TrainConfig
-from train_core.datasets.missing import is_null
+from train_core.datasets.arrays import is_null
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.data.batches import to_device
 from train_core.engine.data.inputs import Input, Rows, open_input, read_input

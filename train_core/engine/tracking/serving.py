@@ -25,7 +25,7 @@ from torch import nn
 
 from train_core import predictors
 from train_core.config import TrainConfig
-from train_core.datasets.missing import is_null
+from train_core.datasets.arrays import is_null
 from train_core.datasets.protocols import Columns
 from train_core.engine.checkpoint.reader import ModelState, load_model_file
 from train_core.errors import WorkloadError
