@@ -11,6 +11,7 @@ from evertrain_flows.cli.run_pipeline import LogFile, outcome_of, saying_what_ne
 from evertrain_flows.defaults import HOME, tracking_uri_of
 from evertrain_tasks.driver_session.session import open_session
 from train_core.client.scoring import check_output, scoring_request
+from train_core.policy.logins import hide_logins
 from train_core.requests import KeptColumns
 from train_core.results import PredictionsResult
 from train_core.storage.run_folder import RunFolder
@@ -81,14 +82,14 @@ def run_inference(
                 session.log.listen(partial(show_warnings, Screen()))
             without_prefect = partial(stages, as_functions, summary, output, tracking_uri)
             predictions: PredictionsResult = outcome_of(session, flow, without_prefect)
-    say(*_told(predictions, by))
+    say(*_told(predictions, hide_logins(infer_input), by))
 
 
-def _told(found: PredictionsResult, by: str) -> list[str]:
+def _told(found: PredictionsResult, source: str, by: str) -> list[str]:
     """The outcome in lines, the last of which is the predictions' address."""
     if not found.num_rows:
         return ["nothing to score: the input has no rows", f"predictions: {found.uri}"]
-    lines = [f"{found.num_rows:,} rows of {found.source}, scored by {by}"]
+    lines = [f"{found.num_rows:,} rows of {source}, scored by {by}"]
     if found.without_prediction:
         lines.append(f"{found.without_prediction:,} of them have no prediction: the model gave NaN")
     return [*lines, f"predictions: {found.uri}"]
