@@ -33,13 +33,16 @@ if TYPE_CHECKING:
     from train_core.datasets.tables import read_columns
     from train_core.errors import DataError
     from train_core.fitting import extend_run, fit
+    from train_core.optimizers import CombinedOptimizer
     from train_core.policy.samples.randomness import SampleRandom
+    from train_core.policy.samples.sample_order import balanced_order, weighted_order
     from train_core.workload import Batch, Settings, Workload
 
 _HOMES = {
     "ArrayDataset": "train_core.datasets.arrays",
     "Batch": "train_core.workload",
     "Checkpoint": "train_core.client.checkpoint",
+    "CombinedOptimizer": "train_core.optimizers",
     "Columns": "train_core.datasets.protocols",
     "DataError": "train_core.errors",
     "DataFile": "train_core.datasets.files",
@@ -66,9 +69,11 @@ _HOMES = {
     "run_status": "train_core.client.run_summaries",
     "stop_run": "train_core.client.runs",
     "verify_run": "train_core.client.checkpoints",
+    "balanced_order": "train_core.policy.samples.sample_order",
     "compare_runs": "train_core.client.isolated",
     "export_weights": "train_core.client.isolated",
     "mirror_run": "train_core.client.isolated",
+    "weighted_order": "train_core.policy.samples.sample_order",
 }
 
 __all__ = [
@@ -77,6 +82,7 @@ __all__ = [
     "Batch",
     "Checkpoint",
     "Columns",
+    "CombinedOptimizer",
     "DataError",
     "DataFile",
     "Dataset",
@@ -88,6 +94,7 @@ __all__ = [
     "Stream",
     "TrainConfig",
     "Workload",
+    "balanced_order",
     "compare_runs",
     "delete_run",
     "export_weights",
@@ -104,6 +111,7 @@ __all__ = [
     "run_status",
     "stop_run",
     "verify_run",
+    "weighted_order",
 ]
 
 

@@ -59,6 +59,7 @@ def load_workload(
     if recorded is None:
         return workload
     workload._recorded = recorded  # noqa: SLF001
+    workload._fitted = recorded.fitted  # noqa: SLF001
     if recorded.files is not None:
         workload._files = PinnedFiles(recorded.files).with_logins(workload.sources())  # noqa: SLF001
     return workload

@@ -173,6 +173,8 @@ class StandaloneTask(Result):
     config: TrainConfig
     max_samples: int
     """Samples of a split at most."""
+    fitted_of: str = ""
+    """The run in the same storage that has what the workload fitted; empty: it fits now."""
     kill_after: int | None = None
     """Rank 0 kills itself in the step after this one, once what it saved is committed."""
 

@@ -11,11 +11,11 @@ from train_core import quick_imports  # noqa: F401 (what it does is the point)
 
 # isort: split
 import inspect
+import math
 import random
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,24 @@ from torch import Tensor, nn
 
 from train_core.datasets.faulty_files import reading
 from train_core.datasets.files import DataFile
-from train_core.datasets.protocols import Columns, Dataset, Split, Stream, fetch, is_stream
+from train_core.datasets.protocols import (
+    CollatedDataset,
+    Columns,
+    Dataset,
+    Split,
+    Stream,
+    columns_of_samples,
+    fetch,
+    gives_columns,
+    is_stream,
+)
 from train_core.datasets.recorded import RecordedData
 from train_core.datasets.sources import PinnedFiles
-from train_core.errors import DataError, WorkloadError
+from train_core.errors import WorkloadError
+from train_core.policy.metric_names import VALIDATION_ACCURACY
 from train_core.policy.samples.randomness import SampleRandom
 from train_core.storage.records.data_files import FileList
 
-_NAN_AS_INTEGER = "invalid value encountered in cast"
 _FIRST_SEED = 67280421310721
 """With which torch's generator begins in every process."""
 
@@ -64,8 +74,14 @@ class Workload(Generic[SettingsT]):
     class_names: ClassVar[tuple[str, ...]] = ()
     """Names of the classes, for a classifier: its confusion matrix is drawn with them."""
 
+    monitor: ClassVar[str] = VALIDATION_ACCURACY
+    """The metric that ranks checkpoints and stops early, where the configuration names none."""
+    monitor_order: ClassVar[Literal["max", "min"]] = "max"
+    """Whether more of it is better, or less."""
+
     _files: PinnedFiles | None = None
     _recorded: RecordedData | None = None
+    _fitted: Any = None
 
     def __init__(self, settings: SettingsT) -> None:
         self.settings = settings
@@ -96,8 +112,9 @@ class Workload(Generic[SettingsT]):
     def files(self, name: str) -> tuple[DataFile, ...]:
         """The files of one of `sources`, sorted by name, as the run recorded them.
 
-        Call it in `dataset`. What arrived later is left out. Raises DataError if a file is
-        missing or is not what was recorded. Outside of a run: the files that are there.
+        Call it in `dataset` or `fit`. What arrived later is left out. Raises DataError if a file
+        is missing or is not what was recorded, and WorkloadError in a model that is served, which
+        has none. Outside of a run: the files that are there.
         """
         if self._files is None:
             self._files = PinnedFiles.listed(self.sources())
@@ -110,6 +127,45 @@ class Workload(Generic[SettingsT]):
         """
         raise NotImplementedError
 
+    def fit(self, train: Dataset | Stream) -> Any:
+        """What a model needs to know of its training data: a vocabulary, means, categories.
+
+        Called once, when a run begins, with the training split. The result is part of the run and
+        of its models: `self.fitted` in `prepare`, `model` and every other hook. Tensors, arrays,
+        numbers, strings, lists and dicts of them. Default: None, nothing is fitted.
+        """
+        return None
+
+    @property
+    def fitted(self) -> Any:
+        """What `fit` gave when the run began. Raises WorkloadError where that is not known."""
+        if self._fitted is None:
+            name = type(self).__name__
+            raise WorkloadError(
+                f"{name} reads self.fitted before fit() has had the training split: do so in "
+                "prepare(), model() and the other hooks, and not in __init__() or dataset()"
+                if fits(self)
+                else f"{name} reads self.fitted and has no fit(): give it one that returns it"
+            )
+        return self._fitted
+
+    def order(self, train: Dataset, random: np.random.Generator) -> npt.NDArray[np.int64]:
+        """The indices of the samples of an epoch, in the order in which they are trained on.
+
+        As many as the training split has; some may come again, and others not at all.
+        `weighted_order` and `balanced_order` give such ones. `random` is derived from the seed and
+        the epoch: draw from nothing else. Default: each sample once. A stream has its own order.
+        """
+        return random.permutation(len(train))
+
+    def collate(self, samples: Sequence[Any]) -> Columns:
+        """Samples of a dataset that is read one by one, as raw columns.
+
+        Default: of mappings, each name's values, as one array if all have the same shape and else
+        as an array of objects, which `prepare` may pad. Override it for samples that are tuples.
+        """
+        return columns_of_samples(samples)
+
     def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
         """Raw columns as a batch. `random` is given in training only: augment with it.
 
@@ -118,8 +174,17 @@ class Workload(Generic[SettingsT]):
         raise NotImplementedError
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """The mean loss over the batch's samples, a scalar tensor."""
+        """The mean loss over the batch's samples, or over what `weight` counts; a scalar tensor."""
         raise NotImplementedError
+
+    def weight(self, batch: Batch) -> float | Tensor:
+        """What the loss of the batch is a mean over: by default the number of its samples.
+
+        Of a mean over tokens their number, of weighted samples the sum of the weights. A step's
+        loss is the sum of loss times weight over all of its batches, divided by the sum of their
+        weights: the same on any number of workers.
+        """
+        return len(next(iter(batch.values())))
 
     def metrics(self) -> Mapping[str, torchmetrics.Metric]:
         """New metrics by name; the mean loss is measured beside them under the name `loss`."""
@@ -218,75 +283,25 @@ def _takes_name(method: Callable[..., None]) -> bool:
     return "name" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def prepare_batch(
-    workload: Workload[Any],
-    columns: Columns,
-    random: SampleRandom | None,
-    named: Callable[[int], str] = "row {}".format,
-) -> Batch:
-    """What the workload's `prepare` makes of raw columns.
-
-    Raises DataError where a number or a time that is missing becomes an integer: numpy only warns
-    of it, and torch makes the least integer of it without a word. `named` gives the name of a row.
-    """
-    missing = {name: rows for name, array in columns.items() if (rows := _missing(array)).any()}
-    if not missing:
-        return workload.prepare(columns, random)
-    # Not for each batch: Python tells each warning again after this.
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", _NAN_AS_INTEGER, RuntimeWarning)
-        try:
-            batch = workload.prepare(columns, random)
-        except RuntimeWarning as warning:
-            if _NAN_AS_INTEGER not in str(warning):
-                raise
-            raise _missing_as_integer(missing, named) from warning
-    for tensor in batch.values():
-        for name, rows in missing.items():
-            if _has_least_integer(tensor, rows):
-                raise _missing_as_integer({name: rows}, named)
-    return batch
+def fits(workload: Workload[Any]) -> bool:
+    """Whether the workload has a `fit` of its own."""
+    return type(workload).fit is not Workload.fit
 
 
-def _missing(array: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """In which rows a column of numbers or times lacks the value."""
-    # In an image or a series NaN is a value like others.
-    if array.dtype.kind not in "fmM" or array.ndim != 1:
-        return np.zeros(1, bool)
-    found: npt.NDArray[np.bool_] = np.isnan(array)
-    return found
+def weighs(workload: Workload[Any]) -> bool:
+    """Whether the workload has a `weight` of its own."""
+    return type(workload).weight is not Workload.weight
 
 
-def _has_least_integer(tensor: Tensor, rows: npt.NDArray[np.bool_]) -> bool:
-    is_integer = not (tensor.is_floating_point() or tensor.is_complex()) and (
-        tensor.dtype in (torch.int32, torch.int64)
-    )
-    if not is_integer or len(tensor) != len(rows):
-        return False
-    least = torch.iinfo(tensor.dtype).min
-    return bool((tensor[torch.from_numpy(rows).to(tensor.device)] == least).any())
-
-
-def _missing_as_integer(
-    missing: Mapping[str, npt.NDArray[np.bool_]], named: Callable[[int], str]
-) -> DataError:
-    name, rows = next(iter(missing.items()))
-    return DataError(
-        "prepare makes an integer of a value that is missing, which may become any number (column "
-        f"{name!r} of {named(int(rows.argmax()))}): fill missing values first"
-    )
-
-
-def rows_without_prediction(predictions: Mapping[str, Tensor]) -> npt.NDArray[np.bool_]:
-    """Which rows have NaN in a prediction: what else was computed of them is worth nothing.
-
-    A classifier's `argmax` of NaN is class 0.
-    """
-    found = np.zeros(len(next(iter(predictions.values()))), bool)
-    for tensor in predictions.values():
-        if tensor.is_floating_point() and len(tensor) == len(found):
-            found |= tensor.isnan().reshape(len(found), -1).any(1).cpu().numpy()
-    return found
+def weight_of(workload: Workload[Any], batch: Batch) -> float:
+    """The batch's weight. Raises WorkloadError for one that is no finite number from 0 on."""
+    weight = float(workload.weight(batch))
+    if not math.isfinite(weight) or weight < 0:
+        raise WorkloadError(
+            f"weight() of {type(workload).__name__} gives {weight}: give what the loss is a mean "
+            "over, a finite number from 0 on"
+        )
+    return weight
 
 
 def recorded_forms(workload: Workload[Any]) -> Mapping[str, str]:
@@ -305,6 +320,9 @@ def load_split(workload: Workload[Any], split: Split) -> Dataset | Stream:
     seed_generators(_FIRST_SEED)
     with reading(partial("the {} split".format, split), partial(_listed_files, workload)):
         dataset = workload.dataset(split)
+        collates = type(workload).collate is not Workload.collate
+        if collates and not (is_stream(dataset) or gives_columns(dataset)):
+            dataset = CollatedDataset(dataset, workload.collate)
     if recorded := workload._recorded:  # noqa: SLF001 (no concern of the workload's author)
         recorded.check(split, dataset)
     return dataset

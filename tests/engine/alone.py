@@ -8,11 +8,14 @@ from typing import Any
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.checkpoint.writer import SaveTiming
+from train_core.engine.data.fitted import entry_of, fit
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
+from train_core.loading import load_workload
 from train_core.storage.records.run_record import NEWEST_STEP_RULES, RunRecord
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
+from train_core.workload import fits, load_split
 
 
 def run(
@@ -26,8 +29,12 @@ def run(
     return Trainer(folder, asked, attempt, Group.current(), timing=timing).run()
 
 
-def create(folder: RunFolder, config: TrainConfig, **facts: Any) -> None:
-    """Create the run, with `facts` beyond its configuration."""
+def create(
+    folder: RunFolder, config: TrainConfig, *, fitted: bytes | None = None, **facts: Any
+) -> None:
+    """Create the run, with `facts` beyond its configuration; its workload fits, or has `fitted`."""
+    fitted = fitted or fitted_by(config)
+    facts["fitted"] = None if fitted is None else entry_of(fitted)
     record = RunRecord(
         name=folder.name,
         created_at=datetime.now(UTC).isoformat(),
@@ -37,4 +44,10 @@ def create(folder: RunFolder, config: TrainConfig, **facts: Any) -> None:
         datasets={},
         **{"step_rules": NEWEST_STEP_RULES, **facts},
     )
-    create_run(folder, record)
+    create_run(folder, record, fitted=fitted)
+
+
+def fitted_by(config: TrainConfig) -> bytes | None:
+    """What the workload fits to its training split now; None: nothing."""
+    workload = load_workload(config.workload, config.settings)
+    return fit(workload, load_split(workload, "train")) if fits(workload) else None

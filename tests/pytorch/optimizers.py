@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler
 
 from tests.pytorch.case import NUM_CLASSES, NUM_INPUTS, Case, Optimizer
 from tests.pytorch.models import OnTokens, Plain
+from train_core import CombinedOptimizer
 
 
 class OnlyMatrices(nn.Module):
@@ -41,7 +42,8 @@ def constant(step: int) -> float:
 
 
 def plateau(optimizer: Optimizer, total_steps: int) -> Any:
-    return lr_scheduler.ReduceLROnPlateau(optimizer)
+    # Hardly any loss falls by half in an epoch.
+    return lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
 
 
 def sequential(optimizer: Optimizer, total_steps: int) -> Any:
@@ -70,6 +72,19 @@ class Shampoo(Optimizer):
                     parameter.add_(step.view_as(parameter), alpha=-group["lr"])
 
 
+def combined(model: nn.Module) -> Optimizer:
+    """The matrices by one optimizer, the biases by another one."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    return CombinedOptimizer(
+        torch.optim.SGD(matrices, lr=0.1, momentum=0.9), torch.optim.AdamW(others, lr=0.01)
+    )
+
+
+def halved(optimizer: Optimizer, total_steps: int) -> Any:
+    return lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+
+
 OPTIMIZERS: dict[str, Case] = {
     "Adadelta": Case(Plain, of(torch.optim.Adadelta, lr=0.5)),
     "Adafactor": Case(Plain, of(torch.optim.Adafactor)),
@@ -95,6 +110,7 @@ OPTIMIZERS: dict[str, Case] = {
         lambda model: torch.optim.SparseAdam([model.embedding.weight], lr=0.01),  # type: ignore[union-attr, list-item]  # it is an OnTokens
         refused="is sparse",
     ),
+    "CombinedOptimizer": Case(Plain, combined, halved),
     "a list of two optimizers": Case(
         Plain,
         lambda model: [of(torch.optim.SGD)(model), of(torch.optim.SGD)(model)],
@@ -116,11 +132,12 @@ SCHEDULES: dict[str, Case] = {
     "MultiStepLR": sgd_by(lr_scheduler.MultiStepLR, milestones=[2, 4]),
     "OneCycleLR": sgd_by(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=6),
     "PolynomialLR": sgd_by(lr_scheduler.PolynomialLR, total_iters=5),
-    "ReduceLROnPlateau": Case(
+    "ReduceLROnPlateau": Case(Plain, of(torch.optim.SGD, lr=0.1), plateau),
+    "ReduceLROnPlateau, of the other order": Case(
         Plain,
         of(torch.optim.SGD, lr=0.1),
-        plateau,
-        refused="waits for a metric",
+        lambda optimizer, _: lr_scheduler.ReduceLROnPlateau(optimizer, mode="max"),
+        refused="with mode 'max'",
         refused_from=1,
     ),
     "SequentialLR": Case(Plain, of(torch.optim.SGD, lr=0.1), sequential),

@@ -10,7 +10,7 @@ from torch import nn
 
 from train_core.datasets.protocols import Split, fetch
 from train_core.policy.samples.randomness import SampleRandom
-from train_core.policy.samples.sample_order import sample_order
+from train_core.policy.samples.sample_order import order_generator
 from train_core.workload import Workload
 
 
@@ -26,7 +26,7 @@ def train_plainly(
     schedule = workload.schedule(optimizer, epochs * len(starts))
     step = 0
     for epoch in range(epochs):
-        order = sample_order(seed, epoch, len(train))
+        order = order_generator(seed, epoch).permutation(len(train))
         for start in starts:
             indices = order[start : start + batch_size]
             batch = workload.prepare(fetch(train, indices), SampleRandom(seed, epoch, indices))

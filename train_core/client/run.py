@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from train_core.client.checkpoint import Checkpoint
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.checkpoints.selection import Candidate, Order, ranked
+from train_core.policy.metric_names import TEST
+from train_core.results import PredictionsResult
+from train_core.storage.predictions import committed_predictions, verified_predictions
 from train_core.storage.records.journal import Entry, read_good_segments, read_segments
+from train_core.storage.records.manifest import EvaluationManifest
+from train_core.storage.records.names import EVALUATIONS
 from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -66,6 +72,43 @@ class Run:
         """The good checkpoints, oldest first."""
         found = (one for one in self.folder.scan().good if not one.manifest.is_function_end)
         return [Checkpoint.in_run(self.folder, one) for one in found]
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """The outcome, as report.json has it; None while the run has none."""
+        return self.folder.report()
+
+    @property
+    def test_metrics(self) -> dict[str, float | None]:
+        """The metrics of the newest evaluation of a checkpoint on the test split; empty: none."""
+        found = [
+            manifest
+            for name in self.folder.store.names(EVALUATIONS)
+            for _, manifest in self.folder.results(f"{EVALUATIONS}/{name}", EvaluationManifest)
+            if manifest.split == TEST and not manifest.max_batches
+        ]
+        newest = max(found, key=lambda one: one.created_at, default=None)
+        return dict(newest.metrics) if newest else {}
+
+    @property
+    def inferences(self) -> list[PredictionsResult]:
+        """What batch inferences have committed into the run, oldest first: from which input."""
+        return committed_predictions(self.folder)
+
+    def predictions(self, inference: PredictionsResult | None = None) -> DataFrame:
+        """The predictions of one of `inferences`, or of the newest: a row an input's row.
+
+        Raises ConfigError if there are none, CheckpointError if a file was altered.
+        """
+        import pandas as pd
+        import pyarrow.parquet as pq
+
+        found = inference or next(reversed(self.inferences), None)
+        if found is None:
+            raise ConfigError(f"run {self.name!r} has no predictions: `evertrain infer` makes some")
+        files = verified_predictions(self.folder, found)
+        tables = [pq.read_table(io.BytesIO(data)).to_pandas() for data in files]
+        return pd.concat(tables, ignore_index=True)
 
     def latest(self) -> Checkpoint:
         """The newest checkpoint. Raises ConfigError if there is none."""

@@ -134,7 +134,9 @@ def verify_resume(
         max_samples=request.steps // 2 * request.batch_size - request.batch_size // 2,
     )
     _train("undisturbed", task, folder, on_step)
-    task = task.model_copy(update={"run": resumed.name, "kill_after": killed_after})
+    # What is fitted need not come out alike twice: it is recorded once.
+    fitted_once = {"run": resumed.name, "fitted_of": undisturbed.name}
+    task = task.model_copy(update={**fitted_once, "kill_after": killed_after})
     _train("killed", task, folder, on_step)
     newest = resumed.newest()
     assert newest is not None, "the run is killed after its first checkpoint"

@@ -96,20 +96,20 @@ class FunctionOptions(Options):
     @model_validator(mode="before")
     @classmethod
     def _name_the_workload(cls, given: Any) -> Any:
-        """A function is listed under its own name, and ranked by a metric that it reports."""
+        """A function is listed under its own name."""
         if not isinstance(given, dict):
             return given
         function = given.get("train_fn") or given.get("trainer")
         if not function:
             return given
         if not given.get("predictor"):
-            return {"monitor": ""} | given | {"workload": function}
+            return given | {"workload": function}
         if not given.get("workload"):
             raise ValueError(
                 f"predictor {given['predictor']!r} needs workload, which has the data, the metrics "
                 "and the form of predictions"
             )
-        return {"monitor": ""} | given
+        return given
 
     @model_validator(mode="after")
     def _check_function(self) -> Self:

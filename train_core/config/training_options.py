@@ -18,7 +18,6 @@ from pydantic import (
 
 from train_core.config.option_groups import MAY_CHANGE, Options, object_of
 from train_core.policy.findings import Accepted
-from train_core.policy.metric_names import VALIDATION_ACCURACY
 
 NAME_OF_OBJECT = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
@@ -161,11 +160,14 @@ class MonitorOptions(Options):
     """The metric that ranks checkpoints and stops early."""
 
     monitor: str = Field(
-        default=VALIDATION_ACCURACY,
-        description="The metric that ranks checkpoints and stops early.",
+        default="",
+        description="The metric that ranks checkpoints and stops early; empty: the workload's own, "
+        "or else validation/accuracy. Of a training function: none, the newest is the best.",
     )
     monitor_order: Literal["max", "min"] = Field(
-        default="max", description="Whether a higher or a lower monitored metric is better."
+        default="max",
+        description="Whether a higher or a lower monitored metric is better; without monitor, the "
+        "workload says so, too.",
     )
     early_stopping_patience: int = Field(
         default=0,

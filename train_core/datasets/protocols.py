@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol, get_args
 
@@ -24,9 +24,9 @@ Columns = Mapping[str, npt.NDArray[Any]]
 class Dataset(Protocol):
     """Map-style raw data: any `torch.utils.data.Dataset` with a length will do.
 
-    A sample is a mapping of column names to values. A dataset that also has torch's
-    `__getitems__(indices)` and returns `Columns` there is read a batch at a time, which is
-    far faster. A `digest()` that names the content goes into run.json.
+    A sample is a mapping of column names to values, or what the workload's `collate` takes. A
+    dataset that also has torch's `__getitems__(indices)` and returns `Columns` there is read a
+    batch at a time, which is far faster. A `digest()` that names the content goes into run.json.
     """
 
     def __len__(self) -> int: ...
@@ -67,6 +67,42 @@ def is_stream(dataset: Dataset | Stream) -> TypeIs[Stream]:
     return hasattr(dataset, "shard")
 
 
+Collate = Callable[[Sequence[Any]], Columns]
+
+
+class WrappedDataset:
+    """A dataset that is read in a way of the engine's; `whole` may be one, too."""
+
+    def __init__(self, whole: Dataset | Stream, collate: Collate | None = None) -> None:
+        self.whole = whole
+        inner = whole.collate if isinstance(whole, WrappedDataset) else None
+        self.collate: Collate | None = collate or inner
+        """What makes columns of its samples; None: `columns_of_samples`."""
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __getitem__(self, index: int, /) -> Any:
+        return self.whole[index]  # type: ignore[index]  # never asked of a stream
+
+
+class CollatedDataset(WrappedDataset):
+    """A dataset whose samples become columns by a workload's own `collate`."""
+
+    def __getattr__(self, name: str) -> Any:
+        # A copy asks for others before it has the dataset.
+        if name == "whole" or (name.startswith("_") and name != "__getitems__"):
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+
+def users_own(dataset: Any) -> Any:
+    """The dataset that the workload gave."""
+    while isinstance(dataset, WrappedDataset):
+        dataset = dataset.whole
+    return dataset
+
+
 def gives_columns(dataset: Dataset) -> bool:
     """Whether the dataset's `__getitems__` gives columns, and not a list of samples.
 
@@ -90,12 +126,33 @@ def fetch(dataset: Dataset, indices: npt.NDArray[np.int64]) -> Columns:
         for index in indices:
             with reading(partial("sample {}".format, index)):
                 samples.append(dataset[int(index)])
+    if isinstance(dataset, WrappedDataset) and dataset.collate is not None:
+        return dataset.collate(samples)
     if not isinstance(samples[0], Mapping):
         raise WorkloadError(
-            f"a sample of {type(dataset).__name__} is a {type(samples[0]).__name__}: "
-            "return a mapping of column names to values"
+            f"a sample of {type(users_own(dataset)).__name__} is a {type(samples[0]).__name__}: "
+            "return a mapping of column names to values, or give the workload a collate() that "
+            "makes columns of such samples"
         )
-    return {name: np.stack([np.asarray(s[name]) for s in samples]) for name in samples[0]}
+    return columns_of_samples(samples)
+
+
+def columns_of_samples(samples: Sequence[Mapping[str, Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Each name's values: one array if all have the same shape, and else one of objects."""
+    return {name: _column([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def _column(values: list[Any]) -> npt.NDArray[Any]:
+    try:
+        arrays = [np.asarray(value) for value in values]
+    except ValueError:
+        # A list of lists of different lengths.
+        arrays = []
+    if len({array.shape for array in arrays}) == 1:
+        return np.stack(arrays)
+    column = np.empty(len(values), object)
+    column[:] = values
+    return column
 
 
 def _in_short(indices: npt.NDArray[np.int64]) -> str:

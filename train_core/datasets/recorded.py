@@ -20,6 +20,8 @@ class RecordedData:
     """The result of `describe_data` for each split."""
     files: FileList | None
     """The files of the workload's sources; None if there are none, or an older run."""
+    fitted: Any = None
+    """What the workload fitted to the training split; None: nothing."""
 
     @property
     def forms(self) -> Mapping[str, str]:

@@ -76,6 +76,21 @@ class PinnedFiles:
         )
 
 
+class NoFiles(PinnedFiles):
+    """Of a model that is served, or scored as if it were: it has no file of its training."""
+
+    def __init__(self) -> None:
+        super().__init__(FileList(sources={}))
+
+    def files(self, name: str) -> tuple[DataFile, ...]:
+        """Raise WorkloadError."""
+        raise WorkloadError(
+            f"files({name!r}) is called where a model predicts, which has no files of its "
+            "training: return from fit() what prepare() and model() need of them, and read it "
+            "from self.fitted"
+        )
+
+
 def split_glob(url: str) -> tuple[str, str]:
     """The folder above all that the URL matches, and the rest, a glob pattern; empty: none."""
     if not has_magic(url):

@@ -45,7 +45,8 @@ def fork_checkpoint(folder: RunFolder, checkpoint: Checkpoint, name: str) -> Run
             "flow_run": "",
         }
         try:
-            create_run(forked, record.model_copy(update=changed), folder.files_of(record))
+            documents = folder.files_of(record), folder.fitted_of(record)
+            create_run(forked, record.model_copy(update=changed), *documents)
         except FileExistsError:
             # Somebody else has begun it meanwhile, and it has nothing to do with our checkpoint.
             writer.delete_checkpoint(checkpoint.name)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.storage.records.manifest import PredictionsManifest
 from train_core.storage.records.names import CHECKPOINTS, PREDICTIONS
+from train_core.storage.records.verified_files import read_file
 from train_core.storage.run_folder import RunFolder
 
 
@@ -30,6 +33,19 @@ def committed_predictions(folder: RunFolder) -> list[PredictionsResult]:
         result_of(folder, key, manifest, _checkpoint(folder, manifest))
         for key, manifest in sorted(found, key=lambda one: one[1].created_at)
     ]
+
+
+def verified_predictions(folder: RunFolder, result: PredictionsResult) -> Iterator[bytes]:
+    """The files of committed predictions, in their order.
+
+    Raises FileNotFoundError if they were deleted, CheckpointError if one was altered.
+    """
+    key = f"{PREDICTIONS}/{result.uri.rstrip('/').rpartition('/')[2]}"
+    manifests = dict(folder.results(PREDICTIONS, PredictionsManifest))
+    if key not in manifests:
+        raise FileNotFoundError(f"there are no predictions at {result.uri}")
+    for entry in manifests[key].files:
+        yield bytes(read_file(folder.store, f"{key}/{entry.name}", entry))
 
 
 def _checkpoint(folder: RunFolder, manifest: PredictionsManifest) -> CheckpointSummary:

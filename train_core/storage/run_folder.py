@@ -2,7 +2,7 @@
 
 <storage>/<run>/
     run.json            what was asked; created once
-    data/               the files of the workload's data (see `data_files`)
+    data/               the files of the workload's data (see `data_files`), what it fitted to them
     asked/              what was asked of it later (see `amendments`)
     lease/              the attempts, and which process drives the run (see `lease`)
     checkpoints/step-00001200-a0007/    files, then manifest.json: the commit
@@ -38,7 +38,7 @@ from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.retry_policy import RetryPolicy
 from train_core.storage.objects.store import Store
 from train_core.storage.records.amendments import Amendment, newest_amendment
-from train_core.storage.records.data_files import FileList, read_file_list
+from train_core.storage.records.data_files import FileList, key_of, read_file_list
 from train_core.storage.records.documents import read_document, read_object, read_small
 from train_core.storage.records.manifest import is_committed
 from train_core.storage.records.names import (
@@ -51,6 +51,7 @@ from train_core.storage.records.names import (
 )
 from train_core.storage.records.quarantine import quarantine_reason
 from train_core.storage.records.run_record import RunRecord
+from train_core.storage.records.verified_files import read_file
 
 __all__ = ["Checkpoint", "RunFolder"]
 _log = logging.getLogger(__name__)
@@ -108,6 +109,15 @@ class RunFolder:
         Raises CheckpointError if the list is damaged.
         """
         return read_file_list(self.store, record.files) if record.files else None
+
+    def fitted_of(self, record: RunRecord) -> bytes | None:
+        """What the workload fitted to its training split, as a file; None: nothing.
+
+        Raises CheckpointError if it is damaged.
+        """
+        if record.fitted is None:
+            return None
+        return bytes(read_file(self.store, key_of(record.fitted), record.fitted))
 
     def newest_request(self, record: RunRecord | None = None) -> Amendment:
         """What was requested last: the newest amendment, or else the record. Raises as `record`.

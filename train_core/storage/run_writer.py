@@ -214,13 +214,20 @@ class RunWriter(ResultWriter):
         self.folder.store.delete("")
 
 
-def create_run(folder: RunFolder, record: RunRecord, files: FileList | None = None) -> None:
-    """Create the run, with the list of data files that `record.files` vouches for.
+def create_run(
+    folder: RunFolder,
+    record: RunRecord,
+    files: FileList | None = None,
+    fitted: bytes | None = None,
+) -> None:
+    """Create the run, with the list of data files and what was fitted, which `record` vouches for.
 
     Raises FileExistsError if it exists.
     """
     if files is not None and record.files is not None:
         folder.store.write(key_of(record.files), files.to_json(), durable=True)
+    if fitted is not None and record.fitted is not None:
+        folder.store.write(key_of(record.fitted), fitted, durable=True)
     folder.store.create(RUN_JSON, (record.model_dump_json(indent=1) + "\n").encode())
 
 

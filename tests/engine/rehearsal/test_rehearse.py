@@ -21,7 +21,9 @@ from tests.pytorch.table import SECTIONS
 from train_core import Settings, Workload
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.state import TrainingState, model_state
+from train_core.engine.data.fitted import load_without_data
 from train_core.engine.rehearsal import rehearse as rehearsing
+from train_core.engine.rehearsal.check import rehearse_workload
 from train_core.engine.rehearsal.engine_training import EngineTraining
 from train_core.engine.rehearsal.rehearse import rehearse
 from train_core.engine.rehearsal.steps import Trial, try_resume, try_steps
@@ -44,7 +46,8 @@ def rehearsed(kind: type[Workload[Any]], **asked: Any) -> Rehearsal:
     config = TrainConfig(**given | asked)
     workload = kind(Settings())
     train_set, validation_set = load_split(workload, "train"), indexed(workload, "validation")
-    return rehearse(lambda: kind(Settings()), config, train_set, validation_set)
+    new = partial(kind, Settings())
+    return rehearse(new, new, config, train_set, validation_set)
 
 
 def found(kind: type[Workload[Any]], **asked: Any) -> list[tuple[str, bool]]:
@@ -85,6 +88,34 @@ def test_what_would_go_wrong_is_named(
     findings = rehearsed(kind, epochs=40).findings
     assert [(one.name, one.is_refused) for one in findings] == [(name, is_refused)]
     assert words in findings[0].message
+
+
+@pytest.mark.promise("rehearsal")
+@pytest.mark.parametrize(
+    ("kind", "is_refused", "words"),
+    [
+        ("ReadsFiles", True, "files('words') is called where a model predicts"),
+        ("ModelReadsFiles", True, "files('words') is called where a model predicts"),
+        ("KeptByDataset", True, "'prediction' of the same rows is another one"),
+        ("KeptByTraining", True, "'score' of the same rows is another one"),
+        ("NeededOfDataset", False, "a served model cannot predict: KeyError: 'scale'"),
+    ],
+)
+def test_a_model_that_would_be_another_one_where_it_is_served_is_told(
+    kind: str, is_refused: bool, words: str
+) -> None:
+    (found,) = checked(kind).findings
+    assert (found.name, found.is_refused) == ("predictions", is_refused)
+    assert words in found.message
+
+
+def test_what_is_fitted_is_served() -> None:
+    assert checked("Fits").findings == []
+
+
+def checked(kind: str) -> Rehearsal:
+    workload = f"tests.engine.rehearsal.served:{kind}"
+    return rehearse_workload(TrainConfig(workload=workload, batch_size=32))
 
 
 @pytest.mark.promise("rehearsal")
@@ -181,6 +212,7 @@ def test_nothing_is_refused_of_what_is_shipped_and_hardly_anything_said(
     config = TrainConfig(workload=name, num_shards=2, batch_size=32)
     said = rehearse(
         partial(load_workload, name, {}),
+        partial(load_without_data, config, None),
         config,
         load_split(workload, "train"),
         indexed(workload, "validation"),
@@ -192,8 +224,10 @@ def test_nothing_is_refused_of_what_is_shipped_and_hardly_anything_said(
 def of_the_table(name: str) -> Rehearsal:
     config = config_of(name, 2)
     workload = CaseWorkload(CaseSettings(name=name))
+    new = partial(CaseWorkload, CaseSettings(name=name))
     return rehearse(
-        lambda: CaseWorkload(CaseSettings(name=name)),
+        new,
+        new,
         config,
         load_split(workload, "train"),
         indexed(workload, "validation"),

@@ -75,7 +75,7 @@ def scores_of(
     for outputs, targets in zip(*(part.split(batch_size) for part in rows), strict=True):
         batch = {"inputs": outputs, "targets": targets}
         if name == LOSS:
-            add_loss(whole, workload.loss(outputs, batch), len(targets))
+            add_loss(whole, workload, workload.loss(outputs, batch), batch)
         else:
             update_metric(workload, name, whole, outputs, batch)
         scored.add(workload, single, outputs, batch)

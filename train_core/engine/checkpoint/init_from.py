@@ -144,6 +144,14 @@ class InitialState:
             )
 
 
+def fitted_with(origin: Origin) -> bytes | None:
+    """What was fitted for the weights of a run; None: nothing, or they are a file alone."""
+    if origin.uri.endswith(_FILE):
+        return None
+    folder, _ = find_checkpoint(origin.uri, "")
+    return folder.fitted_of(folder.record())
+
+
 def _form(value: Any) -> Any:
     """The shape of a tensor; of a module's extra state only that it is one."""
     return tuple(value.shape) if isinstance(value, Tensor) else "an extra state"

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset as TorchDataset
 
 from train_core.config import TrainConfig
@@ -19,15 +20,18 @@ from train_core.datasets.protocols import (
     Dataset,
     ShardStream,
     Stream,
+    WrappedDataset,
     fetch,
     gives_columns,
+    users_own,
 )
+from train_core.engine.data.prepared import CACHE_LINE, prepare_batch
 from train_core.engine.distributed.group import Group
-from train_core.errors import EvertrainError
+from train_core.errors import EvertrainError, WorkloadError
 from train_core.policy.samples.randomness import AUGMENT, SampleRandom, derive_seed
-from train_core.policy.samples.sample_order import sample_order
+from train_core.policy.samples.sample_order import order_generator
 from train_core.policy.samples.steps import MicroBatch, Pass
-from train_core.workload import Batch, Workload, prepare_batch, seed_generators
+from train_core.workload import Batch, Workload, seed_generators
 
 T = TypeVar("T")
 
@@ -53,7 +57,7 @@ class TrainBatches(TorchDataset[PlannedBatch]):
 
     def _batch(self, micro: MicroBatch) -> Batch:
         if micro.epoch != self._epoch:
-            self._order = sample_order(self._seed, micro.epoch, len(self._dataset))
+            self._order = epoch_order(self._workload, self._dataset, self._seed, micro.epoch)
             self._epoch = micro.epoch
         return self.read(micro.epoch, self._order[micro.positions.start : micro.positions.stop])
 
@@ -117,16 +121,35 @@ class StreamBatches:
         return prepare(self._workload, columns, random, positions)
 
 
-class _SeededPerSample:
+class _SeededPerSample(WrappedDataset):
     def __init__(self, dataset: Dataset, seed: int, epoch: int) -> None:
-        self._dataset, self._seed, self._epoch = dataset, seed, epoch
-
-    def __len__(self) -> int:
-        return len(self._dataset)
+        super().__init__(dataset)
+        self._seed, self._epoch = seed, epoch
 
     def __getitem__(self, index: int, /) -> Any:
         seed_generators(derive_seed(self._seed, AUGMENT, self._epoch, index))
-        return self._dataset[index]
+        return super().__getitem__(index)
+
+
+def epoch_order(
+    workload: Workload[Any], dataset: Dataset, seed: int, epoch: int
+) -> npt.NDArray[np.int64]:
+    """The order in which an epoch visits the samples. Raises WorkloadError for no such order."""
+    random = order_generator(seed, epoch)
+    num_samples = len(dataset)
+    if type(workload).order is Workload.order:
+        return random.permutation(num_samples)
+    whole = users_own(dataset)
+    found = np.asarray(workload.order(whole, random))
+    is_order = found.shape == (len(whole),) and found.dtype.kind in "iu"
+    if not is_order or (len(found) and not 0 <= found.min() <= found.max() < len(whole)):
+        raise WorkloadError(
+            f"order() of {type(workload).__name__} gives an array of shape {found.shape} and type "
+            f"{found.dtype}: give an index from 0 to {len(whole) - 1} for each of the "
+            f"{len(whole)} samples of an epoch"
+        )
+    # A part of the dataset, as a rehearsal trains on, has a part of its indices.
+    return np.resize(found.astype(np.int64), num_samples) % num_samples
 
 
 def prepare(
@@ -149,11 +172,23 @@ def prepare(
 
 
 def model_to_device(model: nn.Module, device: torch.device, *, channels_last: bool) -> nn.Module:
-    """The model on the device, with its 4-d parameters in the memory format asked for."""
+    """The model on the device, with its 4-d parameters in the memory format asked for.
+
+    What was made of numpy's memory, which begins anywhere, gets memory of torch's: BLAS rounds by
+    where a matrix begins.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not is_lazy(tensor) and _is_of_numpys_memory(tensor):
+            tensor.data = tensor.data.clone()
     model = model.to(device)
     if not channels_last:
         return model
     return model.to(memory_format=torch.channels_last)  # type: ignore[no-any-return, call-overload]  # torch's stub lacks it
+
+
+def _is_of_numpys_memory(tensor: torch.Tensor) -> bool:
+    is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    return is_plain and tensor.untyped_storage().data_ptr() % CACHE_LINE != 0
 
 
 def to_device(batch: Batch, device: torch.device, *, channels_last: bool) -> Batch:

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from train_core.datasets.faulty_files import row_at_fault
 from train_core.datasets.protocols import Columns
+from train_core.engine.data.prepared import prepare_batch
 from train_core.errors import DataError, EvertrainError
-from train_core.workload import Batch, Workload, prepare_batch
+from train_core.workload import Batch, Workload
 
 _MOST_SHOWN = 40
 _log = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ from typing import Any
 
 from train_core.config import TrainConfig
 from train_core.datasets.recorded import RecordedData
-from train_core.errors import HiddenLoginError, RunConflictError, WorkloadError
-from train_core.loading import load_workload, parse_settings
+from train_core.engine.data.fitted import state_of
+from train_core.errors import ConfigError, HiddenLoginError, RunConflictError, WorkloadError
+from train_core.loading import load_workload, parse_settings, workload_class
 from train_core.policy.logins import has_hidden_login, hide_logins, with_login_of
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import Origin, RunRecord
@@ -26,16 +27,37 @@ def load_recorded(folder: RunFolder, config: TrainConfig) -> Workload[Any]:
     record = folder.record() if folder.exists() else None
     if record is None:
         return load_workload(config.workload, config.settings)
-    data = RecordedData(folder.name, record.datasets, folder.files_of(record))
+    fitted = folder.fitted_of(record)
+    data = RecordedData(
+        folder.name,
+        record.datasets,
+        folder.files_of(record),
+        None if fitted is None else state_of(fitted),
+    )
     return load_workload(config.workload, config.settings, data)
 
 
 def with_defaults(config: TrainConfig) -> TrainConfig:
-    """The configuration with all of its workload's settings. Raises WorkloadError."""
+    """The configuration with its workload's settings and its monitor. Raises WorkloadError."""
     if not config.has_workload:
         return config
+    config = with_monitor(config)
     settings = parse_settings(config.workload, config.settings).model_dump(mode="json")
     return config.model_copy(update={"settings": settings})
+
+
+def with_monitor(config: TrainConfig) -> TrainConfig:
+    """The configuration with its workload's monitor, if it names none. Raises WorkloadError."""
+    if config.monitor or config.is_function:
+        return config
+    kind = workload_class(config.workload)
+    if config.monitor_order != "max" and kind.monitor_order == "max":
+        raise ConfigError(
+            f"monitor_order is {config.monitor_order} and no monitor was given: of "
+            f"{kind.monitor}, which {config.workload} goes by, more is better. Name the metric, too"
+        )
+    found = {"monitor": kind.monitor, "monitor_order": kind.monitor_order}
+    return config.model_copy(update=found)
 
 
 def with_known_defaults(config: TrainConfig) -> TrainConfig:

@@ -26,7 +26,14 @@ from train_core.policy.metric_names import LOSS
 from train_core.policy.samples.randomness import EVALUATE, derive_seed
 from train_core.policy.samples.sharding import split_evenly
 from train_core.text.shown_text import few_of
-from train_core.workload import Batch, Workload, seed_generators, update_metric
+from train_core.workload import (
+    Batch,
+    Workload,
+    seed_generators,
+    update_metric,
+    weighs,
+    weight_of,
+)
 
 CONFUSION = "confusion_matrix"
 
@@ -128,10 +135,15 @@ def _comparable(value: object) -> object:
     return repr(value)
 
 
-def add_loss(metric: Metric, loss: Tensor, num_samples: int) -> None:
-    """Add the mean loss of so many samples to the metric LOSS of `split_metrics`."""
-    # Not as a weight: torchmetrics takes none into account where it does not look for NaN.
-    metric.update(loss.double().expand(num_samples))
+def add_loss(metric: Metric, workload: Workload[Any], loss: Tensor, batch: Batch) -> None:
+    """Add the mean loss of a batch to the metric LOSS of `split_metrics`."""
+    # torchmetrics takes no weight into account where it does not look for NaN.
+    if not weighs(workload):
+        metric.update(loss.double().expand(len(next(iter(batch.values())))))
+    elif weight := weight_of(workload, batch):
+        assert isinstance(metric, MeanMetric)
+        metric.mean_value = metric.mean_value.add(loss.double() * weight)
+        metric.weight = metric.weight.add(weight)
 
 
 def measure_shard(
@@ -163,11 +175,10 @@ def measure_shard(
                 if on_batch:
                     on_batch()
                 outputs, loss = forward(workload, model, batch, config)
-                num_samples = len(next(iter(batch.values())))
                 predicted = workload.predictions(outputs) if predicts else {}
                 for name, metric in metrics.items():
                     if name == LOSS:
-                        add_loss(metric, loss, num_samples)
+                        add_loss(metric, workload, loss, batch)
                     elif name == CONFUSION:
                         metric.update(predicted["prediction"], batch["targets"])
                     elif name == SCORES:

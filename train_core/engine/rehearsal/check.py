@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from train_core.config import TrainConfig
+from train_core.engine.data.fitted import fit, give, load_without_data
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.rehearsal.rehearse import rehearse
 from train_core.loading import load_workload
 from train_core.policy.findings import EVERYTHING
@@ -22,20 +24,29 @@ def check_workload(config: dict[str, Any]) -> Rehearsal:
     return rehearse_workload(with_accepted(TrainConfig.model_validate(config)))
 
 
-def rehearse_workload(config: TrainConfig, files: FileList | None = None) -> Rehearsal:
+def rehearse_workload(
+    config: TrainConfig, files: FileList | None = None, fitted: bytes | None = None
+) -> Rehearsal:
     """Rehearse a workload, made and given its data as a worker does it.
 
-    `files` are those of its sources, if they are known. Raises WorkloadError for what the engine
-    refuses, DataError for what cannot be read, and what the workload's own code raises.
+    `files` are those of its sources, and `fitted` is what it fitted, if they are known. Raises
+    WorkloadError for what the engine refuses, DataError for what cannot be read, and what the
+    workload's own code raises.
     """
     if EVERYTHING in config.accept:
         left_out = ["all: everything is accepted"]
         return Rehearsal(tried=[], findings=[], left_out=left_out, accepted=config.accept, cpu_s=0)
+    config = with_monitor(config)
     first = load_workload(config.workload, config.settings)
     at_first = dict(vars(first))
     if first.sources():
         pinned_files(first, files)
-    train_set, validation_set = load_split(first, "train"), indexed(first, "validation")
+    train_set = load_split(first, "train")
+    if fitted is None:
+        fitted = fit(first, train_set)
+    else:
+        give(first, fitted)
+    validation_set = indexed(first, "validation")
     # `dataset` may set what other hooks use. Of each new workload it would read all data again.
     set_since = {
         name: value
@@ -48,5 +59,8 @@ def rehearse_workload(config: TrainConfig, files: FileList | None = None) -> Reh
         vars(made).update(set_since)
         return made
 
-    found = rehearse(new_workload, config, train_set, validation_set)
+    def served() -> Workload[Any]:
+        return load_without_data(config, fitted)
+
+    found = rehearse(new_workload, served, config, train_set, validation_set)
     return found.model_copy(update={"accepted": config.accept})

@@ -17,17 +17,19 @@ from torch.utils._pytree import tree_map
 from torchmetrics import Metric
 
 from train_core.config import TrainConfig
+from train_core.datasets.few_samples import FewSamples
 from train_core.datasets.protocols import Dataset, fetch
+from train_core.engine.checkpoint.reader import ModelState
+from train_core.engine.checkpoint.state import model_state, unsaved_buffers
 from train_core.engine.data.batches import prepare, to_device
 from train_core.engine.metrics.evaluation_loop import measure_shard, merge, split_metrics
 from train_core.engine.metrics.forward import autocast, forward
 from train_core.engine.rehearsal.engine_training import CPU
-from train_core.engine.rehearsal.few_samples import FewSamples
-from train_core.errors import EvertrainError, line_of_users_code, words_of
+from train_core.errors import EvertrainError, WorkloadError, line_of_users_code, words_of
 from train_core.policy.metric_names import LOSS
 from train_core.results import Finding
 from train_core.text.shown_text import few_of
-from train_core.workload import Batch, Workload, update_metric
+from train_core.workload import Batch, Workload, update_metric, weighs, weight_of
 
 NUM_ROWS = 16
 _FAR = 4.0
@@ -198,23 +200,30 @@ def try_loss(
     fewer = FewSamples(rows, np.arange(num_rows - 1))
     batch_of_fewer = _batch(workload, fewer, config)
     outputs_of_fewer, _ = forward(workload, model, dict(batch_of_fewer), config)
-    total = 0.0
+    total = weight = 0.0
     for part in (slice(0, num_rows // 2), slice(num_rows // 2, num_rows)):
         with autocast(CPU, config):
-            of_part = workload.loss(
-                _cut(outputs, part, outputs_of_fewer), _cut(batch, part, batch_of_fewer)
-            )
-        total += float(of_part) * (part.stop - part.start) / num_rows
+            rows_of_part = _cut(batch, part, batch_of_fewer)
+            of_part = workload.loss(_cut(outputs, part, outputs_of_fewer), rows_of_part)
+        if of_rows := weight_of(workload, rows_of_part):
+            total += float(of_part) * of_rows
+            weight += of_rows
+    total /= weight or 1
     tolerance = _TOLERANCES[torch.bfloat16 if config.precision == "bf16" else torch.float32]
     if not _is_close(float(loss), total, tolerance):
         yield Finding(
             name="loss",
             is_refused=False,
             message=f"the loss of {num_rows} rows is {float(loss):.6g}, and the mean of the "
-            f"losses of its halves {total:.6g}: it is no mean over samples, so that num_shards and "
-            "accumulation_steps are part of what is trained. Give num_shards explicitly, and keep "
-            "it",
+            f"losses of its halves {total:.6g}: it is no mean over {_counted(workload)}, so that "
+            "num_shards and accumulation_steps are part of what is trained. If it is a mean over "
+            "something else, as tokens, let weight() count that; of a loss between the samples of "
+            "a batch, train on one shard (num_shards 1), or keep the number of shards",
         )
+
+
+def _counted(workload: Workload[Any]) -> str:
+    return "what weight() counts" if weighs(workload) else "samples"
 
 
 def _cut(value: Any, part: slice, of_fewer: Any) -> Any:
@@ -231,18 +240,9 @@ def try_predictions(
     workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
 ) -> Iterator[Finding]:
     """Whether predictions need no targets, and are of each row, alone as in a batch."""
-
-    def predicted(indices: np.ndarray[Any, Any]) -> dict[str, Tensor]:
-        columns = fetch(rows, indices)
-        given = {name: c for name, c in columns.items() if name not in workload.target_columns}
-        batch: Batch = prepare(workload, given, None, indices)
-        batch = to_device(batch, CPU, channels_last=config.channels_last)
-        with autocast(CPU, config):
-            return dict(workload.predictions(workload.forward(model, batch)))
-
     try:
-        together = predicted(np.arange(len(rows)))
-        alone = predicted(np.arange(1))
+        together = _predicted(workload, model, rows, len(rows), config)
+        alone = _predicted(workload, model, rows, 1, config)
     except Exception as error:  # noqa: BLE001 (of a user's code)
         targets = ", ".join(workload.target_columns) or "none"
         yield _of_predictions(
@@ -279,12 +279,71 @@ def try_predictions(
         )
 
 
+def try_served(
+    served: Workload[Any],
+    workload: Workload[Any],
+    model: nn.Module,
+    rows: Dataset,
+    config: TrainConfig,
+) -> Iterator[Finding]:
+    """Whether the model predicts the same where it is served: with its weights and what was fitted.
+
+    `served` is the workload there, which has no file of its training and read no split.
+    """
+    try:
+        predicted = _predicted(workload, model, rows, len(rows), config)
+    except Exception:  # noqa: BLE001 (of a user's code: `try_predictions` tells it)
+        return
+    weights = {name: _copied(value) for name, value in model_state(model).items()}
+    buffers = {name: _copied(value) for name, value in unsaved_buffers(model).items()}
+    try:
+        there = served.model()
+        ModelState(weights, buffers).give(there)
+        found = _predicted(served, there.eval(), rows, len(rows), config)
+    except WorkloadError as error:
+        yield _of_predictions(str(error), is_refused=True)
+        return
+    except Exception as error:  # noqa: BLE001 (of a user's code)
+        yield _of_predictions(
+            f"a served model cannot predict: {raised(error)}. It has the workload's settings, the "
+            "weights and what fit() gave; dataset() was not called there"
+        )
+        return
+    for name in (name for name in predicted if name in found):
+        if not _are_close(predicted[name], found[name]):
+            yield _of_predictions(
+                f"{name!r} of the same rows is another one where the model is served. It has the "
+                "workload's settings, the weights and what fit() gave: what else prepare(), "
+                "forward() or the model read is lost. Keep it in buffers of the model, or return "
+                "it from fit()",
+                is_refused=True,
+            )
+            return
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _predicted(
+    workload: Workload[Any], model: nn.Module, rows: Dataset, num_rows: int, config: TrainConfig
+) -> dict[str, Tensor]:
+    """The predictions of the first rows, without their targets."""
+    indices = np.arange(num_rows)
+    columns = fetch(rows, indices)
+    given = {name: c for name, c in columns.items() if name not in workload.target_columns}
+    batch: Batch = prepare(workload, given, None, indices)
+    batch = to_device(batch, CPU, channels_last=config.channels_last)
+    with autocast(CPU, config):
+        return dict(workload.predictions(workload.forward(model, batch)))
+
+
 def _is_column(column: Any) -> bool:
     return isinstance(column, Tensor) and column.ndim > 0
 
 
-def _of_predictions(message: str) -> Finding:
-    return Finding(name="predictions", is_refused=False, message=message)
+def _of_predictions(message: str, *, is_refused: bool = False) -> Finding:
+    return Finding(name="predictions", is_refused=is_refused, message=message)
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

@@ -19,26 +19,28 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import tree_leaves
 
 from train_core.config import LOCAL, TrainConfig
+from train_core.datasets.few_samples import FewSamples
 from train_core.datasets.protocols import Dataset, Stream, fetch, is_stream
 from train_core.engine.checkpoint.progress import Progress
+from train_core.engine.data.batches import epoch_order
 from train_core.engine.metrics.evaluation_loop import check_split, set_modes
 from train_core.engine.rehearsal.engine_training import EngineTraining
-from train_core.engine.rehearsal.few_samples import FewSamples
 from train_core.engine.rehearsal.measured import (
     NUM_ROWS,
     raised,
     try_loss,
     try_metrics,
     try_predictions,
+    try_served,
 )
 from train_core.engine.rehearsal.steps import STEPS, Trial, try_resume, try_steps
 from train_core.engine.training.model_checks import check_model
 from train_core.errors import EvertrainError
 from train_core.policy.findings import FindingName
-from train_core.policy.samples.sample_order import sample_order
 from train_core.results import Finding, Rehearsal
 from train_core.workload import Workload
 
@@ -57,17 +59,20 @@ _NUM_RATES = 22
 
 def rehearse(
     new_workload: Callable[[], Workload[Any]],
+    served_workload: Callable[[], Workload[Any]],
     config: TrainConfig,
     train_set: Dataset | Stream,
     validation_set: Dataset,
 ) -> Rehearsal:
     """Try a workload on a few samples of its data.
 
+    `new_workload` makes one as a worker has it, `served_workload` one as a served model has it.
+
     Raises WorkloadError for what the engine refuses by itself, and what the workload's code raises
     where a step of the training would raise it, too.
     """
     begin_cpu_s = time.thread_time()
-    rehearsing = _Rehearsing(new_workload, config)
+    rehearsing = _Rehearsing(new_workload, served_workload, config)
     with _as_it_was():
         try:
             rehearsing.run(train_set, validation_set)
@@ -89,8 +94,14 @@ def rehearse(
 class _Rehearsing:
     """What was tried so far, and found."""
 
-    def __init__(self, new_workload: Callable[[], Workload[Any]], config: TrainConfig) -> None:
+    def __init__(
+        self,
+        new_workload: Callable[[], Workload[Any]],
+        served_workload: Callable[[], Workload[Any]],
+        config: TrainConfig,
+    ) -> None:
         self._new_workload = new_workload
+        self._served_workload = served_workload
         self._config = config
         self._begin_s = time.monotonic()
         self.tried: list[FindingName] = []
@@ -169,6 +180,11 @@ class _Rehearsing:
                 for name, attempt in _MEASURED.items():
                     if self._has_time(name):
                         self._try(name, attempt(workload, model, rows, config))
+                # What no checkpoint has, a served model has not, either: it is said already.
+                is_good = not any(one.is_refused for one in self.findings)
+                if is_good and "predictions" in self.tried and self._has_time("a served model"):
+                    served = self._served_workload()
+                    self._try("predictions", try_served(served, workload, model, rows, config))
         finally:
             set_modes(modes)
 
@@ -249,7 +265,7 @@ def _trial(
             "init_from": "",
         }
     )
-    return Trial(new_workload, cut, _first(train_set, cut), total_steps)
+    return Trial(new_workload, cut, _first(new_workload(), train_set, cut), total_steps)
 
 
 def _whole(trial: Trial, config: TrainConfig, train_set: Dataset) -> Trial:
@@ -259,12 +275,13 @@ def _whole(trial: Trial, config: TrainConfig, train_set: Dataset) -> Trial:
         "accumulation_steps": config.accumulation_steps,
     }
     whole = trial.config.model_copy(update=num_samples)
-    return replace(trial, config=whole, dataset=_first(train_set, whole))
+    first = _first(trial.new_workload(), train_set, whole)
+    return replace(trial, config=whole, dataset=first)
 
 
-def _first(train_set: Dataset, config: TrainConfig) -> Dataset:
+def _first(workload: Workload[Any], train_set: Dataset, config: TrainConfig) -> Dataset:
     """The first samples of an epoch, enough for all steps of a trial."""
-    order = sample_order(config.seed, 0, len(train_set))
+    order = epoch_order(workload, train_set, config.seed, 0)
     return FewSamples(train_set, np.resize(order, config.batch_size * (STEPS + 1)))
 
 
@@ -272,7 +289,8 @@ def _try_schedule(workload: Workload[Any], model: nn.Module, total_steps: int) -
     """Whether the rates are numbers, from the first step to the last."""
     optimizer = workload.optimizer(model)
     schedule = workload.schedule(optimizer, total_steps)
-    if schedule is None or not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
+    steps_alone = isinstance(schedule, LRScheduler) and not isinstance(schedule, ReduceLROnPlateau)
+    if schedule is None or not steps_alone:
         return
     first = min(total_steps, _MOST_RATES)
     later = {int(s) for s in np.linspace(first, total_steps - 1, _NUM_RATES)}

@@ -15,14 +15,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Subset
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from train_core import predictors
 from train_core.config import TrainConfig
+from train_core.datasets.few_samples import FewSamples
 from train_core.datasets.protocols import Dataset, Split
 from train_core.engine.checkpoint.reader import read_model
 from train_core.engine.checkpoint.verified_folder import verified_folder
@@ -161,8 +162,8 @@ def measure_one_shard(
         workload, model, device = load_model(url, config, checkpoint)
         dataset: Dataset = dataset_of(url, config, split)
         if max_batches:
-            first = range(min(max_batches * config.eval_batch_size, len(dataset)))
-            dataset = Subset(dataset, first)  # type: ignore[arg-type]  # is one but by name
+            first = min(max_batches * config.eval_batch_size, len(dataset))
+            dataset = FewSamples(dataset, np.arange(first))
         metrics = split_metrics(workload)
         if workload.class_names:
             metrics[CONFUSION] = _confusion(workload)

@@ -83,7 +83,7 @@ def score_rows(model: Model, rows: Rows, shard: int) -> RowScores | None:
                     _log.info("gate: %d rows of shard %d are scored", scored.num_rows, shard)
                 outputs, loss = forward(workload, module, batch, model.config)
                 if rows.metric == LOSS:
-                    add_loss(shard_metric, loss, _num_rows(batch))
+                    add_loss(shard_metric, workload, loss, batch)
                 else:
                     update_metric(workload, rows.metric, shard_metric, outputs, batch)
                 with autocast(device, model.config):
@@ -135,7 +135,7 @@ class RowScoring:
             for row_outputs, row in _rows_of(outputs, batch):
                 metric.reset()
                 if self._name == LOSS:
-                    add_loss(metric, workload.loss(row_outputs, row), 1)
+                    add_loss(metric, workload, workload.loss(row_outputs, row), row)
                 else:
                     update_metric(workload, self._name, metric, row_outputs, row)
                 for state, value in state_of(metric).items():

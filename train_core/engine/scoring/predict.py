@@ -29,6 +29,7 @@ from train_core.datasets.arrays import is_null
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.data.batches import to_device
 from train_core.engine.data.inputs import Input, Rows, open_input, read_input
+from train_core.engine.data.prepared import rows_without_prediction
 from train_core.engine.data.raw_columns import prepared
 from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.distributed.watchdog import watching
@@ -48,7 +49,7 @@ from train_core.storage.records.verified_files import are_there
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import ResultWriter
 from train_core.text.log_lines import set_up_logging
-from train_core.workload import Workload, rows_without_prediction, seed_generators
+from train_core.workload import Workload, seed_generators
 
 _RESERVED = ("id", "model_step")
 _GROUP_ROWS, _GROUP_BYTES = 2**16, 2**27

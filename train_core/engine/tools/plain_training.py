@@ -16,14 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from train_core.config import TrainConfig
-from train_core.datasets.protocols import Dataset
+from train_core.datasets.protocols import Dataset, users_own
 from train_core.engine.data.batches import TrainBatches, model_to_device, to_device
 from train_core.engine.distributed.group import use_deterministic_algorithms
+from train_core.engine.metrics.forward import nothing_of
 from train_core.policy.samples.randomness import FORWARD, INIT, ORDER, UPDATE, derive_seed
 from train_core.storage.records.run_record import NEWEST_STEP_RULES
-from train_core.workload import Batch, Workload
+from train_core.workload import Batch, Workload, weighs
 
 CPU = torch.device("cpu")
 
@@ -52,6 +54,7 @@ class PlainTraining:
         self.config = config
         self.dataset = dataset
         self._on_batch = on_batch
+        self._weighs = weighs(workload)
         self._batches = TrainBatches(workload, dataset, config.seed)
         num_samples = len(dataset)
         self.steps_per_epoch = num_samples // config.batch_size
@@ -66,6 +69,8 @@ class PlainTraining:
             self._forward_model = torch.compile(self.model, dynamic=False)
         self.optimizer = workload.optimizer(self.model)
         self.schedule = workload.schedule(self.optimizer, self.total_steps)
+        self.waits_for_metric = isinstance(self.schedule, ReduceLROnPlateau)
+        """Whether the schedule goes by validations, of which there are none here."""
         workload.initialize(self.model)
 
     def step(self, step: int) -> None:
@@ -74,11 +79,12 @@ class PlainTraining:
         first_buffers = _buffers(model)
         buffers_of_shard_0: dict[str, Tensor | None] = {}
         gradients: list[dict[str, Tensor | None]] = []
+        weights: list[float] = []
         for shard in range(config.shards):
             _set_buffers(model, first_buffers)
             for parameter in model.parameters():
                 parameter.grad = None
-            self._backward(step, shard)
+            weight = self._backward(step, shard)
             of_shard = {name: p.grad for name, p in model.named_parameters()}
             if self.step_rules == 1 and config.shards > 1:
                 of_shard = {
@@ -86,28 +92,38 @@ class PlainTraining:
                     for name, p in model.named_parameters()
                 }
             gradients.append(of_shard)
+            weights.append(weight)
             if shard == 0:
                 buffers_of_shard_0 = _buffers(model)
         _set_buffers(model, buffers_of_shard_0)
         for name, parameter in model.named_parameters():
             parameter.grad = _sum_of_tree([of_shard[name] for of_shard in gradients])
+            if self._weighs and parameter.grad is not None:
+                parameter.grad *= 1 / sum(weights)
         _seed(config.seed, UPDATE, step)
         if config.clip_norm:
             nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
         self.optimizer.step()
-        if self.schedule is not None and step + 1 < self.total_steps:
+        is_last = step + 1 >= self.total_steps
+        if self.schedule is not None and not (self.waits_for_metric or is_last):
             self.schedule.step()
         self.workload.after_step(model, step + 1)
 
-    def _backward(self, step: int, shard: int) -> None:
-        """The backward passes of a shard."""
+    def _backward(self, step: int, shard: int) -> float:
+        """The backward passes of a shard; the sum of its batches' weights, if it has any."""
+        weight = 0.0
         config = self.config
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         begin = step_in_epoch * config.batch_size
         number_of_samples = len(self.dataset)
         end = min(begin + config.batch_size, number_of_samples)
         shuffled = np.random.Generator(np.random.Philox(derive_seed(config.seed, ORDER, epoch)))
-        order = shuffled.permutation(number_of_samples)
+        if type(self.workload).order is not Workload.order:
+            whole = users_own(self.dataset)
+            order = np.resize(self.workload.order(whole, shuffled), number_of_samples)
+            order %= number_of_samples
+        else:
+            order = shuffled.permutation(number_of_samples)
         for micro_step, part in enumerate(
             np.array_split(order[begin:end], config.accumulation_steps)
         ):
@@ -122,9 +138,14 @@ class PlainTraining:
                 outputs = self.workload.forward(self._forward_model, batch)
                 loss = self.workload.loss(outputs, batch)
             weighted = loss * (len(indices) / (end - begin))
+            if self._weighs:
+                of_batch = float(self.workload.weight(given))
+                weight += of_batch
+                weighted = loss * of_batch if of_batch else nothing_of(outputs)
             if self._on_batch is not None:
                 self._on_batch(shard, given, weighted)
             weighted.backward()
+        return weight
 
     def batch(self, epoch: int, indices: npt.NDArray[np.int64]) -> Batch:
         """The samples at these indices, prepared."""

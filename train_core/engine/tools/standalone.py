@@ -21,7 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from train_core.datasets.protocols import Dataset, Stream, is_stream
+from train_core.datasets.protocols import Dataset, Stream, WrappedDataset, is_stream
+from train_core.engine.data.fitted import entry_of, fit, give
 from train_core.engine.data.recorded_workload import files_in_record
 from train_core.engine.distributed.group import Group
 from train_core.engine.tools.plain_training import PlainTraining
@@ -38,26 +39,23 @@ from train_core.storage.records.run_record import NEWEST_STEP_RULES, RunRecord
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt, create_run
 from train_core.text.log_lines import set_up_logging
-from train_core.workload import Batch, load_split, pinned_files
+from train_core.workload import Batch, Workload, fits, load_split, pinned_files
 
 
-class Beginning:
+class Beginning(WrappedDataset):
     """The first samples of a dataset or a stream; otherwise it is that dataset."""
 
     def __init__(self, whole: Dataset | Stream, num_samples: int) -> None:
-        self._whole = whole
+        super().__init__(whole)
         self._num_samples = min(len(whole), num_samples)
 
     def __len__(self) -> int:
         return self._num_samples
 
-    def __getitem__(self, index: int, /) -> Any:
-        return self._whole[index]  # type: ignore[index]  # never asked of a stream
-
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") and name != "__getitems__":
+        if name == "whole" or (name.startswith("_") and name != "__getitems__"):
             raise AttributeError(name)
-        return getattr(self._whole, name)
+        return getattr(self.whole, name)
 
 
 def shortened(loaded: LoadedWorkload, num_samples: int) -> LoadedWorkload:
@@ -136,20 +134,25 @@ def train_plainly(task_file: str) -> None:
         raise ConfigError("strategy fsdp rounds otherwise for each number of workers")
     workload = load_workload(config.workload, config.settings)
     train_set = load_split(workload, "train")
+    give(workload, _fitted(task, workload))
     if is_stream(train_set):
         raise ConfigError("a stream has an order of its own")
     digests = DigestWriter(digests_file(file))
     dataset = Beginning(train_set, task.max_samples)
     training = PlainTraining(workload, config, dataset, on_batch=digests.add_pass)
+    if training.waits_for_metric:
+        raise ConfigError("a ReduceLROnPlateau goes by validations, which only a run has")
     for step in range(config.max_steps):
         training.step(step)
         digests.add_state(training.model, training.optimizer)
         digests.end_step(step + 1)
 
 
-def _record(task: StandaloneTask) -> tuple[RunRecord, FileList | None]:
-    """The record of a run that begins, and the files that its workload names."""
-    files = pinned_files(load_workload(task.config.workload, task.config.settings))
+def _record(task: StandaloneTask) -> tuple[RunRecord, FileList | None, bytes | None]:
+    """The record of a run that begins, the files that its workload names, and what it fits."""
+    workload = load_workload(task.config.workload, task.config.settings)
+    files = pinned_files(workload)
+    fitted = _fitted(task, workload)
     record = RunRecord(
         name=task.run,
         created_at=datetime.now(UTC).isoformat(),
@@ -157,9 +160,20 @@ def _record(task: StandaloneTask) -> tuple[RunRecord, FileList | None]:
         pipeline={},
         fingerprint=fingerprint(task.config),
         datasets={},
+        fitted=None if fitted is None else entry_of(fitted),
         step_rules=NEWEST_STEP_RULES,
     )
-    return files_in_record(record, files), files
+    return files_in_record(record, files), files, fitted
+
+
+def _fitted(task: StandaloneTask, workload: Workload[Any]) -> bytes | None:
+    """What the workload fitted when the task's first run began, which may be now."""
+    if not fits(workload):
+        return None
+    if task.fitted_of:
+        folder = RunFolder(task.storage, task.fitted_of)
+        return folder.fitted_of(folder.record())
+    return fit(workload, load_split(workload, "train"))
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ It is loaded from a folder, by MLflow's `loader_module`:
     served.json          which workload, with which settings, and the types of its raw columns
     model.safetensors    the checkpoint's weights, verified
     buffers.safetensors  the buffers that the model's own state leaves out, if it has any
+    fitted.safetensors   what the workload fitted to its training split, if it did
     files/               in their place, what a training function reported, for its predictor
 """
 
@@ -28,10 +29,12 @@ from train_core.config import TrainConfig
 from train_core.datasets.arrays import is_null
 from train_core.datasets.protocols import Columns
 from train_core.engine.checkpoint.reader import ModelState, load_model_file
+from train_core.engine.data.fitted import FITTED_FILE, load_without_data
+from train_core.engine.data.prepared import prepare_batch, rows_without_prediction
 from train_core.errors import WorkloadError
-from train_core.loading import load_function, load_workload
+from train_core.loading import load_function
 from train_core.storage.records.names import MODEL_FILE, REPORTED_FOLDER
-from train_core.workload import Workload, prepare_batch, rows_without_prediction
+from train_core.workload import Workload
 
 SERVED_FILE, BUFFERS_FILE = "served.json", "buffers.safetensors"
 
@@ -52,7 +55,10 @@ class ServedModel:
     def __init__(self, folder: Path) -> None:
         served = Served.model_validate_json((folder / SERVED_FILE).read_bytes())
         self.config, self.dtypes, self._names = served.config, served.dtypes, served.predictions
-        self.workload: Workload[Any] = load_workload(self.config.workload, self.config.settings)
+        fitted = folder / FITTED_FILE
+        self.workload: Workload[Any] = load_without_data(
+            self.config, fitted.read_bytes() if fitted.exists() else None
+        )
         self.model = _model(folder, self.config, self.workload).eval()
 
     def predict(self, data: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:

@@ -21,6 +21,8 @@ class PendingStep:
     """A step that is done, but whose messages from the other ranks are not read yet."""
 
     message: ControlMessage
+    loss_factor: float
+    """What the sum of the losses is multiplied by."""
     learning_rate: float
     grad_norm: torch.Tensor | None
     num_samples: int
@@ -56,12 +58,13 @@ class AgreedRequests:
             return
         step, self._pending = self._pending, None
         received = step.message.read()
-        if not math.isfinite(received.loss):
-            raise NotFiniteError(self._progress.step, received.loss, saver.last_good())
-        self._progress.add_loss(received.loss, step.num_samples)
+        loss = received.loss * step.loss_factor
+        if not math.isfinite(loss):
+            raise NotFiniteError(self._progress.step, loss, saver.last_good())
+        self._progress.add_loss(loss, step.num_samples)
         # A rank that was busy may have ended since.
         self.current = replace(self.current, is_busy=False) | received.requests
-        metrics = step.metrics(received.loss)
+        metrics = step.metrics(loss)
         self._progress.metrics |= metrics
         self._records.add_step(self._progress, metrics, step.num_samples)
 

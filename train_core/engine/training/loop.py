@@ -22,6 +22,7 @@ from train_core.engine.checkpoint.restore import newest_good
 from train_core.engine.checkpoint.snapshot import check_savable
 from train_core.engine.checkpoint.state import TrainingState
 from train_core.engine.checkpoint.writer import SaveTiming
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.data.train_loader import TrainLoader
 from train_core.engine.distributed.control_message import ControlMessage, RankRequests
 from train_core.engine.distributed.fsdp import check_passes
@@ -71,6 +72,7 @@ class Trainer:
         timing: SaveTiming | None = None,
         stop_timing: StopTiming | None = None,
     ) -> None:
+        config = with_monitor(config)
         torch.set_num_threads(config.threads_per_worker)
         record = folder.record() if folder.exists() else None
         step_rules = record.step_rules if record else NEWEST_STEP_RULES
@@ -191,13 +193,13 @@ class Trainer:
         message = ControlMessage(self.config.shards, self.group)
         backward_passes(train_state, self.loader, self._forward, message.add_loss)
         message.send(self._own_requests())
-        train_state.exchange()
+        loss_factor = train_state.exchange()
         self.saver.checkpointer.before_update()
         learning_rate = train_state.learning_rate
         grad_norm = train_state.apply_gradients(progress.step)
         num_samples = len(self.loader.plan.step_samples(progress.step_in_epoch))
         progress.count_step(num_samples)
-        self.agreed.expect(PendingStep(message, learning_rate, grad_norm, num_samples))
+        self.agreed.expect(PendingStep(message, loss_factor, learning_rate, grad_norm, num_samples))
         self.loaded.workload.after_step(train_state.model, progress.step)
 
     def end_epoch(self) -> None:
@@ -216,6 +218,7 @@ class Trainer:
         progress.metrics |= metrics
         progress.validated_step = progress.step
         progress.judge(self.config)
+        self.train_state.end_validation(metrics[self.config.monitor])
         self.records.add_validation(progress, metrics)
         if self.group.is_rank0:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
@@ -262,7 +265,7 @@ class Trainer:
         return state
 
     def _forward(self, micro: MicroBatch, batch: Batch) -> torch.Tensor:
-        """The micro-batch's loss times its share of the step's samples."""
+        """The micro-batch's loss times its share of the step's samples, or what its weight is."""
         checks: AbstractContextManager[None] = nullcontext()
         if self._checks_lone_samples:
             # The first pass shows it.

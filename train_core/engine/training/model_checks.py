@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from train_core.config import TrainConfig
 from train_core.engine.distributed.reducer import sparse_gradient
 from train_core.errors import ConfigError, WorkloadError
 from train_core.policy.samples.steps import StepPlan
@@ -54,13 +55,13 @@ def check_model(model: nn.Module, num_shards: int) -> None:
                 )
 
 
-def check_optimizer(workload: Any, optimizer: Any, schedule: Any) -> None:
+def check_optimizer(workload: Any, optimizer: Any, schedule: Any, config: TrainConfig) -> None:
     """Raise WorkloadError for an optimizer or a schedule that the loop cannot step."""
     name = type(workload).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise WorkloadError(
             f"optimizer() of {name} gives a {type(optimizer).__name__}: give one torch optimizer; "
-            "parts of the model that are trained in another way are groups of its parameters"
+            "several become one by train_core.CombinedOptimizer(first, second)"
         )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -68,10 +69,14 @@ def check_optimizer(workload: Any, optimizer: Any, schedule: Any) -> None:
             f"{type(optimizer).__name__} of {name} computes the loss again in each step, by a "
             "closure: use an optimizer that steps from the gradients"
         )
-    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+    if (
+        isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        and schedule.mode != config.monitor_order
+    ):
         raise WorkloadError(
-            f"schedule() of {name} gives a ReduceLROnPlateau, which waits for a metric: a schedule "
-            "is stepped after each optimizer step; use another one, such as CosineAnnealingLR"
+            f"schedule() of {name} gives a ReduceLROnPlateau with mode {schedule.mode!r}, and it "
+            f"goes by {config.monitor}, of which the {config.monitor_order} is the best: give "
+            f"mode={config.monitor_order!r}, or another monitor"
         )
     if schedule is not None and not hasattr(schedule, "step"):
         raise WorkloadError(

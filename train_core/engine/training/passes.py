@@ -11,7 +11,7 @@ from train_core.config import TrainConfig
 from train_core.engine.data.batches import to_device
 from train_core.engine.data.train_loader import TrainLoader
 from train_core.engine.distributed.group import Group
-from train_core.engine.metrics.forward import forward
+from train_core.engine.metrics.forward import forward, nothing_of
 from train_core.engine.training.train_state import TrainState
 from train_core.policy.samples.randomness import FORWARD, derive_seed
 from train_core.policy.samples.steps import MicroBatch
@@ -48,8 +48,10 @@ def weighted_loss(
     micro: MicroBatch,
     batch: Batch,
 ) -> Tensor:
-    """The micro-batch's loss times its share of the step's samples."""
+    """The micro-batch's loss times its share of the step's samples, or what its weight is."""
+    share = train_state.share_of(micro, batch)
     batch = to_device(batch, group.device, channels_last=config.channels_last)
     seed_generators(derive_seed(config.seed, FORWARD, micro.step, micro.micro_step, micro.shard))
-    _, loss = forward(workload, train_state.forward_model, batch, config)
-    return loss * micro.weight
+    outputs, loss = forward(workload, train_state.forward_model, batch, config)
+    # A mean over nothing is NaN, and so would be its gradients.
+    return loss * share if share or micro.weight == 0 else nothing_of(outputs)

@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.init_from import InitialState
@@ -31,11 +33,13 @@ from train_core.engine.distributed.reducer import Reducer
 from train_core.engine.metrics.evaluation_loop import set_modes
 from train_core.engine.training.followed import Followed
 from train_core.engine.training.model_checks import check_model, check_optimizer
+from train_core.errors import WorkloadError
 from train_core.policy.checkpoints.layout import BUFFERS, MODEL, OPTIMIZER
 from train_core.policy.samples.randomness import INIT, UPDATE, derive_seed
 from train_core.policy.samples.sharding import shards_of_rank
+from train_core.policy.samples.steps import MicroBatch
 from train_core.storage.records.run_record import NEWEST_STEP_RULES, Origin
-from train_core.workload import Workload, seed_generators
+from train_core.workload import Batch, Workload, seed_generators, weighs, weight_of
 
 
 class TrainState:
@@ -71,7 +75,8 @@ class TrainState:
             self.forward_model = cast("nn.Module", torch.compile(self.model, dynamic=False))
         self.optimizer = workload.optimizer(self.model)
         self.schedule = workload.schedule(self.optimizer, schedule_steps)
-        check_optimizer(workload, self.optimizer, self.schedule)
+        check_optimizer(workload, self.optimizer, self.schedule, config)
+        self._waits_for_metric = isinstance(self.schedule, ReduceLROnPlateau)
         self.reducer = (
             fsdp.ShardedReducer(self.model.parameters())
             if self.is_sharded
@@ -81,6 +86,10 @@ class TrainState:
             self.model, self.optimizer, may_change_in_forward=config.shards == 1 or step_rules == 1
         )
         """What may change while it is trained. With strategy fsdp, parameters are others then."""
+        self._weights: torch.Tensor | None = None
+        """Of this rank's batches of the step, added up for each shard, if the workload weighs."""
+        if weighs(workload):
+            self._weights = torch.zeros(config.shards, dtype=torch.float64, device=group.device)
         self._shards = shards_of_rank(config.shards, group.world_size, group.rank)
         self.buffers = Buffers(self.model, len(self._shards), group)
 
@@ -186,13 +195,28 @@ class TrainState:
         self.reducer.end_shard()
         self.buffers.end_shard(shard)
 
-    def exchange(self) -> None:
-        """Wait for the sums of all ranks' gradients, and for shard 0's buffers."""
+    def share_of(self, micro: MicroBatch, batch: Batch) -> float:
+        """What the micro-batch's loss is multiplied by: its share of the step's samples.
+
+        If the workload weighs, it is the batch's weight; `exchange` then divides.
+        """
+        if self._weights is None or micro.weight == 0:
+            return micro.weight
+        weight = weight_of(self._workload, batch)
+        self._weights[micro.shard] += weight
+        return weight
+
+    def exchange(self) -> float:
+        """Wait for the sums of all ranks' gradients, and for shard 0's buffers.
+
+        The factor that makes the sum of the step's losses its loss: 1, unless the workload weighs.
+        """
         self.buffers.send()
         self.reducer.finish()
         if not self.is_sharded:
             self.followed.check_unchanged()
         self.buffers.finish()
+        return 1.0 if self._weights is None else self._divide(self._weights)
 
     def close(self) -> None:
         """End the thread that exchanges gradients."""
@@ -210,9 +234,33 @@ class TrainState:
             )
         self.optimizer.step()
         # Not after its last step: beyond it a cycle goes up again, and an extended run would, too.
-        if self.schedule is not None and step + 1 < self._schedule_steps:
+        is_last = step + 1 >= self._schedule_steps
+        if self.schedule is not None and not (self._waits_for_metric or is_last):
             self.schedule.step()
         return norm
+
+    def end_validation(self, monitored: float) -> None:
+        """Change the rates by the monitored metric, if the schedule is a ReduceLROnPlateau."""
+        if self.schedule is not None and self._waits_for_metric:
+            self.schedule.step(monitored)  # type: ignore[arg-type]  # its stub takes epochs
+
+    def _divide(self, weights: torch.Tensor) -> float:
+        """Divide the gradients by the sum of all batches' weights; the factor."""
+        if self._group.world_size > 1:
+            dist.all_reduce(weights)
+        # In the order of the shards, whichever rank has had them.
+        total: float = sum(weights.tolist())
+        weights.zero_()
+        if total == 0:
+            raise WorkloadError(
+                f"weight() of {type(self._workload).__name__} is 0 for all batches of a step: "
+                "there is nothing to train on. Leave such samples out of the training split"
+            )
+        factor = 1 / total
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+        return factor
 
     def _new_model(self) -> nn.Module:
         """A whole model with its initial weights, the same on every rank."""

@@ -67,6 +67,9 @@ class RunRecord(BaseModel):
     files: FileEntry | None = Field(
         default=None, description="The list of their files, in data/; None where it names none."
     )
+    fitted: FileEntry | None = Field(
+        default=None, description="What the workload's fit() gave, in data/; None: nothing."
+    )
     code: dict[str, str] = Field(
         default_factory=dict,
         description="evertrain's version, the commit that has the workload's source file; before "

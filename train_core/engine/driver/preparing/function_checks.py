@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from train_core.config import LOCAL, TrainConfig
 from train_core.datasets.protocols import Dataset, Split, Stream
@@ -26,7 +27,7 @@ from train_core.requests import DriverRequest, Prepared
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import check_new_run_name
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import indexed, load_split, pinned_files, recorded_forms
+from train_core.workload import Workload, fits, indexed, load_split, pinned_files, recorded_forms
 
 _SCORED: tuple[Split, ...] = ("validation", "test")
 
@@ -63,6 +64,7 @@ def check_function(folder: RunFolder, request: DriverRequest) -> Checked:
         load_function(config.predictor)
         check_settings(config)
         workload = load_recorded(folder, config)
+        _refuse_fit(workload)
         if request.pipeline.gate:
             check_gate(workload, config, request.pipeline.gate)
         names_files = not resumed and workload.sources()
@@ -87,6 +89,15 @@ def check_function(folder: RunFolder, request: DriverRequest) -> Checked:
         total_steps=0,
     )
     return Checked(prepared, datasets, origin, files)
+
+
+def _refuse_fit(workload: Workload[Any]) -> None:
+    if fits(workload):
+        raise ConfigError(
+            f"{type(workload).__name__} has fit(), and a training function trains: what the "
+            "function fits belongs into the folder that it reports, where the predictor finds it. "
+            "Leave fit() out"
+        )
 
 
 def _check_returned(folder: RunFolder, config: TrainConfig) -> None:

@@ -13,9 +13,10 @@ from train_core.datasets.files import state_of
 from train_core.datasets.protocols import SPLITS, Dataset, Stream, is_stream
 from train_core.datasets.recorded import describe_data
 from train_core.datasets.tables import forms_in
-from train_core.engine.checkpoint.init_from import InitialState
+from train_core.engine.checkpoint.init_from import InitialState, fitted_with
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.cluster.resources import check_resources
+from train_core.engine.data.fitted import entry_of, fit, give
 from train_core.engine.data.inputs import open_input
 from train_core.engine.data.recorded_workload import (
     check_continuation,
@@ -25,6 +26,7 @@ from train_core.engine.data.recorded_workload import (
     newest_files,
     with_defaults,
     with_login,
+    with_monitor,
     without_login,
 )
 from train_core.engine.distributed.fsdp import check_passes
@@ -43,7 +45,14 @@ from train_core.storage.records.names import check_new_run_name
 from train_core.storage.records.run_record import NEWEST_STEP_RULES, Origin, RunRecord
 from train_core.storage.run_checks import check_flow_run
 from train_core.storage.run_folder import RunFolder
-from train_core.workload import Workload, indexed, load_split, pinned_files, recorded_forms
+from train_core.workload import (
+    Workload,
+    fits,
+    indexed,
+    load_split,
+    pinned_files,
+    recorded_forms,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -58,11 +67,13 @@ class Checked:
     """Whose weights the run begins with."""
     files: FileList | None
     """The files that the workload names."""
+    fitted: bytes | None = None
+    """What the workload fitted to its training split."""
 
 
 def effective(request: DriverRequest) -> TrainConfig:
     """The configuration with the shards and GPUs that the run began with; a dry run's one step."""
-    config = request.config
+    config = with_monitor(request.config)
     folder = RunFolder(request.storage, request.run)
     if folder.exists():
         begun = folder.record().config
@@ -85,7 +96,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
 
     Raises ConfigError for what is wrong.
     """
-    config = request.config
+    config = with_monitor(request.config)
     resumed = folder.exists()
     if resumed:
         check_request_continues(folder, request)
@@ -93,9 +104,10 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
         check_new_run_name(folder.name)
     check_settings(config)
     workload = load_recorded(folder, config)
-    _check_monitor(workload, config.monitor)
-    if request.pipeline.gate:
-        check_gate(workload, config, request.pipeline.gate)
+    # What metrics are measured may depend on what is fitted.
+    is_known = resumed or not fits(workload)
+    if is_known:
+        _check_metrics(workload, config, request)
     if config.ray_address == LOCAL:
         check_resources(config)
     names_files = not resumed and workload.sources()
@@ -107,6 +119,10 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     }
     num_samples = {split: check_split(dataset, split) for split, dataset in datasets.items()}
     plan = config.step_plan(num_samples["train"])
+    origin = _origin(folder, request)
+    fitted = None if resumed else _fit(workload, datasets["train"], origin)
+    if not is_known:
+        _check_metrics(workload, config, request)
     if not resumed:
         _check_model(workload, config)
     if config.strategy == "fsdp":
@@ -114,7 +130,8 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     if source := request.pipeline.infer_input:
         forms = recorded_forms(workload) if resumed else forms_in(datasets["validation"])
         open_input(source, workload, request.pipeline.infer_keeps, forms=forms)
-    origin = _check_origin(folder, request, workload)
+    if origin is not None and not (resumed and folder.checkpoints()):
+        _check_origin(origin, config, workload)
     if not resumed:
         Store(request.storage).probe()
     prepared = Prepared(
@@ -124,7 +141,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
         num_samples=num_samples,
         total_steps=Progress().total_steps(config, plan),
     )
-    return Checked(prepared, datasets, origin, files)
+    return Checked(prepared, datasets, origin, files, fitted)
 
 
 def check_scoring(folder: RunFolder, request: ScoringRequest) -> Prepared:
@@ -181,32 +198,43 @@ def check_request_continues(folder: RunFolder, request: DriverRequest) -> None:
     _log.warning("the surroundings changed, and so may the bits of the results: %s", shown)
 
 
-def _check_origin(
-    folder: RunFolder, request: DriverRequest, workload: Workload[Any]
-) -> Origin | None:
-    """Whose weights the run begins with, given to a model once, as every worker will do it.
+def _origin(folder: RunFolder, request: DriverRequest) -> Origin | None:
+    """Whose weights the run begins with, with the login that the configuration has for it.
 
-    Raises ConfigError if there are none or they do not fit, or if a worker could not reach them
-    with what is recorded and asked, CheckpointError if they were altered.
+    Raises ConfigError if there are none.
     """
     config = request.config
     if not config.init_from:
         return None
-    if not folder.exists():
-        recorded = without_login(
-            find_origin(config.init_from, request.storage, request.tracking_uri)
-        )
-    else:
-        found = folder.record().origin
-        if found is None or folder.checkpoints():
-            return found
-        recorded = found
-    origin = with_login(recorded, config, folder.storage)
+    if folder.exists():
+        recorded = folder.record().origin
+        return recorded and with_login(recorded, config, folder.storage)
+    found = find_origin(config.init_from, request.storage, request.tracking_uri)
+    return with_login(without_login(found), config, folder.storage)
+
+
+def _check_origin(origin: Origin, config: TrainConfig, workload: Workload[Any]) -> None:
+    """Give the first weights to a model once, as every worker will do it.
+
+    Raises ConfigError if they do not fit, or if a worker could not reach them with what is
+    recorded and asked, CheckpointError if they were altered.
+    """
     first = InitialState.read(origin, config)
     model = workload.model()
     first.give_weights(model)
     first.give_optimizer(model, workload.optimizer(model))
-    return origin
+
+
+def _fit(workload: Workload[Any], train: Dataset | Stream, origin: Origin | None) -> bytes | None:
+    """What a run that begins has fitted: the workload has it, too. Raises WorkloadError."""
+    if not fits(workload):
+        return None
+    found = fitted_with(origin) if origin is not None else None
+    if found is None:
+        return fit(workload, train)
+    _log.info("what was fitted is that of the run whose weights this one begins with")
+    give(workload, found)
+    return found
 
 
 def _check_model(workload: Workload[Any], config: TrainConfig) -> None:
@@ -224,12 +252,20 @@ def _check_model(workload: Workload[Any], config: TrainConfig) -> None:
         check_model(model, config.shards)
 
 
+def _check_metrics(workload: Workload[Any], config: TrainConfig, request: DriverRequest) -> None:
+    """Raise ConfigError if the monitor, or what the gate asks for, is not measured."""
+    _check_monitor(workload, config.monitor)
+    if request.pipeline.gate:
+        check_gate(workload, config, request.pipeline.gate)
+
+
 def _check_monitor(workload: Workload[Any], monitor: str) -> None:
     names = [full_name(VALIDATION, name) for name in split_metrics(workload)]
     if monitor not in names:
         raise ConfigError(
             f"monitor {monitor!r} is not measured: {type(workload).__name__} gives "
-            f"{', '.join(names)}"
+            f"{', '.join(names)}. Name one of them, by monitor and monitor_order here or as "
+            "attributes of the workload"
         )
 
 
@@ -239,6 +275,7 @@ def new_record(
     datasets: Mapping[str, Dataset | Stream],
     origin: Origin | None = None,
     files: FileList | None = None,
+    fitted: bytes | None = None,
 ) -> RunRecord:
     """What `run.json` will say of a run that begins."""
     code = code_of(config)
@@ -258,6 +295,7 @@ def new_record(
         code=code.code,
         modules=code.modules,
         packages=code.packages,
+        fitted=None if fitted is None else entry_of(fitted),
         origin=without_login(origin) if origin else None,
         step_rules=NEWEST_STEP_RULES,
     )

@@ -82,7 +82,7 @@ def prepare_run(
             return PreparedRun(prepared.model_copy(update=found), config)
         if record is not None and not config.is_function:
             record = rehearsed(
-                request.storage, record, config, checked.files, within_s=timing.rehearsal_s
+                request.storage, record, config, checked, within_s=timing.rehearsal_s
             )
         # Only the cluster itself knows its resources. Nothing has been written yet.
         workers.join(config, nodes_wait_s=timing.nodes_wait_s if prepared.resumed else 0)
@@ -93,7 +93,7 @@ def prepare_run(
             plan = plan_of(request.model_copy(update={"config": config}), prepared)
             return PreparedRun(prepared.model_copy(update={"plan": plan}), config)
         if record is not None:
-            _create_run(folder, with_surroundings(record, config), checked.files)
+            _create_run(folder, with_surroundings(record, config), checked)
         held = HeldRun.take(folder, job, timing)
         begun.callback(held.release, EndStatus.FAILED)
         _amend(request, folder, held, config)
@@ -155,7 +155,9 @@ def _connected_mirror(request: DriverRequest, folder: RunFolder) -> Mirror | Non
 
 
 def _record(request: DriverRequest, config: TrainConfig, checked: Checked) -> RunRecord:
-    return new_record(request, config, checked.datasets, checked.origin, checked.files)
+    return new_record(
+        request, config, checked.datasets, checked.origin, checked.files, checked.fitted
+    )
 
 
 def _run_that_has_it(request: DriverRequest, record: RunRecord, files: FileList | None) -> str:
@@ -165,11 +167,11 @@ def _run_that_has_it(request: DriverRequest, record: RunRecord, files: FileList 
     return run_that_has_it(record, files, request)
 
 
-def _create_run(folder: RunFolder, record: RunRecord, files: FileList | None) -> None:
+def _create_run(folder: RunFolder, record: RunRecord, checked: Checked) -> None:
     check_leftovers(folder)
     # Of two that begin the run at once, one creates it and one gets the lease.
     with suppress(FileExistsError):
-        create_run(folder, record, files)
+        create_run(folder, record, checked.files, checked.fitted)
 
 
 def _amend(request: DriverRequest, folder: RunFolder, held: HeldRun, config: TrainConfig) -> None:

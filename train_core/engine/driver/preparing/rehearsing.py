@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from threading import Thread
 
 from train_core.config import TrainConfig
+from train_core.engine.driver.preparing.preflight import Checked
 from train_core.engine.rehearsal.check import rehearse_workload
 from train_core.errors import WorkloadError, words_of
 from train_core.policy.findings import EVERYTHING
 from train_core.results import Finding, Rehearsal
 from train_core.storage.objects.digests import digest_of
-from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.runs_of_storage import recorded_runs
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("train_core.driver")
 
 
 def rehearsed(
-    storage: str, record: RunRecord, config: TrainConfig, files: FileList | None, *, within_s: float
+    storage: str, record: RunRecord, config: TrainConfig, checked: Checked, *, within_s: float
 ) -> RunRecord:
     """The record of a run that begins, with what it was rehearsed with, if it passed.
 
@@ -33,7 +33,7 @@ def rehearsed(
         return record
     digest = _digest(record, config)
     if digest not in _passed(storage, config.workload):
-        found = _rehearsal(config, files, within_s)
+        found = _rehearsal(config, checked, within_s)
         if found is None:
             _log.warning(
                 "%s was not rehearsed: it has not ended within %.0f s, and may still compute in "
@@ -47,13 +47,13 @@ def rehearsed(
     return record.model_copy(update={"rehearsed": digest})
 
 
-def _rehearsal(config: TrainConfig, files: FileList | None, within_s: float) -> Rehearsal | None:
+def _rehearsal(config: TrainConfig, checked: Checked, within_s: float) -> Rehearsal | None:
     """What a rehearsal finds; None: a hook of the workload has not come back in time."""
     end: Future[Rehearsal] = Future()
 
     def run() -> None:
         try:
-            end.set_result(rehearse_workload(config, files))
+            end.set_result(rehearse_workload(config, checked.files, checked.fitted))
         except SystemExit as error:
             end.set_exception(WorkloadError(f"{config.workload}: {words_of(error)}"))
         except BaseException as error:  # noqa: BLE001 (who waits raises it)

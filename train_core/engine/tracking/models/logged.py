@@ -23,6 +23,7 @@ from mlflow.models import Model, ModelSignature, infer_signature
 
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.reader import read_model
+from train_core.engine.data.fitted import FITTED_FILE
 from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.tracking import serving
 from train_core.engine.tracking.mlflow_runs import MlflowRuns
@@ -113,6 +114,8 @@ def _save(
 ) -> None:
     data = folder / "data"
     _copy_checkpoint(runs.folder.store, checkpoint, data)
+    if (fitted := runs.folder.fitted_of(runs.record)) is not None:
+        (data / FITTED_FILE).write_bytes(fitted)
     columns = load_recorded(runs.folder, asked).example()
     described = serving.Served(
         config=recorded.model_copy(update={"runtime_env": {}}).without_logins(),

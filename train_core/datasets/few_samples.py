@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from train_core.datasets.protocols import Dataset
+from train_core.datasets.protocols import Dataset, WrappedDataset
 
 
-class FewSamples:
+class FewSamples(WrappedDataset):
     """The samples of `whole` at `indices`, read as `whole` reads its own."""
 
     def __init__(self, whole: Dataset, indices: npt.NDArray[np.int64]) -> None:
-        self._whole = whole
+        super().__init__(whole)
         self._indices = indices
         if hasattr(whole, "__getitems__"):
             # Only then: who reads a dataset asks whether it has the method.
@@ -24,4 +24,4 @@ class FewSamples:
         return len(self._indices)
 
     def __getitem__(self, place: int, /) -> Any:
-        return self._whole[int(self._indices[place])]
+        return super().__getitem__(int(self._indices[place]))
