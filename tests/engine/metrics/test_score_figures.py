@@ -12,7 +12,7 @@ from PIL import Image
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from train_core.engine.metrics import figures, score_figures
-from train_core.engine.metrics.scores import ConfidenceBin, Scores, WorstSample
+from train_core.engine.metrics.scores import ConfidenceBin, ScoreBin, Scores, WorstSample
 from train_core.policy.metric_names import CHECKPOINT_BLOCKED_S, LEARNING_RATE, SAMPLES_PER_S
 from train_core.storage.records.journal import Entry
 
@@ -22,6 +22,10 @@ PAIRS = tuple((float(i), i + 0.5) for i in range(20))
 WORST = tuple(WorstSample(index=i, target=0, prediction=1, score=0.01 * (i + 1)) for i in range(16))
 CLASSIFIER = Scores(kind="classifier", bins=BINS, worst=WORST)
 REGRESSOR = Scores(kind="regressor", pairs=PAIRS, worst=WORST)
+BINARY = Scores(
+    kind="regressor",
+    score_bins=tuple(ScoreBin(negatives=500 - n, positives=n) for n in range(500)),
+)
 ENTRIES = [
     Entry(
         step=step,
@@ -48,6 +52,7 @@ def drawn() -> dict[str, Figure | None]:
         "confusion": figures.confusion_matrix(table(), NAMES, "test"),
         "per class": score_figures.per_class(scores, "test"),
         "calibration": score_figures.calibration(CLASSIFIER, "test"),
+        "two classes": score_figures.two_classes(BINARY, "test"),
         "residuals": score_figures.residuals(REGRESSOR, "test"),
         "worst": score_figures.worst_examples([image] * 16, WORST, NAMES, "test"),
     }

@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 
 from train_core.engine.metrics.evaluation_loop import merge_states
+from train_core.engine.metrics.score_figures import two_classes
 from train_core.engine.metrics.scores import (
     MAX_PAIRS,
+    NUM_SCORES,
     NUM_WORST,
     Scores,
     ScoreStates,
@@ -137,3 +140,38 @@ def test_a_workload_that_does_not_say_what_it_predicts_has_none() -> None:
     found = score_states(digits, 4)
     assert found is not None
     assert found.is_classifier
+
+
+@pytest.mark.parametrize("name", ["probabilities", "p_leaves", "risk score", "prediction"])
+def test_the_scores_of_two_classes_are_found_whatever_their_column_is_called(name: str) -> None:
+    generator = np.random.default_rng(0)
+    # In the middle of a bin each, so that no score is rounded.
+    places = generator.integers(0, NUM_SCORES, NUM_SAMPLES)
+    score = torch.from_numpy((places + 0.5) / NUM_SCORES)
+    targets = torch.from_numpy((generator.random(NUM_SAMPLES) < score.numpy()).astype(np.int64))
+    column = torch.stack([1 - score, score], dim=1) if name == "probabilities" else score
+    columns = {"prediction": (score > 0.5).long(), name: column}
+    whole = [range(NUM_SAMPLES)]
+    cut = [[range(100), range(100, 170)], [range(170, NUM_SAMPLES)]]
+    found = merged(cut, is_classifier=False, targets=targets, **columns)
+    in_one = merged([whole], is_classifier=False, targets=targets, **columns)
+    assert found.score_bins == in_one.score_bins
+    assert sum(one.positives for one in found.score_bins) == int(targets.sum())
+    axes = two_classes(found, "test").axes
+    assert axes[0].get_title() == f"test: ROC, area {roc_auc_score(targets, score):.3f}"
+    expected = average_precision_score(targets, score)
+    assert axes[1].get_title() == f"average precision {expected:.3f}"
+
+
+@pytest.mark.parametrize(
+    ("column", "targets"),
+    [
+        (torch.linspace(-1, 1, NUM_SAMPLES), torch.arange(NUM_SAMPLES) % 2),
+        (torch.linspace(0, 1, NUM_SAMPLES), torch.arange(NUM_SAMPLES) % 3),
+        (torch.arange(NUM_SAMPLES), torch.arange(NUM_SAMPLES) % 2),
+    ],
+)
+def test_what_is_no_score_of_two_classes_has_no_curves(column: Tensor, targets: Tensor) -> None:
+    columns = {"prediction": targets, "score": column}
+    found = merged([[range(NUM_SAMPLES)]], is_classifier=False, targets=targets, **columns)
+    assert found.score_bins == ()

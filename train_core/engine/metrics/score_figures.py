@@ -14,10 +14,16 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from train_core.engine.metrics.figures import BAD, GOOD, GREY, new_figure
-from train_core.engine.metrics.scores import NUM_BINS, NUM_WORST, Scores, WorstSample
+from train_core.engine.metrics.scores import (
+    NUM_BINS,
+    NUM_WORST,
+    Scores,
+    WorstSample,
+)
 
 _MAX_BARS = 60
 _COLUMNS = 4
+_BINS_OF_A_POINT = 50
 _MIN_SIDE = 4
 """An image has this many pixels on each side at least; a smaller array is a table."""
 _CHANNELS = (1, 3, 4)
@@ -101,6 +107,42 @@ def calibration(scores: Scores, title: str) -> Figure:
     for axes in (above, below):
         axes.grid(alpha=0.3)
         axes.legend(loc="upper left")
+    return figure
+
+
+def two_classes(scores: Scores, title: str) -> Figure:
+    """ROC, precision beside recall, and how often class 1 is right beside its score."""
+    bins = scores.score_bins[::-1]
+    positives = np.cumsum([0, *(one.positives for one in bins)])
+    negatives = np.cumsum([0, *(one.negatives for one in bins)])
+    recall = positives / max(positives[-1], 1)
+    false_rate = negatives / max(negatives[-1], 1)
+    called = positives + negatives
+    precision = np.divide(positives, called, out=np.ones(len(called)), where=called > 0)
+    area = float(np.trapezoid(recall, false_rate))
+    average = float(np.sum(np.diff(recall) * precision[1:]))
+    base = positives[-1] / max(called[-1], 1)
+    figure = new_figure(12, 4.2, layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    left.plot(false_rate, recall, color=GOOD)
+    left.plot([0, 1], [0, 1], color=GREY, linestyle="--")
+    left.set(xlabel="false positive rate", ylabel="recall", title=f"{title}: ROC, area {area:.3f}")
+    middle.step(recall[1:], precision[1:], where="pre", color=GOOD)
+    middle.axhline(base, color=GREY, linestyle="--")
+    middle.set(xlabel="recall", ylabel="precision", title=f"average precision {average:.3f}")
+    counts = np.array([(one.negatives, one.positives) for one in scores.score_bins])
+    counts = counts.reshape(-1, _BINS_OF_A_POINT, 2)
+    centers = (np.arange(len(bins)) + 0.5).reshape(-1, _BINS_OF_A_POINT) / len(bins)
+    totals = counts.sum(axis=(1, 2))
+    is_filled = totals > 0
+    share = counts[..., 1].sum(axis=1)[is_filled] / totals[is_filled]
+    mean = (counts.sum(axis=2) * centers).sum(axis=1)[is_filled] / totals[is_filled]
+    right.plot([0, 1], [0, 1], color=GREY, linestyle="--")
+    right.plot(mean, share, color=GOOD, marker="o")
+    right.set(xlabel="mean score", ylabel="share of class 1", title="calibration")
+    for axes in (left, middle, right):
+        axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
+        axes.grid(alpha=0.3)
     return figure
 
 

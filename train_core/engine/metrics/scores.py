@@ -1,12 +1,14 @@
 """What a split's predictions were like, beyond its metrics: for the figures that people look at.
 
 Of a classifier: how often it is right, by its confidence. Of a regressor: targets beside
-predictions. Of both: the samples that are worst predicted. It is small whatever the split's size,
+predictions. Of a model with two classes: how many of each have which score. Of all: the samples
+that are worst predicted. It is small whatever the split's size,
 and the same whichever rank measures a shard.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -23,6 +25,7 @@ SCORES = "scores"
 NUM_BINS = 20
 NUM_WORST = 16
 MAX_PAIRS = 2000
+NUM_SCORES = 500
 _INDEX, _TARGET, _PREDICTION, _SCORE = range(4)
 
 
@@ -49,6 +52,17 @@ class ConfidenceBin(BaseModel):
     """The mean; 0 for no samples."""
 
 
+class ScoreBin(BaseModel):
+    """The samples of a model with two classes whose score lies in one of equally wide ranges."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    negatives: int
+    """Samples of class 0."""
+    positives: int
+    """Samples of class 1."""
+
+
 class Scores(BaseModel):
     """scores.json."""
 
@@ -59,6 +73,8 @@ class Scores(BaseModel):
     """Of a classifier, equally wide, from confidence 0 to 1."""
     pairs: tuple[tuple[float, float], ...] = ()
     """Of a regressor: the target and the prediction of samples at equal distances."""
+    score_bins: tuple[ScoreBin, ...] = ()
+    """Of two classes, from score 0 to 1; empty: no column has a score of class 1."""
     worst: tuple[WorstSample, ...] = ()
     """The worst first."""
 
@@ -70,6 +86,8 @@ class ScoreStates(Metric):
     bins: Tensor
     pairs: list[Tensor]
     worst: list[Tensor]
+    score_bins: Tensor
+    num_odd: Tensor
 
     def __init__(self, num_samples: int, *, is_classifier: bool) -> None:
         super().__init__()
@@ -78,9 +96,13 @@ class ScoreStates(Metric):
         self.add_state("bins", torch.zeros(NUM_BINS, 3, dtype=torch.float64), "sum")
         self.add_state("pairs", [], "cat")
         self.add_state("worst", [], "cat")
+        # Samples of class 0 and of class 1 by their scores; and how many rows are of neither.
+        self.add_state("score_bins", torch.zeros(NUM_SCORES, 2, dtype=torch.int64), "sum")
+        self.add_state("num_odd", torch.zeros((), dtype=torch.int64), "sum")
 
     def update(self, samples: range, predicted: Mapping[str, Tensor], batch: Batch) -> None:
         """Add the samples of a batch; nothing, where the workload's outputs are of another kind."""
+        self._add_scores(predicted, batch)
         found = self._rows(samples, predicted, batch)
         if found is None:
             return
@@ -106,9 +128,12 @@ class ScoreStates(Metric):
         worst = _joined(self.worst)
         if not len(worst):
             return None
+        is_binary = not self.num_odd
+        score_bins = self.score_bins.tolist() if is_binary else []
         return Scores(
             kind="classifier" if self.is_classifier else "regressor",
             bins=tuple(map(_bin, self.bins.cpu().numpy())) if self.is_classifier else (),
+            score_bins=tuple(ScoreBin(negatives=no, positives=yes) for no, yes in score_bins),
             pairs=tuple((float(a), float(b)) for a, b in _joined(self.pairs)),
             worst=tuple(
                 WorstSample(index=int(index), target=target, prediction=prediction, score=score)
@@ -144,6 +169,20 @@ class ScoreStates(Metric):
         good = np.isfinite(rows).all(axis=1)
         return rows[good], confidence if confidence is None else confidence[good]
 
+    def _add_scores(self, predicted: Mapping[str, Tensor], batch: Batch) -> None:
+        """Count the scores of class 1 of each class."""
+        targets, scores = batch.get("targets"), _scores_of_class_1(predicted)
+        target = None if targets is None else _flat(targets)
+        if target is None or scores is None or target.shape != scores.shape:
+            self.num_odd += 1
+            return
+        is_good = np.isin(target, (0, 1)) & (scores >= 0) & (scores <= 1)
+        self.num_odd += int(len(target) - is_good.sum())
+        target, scores = target[is_good], scores[is_good]
+        places = np.minimum((scores * NUM_SCORES).astype(np.int64), NUM_SCORES - 1)
+        counts = [np.bincount(places[target == one], minlength=NUM_SCORES) for one in (0, 1)]
+        self.score_bins += torch.from_numpy(np.stack(counts, axis=1)).to(self.score_bins.device)
+
     def _worst_of(self, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The worst samples, the worst first; of equal ones the first of the split."""
         badness = rows[:, _SCORE] if self.is_classifier else -rows[:, _SCORE]
@@ -161,6 +200,24 @@ def _bin(row: npt.NDArray[np.float64]) -> ConfidenceBin:
     count, correct, confidence = row.tolist()
     mean = confidence / count if count else 0.0
     return ConfidenceBin(count=int(count), correct=int(correct), confidence=mean)
+
+
+def _scores_of_class_1(predicted: Mapping[str, Tensor]) -> npt.NDArray[np.float64] | None:
+    """The first column with a number of each row, or with one of each of two classes.
+
+    One whose name says what it is comes before the others.
+    """
+    columns = sorted(predicted, key=lambda name: not re.search("prob|score", name.lower()))
+    for name in columns:
+        column = predicted[name]
+        if not column.is_floating_point():
+            continue
+        if column.ndim == 2 and column.shape[1] == 2:
+            return _numbers(column)[:, 1]
+        flat = _flat(column)
+        if flat.ndim == 1:
+            return flat
+    return None
 
 
 def _joined(tensors: list[Tensor]) -> npt.NDArray[np.float64]:

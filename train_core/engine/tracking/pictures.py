@@ -105,7 +105,9 @@ class _Evaluation:
         scores = self.scores()
         if scores and scores.bins:
             found["calibration"] = score_figures.calibration(scores, self._title)
-        if scores and scores.pairs:
+        if scores and scores.score_bins:
+            found["two_classes"] = score_figures.two_classes(scores, self._title)
+        elif scores and scores.pairs:
             found["residuals"] = score_figures.residuals(scores, self._title)
         return found
 
