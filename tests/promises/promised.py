@@ -365,6 +365,15 @@ PROMISES: dict[str, dict[str, str]] = {
         "than in training is refused.",
         "missing-is-no-number": "Where `prepare` makes an integer of a missing number or time, an "
         "error names the column and the row.",
+        "fitted": "What a workload fits to its training split is recorded with its run, and is the "
+        "same in each process, in a fork, and in a served model, which reads no file of its "
+        "training.",
+        "weighed": "A step of losses that are means over tokens is the same on any number of "
+        "workers, and that of one batch of all of its tokens.",
+        "epoch-order": "An epoch has the order that the workload gives it, derived from seed and "
+        "epoch, also after a resume.",
+        "several-optimizers": "Several optimizers train as in plain PyTorch, also after a resume; "
+        "a ReduceLROnPlateau goes by the monitored metric.",
         "rehearsal": "A rehearsal names what would go wrong with a workload: wrong gradients, lost "
         "state and wrongly merged metrics are refused, all else is told; it is silent on what "
         "is shipped and on the layers of the table.",

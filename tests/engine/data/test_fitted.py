@@ -88,6 +88,7 @@ def test_it_is_not_there_before_the_training_split_was_read() -> None:
         Tagger(TaggerSettings()).model()
 
 
+@pytest.mark.promise("fitted")
 def test_every_process_has_it_as_it_was_when_the_run_began(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     alone.run(folder, **CONFIG.model_dump(include={"workload", "monitor", "monitor_order"}))

@@ -42,7 +42,8 @@ class Correlated(Tiny):
 
 
 def config(**asked: Any) -> TrainConfig:
-    return TrainConfig(workload="tests.engine.tiny:Tiny", **asked)
+    given = {"workload": "tests.engine.tiny:Tiny", "monitor": "validation/accuracy"}
+    return TrainConfig.model_validate(given | asked)
 
 
 @pytest.mark.parametrize(

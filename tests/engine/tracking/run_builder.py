@@ -54,7 +54,7 @@ class RunBuilder:
             RunRecord(
                 name=folder.name,
                 created_at=datetime.fromtimestamp(BEGIN_S, UTC).isoformat(),
-                config=config or TrainConfig(settings={"width": 4}),
+                config=config or TrainConfig(settings={"width": 4}, monitor="validation/accuracy"),
                 pipeline={"top": 2, "experiment": "tests"},
                 fingerprint={"torch": "2.13.0"},
                 datasets={

@@ -49,6 +49,7 @@ def folder_of(path: Path, name: str = "run") -> RunFolder:
     return RunFolder(str(path), name)
 
 
+@pytest.mark.promise("several-optimizers")
 @pytest.mark.parametrize(("shards", "accumulation"), [(1, 1), (2, 1), (3, 2)])
 def test_a_training_is_that_of_plain_pytorch(
     shards: int, accumulation: int, tmp_path: Path
@@ -76,6 +77,7 @@ def validation_loss(workload: Tagger, model: nn.Module) -> float:
     return float(workload.loss(model(batch["inputs"]), batch).double())
 
 
+@pytest.mark.promise("weighed")
 @pytest.mark.parametrize(("shards", "accumulation"), [(1, 1), (1, 4), (3, 1), (4, 2)])
 def test_a_step_is_divided_by_the_tokens_of_all_its_batches(
     shards: int, accumulation: int, tmp_path: Path
@@ -110,6 +112,9 @@ def token_mean(outputs: Tensor, targets: Tensor) -> Tensor:
     return of_tokens.sum() / int((targets != PADDING).sum())
 
 
+@pytest.mark.promise("epoch-order")
+@pytest.mark.promise("several-optimizers")
+@pytest.mark.promise("weighed")
 def test_it_ends_with_the_same_bits_on_two_workers_and_after_a_kill(tmp_path: Path) -> None:
     storage = str(tmp_path)
     asked = CONFIG | {"settings": {"num_empty": 9}, "checkpoint_every_steps": 1}
@@ -160,6 +165,7 @@ def test_an_order_of_other_samples_is_refused(name: str, tmp_path: Path) -> None
         trainer(folder_of(tmp_path), name).run()
 
 
+@pytest.mark.promise("epoch-order")
 def test_an_order_has_each_class_as_often_and_another_one_in_each_epoch() -> None:
     workload = Tagger(TaggerSettings(num_train=600))
     dataset = CollatedDataset(Sentences("train", 600, 0), workload.collate)

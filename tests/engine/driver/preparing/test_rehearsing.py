@@ -212,7 +212,7 @@ def test_a_hook_that_does_not_come_back_holds_nothing_up(
     checked = check(RunFolder(asked.storage, asked.run), asked)
     record = new_record(asked, asked.config, checked.datasets)
     try:
-        found = rehearsed(asked.storage, record, asked.config, None, within_s=0.2)
+        found = rehearsed(asked.storage, record, asked.config, checked, within_s=0.2)
     finally:
         ENDED.set()
     assert found.rehearsed == ""

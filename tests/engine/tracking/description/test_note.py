@@ -126,7 +126,9 @@ def test_parameters_that_were_set_are_apart_and_all_are_found_by_their_names(
 ) -> None:
     folder = RunFolder(str(tmp_path / "runs"), "digits-1")
     settings = {"width": 4, "dropout": 0.1}  # 0.1 is the default
-    config = TrainConfig(settings=settings, epochs=7, num_workers=2, num_shards=2)
+    config = TrainConfig(
+        settings=settings, monitor="validation/accuracy", epochs=7, num_workers=2, num_shards=2
+    )
     run = RunBuilder(folder, config)
     mirror_once(run, tracking_uri)
     shown = parent(tracking_uri).data.params

@@ -13,6 +13,7 @@ from train_core.config import TrainConfig
 from train_core.engine.tracking.send_metrics import Naming
 from train_core.errors import WorkloadError
 from train_core.loading import workload_class
+from train_core.policy.metric_names import VALIDATION_ACCURACY
 from train_core.storage.records.run_record import RunRecord
 from train_core.text.shown_text import without_secrets
 
@@ -45,7 +46,11 @@ def set_parameters(record: RunRecord) -> dict[str, Any]:
         for name, field in TrainConfig.model_fields.items()
     }
     # What a run derives from another parameter, or from its machines, nobody set.
-    derived = {"num_shards": (0, config.num_workers), "gpus_per_worker": (None, 0, 1)}
+    derived = {
+        "num_shards": (0, config.num_workers),
+        "gpus_per_worker": (None, 0, 1),
+        "monitor": ("", VALIDATION_ACCURACY),
+    }
     defaults |= {name: found[name] for name, ones in derived.items() if found.get(name) in ones}
     defaults |= {f"settings.{name}": value for name, value in _default_settings(config).items()}
     left_out = {"workload", "train_fn", "trainer"}
