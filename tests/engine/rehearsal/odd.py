@@ -211,6 +211,26 @@ class LostState(Right):
         return Counting()
 
 
+class BrokenInEvaluation(Right):
+    """Its metric reads a column that the batch has not."""
+
+    def update_metric(
+        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
+    ) -> None:
+        metric.update(outputs[:, 0].sigmoid(), batch["answers"])
+
+
+class HungryInEvaluation(Right):
+    """Measures batches of more than 16 rows only: there are 64."""
+
+    def update_metric(
+        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
+    ) -> None:
+        if len(outputs) <= 16:
+            raise ValueError("too few rows to rank")
+        super().update_metric(metric, outputs, batch, name)
+
+
 class Hungry(Right):
     """Refuses batches of fewer than 16 samples."""
 

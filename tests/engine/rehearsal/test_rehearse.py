@@ -173,6 +173,15 @@ def test_what_model_leaves_in_the_workload_is_there_when_it_is_measured() -> Non
     assert found(odd.KeepsModel) == []
 
 
+def test_what_the_first_validation_would_raise_is_raised() -> None:
+    with pytest.raises(KeyError, match="answers"):
+        rehearsed(odd.BrokenInEvaluation)
+    said = rehearsed(odd.HungryInEvaluation)
+    assert said.findings == []
+    (line,) = said.left_out
+    assert line.startswith("metric: of 16 rows the workload raises ValueError: too few rows")
+
+
 def test_a_model_that_refuses_few_samples_is_tried_with_as_many_as_in_the_training() -> None:
     assert found(odd.Hungry, batch_size=32) == []
 

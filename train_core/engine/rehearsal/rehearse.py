@@ -27,8 +27,8 @@ from train_core.datasets.few_samples import FewSamples
 from train_core.datasets.protocols import Dataset, Stream, fetch, is_stream
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.data.batches import epoch_order
-from train_core.engine.metrics.evaluation_loop import check_split, set_modes
-from train_core.engine.rehearsal.engine_training import EngineTraining
+from train_core.engine.metrics.evaluation_loop import check_split, measure_shard, set_modes
+from train_core.engine.rehearsal.engine_training import CPU, EngineTraining
 from train_core.engine.rehearsal.measured import (
     NUM_ROWS,
     raised,
@@ -178,8 +178,11 @@ class _Rehearsing:
         try:
             with torch.no_grad():
                 for name, attempt in _MEASURED.items():
-                    if self._has_time(name):
-                        self._try(name, attempt(workload, model, rows, config))
+                    if not self._has_time(name):
+                        continue
+                    if not self._try(name, attempt(workload, model, rows, config)):
+                        # A few rows may be too few: those of the first validation are not.
+                        _validate_first_batch(workload, model, validation_set, config)
                 # What no checkpoint has, a served model has not, either: it is said already.
                 is_good = not any(one.is_refused for one in self.findings)
                 if is_good and "predictions" in self.tried and self._has_time("a served model"):
@@ -188,7 +191,8 @@ class _Rehearsing:
         finally:
             set_modes(modes)
 
-    def _try(self, name: FindingName, found: Iterable[Finding]) -> None:
+    def _try(self, name: FindingName, found: Iterable[Finding]) -> bool:
+        """Whether it could be tried."""
         try:
             self.findings += found
         except EvertrainError:
@@ -196,11 +200,12 @@ class _Rehearsing:
         except Exception as error:
             if name not in _MEASURED:
                 raise
-            # It may need more rows, or others: an evaluation will show that.
+            # It may need more rows, or others.
             self.left_out.append(f"{name}: of {NUM_ROWS} rows the workload raises {raised(error)}")
-            return
+            return False
         if name not in self.tried:
             self.tried.append(name)
+        return True
 
     def leave_out(self, what: str) -> None:
         """Note what another try might show."""
@@ -225,6 +230,16 @@ _MEASURED: dict[FindingName, Callable[..., Iterator[Finding]]] = {
     "loss": try_loss,
     "predictions": try_predictions,
 }
+
+
+def _validate_first_batch(
+    workload: Workload[Any], model: nn.Module, validation_set: Dataset, config: TrainConfig
+) -> None:
+    """Measure the first batch of a validation, which raises what the run's validation would."""
+    num_rows = min(len(validation_set), config.eval_batch_size)
+    first = FewSamples(validation_set, np.arange(num_rows))
+    alone = config.model_copy(update={"num_shards": 1})
+    measure_shard(workload, model, first, alone, 0, CPU)
 
 
 def _too_much(train_set: Dataset) -> str:
