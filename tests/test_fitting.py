@@ -8,7 +8,9 @@ import pytest
 
 import train_core
 from tests.storage.samples import record
-from train_core import TrainConfig, extend_run, fit, open_run
+from train_core import TrainConfig, extend_run, fit, fork_run, open_run
+from train_core.engine.data.recorded_workload import load_recorded
+from train_core.engine.scoring.evaluate import load_model
 from train_core.errors import ConfigError
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
@@ -34,3 +36,33 @@ def test_a_run_is_extended_from_a_program(tmp_path: Path) -> None:
     first = fit(config, storage=str(tmp_path), run="run", on_log=None)
     longer = extend_run(open_run(str(tmp_path), "run"), "+1", on_log=None)
     assert longer.step == 2 * first.step
+
+
+@pytest.mark.slow
+@pytest.mark.promise("fitted")
+def test_what_was_fitted_follows_the_weights(tmp_path: Path) -> None:
+    def vocabulary(run: str) -> list[str]:
+        folder = RunFolder(str(tmp_path), run)
+        found: list[str] = load_recorded(folder, folder.record().config).fitted["vocabulary"]
+        return found
+
+    storage = str(tmp_path)
+    config = TrainConfig(
+        workload="tests.engine.tagger:Tagger",
+        batch_size=16,
+        epochs=1,
+        num_workers=2,
+        monitor="validation/loss",
+        monitor_order="min",
+    )
+    fit(config, storage=storage, run="first", on_log=None)
+    other = config.model_copy(update={"settings": {"num_train": 49}, "init_from": "first"})
+    fit(other, storage=storage, run="second", on_log=None)
+    assert vocabulary("second") == vocabulary("first")
+    step = open_run(storage, "first").latest().step
+    forked = fork_run(open_run(storage, "first"), step, "forked")
+    extend_run(forked, "+1", on_log=None)
+    assert vocabulary("forked") == vocabulary("first")
+    folder = RunFolder(storage, "second")
+    workload, _, _ = load_model(folder.url, other, open_run(storage, "second").latest().name)
+    assert workload.fitted["vocabulary"] == vocabulary("first")
