@@ -21,6 +21,7 @@ from pydantic import Field
 
 from train_core import ArrayDataset, Batch, Columns, Settings, Workload, read_columns, read_image
 from train_core.datasets.recorded import RecordedData
+from train_core.datasets.sources import PinnedFiles
 from train_core.datasets.tables import forms_of
 from train_core.engine.data.batches import prepare
 from train_core.engine.data.inputs import Rows, open_input, read_input
@@ -28,6 +29,7 @@ from train_core.engine.data.raw_columns import prepared
 from train_core.errors import DataError
 from train_core.policy.samples.randomness import SampleRandom
 from train_core.requests import KeptColumns
+from train_core.storage.objects.store import Store
 
 
 class Takes(Settings):
@@ -384,3 +386,22 @@ def test_forms_tell_numbers_by_their_type_and_objects_by_a_word() -> None:
         "nothing": np.array([None]),
     }
     assert forms_of(columns) == {"x": "<f4", "image": "arrays of |u1", "s": "texts"}
+
+
+@pytest.mark.promise("any-column")
+def test_texts_and_tables_are_read_alike_on_any_storage(storage_url: str) -> None:
+    store = Store(storage_url)
+    table = pa.table({"city": ["Åre", None], "number": [1, 2]})
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    store.write("tables/a.parquet", buffer.getvalue())
+    store.write("tables/b.csv", "city,number\nÅre,1\n,2\n".encode())
+    store.write("tables/c.jsonl", '{"city":"Åre","number":1}\n{"number":2}\n'.encode())
+    trained = recorded(city=np.array(["Åre", None], object), number=np.array([1, 2]))
+    found = open_input(f"{storage_url}/tables", trained, with_digests=True)
+    rows = list(read_input(found, trained, range(found.num_rows)))
+    cities = [city for one in rows for city in values(one, "city")]
+    assert [city or None for city in cities] == ["Åre", None] * 3
+    assert [number for one in rows for number in values(one, "number")] == [1, 2] * 3
+    listed = PinnedFiles.listed({"tables": f"{storage_url}/tables/*.parquet"})
+    assert read_columns(listed.files("tables"))["city"].tolist() == ["Åre", None]
