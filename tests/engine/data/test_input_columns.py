@@ -394,14 +394,19 @@ def test_texts_and_tables_are_read_alike_on_any_storage(storage_url: str) -> Non
     table = pa.table({"city": ["Åre", None], "number": [1, 2]})
     buffer = io.BytesIO()
     pq.write_table(table, buffer)
-    store.write("tables/a.parquet", buffer.getvalue())
-    store.write("tables/b.csv", "city,number\nÅre,1\n,2\n".encode())
-    store.write("tables/c.jsonl", '{"city":"Åre","number":1}\n{"number":2}\n'.encode())
+    store.write("a.parquet", buffer.getvalue())
+    store.write("b.csv", "city,number\nÅre,1\n,2\n".encode())
+    store.write("c.jsonl", '{"city":"Åre","number":1}\n{"number":2}\n'.encode())
     trained = recorded(city=np.array(["Åre", None], object), number=np.array([1, 2]))
-    found = open_input(f"{storage_url}/tables", trained, with_digests=True)
-    rows = list(read_input(found, trained, range(found.num_rows)))
-    cities = [city for one in rows for city in values(one, "city")]
-    assert [city or None for city in cities] == ["Åre", None] * 3
-    assert [number for one in rows for number in values(one, "number")] == [1, 2] * 3
-    listed = PinnedFiles.listed({"tables": f"{storage_url}/tables/*.parquet"})
+    for kind in ("a.parquet", "b.csv", "c.jsonl"):
+        found = open_input(f"{storage_url}/{kind}", trained, with_digests=True)
+        (rows,) = read_input(found, trained, range(found.num_rows))
+        assert [city or None for city in values(rows, "city")] == ["Åre", None]
+        assert values(rows, "number") == [1, 2]
+    # Only one kind of them was read, without a word.
+    with pytest.raises(
+        DataError, match=r"several kinds, a\.parquet \(parquet\) and b\.csv \(text\)"
+    ):
+        open_input(storage_url, trained)
+    listed = PinnedFiles.listed({"tables": f"{storage_url}/*.parquet"})
     assert read_columns(listed.files("tables"))["city"].tolist() == ["Åre", None]

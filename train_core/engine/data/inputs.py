@@ -271,13 +271,23 @@ def _open_files(source: str, workload: Workload[Any], keeps: KeptColumns, forms:
         raise DataError(
             f"input {hide_logins(source)!r}: nothing is there, but for names that begin with . or _"
         )
-    for kind, matches in KINDS.items():
-        if names := [name for name in sizes if matches(name.lower())]:
-            names = _once_each(names) if kind == "idx" else names
-            heads = _heads(kind, store, names, sizes, forms)
-            _check_columns(store, heads, workload, keeps, forms)
-            kept = _kept(keeps, heads, store)
-            return Input(kind, store.url, tuple(file for file, _ in heads), keeps, kept)
+    found = {
+        kind: names
+        for kind, matches in KINDS.items()
+        if (names := [name for name in sizes if matches(name.lower())])
+    }
+    if len(found) > 1:
+        firsts = " and ".join(f"{names[0]} ({kind})" for kind, names in found.items())
+        raise DataError(
+            f"input {hide_logins(source)!r} holds data of several kinds, {firsts}: only one of "
+            "them would be scored. Give the kinds a folder each, or name a file"
+        )
+    for kind, listed in found.items():
+        names = _once_each(listed) if kind == "idx" else listed
+        heads = _heads(kind, store, names, sizes, forms)
+        _check_columns(store, heads, workload, keeps, forms)
+        kept = _kept(keeps, heads, store)
+        return Input(kind, store.url, tuple(file for file, _ in heads), keeps, kept)
     there = f"input {hide_logins(source)!r} holds {', '.join(list(sizes)[:3])}…"
     raise DataError(
         f"{there}: expected tables (*{PARQUET_SUFFIX}, *{', *'.join(TEXT_SUFFIXES)}), images "
