@@ -263,6 +263,8 @@ class Tastes(nn.Module):
         super().__init__()
         self.users = nn.Embedding(num_users + 1, 8, padding_idx=0)
         self.items = nn.Embedding(num_items + 1, 8, padding_idx=0)
+        for vectors in (self.users, self.items):
+            vectors.weight.data *= 0.3
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
         """The score of each item, of shape (users, items of each user)."""
@@ -276,7 +278,7 @@ class Recommender(Recipe):
 
     def dataset(self, split: Split) -> ArrayDataset:
         """A user likes a quarter of the items; the pairs are dealt out to the splits."""
-        user, item = np.divmod(np.arange(60 * 40), 40)
+        user, item = np.divmod(np.arange(100 * 40), 40)
         likes = (user + item) % 4 == 0
         chosen = np.random.default_rng(0).permutation(np.flatnonzero(likes))
         rows = chosen[rows_of(split, len(chosen))]
@@ -319,9 +321,7 @@ class Recommender(Recipe):
         """How often it has."""
         return {"ranked_right": MeanMetric()}
 
-    def update_metric(
-        self, metric: Metric, outputs: Tensor, batch: Batch, name: str = ""
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Tensor, batch: Batch, name: str = "") -> None:
         """A 1 for each pair that is ranked right."""
         metric.update((outputs[:, :1] > outputs[:, 1:]).float())
 
@@ -399,7 +399,7 @@ class Segmentation(Recipe):
     def dataset(self, split: Split) -> ArrayDataset:
         """Images of 16 x 16 pixels, and masks of the same shape."""
         random = generator_of(split)
-        top, left = random.integers(0, 10, (2, 96, 1, 1))
+        top, left = random.integers(0, 10, (2, 160, 1, 1))
         row, column = np.arange(16)[:, None], np.arange(16)
         mask = (row >= top) & (row < top + 6) & (column >= left) & (column < left + 6)
         return ArrayDataset(image=mask + random.normal(0, 0.5, mask.shape), mask=mask)
@@ -435,9 +435,7 @@ class Segmentation(Recipe):
         """Intersection over union, of the counts of all pixels."""
         return {"iou": BinaryJaccardIndex()}
 
-    def update_metric(
-        self, metric: Metric, outputs: Tensor, batch: Batch, name: str = ""
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Tensor, batch: Batch, name: str = "") -> None:
         """Of classes, and not of logits."""
         metric.update((outputs > 0).long(), batch["targets"].long())
 

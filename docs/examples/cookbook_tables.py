@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from cookbook import Recipe, RecipeSettings, generator_of, places, rows_of
 from pydantic import Field
 from sklearn.datasets import load_wine, make_classification
 from sklearn.model_selection import StratifiedKFold
@@ -23,7 +24,6 @@ from torch.nn import functional
 from torchmetrics import Metric
 from torchmetrics.classification import BinaryAveragePrecision, MulticlassAccuracy
 
-from cookbook import Recipe, RecipeSettings, generator_of, places, rows_of
 from train_core import (
     ArrayDataset,
     Batch,
@@ -341,9 +341,7 @@ class RareClass(Recipe):
         """How well the rare class is found; a model that never says it would have 0.05."""
         return {"average_precision": BinaryAveragePrecision()}
 
-    def update_metric(
-        self, metric: Metric, outputs: Tensor, batch: Batch, name: str = ""
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Tensor, batch: Batch, name: str = "") -> None:
         """Of the rare class's probability."""
         metric.update(outputs.softmax(dim=1)[:, 1], batch["targets"])
 

@@ -359,6 +359,10 @@ PROMISES: dict[str, dict[str, str]] = {
         "no-prediction-is-null": "A row for which the model gives NaN has no prediction, and is "
         "told.",
     },
+    "docs/cookbook.md": {
+        "cookbook": "Every recipe of this page is rehearsed without a refusal, learns, ends with "
+        "the same bits after a resume, and predicts where it is served as where it was trained.",
+    },
     "docs/workloads.md": {
         "any-column": "Texts, categories, dates, decimals, missing values and lists of any length "
         "are read from tables by one rule, in training and of new files; another kind of values "

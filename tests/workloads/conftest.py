@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+from tests.engine.ranks import processes
+from tests.workloads.pages import EXAMPLES
+
+
+@pytest.fixture(scope="session")
+def examples_are_importable() -> Iterator[None]:
+    """For workloads that are named as a reader names his own."""
+    sys.path.insert(0, str(EXAMPLES))
+    yield
+    sys.path.remove(str(EXAMPLES))
 
 
 @pytest.fixture
@@ -14,3 +26,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def server_of_ranks() -> None:
+    """Started before the test, so that none is said to have left it behind."""
+    processes.start_server()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tests.workloads.pages import DOCS, blocks_of, not_in_files
 from tests.workloads.plain import measure, train_plainly
 from train_core.datasets.arrays import ArrayDataset
 from train_core.datasets.protocols import SPLITS, fetch
@@ -22,16 +21,8 @@ from train_core.loading import load_workload
 from train_core.policy.samples.randomness import SampleRandom
 from train_core.workload import Workload
 
-DOCS = Path(__file__).parents[2] / "docs"
-EXAMPLES = DOCS / "examples"
 PAGE = (DOCS / "workloads.md").read_text()
-
-
-@pytest.fixture(autouse=True)
-def examples_are_importable() -> Iterator[None]:
-    sys.path.insert(0, str(EXAMPLES))
-    yield
-    sys.path.remove(str(EXAMPLES))
+pytestmark = pytest.mark.usefixtures("examples_are_importable")
 
 
 def load(name: str, settings: dict[str, Any]) -> Workload[Any]:
@@ -169,16 +160,8 @@ def assert_same_bits(one: torch.nn.Module, other: torch.nn.Module) -> None:
 
 @pytest.mark.promise("page-code")
 def test_every_piece_of_python_on_the_page_is_in_the_files_that_are_tested() -> None:
-    sources = [squeezed(file.read_text()) for file in EXAMPLES.glob("*.py")]
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(blocks) > 5
-    for block in blocks:
-        assert any(squeezed(block) in source for source in sources), block
-
-
-def squeezed(code: str) -> str:
-    """The code without what a formatter may change: blanks, and commas that end a line."""
-    return re.sub(r"\s|,(?=\s*[)\]}])", "", code)
+    assert len(blocks_of(PAGE)) > 5
+    assert not_in_files(PAGE) == []
 
 
 def test_the_page_names_every_part_that_a_workload_may_have() -> None:
