@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -47,9 +47,9 @@ class Recipe(Workload[RecipeSettings]):
     """What most recipes share: AdamW, a mean squared error, and checkpoints ranked by the loss."""
 
     Settings = RecipeSettings
-    target_columns = ("target",)
+    target_columns: ClassVar[tuple[str, ...]] = ("target",)
     monitor = "validation/loss"
-    monitor_order = "min"
+    monitor_order: ClassVar[Literal["max", "min"]] = "min"
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """AdamW for all parameters."""
