@@ -8,7 +8,7 @@ import pytest
 
 import train_core
 from tests.storage.samples import record
-from train_core import TrainConfig, extend_run, fit, fork_run, open_run
+from train_core import TrainConfig, extend_run, fit, fork_run, infer, open_run
 from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.scoring.evaluate import load_model
 from train_core.errors import ConfigError
@@ -66,3 +66,6 @@ def test_what_was_fitted_follows_the_weights(tmp_path: Path) -> None:
     folder = RunFolder(storage, "second")
     workload, _, _ = load_model(folder.url, other, open_run(storage, "second").latest().name)
     assert workload.fitted["vocabulary"] == vocabulary("first")
+    # A run of `fit` has no report, and is finished all the same.
+    scored = infer("validation", run="first", storage=storage, on_log=None)
+    assert scored.checkpoint.name == open_run(storage, "first").best().name

@@ -20,7 +20,12 @@ class CombinedOptimizer(Optimizer):
     the same parameter.
     """
 
-    def __init__(self, *optimizers: Optimizer) -> None:
+    def __init__(self, *given: Optimizer) -> None:
+        optimizers = tuple(
+            part
+            for one in given
+            for part in (one.optimizers if isinstance(one, CombinedOptimizer) else (one,))
+        )
         for one in optimizers:
             kind = type(one)
             if (kind.state_dict, kind.load_state_dict) != (
@@ -46,6 +51,9 @@ class CombinedOptimizer(Optimizer):
                 "they are combined"
             )
         super().add_param_group(param_group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "optimizers": self.optimizers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

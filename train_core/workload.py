@@ -130,9 +130,11 @@ class Workload(Generic[SettingsT]):
     def fit(self, train: Dataset | Stream) -> Any:
         """What a model needs to know of its training data: a vocabulary, means, categories.
 
-        Called once, when a run begins, with the training split. The result is part of the run and
-        of its models: `self.fitted` in `prepare`, `model` and every other hook. Tensors, arrays,
-        numbers, strings, lists and dicts of them. Default: None, nothing is fitted.
+        Called in one process, when a run begins, with the training split; not if it begins with
+        the weights of a run of the same workload (`init_from`), whose result it takes. The result
+        is part of the run and of its models: `self.fitted` in `prepare`, `model` and every other
+        hook. Tensors, arrays, numbers, strings, lists and dicts of them. Default: None, nothing is
+        fitted.
         """
         return None
 
@@ -141,6 +143,11 @@ class Workload(Generic[SettingsT]):
         """What `fit` gave when the run began. Raises WorkloadError where that is not known."""
         if self._fitted is None:
             name = type(self).__name__
+            if self._recorded is not None and fits(self):
+                raise WorkloadError(
+                    f"{name} reads self.fitted, and run {self._recorded.run!r} recorded nothing "
+                    "that was fitted, as it began before there was a fit(): begin a new run"
+                )
             raise WorkloadError(
                 f"{name} reads self.fitted before fit() has had the training split: do so in "
                 "prepare(), model() and the other hooks, and not in __init__() or dataset()"
@@ -199,6 +206,7 @@ class Workload(Generic[SettingsT]):
     ) -> torch.optim.lr_scheduler.LRScheduler | None:
         """The learning-rate schedule, stepped after each of `total_steps` steps but the last.
 
+        A ReduceLROnPlateau goes by the monitored metric, and is stepped after each validation.
         None: the rate is constant.
         """
         return None

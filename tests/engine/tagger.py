@@ -61,6 +61,8 @@ class Tagger(Workload[TaggerSettings]):
 
     Settings = TaggerSettings
     target_columns = ("tags",)
+    monitor = "validation/loss"
+    monitor_order = "min"
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Embedding(len(self.fitted["vocabulary"]) + 1, 8), nn.Linear(8, 3))

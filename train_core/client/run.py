@@ -17,6 +17,7 @@ from train_core.storage.records.journal import Entry, read_good_segments, read_s
 from train_core.storage.records.manifest import EvaluationManifest
 from train_core.storage.records.names import EVALUATIONS
 from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_reports import reported_best
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -80,13 +81,15 @@ class Run:
 
     @property
     def test_metrics(self) -> dict[str, float | None]:
-        """The metrics of the newest evaluation of a checkpoint on the test split; empty: none."""
+        """The metrics on the test split of the best checkpoint; empty while it has none."""
         found = [
             manifest
             for name in self.folder.store.names(EVALUATIONS)
             for _, manifest in self.folder.results(f"{EVALUATIONS}/{name}", EvaluationManifest)
             if manifest.split == TEST and not manifest.max_batches
         ]
+        best = reported_best(self.folder)
+        found = [one for one in found if best in (None, one.checkpoint)]
         newest = max(found, key=lambda one: one.created_at, default=None)
         return dict(newest.metrics) if newest else {}
 
@@ -98,17 +101,17 @@ class Run:
     def predictions(self, inference: PredictionsResult | None = None) -> DataFrame:
         """The predictions of one of `inferences`, or of the newest: a row an input's row.
 
-        Raises ConfigError if there are none, CheckpointError if a file was altered.
+        Raises ConfigError if there are none, FileNotFoundError if they were deleted, and
+        CheckpointError if a file was altered.
         """
-        import pandas as pd
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         found = inference or next(reversed(self.inferences), None)
         if found is None:
             raise ConfigError(f"run {self.name!r} has no predictions: `evertrain infer` makes some")
         files = verified_predictions(self.folder, found)
-        tables = [pq.read_table(io.BytesIO(data)).to_pandas() for data in files]
-        return pd.concat(tables, ignore_index=True)
+        return pa.concat_tables(pq.read_table(io.BytesIO(data)) for data in files).to_pandas()
 
     def latest(self) -> Checkpoint:
         """The newest checkpoint. Raises ConfigError if there is none."""
@@ -159,7 +162,7 @@ class Run:
                 f"run {self.name!r} monitors no metric: give one, with order='max' or order='min'"
             )
         if metric in (None, config.monitor):
-            return config.monitor, order or config.monitor_order
+            return config.monitor, order or config.order
         if order is None:
             raise ConfigError(
                 f"metric {metric!r} is not the one that run {self.name!r} monitors "

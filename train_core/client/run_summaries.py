@@ -172,7 +172,7 @@ def _state(
 def _best_value(checkpoints: list[Checkpoint], config: TrainConfig) -> float | None:
     """The best checkpoint's value of the monitored metric."""
     candidates = [Candidate(str(c.name), c.step, c.metrics) for c in checkpoints]
-    order = ranked(candidates, config.monitor, config.monitor_order)
+    order = ranked(candidates, config.monitor, config.order)
     return order[0].metrics.get(config.monitor) if order else None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from train_core.client.driver_handle import Driver
+from train_core.client.run import Run
 from train_core.client.runs import open_run
 from train_core.errors import ConfigError
 from train_core.policy.champion.model_names import ModelAddress
@@ -28,7 +29,7 @@ from train_core.storage.records.names import (
 from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_reports import reported_best
-from train_core.storage.runs_of_storage import newest_finished
+from train_core.storage.runs_of_storage import is_training_finished, newest_finished
 from train_core.storage.verification.checkpoints import copy_files
 
 BEST = "best"
@@ -164,11 +165,21 @@ def _find_run(storage: str, name: str, workload: str) -> RunFolder:
     return newest.folder
 
 
+def _best_of_training(folder: RunFolder) -> str:
+    """The best checkpoint of a training by `fit`, which has no report; empty: it is not over."""
+    record = folder.record()
+    config = folder.newest_request(record).config
+    if record.flow_run or not is_training_finished(folder.newest(), config):
+        return ""
+    run = Run(folder)
+    return (run.best() if config.monitor else run.latest()).name
+
+
 def _find_checkpoint(folder: RunFolder, name: str) -> CheckpointSummary:
     """The checkpoint called `name`, or the best one."""
     if name == BEST:
-        best = reported_best(folder)
-        if best is None:
+        best = reported_best(folder) or _best_of_training(folder)
+        if not best:
             raise ConfigError(
                 f"run {folder.name!r} has no report.json, so no best checkpoint yet: "
                 "let it finish, or name a checkpoint"

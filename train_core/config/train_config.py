@@ -23,6 +23,7 @@ from train_core.config.worker_options import WorkerOptions
 from train_core.errors import ConfigError
 from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.policy.checkpoints.save_schedule import SaveRules
+from train_core.policy.checkpoints.selection import Order
 from train_core.policy.logins import hide_logins
 from train_core.policy.samples.steps import StepPlan
 from train_core.policy.stop_reasons import StopLimits
@@ -98,11 +99,16 @@ class TrainConfig(
             raise ConfigError(place + first["msg"].removeprefix("Value error, ")) from error
 
     @property
+    def order(self) -> Order:
+        """Whether more of the monitored metric is better."""
+        return self.monitor_order or "max"
+
+    @property
     def retention(self) -> RetentionRules:
         """Which checkpoints to keep."""
         return RetentionRules(
             metric=self.monitor,
-            order=self.monitor_order,
+            order=self.order,
             keep_last=self.keep_last,
             keep_best=self.keep_best,
             keep_every_steps=self.keep_every_steps,

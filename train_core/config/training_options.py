@@ -164,10 +164,10 @@ class MonitorOptions(Options):
         description="The metric that ranks checkpoints and stops early; empty: the workload's own, "
         "or else validation/accuracy. Of a training function: none, the newest is the best.",
     )
-    monitor_order: Literal["max", "min"] = Field(
-        default="max",
-        description="Whether a higher or a lower monitored metric is better; without monitor, the "
-        "workload says so, too.",
+    monitor_order: Literal["", "max", "min"] = Field(
+        default="",
+        description="Whether a higher or a lower monitored metric is better; empty: as the "
+        "workload says of its own, and else max.",
     )
     early_stopping_patience: int = Field(
         default=0,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +54,16 @@ VALUES = st.recursive(
 )
 
 
+ELSEWHERE = """
+import json, sys
+from train_core.config import TrainConfig
+from train_core.engine.data.recorded_workload import load_recorded
+from train_core.storage.run_folder import RunFolder
+workload = load_recorded(RunFolder.at(sys.argv[1]), TrainConfig.model_validate_json(sys.argv[2]))
+print(json.dumps(workload.fitted["vocabulary"]))
+"""
+
+
 class Given(Tagger):
     """Fits what it is told to."""
 
@@ -78,6 +92,37 @@ def test_a_state_that_cannot_be_stored_is_refused_by_its_path() -> None:
         fitted_to({"scaler": object()})
 
 
+@pytest.mark.parametrize(
+    ("state", "where"),
+    [
+        ({"a", "b"}, ""),
+        ({"words": [{"a"}]}, " at words/0"),
+        ({"words": {frozenset("ab"): 1}}, " at words"),
+    ],
+)
+def test_a_set_is_refused_as_it_has_no_order(state: Any, where: str) -> None:
+    with pytest.raises(WorkloadError, match=f"returns a set{where}, |has a set{where}, "):
+        fitted_to(state)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.unique(["pear", "apple", ""]),
+        np.array([["a", "bc"], ["d", "e"]]),
+        np.array(["2026-01-01", "NaT"], "datetime64[D]"),
+        np.array([1, -5], "timedelta64[ms]"),
+        np.array([], "U3"),
+    ],
+)
+def test_arrays_of_texts_and_times_come_back(array: np.ndarray[Any, Any]) -> None:
+    workload, _ = fitted_to({"known": array, "first": np.str_("pear")})
+    found = workload.fitted["known"]
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    assert found.tobytes() == array.tobytes()
+    assert type(workload.fitted["first"]) is np.str_
+
+
 def test_a_fit_without_a_result_is_refused() -> None:
     with pytest.raises(WorkloadError, match=r"fit\(\) of Given returns None"):
         fitted_to(None)
@@ -95,6 +140,15 @@ def test_every_process_has_it_as_it_was_when_the_run_began(tmp_path: Path) -> No
     record = folder.record()
     assert record.fitted is not None
     again = load_recorded(folder, CONFIG).fitted
+    # A set of its words would have another order there.
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, folder.url, CONFIG.model_dump_json()],
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(elsewhere.stdout) == again["vocabulary"]
     workload = Tagger(TaggerSettings())
     fit(workload, workload.dataset("train"))
     assert sorted(again["vocabulary"]) == sorted(workload.fitted["vocabulary"])

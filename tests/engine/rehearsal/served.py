@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from tests.engine.rehearsal.odd import Right
@@ -79,3 +80,11 @@ class KeptByTraining(Right):
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         return {"score": (outputs[:, 0] + self.shift).sigmoid()}
+
+
+class Draws(Right):
+    """Its predictions are drawn, and an evaluation seeds them."""
+
+    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+        outputs: Tensor = model(batch["inputs"])
+        return outputs + torch.randn_like(outputs)

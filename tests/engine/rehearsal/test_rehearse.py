@@ -113,6 +113,10 @@ def test_what_is_fitted_is_served() -> None:
     assert checked("Fits").findings == []
 
 
+def test_a_model_that_draws_is_not_refused_for_what_it_draws() -> None:
+    assert not any(one.is_refused for one in checked("Draws").findings)
+
+
 def checked(kind: str) -> Rehearsal:
     workload = f"tests.engine.rehearsal.served:{kind}"
     return rehearse_workload(TrainConfig(workload=workload, batch_size=32))

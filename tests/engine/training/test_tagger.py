@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ from tests.engine import alone
 from tests.engine.ranks.processes import train
 from tests.engine.tagger import PADDING, Sentences, Tagger, TaggerSettings
 from tests.pytorch.engine import left_by
+from train_core import CombinedOptimizer
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import CollatedDataset, fetch
 from train_core.engine.data.batches import epoch_order
 from train_core.engine.data.fitted import fit
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.metrics.evaluation_loop import measure_shard, merge, split_metrics
+from train_core.engine.metrics.forward import nothing_of
 from train_core.engine.tools.plain_training import PlainTraining
 from train_core.engine.training.loop import Trainer
 from train_core.errors import WorkloadError
@@ -175,3 +179,65 @@ def test_an_order_has_each_class_as_often_and_another_one_in_each_epoch() -> Non
     first = np.array([tags[0] for _, tags in Sentences("train", 600, 0).samples])
     # 200 each, and five standard deviations of a drawn number of 200.
     assert np.abs(np.bincount(first[orders[0]], minlength=3) - 200).max() < 60
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({}, ("validation/loss", "min")),
+        ({"monitor": "validation/loss"}, ("validation/loss", "min")),
+        ({"monitor_order": "max"}, ("validation/loss", "max")),
+        ({"monitor": "validation/accuracy"}, ("validation/accuracy", "max")),
+        ({"monitor": "validation/f1", "monitor_order": "min"}, ("validation/f1", "min")),
+    ],
+)
+def test_what_is_not_asked_for_is_the_workloads_monitor(
+    asked: dict[str, str], found: tuple[str, str]
+) -> None:
+    config = with_monitor(TrainConfig(workload="tests.engine.tagger:Tagger", **asked))
+    assert (config.monitor, config.monitor_order) == found
+
+
+def test_a_batch_without_a_token_adds_nothing_where_outputs_are_masked() -> None:
+    scores = torch.zeros(3, requires_grad=True)
+    outputs = {"logits": scores.masked_fill(torch.tensor([True, False, False]), -torch.inf)}
+    loss = nothing_of(outputs)
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert scores.grad is not None
+    assert scores.grad.tolist() == [0, 0, 0]
+    with pytest.raises(WorkloadError, match="no tensors that are found"):
+        nothing_of(object())
+
+
+def test_combined_optimizers_may_be_nested_and_copied() -> None:
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    first, second, third = (torch.optim.AdamW([one]) for one in weights)
+    combined = CombinedOptimizer(first, CombinedOptimizer(second, third))
+    sum(one.sum() for one in weights).backward()  # type: ignore[union-attr]  # a tensor
+    combined.step()
+    assert combined.state_dict()["state"].keys() == {0, 1, 2}
+    copied = deepcopy(combined)
+    assert [one.param_groups for one in copied.optimizers] == [[g] for g in copied.param_groups]
+    with pytest.raises(WorkloadError, match="takes no group later"):
+        combined.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+
+def test_an_epochs_loss_is_the_mean_over_its_tokens(tmp_path: Path) -> None:
+    settings = {"is_plain": True, "balances": False, "num_empty": 20}
+    ours = trainer(folder_of(tmp_path), settings=settings, epochs=1, batch_size=8)
+    losses, weights = [], []
+    add_loss = ours.progress.add_loss
+
+    def note(loss: float, weight: float) -> None:
+        losses.append(loss)
+        weights.append(weight)
+        add_loss(loss, weight)
+
+    ours.progress.add_loss = note  # type: ignore[method-assign]
+    ours.run()
+    train_set = load_split(ours.loaded.workload, "train")
+    tags = [tag for _, tags in (train_set[i] for i in range(50)) for tag in tags]  # type: ignore[index]
+    assert sum(weights) == pytest.approx(sum(tag != PADDING for tag in tags))
+    expected = np.average(losses, weights=weights)
+    assert ours.progress.metrics["train/epoch_loss"] == pytest.approx(expected)

@@ -6,6 +6,7 @@ a run which is killed before its first checkpoint begins again with the very sam
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -31,6 +32,7 @@ from train_core.engine.checkpoint.state import (
     unsaved_buffers,
 )
 from train_core.errors import CheckpointError, ConfigError
+from train_core.optimizers import CombinedOptimizer
 from train_core.policy.checkpoints.layout import BUFFERS, MODEL, OPTIMIZER
 from train_core.policy.logins import hide_logins
 from train_core.storage.addresses import file_at, find_checkpoint
@@ -39,6 +41,7 @@ from train_core.storage.records.names import MODEL_FILE
 from train_core.storage.records.run_record import Origin
 
 _FILE = ".safetensors"
+_log = logging.getLogger(__name__)
 # How an optimizer computes: it changes no moment, and versions of torch have others of them.
 _IMPLEMENTATION = {
     *("foreach", "fused", "capturable", "differentiable", "maximize", "decoupled_weight_decay"),
@@ -109,7 +112,8 @@ class InitialState:
         if self.optimizer is None:
             return
         groups = self.optimizer["param_groups"]
-        asked = optimizer.defaults.keys() - _IMPLEMENTATION
+        parts = optimizer.optimizers if isinstance(optimizer, CombinedOptimizer) else (optimizer,)
+        asked = set.intersection(*(set(one.defaults) for one in parts)) - _IMPLEMENTATION
         lacking = {name for name in asked if any(name not in group for group in groups)}
         if lacking:
             raise ConfigError(
@@ -144,12 +148,23 @@ class InitialState:
             )
 
 
-def fitted_with(origin: Origin) -> bytes | None:
-    """What was fitted for the weights of a run; None: nothing, or they are a file alone."""
+def fitted_with(origin: Origin, workload: str) -> bytes | None:
+    """What was fitted for the weights of a run of the workload; None: nothing, or of no such run.
+
+    Another workload's is of no use here, which is logged.
+    """
     if origin.uri.endswith(_FILE):
         return None
     folder, _ = find_checkpoint(origin.uri, "")
-    return folder.fitted_of(folder.record())
+    record = folder.record()
+    if record.fitted is not None and record.config.workload != workload:
+        _log.warning(
+            "what was fitted for the first weights is left out, as their run %r is one of %s: "
+            "it is fitted anew",
+            *(folder.name, record.config.workload),
+        )
+        return None
+    return folder.fitted_of(record)
 
 
 def _form(value: Any) -> Any:

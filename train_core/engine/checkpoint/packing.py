@@ -28,6 +28,8 @@ _FACTORIES = {one.__name__: one for one in (bool, dict, float, int, list, set, s
 _NUMPY_TYPES = frozenset(
     np.dtype(kind).str for kind in ("?", *"bhilqBHILQ", "e", "f", "d", "F", "D")
 )
+_SPELLED = "UmM"
+"""The kinds of numpy's types of which no tensor is made: texts, durations and times."""
 _MOST_FIELDS = 1000
 
 
@@ -107,15 +109,32 @@ def _typed(
         return ["bytes", base64.b64encode(value).decode()]
     if kind is torch.dtype or kind is torch.device:
         return [kind.__name__, str(value).removeprefix("torch.")]
-    if isinstance(value, np.generic) and value.dtype.str in _NUMPY_TYPES:
-        return ["numpy", [value.dtype.str, visit(value.item(), path)]]
-    if kind is np.ndarray and value.dtype.str in _NUMPY_TYPES:
-        return ["array", visit(torch.from_numpy(np.array(value)), path)]
+    if isinstance(value, np.generic | np.ndarray) and (found := _of_numpy(value)) is not None:
+        name, content = found
+        return [name, visit(content, path) if isinstance(content, Tensor) else content]
     raise WorkloadError(
         f"the state holds a {kind.__name__} at {'/'.join(path) or 'its root'}, which would not "
         "come back as it is: only tensors, numbers, strings, bytes, None, numpy arrays, and the "
         "containers of Python's standard library can be saved"
     )
+
+
+def _of_numpy(value: np.generic | np.ndarray[Any, Any]) -> tuple[str, Any] | None:
+    """The name of the kind of numpy's value, and what it is made of again; None: it is not."""
+    name, kind = value.dtype.str, value.dtype.kind
+    if isinstance(value, np.generic):
+        if name in _NUMPY_TYPES:
+            return "numpy", [
+                name,
+                _typed(value.item(), (), lambda one, _: one) if kind == "c" else value.item(),
+            ]
+        return ("text", str(value)) if kind == "U" else None
+    if name in _NUMPY_TYPES and type(value) is np.ndarray:
+        return "array", torch.from_numpy(np.array(value))
+    if kind in _SPELLED and type(value) is np.ndarray:
+        whole = value.astype(np.int64) if kind in "mM" else value
+        return "spelled", [name, list(value.shape), whole.ravel().tolist()]
+    return None
 
 
 def _fields(kind: type) -> list[str]:
@@ -197,6 +216,14 @@ def _numpy(visit: Callable[[Any], Any], content: Any) -> Any:
     return np.dtype(name).type(visit(value))
 
 
+def _spelled(name: str, shape: list[int], values: list[Any]) -> Any:
+    dtype = np.dtype(name)
+    if dtype.kind not in _SPELLED:
+        raise ValueError(name)
+    raw = np.array(values, np.int64 if dtype.kind in "mM" else dtype)
+    return raw.astype(dtype).reshape(shape)
+
+
 def _named_in_torch(kind: type) -> _Make:
     def make(_visit: Callable[[Any], Any], content: Any) -> Any:
         found = torch.device(content) if kind is torch.device else getattr(torch, content)
@@ -222,6 +249,8 @@ _MAKERS: dict[str, _Make] = {
     "device": _named_in_torch(torch.device),
     "numpy": _numpy,
     "array": lambda visit, content: visit(content).numpy().copy(),
+    "spelled": lambda _visit, content: _spelled(*content),
+    "text": lambda _visit, content: np.str_(content),
 }
 
 

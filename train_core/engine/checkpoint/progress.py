@@ -24,7 +24,8 @@ class Progress:
     step_in_epoch: int = 0
     samples_seen: int = 0
     epoch_loss_sum: float = 0.0
-    epoch_samples: int = 0
+    epoch_samples: float = 0
+    """What the sum is divided by: samples, or what the workload's losses are means over."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The newest value of each metric."""
     validated_step: int = -1
@@ -50,10 +51,10 @@ class Progress:
         self.step_in_epoch += 1
         self.samples_seen += num_samples
 
-    def add_loss(self, loss: float, num_samples: int) -> None:
-        """Add a step's mean loss to the epoch's."""
-        self.epoch_loss_sum += loss * num_samples
-        self.epoch_samples += num_samples
+    def add_loss(self, loss: float, weight: float) -> None:
+        """Add a step's mean loss, over so many samples or the like, to the epoch's."""
+        self.epoch_loss_sum += loss * weight
+        self.epoch_samples += weight
 
     def end_epoch(self) -> dict[str, float]:
         """Close the epoch's sums and give its metrics."""
@@ -66,8 +67,8 @@ class Progress:
     def judge(self, config: TrainConfig) -> None:
         """Compare the newest validation with the best, for early stopping."""
         value = self.metrics.get(config.monitor)
-        now = score(value, config.monitor_order)
-        if self.best is None or now > score(self.best, config.monitor_order) + (
+        now = score(value, config.order)
+        if self.best is None or now > score(self.best, config.order) + (
             config.early_stopping_min_delta
         ):
             self.best, self.num_bad_validations = value, 0

@@ -28,7 +28,7 @@ from train_core.datasets.protocols import (
 from train_core.engine.data.prepared import CACHE_LINE, prepare_batch
 from train_core.engine.distributed.group import Group
 from train_core.errors import EvertrainError, WorkloadError
-from train_core.policy.samples.randomness import AUGMENT, SampleRandom, derive_seed
+from train_core.policy.samples.randomness import AUGMENT, ORDER, SampleRandom, derive_seed
 from train_core.policy.samples.sample_order import order_generator
 from train_core.policy.samples.steps import MicroBatch, Pass
 from train_core.workload import Batch, Workload, seed_generators
@@ -140,6 +140,8 @@ def epoch_order(
     if type(workload).order is Workload.order:
         return random.permutation(num_samples)
     whole = users_own(dataset)
+    # For one that draws from another generator: the same in each process.
+    seed_generators(derive_seed(seed, ORDER, epoch))
     found = np.asarray(workload.order(whole, random))
     is_order = found.shape == (len(whole),) and found.dtype.kind in "iu"
     if not is_order or (len(found) and not 0 <= found.min() <= found.max() < len(whole)):
@@ -177,9 +179,14 @@ def model_to_device(model: nn.Module, device: torch.device, *, channels_last: bo
     What was made of numpy's memory, which begins anywhere, gets memory of torch's: BLAS rounds by
     where a matrix begins.
     """
+    copies: dict[int, torch.UntypedStorage] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         if not is_lazy(tensor) and _is_of_numpys_memory(tensor):
-            tensor.data = tensor.data.clone()
+            storage = tensor.untyped_storage()
+            # Views of the same memory stay views of the same memory.
+            copy = copies.setdefault(storage.data_ptr(), storage.clone())
+            place = tensor.storage_offset(), tensor.size(), tensor.stride()
+            tensor.data = torch.empty(0, dtype=tensor.dtype).set_(copy, *place)
     model = model.to(device)
     if not channels_last:
         return model

@@ -7,6 +7,8 @@ longer than the format lets a header be.
 from __future__ import annotations
 
 import json
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from train_core.datasets.sources import NoFiles
 from train_core.engine.checkpoint.packing import pack, unpack
 from train_core.errors import CheckpointError, WorkloadError
 from train_core.loading import load_workload
+from train_core.policy.findings import EVERYTHING
 from train_core.storage.records.manifest import FileEntry
 from train_core.workload import Workload, fits, seed_generators
 
@@ -41,6 +44,7 @@ def fit(workload: Workload[Any], train: Dataset | Stream) -> bytes | None:
         raise WorkloadError(
             f"fit() of {type(workload).__name__} returns None: return what was fitted, as a dict"
         )
+    _refuse_sets(state)
     try:
         data = _file_of(state)
     except WorkloadError as error:
@@ -56,10 +60,14 @@ def give(workload: Workload[Any], data: bytes | None) -> None:
 
 
 def load_without_data(config: TrainConfig, fitted: bytes | None) -> Workload[Any]:
-    """The workload as a served model has it: what was fitted, and no file of its training."""
+    """The workload as a served model has it: what was fitted, and no file of its training.
+
+    Who accepts other predictions there lets it read the files that are there.
+    """
     workload = load_workload(config.workload, config.settings)
     give(workload, fitted)
-    workload._files = NoFiles()  # noqa: SLF001 (no concern of the workload's author)
+    if not {"predictions", EVERYTHING}.intersection(config.accept):
+        workload._files = NoFiles()  # noqa: SLF001 (no concern of the workload's author)
     return workload
 
 
@@ -77,6 +85,24 @@ def state_of(data: bytes) -> Any:
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(f"{FITTED_FILE} cannot be read: {error}") from error
     return unpack(plain, tensors)[_STATE]
+
+
+def _refuse_sets(value: Any, path: str = "") -> None:
+    """Raise WorkloadError for a set: its texts have another order in each process."""
+    if isinstance(value, set | frozenset):
+        raise WorkloadError(
+            f"what fit() returns has a set{f' at {path}' if path else ''}, which has another order "
+            "in each process: return sorted(…) of it"
+        )
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        parts = value.items()
+        for key in value:
+            _refuse_sets(key, path)
+    elif isinstance(value, list | tuple | deque):
+        parts = enumerate(value)
+    for key, part in parts:
+        _refuse_sets(part, f"{path}/{key}".lstrip("/"))
 
 
 def _file_of(state: Any) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 from train_core.config import TrainConfig
 from train_core.datasets.recorded import RecordedData
 from train_core.engine.data.fitted import state_of
-from train_core.errors import ConfigError, HiddenLoginError, RunConflictError, WorkloadError
+from train_core.errors import HiddenLoginError, RunConflictError, WorkloadError
 from train_core.loading import load_workload, parse_settings, workload_class
 from train_core.policy.logins import has_hidden_login, hide_logins, with_login_of
 from train_core.storage.records.data_files import FileList
@@ -39,24 +39,24 @@ def load_recorded(folder: RunFolder, config: TrainConfig) -> Workload[Any]:
 
 def with_defaults(config: TrainConfig) -> TrainConfig:
     """The configuration with its workload's settings and its monitor. Raises WorkloadError."""
+    config = with_monitor(config)
     if not config.has_workload:
         return config
-    config = with_monitor(config)
     settings = parse_settings(config.workload, config.settings).model_dump(mode="json")
     return config.model_copy(update={"settings": settings})
 
 
 def with_monitor(config: TrainConfig) -> TrainConfig:
-    """The configuration with its workload's monitor, if it names none. Raises WorkloadError."""
-    if config.monitor or config.is_function:
-        return config
+    """The configuration with its workload's monitor and its order, where it names none.
+
+    Raises WorkloadError.
+    """
+    if config.is_function:
+        return config.model_copy(update={"monitor_order": config.order})
     kind = workload_class(config.workload)
-    if config.monitor_order != "max" and kind.monitor_order == "max":
-        raise ConfigError(
-            f"monitor_order is {config.monitor_order} and no monitor was given: of "
-            f"{kind.monitor}, which {config.workload} goes by, more is better. Name the metric, too"
-        )
-    found = {"monitor": kind.monitor, "monitor_order": kind.monitor_order}
+    monitor = config.monitor or kind.monitor
+    usual = kind.monitor_order if monitor == kind.monitor else "max"
+    found = {"monitor": monitor, "monitor_order": config.monitor_order or usual}
     return config.model_copy(update=found)
 
 

@@ -46,7 +46,7 @@ class Received:
     """The messages of all ranks at one step."""
 
     loss: float
-    """The step's mean loss over its samples."""
+    """The sum of the step's losses, each times its weight: the mean over its samples by default."""
     requests: RankRequests
 
 

@@ -258,6 +258,6 @@ class RunStages:
             checkpoints=[self.folder.summary(c) for c in checkpoints],
             finalists=[self.folder.summary(c) for c in finalists],
             monitor=self.config.monitor,
-            monitor_order=self.config.monitor_order,
+            monitor_order=self.config.order,
             processors=newest.manifest.processors,
         )

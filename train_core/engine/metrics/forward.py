@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from train_core.config import TrainConfig
+from train_core.errors import WorkloadError
 from train_core.workload import Batch, Workload
 
 
@@ -22,9 +23,15 @@ def forward(
 
 
 def nothing_of(outputs: Any) -> Tensor:
-    """A loss of 0, whose gradients are zeros."""
+    """A loss of 0, whose gradients are zeros. Raises WorkloadError for outputs without a tensor."""
     tensors = [one for one in tree_leaves(outputs) if isinstance(one, Tensor) and one.requires_grad]
-    return sum((one.sum() * 0 for one in tensors), torch.zeros(()))
+    if not tensors:
+        raise WorkloadError(
+            f"weight() is 0 for a batch, and its outputs, a {type(outputs).__name__}, have no "
+            "tensors that are found: give forward() outputs that are tensors, lists or dicts"
+        )
+    # Of no values: of -inf, which masks, zero times as much is NaN.
+    return torch.stack([one.flatten()[:0].sum() for one in tensors]).sum()
 
 
 def autocast(device: torch.device, config: TrainConfig) -> torch.autocast:

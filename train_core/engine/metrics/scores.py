@@ -88,6 +88,8 @@ class ScoreStates(Metric):
     worst: list[Tensor]
     score_bins: Tensor
     num_odd: Tensor
+    highest_of_0: Tensor
+    lowest_of_1: Tensor
 
     def __init__(self, num_samples: int, *, is_classifier: bool) -> None:
         super().__init__()
@@ -99,6 +101,9 @@ class ScoreStates(Metric):
         # Samples of class 0 and of class 1 by their scores; and how many rows are of neither.
         self.add_state("score_bins", torch.zeros(NUM_SCORES, 2, dtype=torch.int64), "sum")
         self.add_state("num_odd", torch.zeros((), dtype=torch.int64), "sum")
+        # Where 0 is predicted, and where 1 is: a score of the predicted class is none of class 1.
+        self.add_state("highest_of_0", torch.tensor(-torch.inf), "max")
+        self.add_state("lowest_of_1", torch.tensor(torch.inf), "min")
 
     def update(self, samples: range, predicted: Mapping[str, Tensor], batch: Batch) -> None:
         """Add the samples of a batch; nothing, where the workload's outputs are of another kind."""
@@ -128,7 +133,7 @@ class ScoreStates(Metric):
         worst = _joined(self.worst)
         if not len(worst):
             return None
-        is_binary = not self.num_odd
+        is_binary = not self.num_odd and bool(self.highest_of_0 <= self.lowest_of_1)
         score_bins = self.score_bins.tolist() if is_binary else []
         return Scores(
             kind="classifier" if self.is_classifier else "regressor",
@@ -176,6 +181,14 @@ class ScoreStates(Metric):
         if target is None or scores is None or target.shape != scores.shape:
             self.num_odd += 1
             return
+        predictions = predicted.get("prediction")
+        if predictions is not None and not predictions.is_floating_point():
+            of_0, of_1 = (scores[_flat(predictions) == one] for one in (0, 1))
+            device = self.num_odd.device
+            highest = torch.tensor(of_0.max(initial=-np.inf), dtype=torch.float32, device=device)
+            lowest = torch.tensor(of_1.min(initial=np.inf), dtype=torch.float32, device=device)
+            self.highest_of_0 = torch.maximum(self.highest_of_0, highest)
+            self.lowest_of_1 = torch.minimum(self.lowest_of_1, lowest)
         is_good = np.isin(target, (0, 1)) & (scores >= 0) & (scores <= 1)
         self.num_odd += int(len(target) - is_good.sum())
         target, scores = target[is_good], scores[is_good]

@@ -102,9 +102,7 @@ def _check_asked(config: TrainConfig, recorded: TrainConfig | None, decided: _De
     """Raise WorkloadError if a parameter was given another value than the trainer has for it."""
     for name, (value, said) in decided.items():
         asked = getattr(config, name)
-        # That of a function is another one than a workload's.
-        default = "" if name == "monitor" else TrainConfig.model_fields[name].default
-        unasked = {default, value}
+        unasked = {TrainConfig.model_fields[name].default, value}
         if recorded is not None:
             # Of an earlier attempt, whose trainer may have said something else.
             unasked.add(getattr(recorded, name))

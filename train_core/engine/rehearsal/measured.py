@@ -6,7 +6,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from traceback import format_exception
 from typing import Any
 
@@ -27,9 +27,17 @@ from train_core.engine.metrics.forward import autocast, forward
 from train_core.engine.rehearsal.engine_training import CPU
 from train_core.errors import EvertrainError, WorkloadError, line_of_users_code, words_of
 from train_core.policy.metric_names import LOSS
+from train_core.policy.samples.randomness import EVALUATE, derive_seed
 from train_core.results import Finding
 from train_core.text.shown_text import few_of
-from train_core.workload import Batch, Workload, update_metric, weighs, weight_of
+from train_core.workload import (
+    Batch,
+    Workload,
+    seed_generators,
+    update_metric,
+    weighs,
+    weight_of,
+)
 
 NUM_ROWS = 16
 _FAR = 4.0
@@ -191,9 +199,36 @@ def try_loss(
     workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
 ) -> Iterator[Finding]:
     """Whether the loss of a batch is the mean of the losses of its parts."""
-    num_rows = len(rows)
-    if num_rows == 1:
+    if len(rows) == 1:
         return
+    whole, of_halves = _cut_loss(workload, model, rows, config)
+    if _is_mean(whole, of_halves, config):
+        # A model that has learnt nothing may have about the same loss for every row.
+        with _with_other_weights(model), suppress(Exception):
+            # Such weights may be none that the model can have.
+            whole, of_halves = _cut_loss(workload, model, rows, config)
+    if not _is_mean(whole, of_halves, config):
+        yield Finding(
+            name="loss",
+            is_refused=False,
+            message=f"the loss of {len(rows)} rows is {whole:.6g}, and the mean of the losses of "
+            f"its halves {of_halves:.6g}: it is no mean over {_counted(workload)}, so that "
+            "num_shards and accumulation_steps are part of what is trained. If it is a mean over "
+            "something else, as tokens, let weight() count that; of a loss between the samples of "
+            "a batch, train on one shard (num_shards 1), or keep the number of shards",
+        )
+
+
+def _is_mean(whole: float, of_halves: float, config: TrainConfig) -> bool:
+    precision = torch.bfloat16 if config.precision == "bf16" else torch.float32
+    return _is_close(whole, of_halves, _TOLERANCES[precision])
+
+
+def _cut_loss(
+    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
+) -> tuple[float, float]:
+    """The loss of all rows, and the mean of those of their halves, each by its weight."""
+    num_rows = len(rows)
     batch = _batch(workload, rows, config)
     outputs, loss = forward(workload, model, dict(batch), config)
     # What has another length of fewer rows is of the rows.
@@ -205,21 +240,11 @@ def try_loss(
         with autocast(CPU, config):
             rows_of_part = _cut(batch, part, batch_of_fewer)
             of_part = workload.loss(_cut(outputs, part, outputs_of_fewer), rows_of_part)
-        if of_rows := weight_of(workload, rows_of_part):
+        num_of_part = part.stop - part.start
+        if of_rows := weight_of(workload, rows_of_part) if weighs(workload) else num_of_part:
             total += float(of_part) * of_rows
             weight += of_rows
-    total /= weight or 1
-    tolerance = _TOLERANCES[torch.bfloat16 if config.precision == "bf16" else torch.float32]
-    if not _is_close(float(loss), total, tolerance):
-        yield Finding(
-            name="loss",
-            is_refused=False,
-            message=f"the loss of {num_rows} rows is {float(loss):.6g}, and the mean of the "
-            f"losses of its halves {total:.6g}: it is no mean over {_counted(workload)}, so that "
-            "num_shards and accumulation_steps are part of what is trained. If it is a mean over "
-            "something else, as tokens, let weight() count that; of a loss between the samples of "
-            "a batch, train on one shard (num_shards 1), or keep the number of shards",
-        )
+    return float(loss), total / (weight or 1)
 
 
 def _counted(workload: Workload[Any]) -> str:
@@ -334,6 +359,8 @@ def _predicted(
     given = {name: c for name, c in columns.items() if name not in workload.target_columns}
     batch: Batch = prepare(workload, given, None, indices)
     batch = to_device(batch, CPU, channels_last=config.channels_last)
+    # A model may draw: the same each time, as in an evaluation.
+    seed_generators(derive_seed(config.seed, EVALUATE, 0))
     with autocast(CPU, config):
         return dict(workload.predictions(workload.forward(model, batch)))
 

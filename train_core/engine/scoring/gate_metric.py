@@ -61,4 +61,4 @@ def metric_of(config: TrainConfig, options: GateOptions, names: Sequence[str]) -
         wanted = monitored or LOSS
     is_monitored = wanted == monitored
     usual: Order = "min" if wanted == LOSS else "max"
-    return wanted, options.gate_order or (config.monitor_order if is_monitored else usual)
+    return wanted, options.gate_order or (config.order if is_monitored else usual)

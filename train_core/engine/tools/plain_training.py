@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils._pytree import tree_leaves
 
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, users_own
 from train_core.engine.data.batches import TrainBatches, model_to_device, to_device
 from train_core.engine.distributed.group import use_deterministic_algorithms
-from train_core.engine.metrics.forward import nothing_of
 from train_core.policy.samples.randomness import FORWARD, INIT, ORDER, UPDATE, derive_seed
 from train_core.storage.records.run_record import NEWEST_STEP_RULES
 from train_core.workload import Batch, Workload, weighs
@@ -141,7 +142,8 @@ class PlainTraining:
             if self._weighs:
                 of_batch = float(self.workload.weight(given))
                 weight += of_batch
-                weighted = loss * of_batch if of_batch else nothing_of(outputs)
+                # A mean over nothing is NaN, and adds nothing.
+                weighted = loss * of_batch if of_batch else _zero(outputs)
             if self._on_batch is not None:
                 self._on_batch(shard, given, weighted)
             weighted.backward()
@@ -169,6 +171,11 @@ def _in_training(model: nn.Module) -> nn.Module:
     for module in fixed:
         module.training = False
     return model
+
+
+def _zero(outputs: Any) -> Tensor:
+    tensors = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
+    return functional.mse_loss(tensors[0][:0], tensors[0][:0], reduction="sum")
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor | None]:

@@ -21,11 +21,11 @@ class PendingStep:
     """A step that is done, but whose messages from the other ranks are not read yet."""
 
     message: ControlMessage
-    loss_factor: float
-    """What the sum of the losses is multiplied by."""
     learning_rate: float
     grad_norm: torch.Tensor | None
     num_samples: int
+    weight: float | None
+    """What its loss is a mean over, if the workload weighs; None: its samples."""
 
     def metrics(self, loss: float) -> dict[str, float]:
         """The step's metrics."""
@@ -58,10 +58,10 @@ class AgreedRequests:
             return
         step, self._pending = self._pending, None
         received = step.message.read()
-        loss = received.loss * step.loss_factor
+        loss = received.loss if step.weight is None else received.loss * (1 / step.weight)
         if not math.isfinite(loss):
             raise NotFiniteError(self._progress.step, loss, saver.last_good())
-        self._progress.add_loss(loss, step.num_samples)
+        self._progress.add_loss(loss, step.num_samples if step.weight is None else step.weight)
         # A rank that was busy may have ended since.
         self.current = replace(self.current, is_busy=False) | received.requests
         metrics = step.metrics(loss)

@@ -193,13 +193,13 @@ class Trainer:
         message = ControlMessage(self.config.shards, self.group)
         backward_passes(train_state, self.loader, self._forward, message.add_loss)
         message.send(self._own_requests())
-        loss_factor = train_state.exchange()
+        weight = train_state.exchange()
         self.saver.checkpointer.before_update()
         learning_rate = train_state.learning_rate
         grad_norm = train_state.apply_gradients(progress.step)
         num_samples = len(self.loader.plan.step_samples(progress.step_in_epoch))
         progress.count_step(num_samples)
-        self.agreed.expect(PendingStep(message, loss_factor, learning_rate, grad_norm, num_samples))
+        self.agreed.expect(PendingStep(message, learning_rate, grad_norm, num_samples, weight))
         self.loaded.workload.after_step(train_state.model, progress.step)
 
     def end_epoch(self) -> None:

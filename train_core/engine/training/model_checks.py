@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from train_core.config import TrainConfig
 from train_core.engine.distributed.reducer import sparse_gradient
 from train_core.errors import ConfigError, WorkloadError
+from train_core.optimizers import CombinedOptimizer
 from train_core.policy.samples.steps import StepPlan
 
 _NOT_DETERMINISTIC = "does not have a deterministic implementation"
@@ -63,20 +64,22 @@ def check_optimizer(workload: Any, optimizer: Any, schedule: Any, config: TrainC
             f"optimizer() of {name} gives a {type(optimizer).__name__}: give one torch optimizer; "
             "several become one by train_core.CombinedOptimizer(first, second)"
         )
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise WorkloadError(
-            f"{type(optimizer).__name__} of {name} computes the loss again in each step, by a "
-            "closure: use an optimizer that steps from the gradients"
-        )
+    parts = optimizer.optimizers if isinstance(optimizer, CombinedOptimizer) else (optimizer,)
+    for one in parts:
+        closure = inspect.signature(one.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise WorkloadError(
+                f"{type(one).__name__} of {name} computes the loss again in each step, by a "
+                "closure: use an optimizer that steps from the gradients"
+            )
     if (
         isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        and schedule.mode != config.monitor_order
+        and schedule.mode != config.order
     ):
         raise WorkloadError(
             f"schedule() of {name} gives a ReduceLROnPlateau with mode {schedule.mode!r}, and it "
-            f"goes by {config.monitor}, of which the {config.monitor_order} is the best: give "
-            f"mode={config.monitor_order!r}, or another monitor"
+            f"goes by {config.monitor}, of which the {config.order} is the best: give "
+            f"mode={config.order!r}, or another monitor"
         )
     if schedule is not None and not hasattr(schedule, "step"):
         raise WorkloadError(

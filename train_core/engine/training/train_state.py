@@ -206,17 +206,17 @@ class TrainState:
         self._weights[micro.shard] += weight
         return weight
 
-    def exchange(self) -> float:
+    def exchange(self) -> float | None:
         """Wait for the sums of all ranks' gradients, and for shard 0's buffers.
 
-        The factor that makes the sum of the step's losses its loss: 1, unless the workload weighs.
+        The sum of the weights of the step's batches, if the workload weighs.
         """
         self.buffers.send()
         self.reducer.finish()
         if not self.is_sharded:
             self.followed.check_unchanged()
         self.buffers.finish()
-        return 1.0 if self._weights is None else self._divide(self._weights)
+        return None if self._weights is None else self._divide(self._weights)
 
     def close(self) -> None:
         """End the thread that exchanges gradients."""
@@ -245,7 +245,7 @@ class TrainState:
             self.schedule.step(monitored)  # type: ignore[arg-type]  # its stub takes epochs
 
     def _divide(self, weights: torch.Tensor) -> float:
-        """Divide the gradients by the sum of all batches' weights; the factor."""
+        """Divide the gradients by the sum of all batches' weights, which is returned."""
         if self._group.world_size > 1:
             dist.all_reduce(weights)
         # In the order of the shards, whichever rank has had them.
@@ -256,11 +256,10 @@ class TrainState:
                 f"weight() of {type(self._workload).__name__} is 0 for all batches of a step: "
                 "there is nothing to train on. Leave such samples out of the training split"
             )
-        factor = 1 / total
         for parameter in self.model.parameters():
             if parameter.grad is not None:
-                parameter.grad.mul_(factor)
-        return factor
+                parameter.grad.mul_(1 / total)
+        return total
 
     def _new_model(self) -> nn.Module:
         """A whole model with its initial weights, the same on every rank."""

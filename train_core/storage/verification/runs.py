@@ -94,6 +94,7 @@ class RunVerification:
                     f"{RUN_JSON} is that of run {record.name!r}: the folder was copied or renamed"
                 )
             self._folder.files_of(record)
+            self._folder.fitted_of(record)
         except _UNREADABLE as error:
             faults.append(str(error))
         return Verdict(what=RUN_JSON, faults=faults)

@@ -129,7 +129,7 @@ def plan_of(request: DriverRequest, prepared: Prepared) -> str:
         "train": f"{config.train_fn or config.trainer} on "
         f"{_count(config.num_workers, 'worker')}, each with {each}",
         "keep": _kept(config),
-        "choose": f"the best by {metric} ({config.monitor_order})" if metric else "the newest",
+        "choose": f"the best by {metric} ({config.order})" if metric else "the newest",
         "evaluate": "nothing: there is no predictor",
         "store": hide_logins(prepared.url),
         "mirror": f"into MLflow, as {request.experiment}" if request.tracking_uri else "nothing",

@@ -120,7 +120,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     num_samples = {split: check_split(dataset, split) for split, dataset in datasets.items()}
     plan = config.step_plan(num_samples["train"])
     origin = _origin(folder, request)
-    fitted = None if resumed else _fit(workload, datasets["train"], origin)
+    fitted = None if resumed else _fit(workload, config, datasets["train"], origin)
     if not is_known:
         _check_metrics(workload, config, request)
     if not resumed:
@@ -208,7 +208,10 @@ def _origin(folder: RunFolder, request: DriverRequest) -> Origin | None:
         return None
     if folder.exists():
         recorded = folder.record().origin
-        return recorded and with_login(recorded, config, folder.storage)
+        # Later they are no longer needed, and their login is not, either.
+        if recorded is None or folder.checkpoints():
+            return recorded
+        return with_login(recorded, config, folder.storage)
     found = find_origin(config.init_from, request.storage, request.tracking_uri)
     return with_login(without_login(found), config, folder.storage)
 
@@ -225,11 +228,13 @@ def _check_origin(origin: Origin, config: TrainConfig, workload: Workload[Any]) 
     first.give_optimizer(model, workload.optimizer(model))
 
 
-def _fit(workload: Workload[Any], train: Dataset | Stream, origin: Origin | None) -> bytes | None:
+def _fit(
+    workload: Workload[Any], config: TrainConfig, train: Dataset | Stream, origin: Origin | None
+) -> bytes | None:
     """What a run that begins has fitted: the workload has it, too. Raises WorkloadError."""
     if not fits(workload):
         return None
-    found = fitted_with(origin) if origin is not None else None
+    found = fitted_with(origin, config.workload) if origin is not None else None
     if found is None:
         return fit(workload, train)
     _log.info("what was fitted is that of the run whose weights this one begins with")

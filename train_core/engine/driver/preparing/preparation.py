@@ -137,7 +137,7 @@ def _warn_of_drawn_splits(record: RunRecord) -> None:
 def _warn_of_order(config: TrainConfig) -> None:
     """Warn if the best checkpoint would be the one with the highest loss."""
     is_loss = re.search("(?<![a-z])(loss|error)(?![a-z])", config.monitor.lower())
-    if is_loss and config.monitor_order == "max":
+    if is_loss and config.order == "max":
         _log.warning(
             "the best checkpoint is the one with the highest %s: if lower is better, give "
             "monitor_order=min (--monitor-order min)",

@@ -13,9 +13,9 @@ from train_core.config import TrainConfig
 from train_core.engine.tracking.send_metrics import Naming
 from train_core.errors import WorkloadError
 from train_core.loading import workload_class
-from train_core.policy.metric_names import VALIDATION_ACCURACY
 from train_core.storage.records.run_record import RunRecord
 from train_core.text.shown_text import without_secrets
+from train_core.workload import Workload
 
 SET = "set."
 """Parameters that differ from their defaults are there under their names with this before them."""
@@ -49,7 +49,7 @@ def set_parameters(record: RunRecord) -> dict[str, Any]:
     derived = {
         "num_shards": (0, config.num_workers),
         "gpus_per_worker": (None, 0, 1),
-        "monitor": ("", VALIDATION_ACCURACY),
+        **_monitor_of_workload(config),
     }
     defaults |= {name: found[name] for name, ones in derived.items() if found.get(name) in ones}
     defaults |= {f"settings.{name}": value for name, value in _default_settings(config).items()}
@@ -99,6 +99,15 @@ def _default_settings(config: TrainConfig) -> dict[str, Any]:
         for name, field in fields.items()
         if not field.is_required()
     }
+
+
+def _monitor_of_workload(config: TrainConfig) -> dict[str, tuple[str, str]]:
+    """What nobody sets of the monitor, as the workload says it."""
+    try:
+        kind = workload_class(config.workload) if not config.is_function else Workload
+    except WorkloadError:
+        kind = Workload
+    return {"monitor": ("", kind.monitor), "monitor_order": ("", kind.monitor_order)}
 
 
 def _text(value: Any) -> str:
