@@ -39,6 +39,7 @@ def test_a_run_is_extended_from_a_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.promise("fitted")
 def test_what_was_fitted_follows_the_weights(tmp_path: Path) -> None:
     def vocabulary(run: str) -> list[str]:
