@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,31 @@ def test_a_process_that_hangs_is_an_error_with_the_line_that_it_is_at(
     said = str(refused.value)
     assert re.search(r"data process 1 hangs: for \d+ s no thread of it has run", said)
     assert re.search(r"test_silent_data_workers.py, line \d+, in __getitem__", said)
+
+
+class Locked(Dataset[Any]):
+    """A batch that needs a lock which another thread of the training held in the fork."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def __getitem__(self, index: int) -> Any:
+        with self._lock:
+            return "planned", {"x": torch.full((3,), index)}
+
+
+@pytest.mark.promise("data-workers-told")
+def test_a_process_that_waits_for_a_lost_lock_is_an_error_sooner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(data_processes, "LOCKED_AFTER_S", 1.0)
+    loaded = load_ahead(Locked(), range(1), num_processes=1, device=CPU)
+    try:
+        with pytest.raises(UserCodeError, match=r"line \d+, in __getitem__\); it waits for a lock"):
+            next(loaded)
+    finally:
+        end_processes(loaded)
 
 
 class Slow(Dataset[Any]):

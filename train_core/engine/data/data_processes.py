@@ -40,6 +40,8 @@ T = TypeVar("T")
 
 TELL_AFTER_S = 30.0
 """How long a batch is waited for until the log says so; then after twice as long, and so on."""
+LOCKED_AFTER_S = 30.0
+"""How long all threads of a process may wait for locks: nothing from outside comes any more."""
 HANGS_AFTER_S = 120.0
 """Longer than clients of storages and databases wait for an answer before they ask again."""
 _POLL_S = 5.0
@@ -134,7 +136,8 @@ class _LoaderIterator(_MultiProcessingDataLoaderIter):
         if ran_ns != self._last_ran[0]:
             self._last_ran = (ran_ns, now)
         still_s = now - self._last_ran[1]
-        if ran_ns and still_s >= HANGS_AFTER_S:
+        is_locked = still_s >= LOCKED_AFTER_S and _waits_for_locks(pid)
+        if ran_ns and (is_locked or still_s >= HANGS_AFTER_S):
             stack = _stack_of(pid)
             line = line_of_users_code(stack)
             raise UserCodeError(
@@ -157,13 +160,23 @@ class _LoaderIterator(_MultiProcessingDataLoaderIter):
 
 def _ran_ns(pid: int) -> int:
     """How long the threads of the process and of its children have run; 0: unknown."""
-    count = 0
+    return sum(int(stat.split()[0]) for stat in _of_threads(pid, "schedstat"))
+
+
+def _waits_for_locks(pid: int) -> bool:
+    """Whether each thread of the process and of its children waits for a lock of a process."""
+    waits = _of_threads(pid, "wchan")
+    return bool(waits) and all(one.startswith("futex") for one in waits)
+
+
+def _of_threads(pid: int, file: str) -> list[str]:
+    """What the kernel's file of that name says of each thread; empty: unknown."""
+    found: list[str] = []
     with suppress(psutil.Error, OSError):
         process = psutil.Process(pid)
         for one in (process, *process.children(recursive=True)):
-            for stat in Path(f"/proc/{one.pid}/task").glob("*/schedstat"):
-                count += int(stat.read_text().split()[0])
-    return count
+            found += (path.read_text() for path in Path(f"/proc/{one.pid}/task").glob(f"*/{file}"))
+    return found
 
 
 def _stack_of(pid: int) -> str:
