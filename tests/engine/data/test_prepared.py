@@ -16,6 +16,7 @@ from tests.engine.digests import digest_of_training
 from tests.engine.tiny import Tiny, TinySettings
 from train_core import Batch, Columns
 from train_core.engine.data.prepared import prepare_batch
+from train_core.errors import WorkloadError
 from train_core.policy.samples.randomness import SampleRandom
 from train_core.storage.run_folder import RunFolder
 
@@ -91,3 +92,12 @@ def test_a_tensor_keeps_its_values_and_begins_at_a_cache_line(tensor: torch.Tens
     assert found.data_ptr() % CACHE_LINE == 0
     dense = torch.empty_like(tensor, memory_format=torch.preserve_format)
     assert found.stride() == dense.stride()
+
+
+def test_what_is_no_tensor_is_named() -> None:
+    class Gives(Tiny):
+        def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
+            return {"inputs": np.zeros(3)}  # type: ignore[dict-item]  # a user's mistake
+
+    with pytest.raises(WorkloadError, match=r"prepare\(\) of Gives gives a ndarray as 'inputs'"):
+        prepare_batch(Gives(TinySettings()), {}, None)

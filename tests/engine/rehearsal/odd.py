@@ -211,6 +211,16 @@ class LostState(Right):
         return Counting()
 
 
+class SharedBuffer(Right):
+    """A buffer of its model is a part of a parameter."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        weight = model.get_parameter("0.weight")
+        model.register_buffer("first", weight.detach()[1:4])
+        return model
+
+
 class BrokenInEvaluation(Right):
     """Its metric reads a column that the batch has not."""
 

@@ -150,7 +150,12 @@ def test_odd_ones_that_are_right_are_tried_in_all(kind: type[Workload[Any]]) -> 
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [(odd.Empty, "the validation split is empty"), (odd.Lazy, "lazy layer")]
+    ("kind", "words"),
+    [
+        (odd.Empty, "the validation split is empty"),
+        (odd.Lazy, "lazy layer"),
+        (odd.SharedBuffer, "buffer 'first' shares memory with parameter '0.weight'"),
+    ],
 )
 def test_what_a_run_refuses_is_refused(kind: type[Workload[Any]], words: str) -> None:
     with pytest.raises(EvertrainError, match=words):

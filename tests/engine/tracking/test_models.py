@@ -50,6 +50,15 @@ class SecretDigits(Digits):
         return super().dataset(split)
 
 
+class DatedDigits(Digits):
+    """Its data have a column that `prepare` does not read."""
+
+    def dataset(self, split: Split) -> ArrayDataset:
+        columns = super().dataset(split).columns
+        days = np.arange(len(columns["image"])).astype("datetime64[D]")
+        return ArrayDataset(**columns, day=days)
+
+
 def commit_digits(run: RunBuilder) -> tuple[CheckpointSummary, torch.nn.Module]:
     torch.manual_seed(0)
     config = run.folder.record().config
@@ -110,6 +119,16 @@ def test_the_example_is_read_with_the_login_that_no_record_has(
     # The tests' own models travel with the tests' code.
     (served,) = (path for path in found if "code" not in path.parts)
     assert "ftp://***@host/x" in served.read_text()
+
+
+@pytest.mark.promise("model")
+def test_a_column_that_nothing_reads_need_not_be_sent(tmp_path: Path, tracking_uri: str) -> None:
+    config = TrainConfig(workload=f"{__name__}:DatedDigits", settings={"width": 4})
+    run = RunBuilder(RunFolder(str(tmp_path / "runs"), "dated"), config)
+    best, _ = commit_digits(run)
+    served = load(tracking_uri, log_best(run, tracking_uri, best))
+    assert served.metadata.get_input_schema().input_names() == ["image"]
+    assert len(served.predict({"image": np.zeros((3, 8, 8), np.uint8)})) == 3
 
 
 @pytest.mark.promise("model")

@@ -48,7 +48,10 @@ def fit(workload: Workload[Any], train: Dataset | Stream) -> bytes | None:
     try:
         data = _file_of(state)
     except WorkloadError as error:
-        raise WorkloadError(f"what fit() returns cannot be stored: {error}") from error
+        raise WorkloadError(
+            f"what fit() returns cannot be stored: {error}. Of an index, a series or an array of "
+            "objects take .tolist(), of a date or a time .isoformat()"
+        ) from error
     # As every other process will have it.
     give(workload, data)
     return data

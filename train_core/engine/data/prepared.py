@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from train_core.datasets.protocols import Columns
-from train_core.errors import DataError
+from train_core.errors import DataError, WorkloadError
 from train_core.policy.samples.randomness import SampleRandom
 from train_core.workload import Batch, Workload
 
@@ -34,7 +34,7 @@ def prepare_batch(
     """
     missing = {name: rows for name, array in columns.items() if (rows := _missing(array)).any()}
     if not missing:
-        return _laid_out(workload.prepare(columns, random))
+        return _laid_out(workload, workload.prepare(columns, random))
     # Not for each batch: Python tells each warning again after this.
     with warnings.catch_warnings():
         warnings.filterwarnings("error", _NAN_AS_INTEGER, RuntimeWarning)
@@ -44,26 +44,32 @@ def prepare_batch(
             if _NAN_AS_INTEGER not in str(warning):
                 raise
             raise _missing_as_integer(missing, named) from warning
-    for tensor in batch.values():
+    for tensor in filter(torch.is_tensor, batch.values()):
         for name, rows in missing.items():
             if _has_least_integer(tensor, rows):
                 raise _missing_as_integer({name: rows}, named)
-    return _laid_out(batch)
+    return _laid_out(workload, batch)
 
 
-def _laid_out(batch: Batch) -> Batch:
+def _laid_out(workload: Workload[Any], batch: Batch) -> Batch:
     """The batch with each tensor at the beginning of a cache line, and without gaps.
 
     BLAS rounds by where a matrix begins, and numpy's arrays begin at any 16 bytes: the same numbers
-    would give other bits in another process.
+    would give other bits in another process. Raises WorkloadError for what is no tensor.
     """
+    for name, tensor in batch.items():
+        if not isinstance(tensor, Tensor):
+            raise WorkloadError(
+                f"prepare() of {type(workload).__name__} gives a {type(tensor).__name__} as "
+                f"{name!r}: give tensors (torch.from_numpy, torch.tensor)"
+            )
     return {
         name: _own(tensor) if _is_elsewhere(tensor) else tensor for name, tensor in batch.items()
     }
 
 
 def _is_elsewhere(tensor: Tensor) -> bool:
-    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_nested:
+    if tensor.layout != torch.strided or tensor.is_nested:
         return False
     return tensor.data_ptr() % CACHE_LINE != 0 or _dense_strides(tensor) != tensor.stride()
 

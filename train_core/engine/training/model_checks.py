@@ -35,6 +35,7 @@ def check_model(model: nn.Module, num_shards: int) -> None:
                 f"{name!r} is an expanded tensor, of which several of its values lie at one place "
                 "in memory: clone it before it becomes a parameter"
             )
+    _refuse_shared_buffers(model)
     if num_shards == 1:
         return
     for name, module in model.named_modules():
@@ -54,6 +55,27 @@ def check_model(model: nn.Module, num_shards: int) -> None:
                     "shard of a batch would meet other weights: normalise it in `after_step`, or "
                     "train on one shard (num_shards 1)"
                 )
+
+
+def _refuse_shared_buffers(model: nn.Module) -> None:
+    """Raise WorkloadError for a buffer in the memory of a parameter.
+
+    Each shard begins with the step's first buffers, which would change the parameter.
+    """
+    trained = {_memory_of(p): name for name, p in model.named_parameters()}
+    for name, buffer in model.named_buffers():
+        memory = _memory_of(buffer)
+        if memory and memory in trained:
+            raise WorkloadError(
+                f"buffer {name!r} shares memory with parameter {trained[memory]!r}: compute it in "
+                "forward, or clone it"
+            )
+
+
+def _memory_of(tensor: Tensor) -> int:
+    """Where the tensor's memory begins; 0: it has none, or is no plain tensor."""
+    is_plain = tensor.layout == torch.strided and not tensor.is_meta and tensor.numel()
+    return tensor.untyped_storage().data_ptr() if is_plain else 0
 
 
 def check_optimizer(workload: Any, optimizer: Any, schedule: Any, config: TrainConfig) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from train_core.storage.objects.store import Store
 from train_core.storage.records.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint
 from train_core.storage.verification.checkpoints import copy_files
+from train_core.workload import Workload
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +117,8 @@ def _save(
     _copy_checkpoint(runs.folder.store, checkpoint, data)
     if (fitted := runs.folder.fitted_of(runs.record)) is not None:
         (data / FITTED_FILE).write_bytes(fitted)
-    columns = load_recorded(runs.folder, asked).example()
+    workload = load_recorded(runs.folder, asked)
+    columns = _read_ones(workload, workload.example())
     described = serving.Served(
         config=recorded.model_copy(update={"runtime_env": {}}).without_logins(),
         dtypes={name: array.dtype.str for name, array in columns.items()},
@@ -164,6 +166,34 @@ def _copy_checkpoint(store: Store, checkpoint: Checkpoint, data: Path) -> None:
     if model.buffers:
         own = {name: tensor.clone() for name, tensor in model.buffers.items()}
         safetensors.torch.save_file(own, data / serving.BUFFERS_FILE, {"format": "pt"})
+
+
+def _read_ones(
+    workload: Workload[Any], columns: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, npt.NDArray[Any]]:
+    """The columns that `prepare` reads: who asks the served model need not send the others."""
+    asked = _Asked(columns)
+    workload.prepare(asked, None)
+    return {name: array for name, array in columns.items() if name in asked.names}
+
+
+class _Asked(Mapping[str, npt.NDArray[Any]]):
+    """Columns that know which of them were read."""
+
+    def __init__(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._columns = columns
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        array = self._columns[name]
+        self.names.add(name)
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
 
 
 def _odd_column(columns: Mapping[str, npt.NDArray[Any]]) -> str:
