@@ -28,6 +28,8 @@ others = (
     | st.sampled_from([torch.bfloat16, torch.device("cpu"), torch.Size([2, 3]), np.bool_(1)])
     | st.floats(width=32, allow_nan=False).map(np.float32)
     | st.floats(allow_nan=False).map(np.float64)
+    | st.complex_numbers(allow_nan=False).map(np.complex128)
+    | st.text(max_size=5).map(np.str_)
     | st.integers(-128, 127).map(np.int8)
     | st.lists(st.integers(0, 2**63), max_size=3).map(lambda items: np.array(items, np.uint64))
     | st.frozensets(st.integers(), max_size=3)

@@ -20,13 +20,15 @@ from train_core.config import TrainConfig
 from train_core.datasets.protocols import CollatedDataset, fetch
 from train_core.engine.data.batches import epoch_order
 from train_core.engine.data.fitted import fit
-from train_core.engine.data.recorded_workload import with_monitor
+from train_core.engine.data.recorded_workload import with_defaults, with_monitor
 from train_core.engine.distributed.group import Group
+from train_core.engine.driver.preparing.preflight import effective
 from train_core.engine.metrics.evaluation_loop import measure_shard, merge, split_metrics
 from train_core.engine.metrics.forward import nothing_of
 from train_core.engine.tools.plain_training import PlainTraining
 from train_core.engine.training.loop import Trainer
 from train_core.errors import WorkloadError
+from train_core.requests import DriverRequest
 from train_core.storage.run_folder import RunFolder
 from train_core.workload import load_split
 
@@ -241,3 +243,17 @@ def test_an_epochs_loss_is_the_mean_over_its_tokens(tmp_path: Path) -> None:
     assert sum(weights) == pytest.approx(sum(tag != PADDING for tag in tags))
     expected = np.average(losses, weights=weights)
     assert ours.progress.metrics["train/epoch_loss"] == pytest.approx(expected)
+
+
+def test_a_functions_order_is_its_trainers_until_it_is_recorded() -> None:
+    config = TrainConfig(train_fn="package.module:function", monitor="loss")
+    assert with_monitor(config) == config
+    assert with_defaults(config).monitor_order == "max"
+
+
+def test_a_run_goes_on_with_the_order_that_it_began_with(tmp_path: Path) -> None:
+    asked = TrainConfig(**CONFIG | {"monitor_order": ""})
+    begun = asked.model_copy(update={"monitor_order": "max"})
+    alone.create(folder_of(tmp_path), begun)
+    request = DriverRequest(config=asked, storage=str(tmp_path), run="run")
+    assert effective(request).monitor_order == "max"

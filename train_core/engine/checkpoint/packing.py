@@ -124,10 +124,8 @@ def _of_numpy(value: np.generic | np.ndarray[Any, Any]) -> tuple[str, Any] | Non
     name, kind = value.dtype.str, value.dtype.kind
     if isinstance(value, np.generic):
         if name in _NUMPY_TYPES:
-            return "numpy", [
-                name,
-                _typed(value.item(), (), lambda one, _: one) if kind == "c" else value.item(),
-            ]
+            plain, _ = pack(value.item())
+            return "numpy", [name, plain]
         return ("text", str(value)) if kind == "U" else None
     if name in _NUMPY_TYPES and type(value) is np.ndarray:
         return "array", torch.from_numpy(np.array(value))

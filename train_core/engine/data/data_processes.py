@@ -41,7 +41,7 @@ T = TypeVar("T")
 TELL_AFTER_S = 30.0
 """How long a batch is waited for until the log says so; then after twice as long, and so on."""
 LOCKED_AFTER_S = 30.0
-"""How long all threads of a process may wait for locks: nothing from outside comes any more."""
+"""How long all threads of a process may wait for locks while no other process runs, either."""
 HANGS_AFTER_S = 120.0
 """Longer than clients of storages and databases wait for an answer before they ask again."""
 _POLL_S = 5.0
@@ -118,10 +118,12 @@ class _LoaderIterator(_MultiProcessingDataLoaderIter):
     _waits_since = 0.0
     _last_ran = (-1, 0.0)
     """How long the process that is waited for had run at a look, and when that was new."""
+    _all_last_ran = (-1, 0.0)
+    """The same of all processes together, of which one may hold a lock of another one."""
 
     def __next__(self) -> Any:
         self._waits_since, self._next_told_s = time.monotonic(), TELL_AFTER_S
-        self._last_ran = (-1, 0.0)
+        self._last_ran = self._all_last_ran = (-1, 0.0)
         return super().__next__()
 
     def _try_get_data(self, timeout: float = _POLL_S) -> tuple[bool, Any]:
@@ -135,8 +137,11 @@ class _LoaderIterator(_MultiProcessingDataLoaderIter):
         now, ran_ns = time.monotonic(), _ran_ns(pid)
         if ran_ns != self._last_ran[0]:
             self._last_ran = (ran_ns, now)
+        all_ran_ns = sum(_ran_ns(one.pid or 0) for one in self._workers)
+        if all_ran_ns != self._all_last_ran[0]:
+            self._all_last_ran = (all_ran_ns, now)
         still_s = now - self._last_ran[1]
-        is_locked = still_s >= LOCKED_AFTER_S and _waits_for_locks(pid)
+        is_locked = now - self._all_last_ran[1] >= LOCKED_AFTER_S and _waits_for_locks(pid)
         if ran_ns and (is_locked or still_s >= HANGS_AFTER_S):
             stack = _stack_of(pid)
             line = line_of_users_code(stack)

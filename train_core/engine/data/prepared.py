@@ -55,10 +55,11 @@ def _laid_out(workload: Workload[Any], batch: Batch) -> Batch:
     """The batch with each tensor at the beginning of a cache line, and without gaps.
 
     BLAS rounds by where a matrix begins, and numpy's arrays begin at any 16 bytes: the same numbers
-    would give other bits in another process. Raises WorkloadError for what is no tensor.
+    would give other bits in another process. Raises WorkloadError for what is none.
     """
     for name, tensor in batch.items():
-        if not isinstance(tensor, Tensor):
+        # Packed sequences go to a device, too.
+        if not hasattr(tensor, "to"):
             raise WorkloadError(
                 f"prepare() of {type(workload).__name__} gives a {type(tensor).__name__} as "
                 f"{name!r}: give tensors (torch.from_numpy, torch.tensor)"
@@ -69,7 +70,7 @@ def _laid_out(workload: Workload[Any], batch: Batch) -> Batch:
 
 
 def _is_elsewhere(tensor: Tensor) -> bool:
-    if tensor.layout != torch.strided or tensor.is_nested:
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_nested:
         return False
     return tensor.data_ptr() % CACHE_LINE != 0 or _dense_strides(tensor) != tensor.stride()
 

@@ -39,7 +39,9 @@ def load_recorded(folder: RunFolder, config: TrainConfig) -> Workload[Any]:
 
 def with_defaults(config: TrainConfig) -> TrainConfig:
     """The configuration with its workload's settings and its monitor. Raises WorkloadError."""
+    # A trainer may have an order, too; what nobody says is written out last.
     config = with_monitor(config)
+    config = config.model_copy(update={"monitor_order": config.order})
     if not config.has_workload:
         return config
     settings = parse_settings(config.workload, config.settings).model_dump(mode="json")
@@ -52,7 +54,7 @@ def with_monitor(config: TrainConfig) -> TrainConfig:
     Raises WorkloadError.
     """
     if config.is_function:
-        return config.model_copy(update={"monitor_order": config.order})
+        return config
     kind = workload_class(config.workload)
     monitor = config.monitor or kind.monitor
     usual = kind.monitor_order if monitor == kind.monitor else "max"

@@ -183,7 +183,11 @@ class ScoreStates(Metric):
             return
         predictions = predicted.get("prediction")
         if predictions is not None and not predictions.is_floating_point():
-            of_0, of_1 = (scores[_flat(predictions) == one] for one in (0, 1))
+            classes = _flat(predictions)
+            if classes.shape != scores.shape:
+                self.num_odd += 1
+                return
+            of_0, of_1 = (scores[classes == one] for one in (0, 1))
             device = self.num_odd.device
             highest = torch.tensor(of_0.max(initial=-np.inf), dtype=torch.float32, device=device)
             lowest = torch.tensor(of_1.min(initial=np.inf), dtype=torch.float32, device=device)

@@ -107,6 +107,7 @@ class _Rehearsing:
         self.tried: list[FindingName] = []
         self.findings: list[Finding] = []
         self.left_out: list[str] = []
+        self._untried: list[FindingName] = []
         self.is_cut_short = False
 
     def run(self, train_set: Dataset | Stream, validation_set: Dataset) -> None:
@@ -180,9 +181,12 @@ class _Rehearsing:
                 for name, attempt in _MEASURED.items():
                     if not self._has_time(name):
                         continue
+                    was_validated = bool(self._untried)
                     if not self._try(name, attempt(workload, model, rows, config)):
+                        self._untried.append(name)
                         # A few rows may be too few: those of the first validation are not.
-                        _validate_first_batch(workload, model, validation_set, config)
+                        if not was_validated:
+                            _validate_first_batch(workload, model, validation_set, config)
                 # What no checkpoint has, a served model has not, either: it is said already.
                 is_good = not any(one.is_refused for one in self.findings)
                 if is_good and "predictions" in self.tried and self._has_time("a served model"):

@@ -35,9 +35,9 @@ def check_model(model: nn.Module, num_shards: int) -> None:
                 f"{name!r} is an expanded tensor, of which several of its values lie at one place "
                 "in memory: clone it before it becomes a parameter"
             )
-    _refuse_shared_buffers(model)
     if num_shards == 1:
         return
+    _refuse_shared_buffers(model)
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise WorkloadError(
@@ -58,24 +58,30 @@ def check_model(model: nn.Module, num_shards: int) -> None:
 
 
 def _refuse_shared_buffers(model: nn.Module) -> None:
-    """Raise WorkloadError for a buffer in the memory of a parameter.
+    """Raise WorkloadError for a buffer in the memory of a parameter that is trained.
 
     Each shard begins with the step's first buffers, which would change the parameter.
     """
-    trained = {_memory_of(p): name for name, p in model.named_parameters()}
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    memory = {name: _memory_of(p) for name, p in trained}
     for name, buffer in model.named_buffers():
-        memory = _memory_of(buffer)
-        if memory and memory in trained:
-            raise WorkloadError(
-                f"buffer {name!r} shares memory with parameter {trained[memory]!r}: compute it in "
-                "forward, or clone it"
-            )
+        mine = _memory_of(buffer)
+        for parameter, its in memory.items():
+            if mine and its and mine.start < its.stop and its.start < mine.stop:
+                raise WorkloadError(
+                    f"buffer {name!r} shares memory with parameter {parameter!r}: compute it in "
+                    "forward, or clone it"
+                )
 
 
-def _memory_of(tensor: Tensor) -> int:
-    """Where the tensor's memory begins; 0: it has none, or is no plain tensor."""
-    is_plain = tensor.layout == torch.strided and not tensor.is_meta and tensor.numel()
-    return tensor.untyped_storage().data_ptr() if is_plain else 0
+def _memory_of(tensor: Tensor) -> range:
+    """Where the tensor lies in memory; empty: it has none, or is no plain tensor."""
+    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        return range(0)
+    sizes = zip(tensor.size(), tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in sizes)
+    begin = tensor.data_ptr()
+    return range(begin, begin + (last + 1) * tensor.element_size())
 
 
 def check_optimizer(workload: Any, optimizer: Any, schedule: Any, config: TrainConfig) -> None:

@@ -77,6 +77,8 @@ def effective(request: DriverRequest) -> TrainConfig:
     folder = RunFolder(request.storage, request.run)
     if folder.exists():
         begun = folder.record().config
+        if not (request.config.monitor_order or config.is_function):
+            config = config.model_copy(update={"monitor_order": begun.monitor_order})
         if not config.num_shards and not config.is_function:
             if config.num_workers > begun.shards:
                 raise ConfigError(

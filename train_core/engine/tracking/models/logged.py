@@ -173,27 +173,42 @@ def _read_ones(
 ) -> dict[str, npt.NDArray[Any]]:
     """The columns that `prepare` reads: who asks the served model need not send the others."""
     asked = _Asked(columns)
-    workload.prepare(asked, None)
-    return {name: array for name, array in columns.items() if name in asked.names}
+    try:
+        workload.prepare(asked, None)
+    except Exception:  # noqa: BLE001 (of a user's code: the served model shows it in a moment)
+        return dict(columns)
+    return {name: array for name, array in columns.items() if name in asked.names} or dict(columns)
 
 
-class _Asked(Mapping[str, npt.NDArray[Any]]):
-    """Columns that know which of them were read."""
+class _Asked(dict[str, npt.NDArray[Any]]):
+    """Columns that know which of them were read; who goes over all of them reads all."""
 
     def __init__(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._columns = columns
+        super().__init__(columns)
         self.names: set[str] = set()
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        array = self._columns[name]
         self.names.add(name)
-        return array
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
+        self.names.update(super().keys())
+        return super().__iter__()
 
-    def __len__(self) -> int:
-        return len(self._columns)
+    def items(self) -> Any:
+        self.names.update(super().keys())
+        return super().items()
+
+    def values(self) -> Any:
+        self.names.update(super().keys())
+        return super().values()
+
+    def copy(self) -> dict[str, npt.NDArray[Any]]:
+        return dict(self)
 
 
 def _odd_column(columns: Mapping[str, npt.NDArray[Any]]) -> str:
