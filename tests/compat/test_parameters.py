@@ -25,7 +25,7 @@ def test_a_function_is_listed_under_its_name_and_ranked_by_what_it_reports() -> 
     assert (config.workload, config.monitor) == (FUNCTION, "loss")
     assert config.train_loop_config == {"lr": 0.1}
     assert TrainConfig(trainer=FUNCTION).monitor == ""
-    assert TrainConfig().monitor == "validation/accuracy"
+    assert TrainConfig().monitor == ""
     assert not TrainConfig().is_function
 
 

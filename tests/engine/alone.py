@@ -11,11 +11,11 @@ from train_core.engine.checkpoint.writer import SaveTiming
 from train_core.engine.data.fitted import entry_of, fit
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
-from train_core.loading import load_workload
+from train_core.loading import load_workload, workload_class
 from train_core.storage.records.run_record import NEWEST_STEP_RULES, RunRecord
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
-from train_core.workload import fits, load_split
+from train_core.workload import Workload, load_split
 
 
 def run(
@@ -34,6 +34,9 @@ def create(
 ) -> None:
     """Create the run, with `facts` beyond its configuration; its workload fits, or has `fitted`."""
     fitted = fitted or fitted_by(config)
+    if not config.is_function:
+        # As a driver writes it out.
+        config = config.model_copy(update={"monitor": config.monitor or "validation/accuracy"})
     facts["fitted"] = None if fitted is None else entry_of(fitted)
     record = RunRecord(
         name=folder.name,
@@ -49,5 +52,7 @@ def create(
 
 def fitted_by(config: TrainConfig) -> bytes | None:
     """What the workload fits to its training split now; None: nothing."""
+    if config.is_function or workload_class(config.workload).fit is Workload.fit:
+        return None
     workload = load_workload(config.workload, config.settings)
-    return fit(workload, load_split(workload, "train")) if fits(workload) else None
+    return fit(workload, load_split(workload, "train"))

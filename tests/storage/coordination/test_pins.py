@@ -26,7 +26,7 @@ from train_core.storage.records.names import CALLS, PINS, PREDICTIONS, Checkpoin
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
 
-STRICT = TrainConfig(keep_last=1, keep_best=1)
+STRICT = TrainConfig(monitor="validation/accuracy", keep_last=1, keep_best=1)
 AT_ONCE = Timing(mailbox_standstill_s=0)
 
 READER = """

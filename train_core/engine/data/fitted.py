@@ -23,6 +23,7 @@ from train_core.engine.checkpoint.packing import pack, unpack
 from train_core.errors import CheckpointError, WorkloadError
 from train_core.loading import load_workload
 from train_core.policy.findings import EVERYTHING
+from train_core.storage.records.documents import parse_json
 from train_core.storage.records.manifest import FileEntry
 from train_core.workload import Workload, fits, seed_generators
 
@@ -84,9 +85,10 @@ def state_of(data: bytes) -> Any:
     """The state in the file. Raises CheckpointError if it is no such file."""
     try:
         tensors = safetensors.torch.load(data)
-        plain = json.loads(tensors.pop(_JSON).numpy().tobytes())
+        text = tensors.pop(_JSON).numpy().tobytes()
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(f"{FITTED_FILE} cannot be read: {error}") from error
+    plain = parse_json(text, f"{FITTED_FILE} has no JSON of a state")
     return unpack(plain, tensors)[_STATE]
 
 
