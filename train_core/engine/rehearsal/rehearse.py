@@ -107,7 +107,6 @@ class _Rehearsing:
         self.tried: list[FindingName] = []
         self.findings: list[Finding] = []
         self.left_out: list[str] = []
-        self._untried: list[FindingName] = []
         self.is_cut_short = False
 
     def run(self, train_set: Dataset | Stream, validation_set: Dataset) -> None:
@@ -176,17 +175,17 @@ class _Rehearsing:
         config = self._config
         modes = {module: module.training for module in model.modules()}
         model.eval()
+        is_validated = False
         try:
             with torch.no_grad():
                 for name, attempt in _MEASURED.items():
                     if not self._has_time(name):
                         continue
-                    was_validated = bool(self._untried)
-                    if not self._try(name, attempt(workload, model, rows, config)):
-                        self._untried.append(name)
+                    is_tried = self._try(name, attempt(workload, model, rows, config))
+                    if not (is_tried or is_validated):
                         # A few rows may be too few: those of the first validation are not.
-                        if not was_validated:
-                            _validate_first_batch(workload, model, validation_set, config)
+                        _validate_first_batch(workload, model, validation_set, config)
+                        is_validated = True
                 # What no checkpoint has, a served model has not, either: it is said already.
                 is_good = not any(one.is_refused for one in self.findings)
                 if is_good and "predictions" in self.tried and self._has_time("a served model"):
