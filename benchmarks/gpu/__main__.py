@@ -51,6 +51,12 @@ def main() -> int:
         type=int,
         help="processes that fetch evertrain's batches; by default as many as the tuned loop has",
     )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=Bench.limit_s,
+        help="no further pair of long windows begins when it would end later; default %(default)s",
+    )
     asked = parser.parse_args()
     if asked.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no GPU here: say --device cpu, with --quick, to see that it runs")
@@ -71,6 +77,7 @@ def main() -> int:
         data=asked.data,
         batch_size=asked.batch_size or (16 if asked.quick else 128),
         data_workers=asked.data_workers,
+        limit_s=asked.seconds,
     )
     failed = False
     try:

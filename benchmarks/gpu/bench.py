@@ -22,8 +22,6 @@ from benchmarks.checkpoint.ranks import serve
 from benchmarks.report import Report
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 520.0
-"""No further round begins when it would end later than this, from the start of the program."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -43,6 +41,8 @@ class Bench:
     """Images of a step."""
     data_workers: int | None = None
     """Processes that fetch evertrain's batches, if not as many as the tuned loop has."""
+    limit_s: float = 520.0
+    """No further round begins when it would end later, counted from the start of the program."""
     begin: float = field(default_factory=time.perf_counter)
     _to_delete: list[Path] = field(default_factory=list)
 
@@ -53,7 +53,7 @@ class Bench:
 
     def has_time(self, seconds: float) -> bool:
         """Whether what takes so long ends before the limit."""
-        return time.perf_counter() + seconds < self.begin + LIMIT_S
+        return time.perf_counter() + seconds < self.begin + self.limit_s
 
     def storage_folder(self, size_bytes: int) -> Path:
         """An empty folder for checkpoints, where so many bytes have room."""

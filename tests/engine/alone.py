@@ -26,7 +26,8 @@ def run(
     asked = TrainConfig(**given | config)
     if not folder.exists():
         create(folder, asked)
-    return Trainer(folder, asked, attempt, Group.current(), timing=timing).run()
+    group = Group.current(uses_gpu=asked.uses_gpu)
+    return Trainer(folder, asked, attempt, group, timing=timing).run()
 
 
 def create(

@@ -213,6 +213,15 @@ class Noisy(Tiny):
                 parameter.add_(1e-3 * torch.randn_like(parameter))
 
 
+class DrawsClasses(Tiny):
+    """Draws a class by its probability in its pass: torch draws none by what is no number."""
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        outputs = super().forward(model, batch)
+        torch.multinomial(outputs.detach().softmax(1), 1)
+        return outputs
+
+
 class Forgetful(Tiny):
     """Its hook counts, and no checkpoint knows how far."""
 

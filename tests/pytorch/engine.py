@@ -18,7 +18,7 @@ from train_core.storage.records.run_record import NEWEST_STEP_RULES
 from train_core.storage.run_folder import RunFolder
 
 
-def config_of(name: str, num_shards: int) -> TrainConfig:
+def config_of(name: str, num_shards: int, gpus: int = 0) -> TrainConfig:
     given: dict[str, Any] = {
         "workload": "tests.pytorch.case:CaseWorkload",
         "settings": {"name": name},
@@ -28,26 +28,32 @@ def config_of(name: str, num_shards: int) -> TrainConfig:
         "checkpoint_backpressure": "wait",
         "monitor": "validation/loss",
         "monitor_order": "min",
+        "gpus_per_worker": gpus,
     }
     case = CaseWorkload(CaseSettings(name=name)).case
     return TrainConfig.model_validate(given | dict(case.config))
 
 
-def oracle(name: str, num_shards: int, step_rules: int = NEWEST_STEP_RULES) -> dict[str, Any]:
+def oracle(
+    name: str, num_shards: int, step_rules: int = NEWEST_STEP_RULES, gpus: int = 0
+) -> dict[str, Any]:
     """What plain torch leaves."""
     workload = CaseWorkload(CaseSettings(name=name))
-    trained = Oracle(workload, config_of(name, num_shards), step_rules).run()
+    device = torch.device("cuda" if gpus else "cpu")
+    trained = Oracle(workload, config_of(name, num_shards, gpus), step_rules, device).run()
     return left_by(trained.model, trained.optimizer, trained.schedule)
 
 
-def engine(name: str, num_shards: int, folder: RunFolder, *cuts: int) -> dict[str, Any]:
+def engine(
+    name: str, num_shards: int, folder: RunFolder, *cuts: int, gpus: int = 0
+) -> dict[str, Any]:
     """What the engine leaves, after an end after each of the steps `cuts` and a resume."""
-    config = config_of(name, num_shards)
+    config = config_of(name, num_shards, gpus)
     if not folder.exists():
         alone.create(folder, config)
     for attempt, max_steps in enumerate((*cuts, 0), start=1):
         asked = config.model_copy(update={"max_steps": max_steps})
-        trainer = Trainer(folder, asked, attempt, Group.current())
+        trainer = Trainer(folder, asked, attempt, Group.current(uses_gpu=config.uses_gpu))
         trainer.run()
     state = trainer.train_state
     return left_by(state.model, state.optimizer, state.schedule)
@@ -79,7 +85,7 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def _bits(tensor: Tensor) -> tuple[Any, ...]:
-    flat = tensor.detach().to_dense().contiguous().flatten()
+    flat = tensor.detach().cpu().to_dense().contiguous().flatten()
     return (tensor.dtype, tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes())
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from train_core.config import TrainConfig
-from train_core.engine.tools.plain_training import PlainTraining
+from train_core.engine.tools.plain_training import CPU, PlainTraining
 from train_core.policy.samples.randomness import AUGMENT, SampleRandom, derive_seed
 from train_core.storage.records.run_record import NEWEST_STEP_RULES
 from train_core.workload import Workload, seed_generators
@@ -21,11 +21,15 @@ class Oracle(PlainTraining):
     """A training of a workload whose dataset gives samples, and no columns."""
 
     def __init__(
-        self, workload: Workload[Any], config: TrainConfig, step_rules: int = NEWEST_STEP_RULES
+        self,
+        workload: Workload[Any],
+        config: TrainConfig,
+        step_rules: int = NEWEST_STEP_RULES,
+        device: torch.device = CPU,
     ) -> None:
         seed_generators(_FIRST_SEED)
         dataset: Any = workload.dataset("train")
-        super().__init__(workload, config, dataset, step_rules=step_rules)
+        super().__init__(workload, config, dataset, step_rules=step_rules, device=device)
 
     def run(self) -> Oracle:
         """Train to the end."""
@@ -43,13 +47,17 @@ class Oracle(PlainTraining):
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         batch = _of_torchs_memory(self.workload.prepare(validation.columns, None))
+        batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
         use_bf16 = self.config.precision == "bf16"
-        with torch.autocast("cpu", torch.bfloat16, enabled=use_bf16):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=use_bf16):
             loss = self.workload.loss(self.workload.forward(self.model, batch), batch)
         for module, mode in modes:
             module.training = mode
         # torchmetrics adds up a loss for each sample, in single precision.
-        return float((loss * torch.ones(len(validation))).sum().double() / len(validation))
+        return float(
+            (loss * torch.ones(len(validation), device=self.device)).sum().double()
+            / len(validation)
+        )
 
     def batch(self, epoch: int, indices: np.ndarray[Any, Any]) -> dict[str, Tensor]:
         samples = []

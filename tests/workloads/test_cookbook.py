@@ -152,6 +152,17 @@ def test_it_learns_and_resumes_to_the_same_bits_and_is_served(
     assert all(torch.equal(predicted[0][key], predicted[1][key]) for key in predicted[0])
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@EACH
+def test_it_resumes_to_the_same_bits_on_a_gpu(name: str, sales: str, tmp_path: Path) -> None:
+    config = config_of(name, sales, epochs=3, gpus_per_worker=1)
+    trained = run(tmp_path, config)
+    last = max(trained.checkpoints(), key=lambda one: one.name).step
+    run(tmp_path, config.model_copy(update={"max_steps": last // 2 + 1}), name="resumed")
+    resumed = run(tmp_path, config, attempt=2, name="resumed")
+    assert digest_of_training(resumed) == digest_of_training(trained)
+
+
 @torch.no_grad()
 def predictions(workload: Workload[Any], weights: Any, columns: Any) -> dict[str, torch.Tensor]:
     model = workload.model().eval()

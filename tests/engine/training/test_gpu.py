@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,6 +19,7 @@ from train_core.config import TrainConfig
 from train_core.engine.distributed.group import Group, use_deterministic_algorithms
 from train_core.engine.tools.provenance import fingerprint
 from train_core.engine.training.loop import Trainer
+from train_core.errors import NotFiniteError
 from train_core.storage.records.run_record import NEWEST_STEP_RULES
 from train_core.storage.run_folder import RunFolder
 from train_core.workloads.resnet import ResNet18
@@ -120,6 +123,48 @@ def test_a_run_that_a_cpu_began_goes_on_on_a_gpu_and_its_surroundings_have_chang
     on_cpu, on_gpu = (fingerprint(TrainConfig(**config)) for config in (PLAIN, PLAIN | ON_GPU))
     different = {name for name in on_cpu if on_cpu[name] != on_gpu[name]}
     assert (different, on_gpu["device"]) == ({"device"}, torch.cuda.get_device_name())
+
+
+def lose_its_number(storage: str) -> None:
+    """Train with a loss that is no number; the exit status is the step that is named."""
+    config = TrainConfig(
+        workload="tests.engine.tiny:DrawsClasses",
+        batch_size=32,
+        settings={"nan_from_step": 3},
+        clip_norm=1.0,
+        **ON_GPU,
+    )
+    folder = RunFolder(storage, "run")
+    create(folder, config)
+    try:
+        Trainer(folder, config, 1, Group.current(uses_gpu=True)).run()
+    except NotFiniteError as error:
+        sys.exit(error.step)
+
+
+def test_not_a_number_is_told_also_if_the_gpu_fails_by_it(tmp_path: Path) -> None:
+    program = f"from {__name__} import lose_its_number; lose_its_number({str(tmp_path)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 4, done.stderr
+
+
+def test_a_step_is_enqueued_before_the_last_ones_loss_is_waited_for(tmp_path: Path) -> None:
+    config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, clip_norm=1.0, **ON_GPU)
+    folder = RunFolder(str(tmp_path), "run")
+    create(folder, config)
+    trainer = Trainer(folder, config, 1, Group.current(uses_gpu=True))
+    try:
+        trainer.restore()
+        for _ in range(4):
+            trainer.step()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        trainer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        trainer.close()
 
 
 def test_a_snapshot_of_a_gpu_lies_in_pinned_memory(tmp_path: Path) -> None:

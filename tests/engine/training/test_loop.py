@@ -197,6 +197,13 @@ def test_not_a_number_stops_with_its_step_and_keeps_the_last_good_checkpoint(
     assert max(c.manifest.step for c in folder.checkpoints()) == 3
 
 
+@pytest.mark.promise("not-a-number")
+def test_not_a_number_is_told_also_if_the_next_pass_fails_by_it(folder: RunFolder) -> None:
+    with pytest.raises(NotFiniteError) as raised:
+        run(folder, workload="tests.engine.tiny:DrawsClasses", settings={"nan_from_step": 3})
+    assert raised.value.step == 4
+
+
 def test_early_stopping_counts_over_an_interruption(folder: RunFolder) -> None:
     config = {
         "epochs": 9,

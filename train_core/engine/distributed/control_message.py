@@ -3,9 +3,9 @@
 It carries each shard's loss in a slot of its own, so that the sum of all ranks' messages is exact
 and each rank adds up the losses in the same order, and the requests of the ranks. It is
 sent after the step's last backward pass, travels while gradients and buffers are exchanged, and is
-read before the next step: what one rank requests, all ranks do after the same step. On a GPU the
-messages are copied to the host as soon as they are there, so that who reads them waits for them
-alone, and not for the update of the weights, which comes after them.
+read when the next step's backward passes are enqueued: what one rank requests, all ranks do after
+the same step. On a GPU the messages are copied to the host as soon as they are there, so that who
+reads them waits for them alone, while the GPU computes the next step.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from train_core.engine.distributed.group import Group
+from train_core.engine.distributed.host_copy import HostCopy
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,8 @@ class ControlMessage:
         self._num_shards = num_shards
         self._group = group
         self._work: dist.Work | None = None
-        self._received = self._values
-        """The sum of all ranks' messages; on a GPU, its copy in the host's memory."""
-        self._copied: torch.cuda.Event | None = None
+        self._received: HostCopy | None = None
+        """On a GPU: the sum of all ranks' messages."""
 
     def add_loss(self, shard: int, weighted_loss: torch.Tensor) -> None:
         """Add a micro-batch's loss times its weight; it stays on the device."""
@@ -75,25 +75,16 @@ class ControlMessage:
         if self._group.world_size > 1:
             self._work = dist.all_reduce(self._values, async_op=True)
         if self._values.is_cuda:
-            self._copy_to_host()
+            if self._work is not None:
+                # The stream waits, and not the host. The weights' update, which comes next there,
+                # waits for the other ranks anyway.
+                self._work.wait()
+            self._received = HostCopy(self._values)
 
     def read(self) -> Received:
         """Wait for the messages of all ranks."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        elif self._work is not None:
+        if self._received is None and self._work is not None:
             self._work.wait()
-        values = self._received.tolist()
+        values = self._values.tolist() if self._received is None else self._received.tolist()
         losses, requests = values[: self._num_shards], values[self._num_shards :]
         return Received(sum(losses), RankRequests(*(number > 0 for number in requests)))
-
-    def _copy_to_host(self) -> None:
-        """Enqueue the copy of what was received."""
-        if self._work is not None:
-            # The stream waits, and not the host. The weights' update, which comes next there, waits
-            # for the other ranks anyway.
-            self._work.wait()
-        self._received = torch.empty_like(self._values, device="cpu", pin_memory=True)
-        self._received.copy_(self._values, non_blocking=True)
-        self._copied = torch.cuda.Event()
-        self._copied.record()

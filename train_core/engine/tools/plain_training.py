@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 class PlainTraining:
-    """A training of `workload` on `dataset`, one step at a time, on this process's CPU alone.
+    """A training of `workload` on `dataset`, one step at a time, on one device.
 
     `total_steps` are those of the schedule; 0: as many as the dataset gives. `on_batch` is called
     with the shard, the batch and the weighted loss of each backward pass.
@@ -47,9 +47,11 @@ class PlainTraining:
         total_steps: int = 0,
         step_rules: int = NEWEST_STEP_RULES,
         on_batch: Callable[[int, Batch, Tensor], None] | None = None,
+        device: torch.device = CPU,
     ) -> None:
         torch.set_num_threads(config.threads_per_worker)
-        use_deterministic_algorithms(config, CPU, step_rules)
+        use_deterministic_algorithms(config, device, step_rules)
+        self.device = device
         self.step_rules = step_rules
         self.workload = workload
         self.config = config
@@ -63,7 +65,7 @@ class PlainTraining:
             self.steps_per_epoch += 1
         self.total_steps = total_steps or config.epochs * self.steps_per_epoch
         _seed(config.seed, INIT)
-        model = model_to_device(workload.model(), CPU, channels_last=config.channels_last)
+        model = model_to_device(workload.model(), device, channels_last=config.channels_last)
         self.model = _in_training(model) if step_rules > 1 else model.train()
         self._forward_model: Any = self.model
         if config.compile:
@@ -131,11 +133,13 @@ class PlainTraining:
             indices = np.array_split(part, config.shards)[shard]
             if not len(indices):
                 continue
-            batch = to_device(self.batch(epoch, indices), CPU, channels_last=config.channels_last)
+            batch = self.batch(epoch, indices)
+            batch = to_device(batch, self.device, channels_last=config.channels_last)
             # `forward` may change the dict, which the engine's digests have as it was.
             given = dict(batch)
             _seed(config.seed, FORWARD, step, micro_step, shard)
-            with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
+            use_bf16 = config.precision == "bf16"
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=use_bf16):
                 outputs = self.workload.forward(self._forward_model, batch)
                 loss = self.workload.loss(outputs, batch)
             weighted = loss * (len(indices) / (end - begin))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import torch
-
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.distributed.control_message import ControlMessage, RankRequests
 from train_core.engine.distributed.group import Group
+from train_core.engine.distributed.host_copy import HostCopy
 from train_core.engine.training.saver import Saver
 from train_core.engine.training.step_metrics import TrainRecords
 from train_core.errors import NotFiniteError
@@ -22,7 +21,7 @@ class PendingStep:
 
     message: ControlMessage
     learning_rate: float
-    grad_norm: torch.Tensor | None
+    grad_norm: HostCopy | None
     num_samples: int
     weight: float | None
     """What its loss is a mean over, if the workload weighs; None: its samples."""
@@ -31,7 +30,7 @@ class PendingStep:
         """The step's metrics."""
         metrics = {metric_names.TRAIN_LOSS: loss, metric_names.LEARNING_RATE: self.learning_rate}
         if self.grad_norm is not None:
-            metrics[metric_names.GRAD_NORM] = float(self.grad_norm)
+            metrics[metric_names.GRAD_NORM] = self.grad_norm.tolist()
         return metrics
 
 

@@ -187,11 +187,15 @@ class Trainer:
     def step(self) -> None:
         """One optimizer step: every shard's gradients, summed, applied."""
         self.watchdog.move()
-        self.agreed.settle(self.saver)
         self.saver.checkpointer.poll()
         progress, train_state = self.progress, self.train_state
         message = ControlMessage(self.config.shards, self.group)
-        backward_passes(train_state, self.loader, self._forward, message.add_loss)
+        try:
+            backward_passes(train_state, self.loader, self._forward, message.add_loss)
+        finally:
+            # Now, and not before the passes: a GPU has something to compute while the host waits.
+            # If the last step's loss is no number, that is why a pass failed.
+            self.agreed.settle(self.saver)
         message.send(self._own_requests())
         weight = train_state.exchange()
         self.saver.checkpointer.before_update()

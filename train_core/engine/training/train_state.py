@@ -29,6 +29,7 @@ from train_core.engine.data.batches import model_to_device
 from train_core.engine.distributed import fsdp
 from train_core.engine.distributed.buffers import Buffers
 from train_core.engine.distributed.group import Group
+from train_core.engine.distributed.host_copy import HostCopy
 from train_core.engine.distributed.reducer import Reducer
 from train_core.engine.metrics.evaluation_loop import set_modes
 from train_core.engine.training.followed import Followed
@@ -222,15 +223,17 @@ class TrainState:
         """End the thread that exchanges gradients."""
         self.reducer.close()
 
-    def apply_gradients(self, step: int) -> torch.Tensor | None:
+    def apply_gradients(self, step: int) -> HostCopy | None:
         """Clip, update the weights and the learning rate; the gradient's norm if it was clipped."""
         # For an optimizer or a hook that draws: the same on every rank, whatever its last shard.
         seed_generators(derive_seed(self._config.seed, UPDATE, step))
         norm = None
         if self._config.clip_norm:
             parameters = self.model.parameters()
-            norm = fsdp.whole_tensor(
-                torch.nn.utils.clip_grad_norm_(parameters, self._config.clip_norm)
+            norm = HostCopy(
+                fsdp.whole_tensor(
+                    torch.nn.utils.clip_grad_norm_(parameters, self._config.clip_norm)
+                )
             )
         self.optimizer.step()
         # Not after its last step: beyond it a cycle goes up again, and an extended run would, too.

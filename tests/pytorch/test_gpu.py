@@ -1,0 +1,44 @@
+"""On a GPU, too, a row is trained as plain PyTorch trains it there, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.pytorch.engine import differences, engine, oracle
+from tests.pytorch.table import TABLE
+from train_core.errors import ConfigError
+from train_core.storage.run_folder import RunFolder
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+NOT_EXACT = "has no deterministic algorithm"
+
+
+@pytest.mark.promise("as-plain-torch")
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("name", TABLE)
+def test_a_row_is_trained_on_a_gpu_as_plain_torch_trains_it_there(
+    name: str, num_shards: int, tmp_path: Path
+) -> None:
+    case = TABLE[name]
+    folder = RunFolder(str(tmp_path), "run")
+    if case.refused and num_shards >= case.refused_from:
+        with pytest.raises(ConfigError, match=f"{case.refused}|{NOT_EXACT}"):
+            engine(name, num_shards, folder, gpus=1)
+        return
+    try:
+        found = engine(name, num_shards, folder, gpus=1)
+    except ConfigError as error:
+        if NOT_EXACT not in str(error):
+            raise
+        pytest.skip(str(error))
+    if not case.is_compared:
+        return
+    expected = oracle(name, num_shards, gpus=1)
+    assert not differences(found, expected)
+    if case.resumes:
+        cut = engine(name, num_shards, RunFolder(str(tmp_path), "cut"), 1, 4, gpus=1)
+        assert not differences(cut, expected), "resumed"
