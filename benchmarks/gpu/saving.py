@@ -63,7 +63,7 @@ class Sizes:
     """In a round."""
     long_window_s: float = 30
     pairs: int = 6
-    """At most; at least two, and otherwise as many as there is time for."""
+    """At most; as many as there is time for."""
     min_steps: int = 5
 
 
@@ -109,6 +109,9 @@ def measure(bench: Bench) -> None:
         steps = calibrated(training, sizes, report)
         for number in range(sizes.rounds):
             has_peers = number % sizes.peers_every == 0
+            if number >= 2 and not bench.has_time((2 + 3 * has_peers) * 1.5 * sizes.window_s):
+                report.note(f"saving: {number} rounds, for want of time")
+                break
             one_round(report, training, peers if has_peers else [], steps(sizes.window_s), number)
             report.add(COPY, *(training.copy_s() * 1e3 for _ in range(sizes.copies)))
         figures(report, peers)
@@ -215,7 +218,7 @@ def slow_down(bench: Bench, training: Training, sizes: Sizes, steps: int) -> Non
     report = bench.report
     for pair in range(sizes.pairs):
         # A checkpoint that a window leaves behind takes some seconds more.
-        if pair >= 2 and not bench.has_time(2.2 * sizes.long_window_s):
+        if not bench.has_time(2.2 * sizes.long_window_s):
             report.note(f"saving: {pair} pairs of long windows, for want of time")
             break
         seconds = {}
@@ -224,7 +227,9 @@ def slow_down(bench: Bench, training: Training, sizes: Sizes, steps: int) -> Non
             if is_saved:
                 report.add(COMMIT, training.wait())
         report.add(SLOWER, 100 * (seconds[True] / seconds[False] - 1))
-    slower = report.series[SLOWER]
+    slower = report.series.get(SLOWER)
+    if not slower:
+        return
     mean = statistics.fmean(slower)
     report.figure("gpu_slowdown_pct", mean)
     if len(slower) > 1:

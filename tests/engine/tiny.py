@@ -222,6 +222,27 @@ class DrawsClasses(Tiny):
         return outputs
 
 
+class KeepsBoth(Tiny):
+    """Keeps an average where the model is, and counts in main memory, also as an array."""
+
+    def __init__(self, settings: TinySettings) -> None:
+        super().__init__(settings)
+        self.counted = torch.zeros(3)
+        self.array = np.zeros(3)
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        super().after_step(model, step)
+        self.counted += torch.ones(3)
+        self.array += self.counted.numpy()
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"counted": self.counted, "array": self.array}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.counted, self.array = state["counted"], state["array"]
+
+
 class Forgetful(Tiny):
     """Its hook counts, and no checkpoint knows how far."""
 

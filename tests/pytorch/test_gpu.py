@@ -14,6 +14,12 @@ from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """torch keeps a GPU's threads, and the processes that compile for it."""
+
+
 NOT_EXACT = "has no deterministic algorithm"
 
 

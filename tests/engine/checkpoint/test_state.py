@@ -83,6 +83,13 @@ def test_any_state_survives_json_and_tensors(state: Any) -> None:
     assert first_difference(state, state) == ""
 
 
+def test_a_tensor_is_placed_where_the_training_is_unless_it_lay_in_main_memory() -> None:
+    tensors = {"a": torch.ones(2), "b": torch.ones(2)}
+    plain = {"a": {"$tensor": "a"}, "b": {"$tensor": "b", "host": True}}
+    placed = unpack(plain, tensors, lambda _, tensor: tensor.double())
+    assert (placed["a"].dtype, placed["b"].dtype) == (torch.float64, torch.float32)
+
+
 @pytest.mark.parametrize("hostile", [{"$tensor": "x"}, {"$tuple": [1]}, {"$items": []}])
 def test_a_state_that_looks_like_a_mark_is_not_one(hostile: dict[str, Any]) -> None:
     plain, tensors = pack(hostile)

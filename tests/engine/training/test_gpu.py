@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.alone import create
+from tests.engine.alone import create, run
+from tests.engine.digests import digest_of_training
 from tests.engine.ranks.processes import train
 from tests.engine.training.test_exact import EVERYTHING, OTHERS, PLAIN, POINTS
 from train_core.config import TrainConfig
@@ -123,6 +124,23 @@ def test_a_run_that_a_cpu_began_goes_on_on_a_gpu_and_its_surroundings_have_chang
     on_cpu, on_gpu = (fingerprint(TrainConfig(**config)) for config in (PLAIN, PLAIN | ON_GPU))
     different = {name for name in on_cpu if on_cpu[name] != on_gpu[name]}
     assert (different, on_gpu["device"]) == ({"device"}, torch.cuda.get_device_name())
+
+
+def test_what_a_workload_keeps_comes_back_where_it_was(tmp_path: Path) -> None:
+    given = {"workload": "tests.engine.tiny:KeepsBoth", "batch_size": 32, "epochs": 2}
+    for name, cuts in (("whole", ()), ("cut", (3,))):
+        folder = RunFolder(str(tmp_path), name)
+        for attempt, max_steps in enumerate((*cuts, 0), start=1):
+            run(folder, attempt, **given, **ON_GPU, max_steps=max_steps)
+    whole, cut = (digest_of_training(RunFolder(str(tmp_path), name)) for name in ("whole", "cut"))
+    assert whole == cut
+
+
+def test_what_a_workload_kept_on_a_cpu_goes_on_on_a_gpu(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    given = {"workload": "tests.engine.tiny:Tiny", "batch_size": 32, "epochs": 2}
+    run(folder, **given, max_steps=3)
+    assert run(folder, 2, **given, **ON_GPU).step == 10
 
 
 def lose_its_number(storage: str) -> None:

@@ -22,6 +22,8 @@ from train_core.engine.distributed.fsdp import is_distributed
 from train_core.errors import CheckpointError, WorkloadError
 
 _TENSOR, _TUPLE, _ITEMS, _TYPE = "$tensor", "$tuple", "$items", "$type"
+_ON_HOST = "host"
+"""Beside a tensor's name: it lies in main memory, while others of the state lie on a device."""
 _MARKS = {_TENSOR, _TUPLE, _ITEMS, _TYPE}
 _FACTORIES = {one.__name__: one for one in (bool, dict, float, int, list, set, str, tuple)}
 """What a defaultdict may fill itself with."""
@@ -40,10 +42,13 @@ def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
     back as it is.
     """
     tensors: dict[str, Tensor] = {}
+    marks: dict[str, dict[str, Any]] = {}
 
     def visit(value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, Tensor):
-            return {_TENSOR: named(value, path)}
+            name = named(value, path)
+            marks[name] = {_TENSOR: name}
+            return marks[name]
         if value is None or type(value) in (bool, int, float, str):
             return value
         if type(value) is tuple:
@@ -79,7 +84,12 @@ def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
         tensors[name] = tensor
         return name
 
-    return visit(state, ()), tensors
+    plain = visit(state, ())
+    if any(tensor.device.type != "cpu" for tensor in tensors.values()):
+        for name, tensor in tensors.items():
+            if tensor.device.type == "cpu":
+                marks[name][_ON_HOST] = True
+    return plain, tensors
 
 
 def _typed(
@@ -142,11 +152,17 @@ def _fields(kind: type) -> list[str]:
     return list(fields) if hasattr(kind, "_make") else []
 
 
-def unpack(plain: Any, tensors: dict[str, Tensor]) -> Any:
+def unpack(
+    plain: Any,
+    tensors: dict[str, Tensor],
+    place: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
+) -> Any:
     """The state that `pack` split.
 
-    A named tuple comes back as one of that name and these fields, whose class is made anew. Raises
-    CheckpointError if a tensor is missing, or if `pack` cannot have given this.
+    `place` gives a tensor, by its name, where it shall lie, unless it lay in main memory while
+    others lay on a device. A named tuple comes back as one of that name and these fields, whose
+    class is made anew. Raises CheckpointError if a tensor is missing, or if `pack` cannot have
+    given this.
     """
 
     def visit(value: Any) -> Any:
@@ -157,7 +173,8 @@ def unpack(plain: Any, tensors: dict[str, Tensor]) -> Any:
         if _TENSOR in value:
             if value[_TENSOR] not in tensors:
                 raise CheckpointError(f"the checkpoint lacks the tensor {value[_TENSOR]!r}")
-            return tensors[value[_TENSOR]]
+            found = tensors[value[_TENSOR]]
+            return found if value.get(_ON_HOST) else place(value[_TENSOR], found)
         if _TUPLE in value:
             return tuple(visit(item) for item in value[_TUPLE])
         if _ITEMS in value:
@@ -246,7 +263,7 @@ _MAKERS: dict[str, _Make] = {
     "dtype": _named_in_torch(torch.dtype),
     "device": _named_in_torch(torch.device),
     "numpy": _numpy,
-    "array": lambda visit, content: visit(content).numpy().copy(),
+    "array": lambda visit, content: visit(content).cpu().numpy().copy(),
     "spelled": lambda _visit, content: _spelled(*content),
     "text": lambda _visit, content: np.str_(content),
 }

@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from train_core.engine.checkpoint.packing import pack, unpack
 from train_core.engine.checkpoint.row_shards import RowShards, read_rows, rows_here
 from train_core.engine.checkpoint.snapshot import bytes_of, tensors_in
-from train_core.engine.checkpoint.state import load_model_state, load_unsaved_buffers
+from train_core.engine.checkpoint.state import EXTRA_STATE, load_model_state, load_unsaved_buffers
 from train_core.engine.distributed.fsdp import is_distributed
 from train_core.engine.distributed.group import Group
 from train_core.errors import CheckpointError
@@ -43,6 +43,7 @@ from train_core.storage.run_folder import Checkpoint
 EXTRA_STATES = "evertrain.extra_states"
 """The entry of a safetensors file's metadata with the states of modules that are no tensors."""
 _FILES_AT_A_TIME = 4
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,9 @@ class ModelState:
 class Assembly:
     """Puts the tensors of a checkpoint's files together, whole or this rank's rows of them.
 
+    Its state has what an object keeps as it is given on `device`, as the training had it on its
+    own; what the model and the optimizer copy stays in main memory.
+
     With a `mesh`, tensors that files have in rows, and those of which `is_cut(path, shape)` says
     so, become DTensors of this rank's rows; all others are whole.
     """
@@ -81,8 +85,10 @@ class Assembly:
         group: Group | None = None,
         mesh: DeviceMesh | None = None,
         is_cut: Callable[[str, torch.Size], bool] | None = None,
+        device: torch.device = _CPU,
     ) -> None:
         self._group = group
+        self._device = device
         self._mesh = mesh
         self._is_cut = is_cut
         self._whole: dict[str, Tensor] = {}
@@ -105,8 +111,7 @@ class Assembly:
             if name in rows or (self._is_cut and self._is_cut(path, tensor.shape)):
                 self._piece(path, torch.Size(shape), tensor).add(start, tensor, path)
             else:
-                # The model and the optimizer copy what they are given; others may keep it.
-                self._whole[path] = tensor if part in (MODEL, OPTIMIZER) else tensor.clone()
+                self._whole[path] = tensor if _is_copied(path) else tensor.clone()
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by path, `<part>/<name>`. Raises CheckpointError if rows are missing."""
@@ -120,8 +125,11 @@ class Assembly:
         """The whole nested state. Raises CheckpointError if the files do not fit together."""
         if not isinstance(self._plain, dict):
             raise CheckpointError(f"the checkpoint has no {STATE_JSON}")
-        state: dict[str, Any] = unpack(self._plain, self.tensors())
+        state: dict[str, Any] = unpack(self._plain, self.tensors(), self._placed)
         return state
+
+    def _placed(self, path: str, tensor: Tensor) -> Tensor:
+        return tensor if _is_copied(path) else tensor.to(self._device)
 
     def model(self) -> ModelState:
         """The model's own part of the state. Raises CheckpointError as `state`."""
@@ -169,6 +177,13 @@ class Assembly:
             shape=shape,
             stride=whole.stride(),
         )
+
+
+def _is_copied(path: str) -> bool:
+    """Whether the model or the optimizer copies this tensor; whoever gets another may keep it."""
+    part, _, name = path.partition("/")
+    is_weight = part in (MODEL, BUFFERS) and EXTRA_STATE not in name
+    return is_weight or (part == OPTIMIZER and name.startswith("state/"))
 
 
 def read_buffer(store: Store, key: str, entry: FileEntry) -> Tensor:
@@ -242,4 +257,5 @@ def sharded_assembly(model: nn.Module, group: Group) -> Assembly:
             return False
         return weights[names[1]].shape == shape
 
-    return Assembly(group, next(iter(weights.values())).device_mesh, is_cut)
+    mesh = next(iter(weights.values())).device_mesh
+    return Assembly(group, mesh, is_cut, group.device)

@@ -20,7 +20,7 @@ from train_core.text.shown_text import few_of
 # What restoring another state than one's own raises, here and in torch.
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 _MENDED_BY = "Continue the run with the code that it began with, or begin a new one (init_from)"
-_EXTRA_STATE = "_extra_state"
+EXTRA_STATE = "_extra_state"
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +34,7 @@ def load_model_state(model: nn.Module, state: dict[str, Any]) -> None:
     # A module may keep its extra state, and torch copies all else: what was loaded lies in the
     # memory of a whole file.
     found: OrderedDict[str, Any] = OrderedDict(
-        (name, deepcopy(value) if name.endswith(_EXTRA_STATE) else value)
+        (name, deepcopy(value) if name.endswith(EXTRA_STATE) else value)
         for name, value in state.items()
     )
     # The versions of the modules' formats: without them a module takes its state for an older one.

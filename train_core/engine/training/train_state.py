@@ -122,7 +122,9 @@ class TrainState:
 
     def assembly(self) -> Assembly:
         """What puts a checkpoint's files together for this rank."""
-        return sharded_assembly(self.model, self._group) if self.is_sharded else Assembly()
+        if self.is_sharded:
+            return sharded_assembly(self.model, self._group)
+        return Assembly(device=self._group.device)
 
     def add_to(self, state: TrainingState) -> None:
         """Add what a step changes to the training's state."""
