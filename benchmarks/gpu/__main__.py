@@ -52,10 +52,13 @@ def main() -> int:
         help="processes that fetch evertrain's batches; by default as many as the tuned loop has",
     )
     parser.add_argument(
+        "--contenders", nargs="+", default=(), help="of throughput, such as: b c' d; default all"
+    )
+    parser.add_argument(
         "--seconds",
         type=float,
         default=Bench.limit_s,
-        help="no further pair of long windows begins when it would end later; default %(default)s",
+        help="no further round begins when it would end later; default %(default)s",
     )
     asked = parser.parse_args()
     if asked.device == "cuda" and not torch.cuda.is_available():
@@ -77,6 +80,7 @@ def main() -> int:
         data=asked.data,
         batch_size=asked.batch_size or (16 if asked.quick else 128),
         data_workers=asked.data_workers,
+        contenders=asked.contenders,
         limit_s=asked.seconds,
     )
     failed = False

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,6 +41,8 @@ class Bench:
     """Images of a step."""
     data_workers: int | None = None
     """Processes that fetch evertrain's batches, if not as many as the tuned loop has."""
+    contenders: Sequence[str] = ()
+    """The letters of those whose images/s are measured; none: all."""
     limit_s: float = 520.0
     """No further round begins when it would end later, counted from the start of the program."""
     begin: float = field(default_factory=time.perf_counter)

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,14 +69,21 @@ def measure(bench: Bench) -> None:
         started = {
             name: stack.enter_context(start(bench, number, module, task))
             for number, (name, module, task) in enumerate(tasks(bench, compiles=compiles))
+            if not bench.contenders or name[1 : name.index(")")] in bench.contenders
         }
         contenders = warmed_up(started, report, warm_up)
+        round_s = 0.0
         for number in range(rounds):
+            begin = time.perf_counter()
+            if number and not bench.has_time(round_s):
+                report.note(f"throughput: {number} rounds, for want of time")
+                break
             shift = number % max(1, len(contenders))
             names = list(contenders)
             for name in names[shift:] + names[:shift]:
                 (found,) = contenders[name].ask("turn", steps=steps, warm_up=warm_up)
                 report.add(rate(name), found)
+            round_s = time.perf_counter() - begin
     ratios = {
         "gpu_vs_tuned": (C_TUNED, B_TUNED),
         "gpu_vs_tuned_same_model": (C_TUNED, B_SAME_MODEL),

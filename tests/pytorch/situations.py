@@ -200,6 +200,14 @@ class Putting(Plain):
         return super().forward(x + added, tokens)
 
 
+class Measured(Putting):
+    """Finds out by a pass of its own how many outputs it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_outputs = self(torch.zeros(2, NUM_INPUTS), torch.zeros(2, 6).long()).shape[1]
+
+
 def partly_frozen() -> nn.Module:
     model = Plain()
     model.first.requires_grad_(requires_grad=False)
@@ -545,6 +553,12 @@ SITUATIONS: dict[str, Case] = {
     ),
     "an operation without a deterministic algorithm, on several threads": Case(
         Putting,
+        config={"threads_per_worker": 2},
+        refused="put_ has no deterministic algorithm",
+        refused_from=1,
+    ),
+    "such an operation in `model()`": Case(
+        Measured,
         config={"threads_per_worker": 2},
         refused="put_ has no deterministic algorithm",
         refused_from=1,

@@ -10,7 +10,7 @@ reads them waits for them alone, while the GPU computes the next step.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 
 import torch
 import torch.distributed as dist
@@ -36,7 +36,11 @@ class RankRequests:
 
     def __or__(self, other: RankRequests) -> RankRequests:
         """What either of them requests."""
-        return RankRequests(*map(any, zip(astuple(self), astuple(other), strict=True)))
+        return RankRequests(*map(any, zip(self.values(), other.values(), strict=True)))
+
+    def values(self) -> tuple[bool, ...]:
+        """All of them, in their order; `astuple` copies each deeply."""
+        return tuple(vars(self).values())
 
 
 _NUM_REQUESTS = len(fields(RankRequests))
@@ -69,7 +73,7 @@ class ControlMessage:
 
     def send(self, requests: RankRequests) -> None:
         """Send the message with this rank's requests."""
-        for number, is_requested in enumerate(astuple(requests), self._num_shards):
+        for number, is_requested in enumerate(requests.values(), self._num_shards):
             if is_requested:
                 self._values[number] = 1
         if self._group.world_size > 1:

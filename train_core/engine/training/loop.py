@@ -32,7 +32,7 @@ from train_core.engine.distributed.stop_source import StopInFolder, StopSource
 from train_core.engine.distributed.watchdog import Watchdog
 from train_core.engine.training.agreement import AgreedRequests, PendingStep
 from train_core.engine.training.loaded_workload import LoadedWorkload, first_weights
-from train_core.engine.training.model_checks import refusal_of, refusing_lone_samples
+from train_core.engine.training.model_checks import refusing_lone_samples, refusing_undetermined
 from train_core.engine.training.passes import backward_passes, weighted_loss
 from train_core.engine.training.saver import Saver
 from train_core.engine.training.step_metrics import TrainRecords
@@ -123,22 +123,19 @@ class Trainer:
         try:
             self.stop_poller.start()
             self.restore()
-            while not self.progress.stopped_by:
-                if not self.progress.awaits_validation(self.loader.plan):
-                    self.step()
-                if self.progress.awaits_validation(self.loader.plan):
-                    self.end_epoch()
-                self.stop_if_due()
-                self.save_if_due()
+            with refusing_undetermined():
+                while not self.progress.stopped_by:
+                    if not self.progress.awaits_validation(self.loader.plan):
+                        self.step()
+                    if self.progress.awaits_validation(self.loader.plan):
+                        self.end_epoch()
+                    self.stop_if_due()
+                    self.save_if_due()
             self.watchdog.rest()
             self.saver.finish(self.progress)
         except NoTimeError:
             # Raised on all ranks together.
             self.has_given_up = True
-        except RuntimeError as error:
-            if refusal := refusal_of(error):
-                raise refusal from error
-            raise
         finally:
             self.close()
         return self.progress

@@ -147,16 +147,20 @@ def refusing_lone_samples(model: nn.Module, num_samples: int, plan: StepPlan) ->
             hook.remove()
 
 
-def refusal_of(error: RuntimeError) -> WorkloadError | None:
-    """What is said of an operation without a deterministic algorithm; None: another error."""
-    if _NOT_DETERMINISTIC not in str(error):
-        return None
-    operation = str(error).split(_NOT_DETERMINISTIC)[0].strip()
-    return WorkloadError(
-        f"{operation} has no deterministic algorithm, so that a resume could not be exact: compute "
-        "it otherwise, set threads_per_worker to 1 on a CPU, or allow other bits "
-        "(deterministic false)"
-    )
+@contextmanager
+def refusing_undetermined() -> Iterator[None]:
+    """Raise WorkloadError for an operation in the block that has no deterministic algorithm."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _NOT_DETERMINISTIC not in str(error):
+            raise
+        operation = str(error).split(_NOT_DETERMINISTIC)[0].strip()
+        raise WorkloadError(
+            f"{operation} has no deterministic algorithm, so that a resume could not be exact: "
+            "compute it otherwise, set threads_per_worker to 1 on a CPU, or allow other bits "
+            "(deterministic false)"
+        ) from error
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:

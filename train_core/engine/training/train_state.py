@@ -33,7 +33,11 @@ from train_core.engine.distributed.host_copy import HostCopy
 from train_core.engine.distributed.reducer import Reducer
 from train_core.engine.metrics.evaluation_loop import set_modes
 from train_core.engine.training.followed import Followed
-from train_core.engine.training.model_checks import check_model, check_optimizer
+from train_core.engine.training.model_checks import (
+    check_model,
+    check_optimizer,
+    refusing_undetermined,
+)
 from train_core.errors import WorkloadError
 from train_core.policy.checkpoints.layout import BUFFERS, MODEL, OPTIMIZER
 from train_core.policy.samples.randomness import INIT, UPDATE, derive_seed
@@ -270,9 +274,10 @@ class TrainState:
         """A whole model with its initial weights, the same on every rank."""
         config = self._config
         seed_generators(derive_seed(config.seed, INIT))
-        model = model_to_device(
-            self._workload.model(), self._group.device, channels_last=config.channels_last
-        )
+        # It may compute shapes by a pass of its own.
+        with refusing_undetermined():
+            model = self._workload.model()
+        model = model_to_device(model, self._group.device, channels_last=config.channels_last)
         # A model that is in evaluation as a whole comes from where it was used, and is trained.
         fixed = [m for m in model.modules() if not m.training] if model.training else []
         model.train()
