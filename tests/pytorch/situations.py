@@ -196,7 +196,8 @@ class Putting(Plain):
     """Uses an operation whose result depends on the order of its threads."""
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        added = torch.zeros(NUM_INPUTS).put_(tokens % NUM_INPUTS, torch.ones(tokens.shape))
+        ones = torch.ones_like(tokens, dtype=x.dtype)
+        added = x.new_zeros(NUM_INPUTS).put_(tokens % NUM_INPUTS, ones)
         return super().forward(x + added, tokens)
 
 

@@ -30,19 +30,17 @@ def test_a_row_is_trained_on_a_gpu_as_plain_torch_trains_it_there(
     name: str, num_shards: int, tmp_path: Path
 ) -> None:
     case = TABLE[name]
-    folder = RunFolder(str(tmp_path), "run")
-    if case.refused and num_shards >= case.refused_from:
-        with pytest.raises(ConfigError, match=f"{case.refused}|{NOT_EXACT}"):
-            engine(name, num_shards, folder, gpus=1)
-        return
     try:
-        found = engine(name, num_shards, folder, gpus=1)
+        found = engine(name, num_shards, RunFolder(str(tmp_path), "run"), gpus=1)
     except ConfigError as error:
+        if case.refused and case.refused in str(error):
+            return
         if NOT_EXACT not in str(error):
             raise
         pytest.skip(str(error))
     if not case.is_compared:
         return
+    # What is refused on a CPU may be trained here: an expanded weight gets memory of its own.
     expected = oracle(name, num_shards, gpus=1)
     assert not differences(found, expected)
     if case.resumes:
