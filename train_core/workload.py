@@ -269,7 +269,7 @@ def seed_generators(seed: int) -> None:
     `torch.manual_seed` takes ten times as long: it also visits back ends that are absent.
     """
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         torch.cuda.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (users' code draws from it)
     random.seed(seed)

@@ -32,7 +32,12 @@ def prepare_batch(
     becomes an integer: numpy only warns of it, and torch makes the least integer of it without a
     word. `named` gives the name of a row.
     """
-    missing = {name: rows for name, array in columns.items() if (rows := _missing(array)).any()}
+    # In an image or a series NaN is a value like others.
+    missing = {
+        name: rows
+        for name, array in columns.items()
+        if array.dtype.kind in "fmM" and array.ndim == 1 and (rows := np.isnan(array)).any()
+    }
     if not missing:
         return _laid_out(workload, workload.prepare(columns, random))
     # Not for each batch: Python tells each warning again after this.
@@ -72,7 +77,9 @@ def _laid_out(workload: Workload[Any], batch: Batch) -> Batch:
 def _is_elsewhere(tensor: Tensor) -> bool:
     if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_nested:
         return False
-    return tensor.data_ptr() % CACHE_LINE != 0 or _dense_strides(tensor) != tensor.stride()
+    if tensor.data_ptr() % CACHE_LINE != 0:
+        return True
+    return not tensor.is_contiguous() and _dense_strides(tensor) != tensor.stride()
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -82,15 +89,6 @@ def _own(tensor: Tensor) -> Tensor:
 def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
     """Those that a copy has: the same unless there are gaps or overlaps."""
     return torch.empty_like(tensor, device="meta").stride()
-
-
-def _missing(array: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """In which rows a column of numbers or times lacks the value."""
-    # In an image or a series NaN is a value like others.
-    if array.dtype.kind not in "fmM" or array.ndim != 1:
-        return np.zeros(1, bool)
-    found: npt.NDArray[np.bool_] = np.isnan(array)
-    return found
 
 
 def _has_least_integer(tensor: Tensor, rows: npt.NDArray[np.bool_]) -> bool:

@@ -69,7 +69,7 @@ class ControlMessage:
 
     def add_loss(self, shard: int, weighted_loss: torch.Tensor) -> None:
         """Add a micro-batch's loss times its weight; it stays on the device."""
-        self._values[shard] += weighted_loss.detach()
+        self._values[shard].add_(weighted_loss.detach())
 
     def send(self, requests: RankRequests) -> None:
         """Send the message with this rank's requests."""

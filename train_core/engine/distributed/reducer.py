@@ -171,6 +171,7 @@ class _Bucket:
         """The parameters without a gradient in all of the rank's shards of this step."""
         self._siblings = siblings(num_shards)
         self._free: list[Tensor] = []
+        self._shapes = [p.size() for p in self.parameters]
         self._strides = [_strides_of_gradient(p) for p in self.parameters]
         # An optimizer may multiply matrices, and BLAS rounds by where a matrix begins: each begins
         # as a tensor of its own does.
@@ -195,19 +196,19 @@ class _Bucket:
         for number, (parameter, view) in enumerate(
             zip(self.parameters, self._views(flat), strict=True)
         ):
-            if parameter.grad is None:
+            gradient = parameter.grad
+            if gradient is None:
                 without.add(number)
                 view.fill_(_nothing(view.dtype))
                 continue
-            if parameter.grad.layout != torch.strided:
+            if gradient.layout != torch.strided:
                 raise WorkloadError(sparse_gradient(self._names[number]))
-            present.append(parameter.grad)
+            present.append(gradient)
             targets.append(view)
             parameter.grad = None
         if targets:
             torch._foreach_copy_(targets, present)
-        counts = flat[self._size :]
-        counts.fill_(1)
+        counts = flat[self._size :].fill_(1)
         for number in without:
             counts[number] = 0
         self._without = without if self._without is None else self._without & without
@@ -256,9 +257,9 @@ class _Bucket:
     def _views(self, flat: Tensor) -> list[Tensor]:
         """A view per parameter with the strides that autograd gives a gradient."""
         return [
-            flat.as_strided(parameter.size(), strides, offset)
-            for parameter, strides, offset in zip(
-                self.parameters, self._strides, self._offsets, strict=True
+            flat.as_strided(shape, strides, offset)
+            for shape, strides, offset in zip(
+                self._shapes, self._strides, self._offsets, strict=True
             )
         ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ def nothing_of(outputs: Any) -> Tensor:
     return torch.stack([one.flatten()[:0].sum() for one in tensors]).sum()
 
 
-def autocast(device: torch.device, config: TrainConfig) -> torch.autocast:
+def autocast(device: torch.device, config: TrainConfig) -> AbstractContextManager[Any]:
     """The precision in which outputs and loss are computed."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
+    is_bf16 = config.precision == "bf16"
+    return torch.autocast(device.type, torch.bfloat16) if is_bf16 else nullcontext()
