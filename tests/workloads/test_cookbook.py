@@ -16,6 +16,7 @@ from torch.nn import functional
 from tests.engine import alone
 from tests.engine.digests import digest_of_training, journal_of
 from tests.engine.ranks.processes import train
+from tests.marks import SLOW
 from tests.workloads.pages import DOCS, EXAMPLES, blocks_of, not_in_files
 from train_core import ArrayDataset, Split, Workload, open_run
 from train_core.config import TrainConfig
@@ -171,7 +172,15 @@ def predictions(workload: Workload[Any], weights: Any, columns: Any) -> dict[str
     return dict(workload.predictions(outputs))
 
 
-@pytest.mark.parametrize("name", ["cookbook:NextWord", "cookbook:Gan"])
+@pytest.mark.promise("cookbook")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("cookbook:NextWord", "cookbook:Gan") else SLOW)
+        for name in RECIPES
+        if name != "cookbook:Contrastive"
+    ],
+)
 def test_it_ends_with_the_same_bits_on_two_workers_and_after_a_kill(
     name: str, sales: str, tmp_path: Path, server_of_ranks: None
 ) -> None:
