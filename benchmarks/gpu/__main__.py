@@ -52,7 +52,11 @@ def main() -> int:
         help="processes that fetch evertrain's batches; by default as many as the tuned loop has",
     )
     parser.add_argument(
-        "--contenders", nargs="+", default=(), help="of throughput, such as: b c' d; default all"
+        "--contenders",
+        nargs="+",
+        choices=("a", "b", "b'", "c", "c'", "c''", "d"),
+        default=(),
+        help="of throughput; default all",
     )
     parser.add_argument(
         "--seconds",

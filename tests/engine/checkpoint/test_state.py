@@ -12,10 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from tests.words import PYTHONS_WORDS
 from train_core.engine.checkpoint.packing import first_difference, pack, retyped, unpack
+from train_core.engine.checkpoint.reader import Assembly
 from train_core.engine.checkpoint.state import TrainingState, load_optimizer_state, optimizer_state
 from train_core.errors import CheckpointError, WorkloadError
 
@@ -83,11 +84,32 @@ def test_any_state_survives_json_and_tensors(state: Any) -> None:
     assert first_difference(state, state) == ""
 
 
-def test_a_tensor_is_placed_where_the_training_is_unless_it_lay_in_main_memory() -> None:
-    tensors = {"a": torch.ones(2), "b": torch.ones(2)}
-    plain = {"a": {"$tensor": "a"}, "b": {"$tensor": "b", "host": True}}
-    placed = unpack(plain, tensors, lambda _, tensor: tensor.double())
-    assert (placed["a"].dtype, placed["b"].dtype) == (torch.float64, torch.float32)
+PLACED = {
+    "workload/average": "meta",
+    "workload/counted": "cpu",
+    "model/weight": "cpu",
+    "model/scale._extra_state/mean": "meta",
+    "optimizer/state/weight/exp_avg": "cpu",
+    "optimizer/shared/total": "meta",
+    "streams/0/position": "cpu",
+}
+
+
+def test_what_users_code_keeps_lies_where_the_training_is_unless_it_lay_in_main_memory() -> None:
+    assembly = Assembly(device=torch.device("meta"))
+    plain: dict[str, Any] = {path: {"$tensor": path} for path in PLACED}
+    plain["workload/counted"]["host"] = True
+    assembly._plain = plain
+    assembly._whole = {path: torch.ones(2) for path in PLACED}
+    assert {path: one.device.type for path, one in assembly.state().items()} == PLACED
+
+
+def test_a_device_that_has_no_memory_is_no_damage_of_the_checkpoint() -> None:
+    def place(name: str, tensor: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError(name)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        unpack({"a": {"$tensor": "a"}}, {"a": torch.ones(2)}, place)
 
 
 @pytest.mark.parametrize("hostile", [{"$tensor": "x"}, {"$tuple": [1]}, {"$items": []}])

@@ -168,7 +168,7 @@ def test_not_a_number_is_told_also_if_the_gpu_fails_by_it(tmp_path: Path) -> Non
     assert done.returncode == 4, done.stderr
 
 
-def test_a_step_is_enqueued_before_the_last_ones_loss_is_waited_for(tmp_path: Path) -> None:
+def test_a_step_reads_no_tensor_of_the_gpu_but_by_events(tmp_path: Path) -> None:
     config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, clip_norm=1.0, **ON_GPU)
     folder = RunFolder(str(tmp_path), "run")
     create(folder, config)

@@ -194,8 +194,11 @@ def unpack(
         TypeError,
         ValueError,
     ) as error:
-        # A recursion that is too deep is a RuntimeError.
-        if isinstance(error, CheckpointError):
+        # torch's own kinds of RuntimeError are of the device: the checkpoint is as it should be.
+        of_device = isinstance(error, RuntimeError) and type(error) is not RuntimeError
+        if isinstance(error, CheckpointError) or (
+            of_device and not isinstance(error, RecursionError)
+        ):
             raise
         raise CheckpointError(
             "the checkpoint's state is not as evertrain writes one: a part of it is missing, of "

@@ -3,7 +3,8 @@
 model.safetensors       parameters and buffers; loads with safetensors alone
 optimizer.safetensors   `state/<parameter>/<name>`: moments and steps
 …                       one for every further part that has tensors
-state.json              the whole nested state, each tensor replaced by {"$tensor": path}
+state.json              the whole nested state, each tensor replaced by {"$tensor": path}, with
+                        "host": true if it lay in main memory while others lay on a device
 
 A part may be several files, `<part>-00001-of-00002.safetensors` …, and some of them may have some
 rows of a tensor only (`row_shards.py`).
@@ -31,7 +32,7 @@ from train_core.engine.checkpoint.state import EXTRA_STATE, load_model_state, lo
 from train_core.engine.distributed.fsdp import is_distributed
 from train_core.engine.distributed.group import Group
 from train_core.errors import CheckpointError
-from train_core.policy.checkpoints.layout import BUFFERS, MODEL, OPTIMIZER, part_of
+from train_core.policy.checkpoints.layout import BUFFERS, MODEL, OPTIMIZER, WORKLOAD, part_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import parse_json
 from train_core.storage.records.manifest import FileEntry
@@ -73,8 +74,8 @@ class ModelState:
 class Assembly:
     """Puts the tensors of a checkpoint's files together, whole or this rank's rows of them.
 
-    Its state has what an object keeps as it is given on `device`, as the training had it on its
-    own; what the model and the optimizer copy stays in main memory.
+    In its state, what an object keeps as it is given lies on `device`, the training's, unless it
+    lay in main memory beside a GPU.
 
     With a `mesh`, tensors that files have in rows, and those of which `is_cut(path, shape)` says
     so, become DTensors of this rank's rows; all others are whole.
@@ -111,7 +112,8 @@ class Assembly:
             if name in rows or (self._is_cut and self._is_cut(path, tensor.shape)):
                 self._piece(path, torch.Size(shape), tensor).add(start, tensor, path)
             else:
-                self._whole[path] = tensor if _is_copied(path) else tensor.clone()
+                # The model and the optimizer copy what they are given; others may keep it.
+                self._whole[path] = tensor if part in (MODEL, OPTIMIZER) else tensor.clone()
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by path, `<part>/<name>`. Raises CheckpointError if rows are missing."""
@@ -129,7 +131,7 @@ class Assembly:
         return state
 
     def _placed(self, path: str, tensor: Tensor) -> Tensor:
-        return tensor if _is_copied(path) else tensor.to(self._device)
+        return tensor.to(self._device) if _is_kept(path) else tensor
 
     def model(self) -> ModelState:
         """The model's own part of the state. Raises CheckpointError as `state`."""
@@ -179,11 +181,16 @@ class Assembly:
         )
 
 
-def _is_copied(path: str) -> bool:
-    """Whether the model or the optimizer copies this tensor; whoever gets another may keep it."""
+def _is_kept(path: str) -> bool:
+    """Whether the user's code, or an optimizer's, keeps this tensor as it is given.
+
+    Weights, and an optimizer's state of them, are copied to where they belong; a stream's position
+    is in main memory.
+    """
     part, _, name = path.partition("/")
-    is_weight = part in (MODEL, BUFFERS) and EXTRA_STATE not in name
-    return is_weight or (part == OPTIMIZER and name.startswith("state/"))
+    if part == OPTIMIZER:
+        return not name.startswith("state/")
+    return part == WORKLOAD or (part == MODEL and EXTRA_STATE in name)
 
 
 def read_buffer(store: Store, key: str, entry: FileEntry) -> Tensor:

@@ -3,9 +3,9 @@
 It carries each shard's loss in a slot of its own, so that the sum of all ranks' messages is exact
 and each rank adds up the losses in the same order, and the requests of the ranks. It is
 sent after the step's last backward pass, travels while gradients and buffers are exchanged, and is
-read when the next step's backward passes are enqueued: what one rank requests, all ranks do after
-the same step. On a GPU the messages are copied to the host as soon as they are there, so that who
-reads them waits for them alone, while the GPU computes the next step.
+read before the next step's update: what one rank requests, all ranks do after the same step. On a
+GPU the messages are copied to the host as soon as they are there, so that who reads them waits for
+them alone, while the GPU computes the next step's passes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ControlMessage:
         self._group = group
         self._work: dist.Work | None = None
         self._received: HostCopy | None = None
-        """On a GPU: the sum of all ranks' messages."""
+        """The sum of all ranks' messages, once it is sent."""
 
     def add_loss(self, shard: int, weighted_loss: torch.Tensor) -> None:
         """Add a micro-batch's loss times its weight; it stays on the device."""
@@ -78,17 +78,17 @@ class ControlMessage:
                 self._values[number] = 1
         if self._group.world_size > 1:
             self._work = dist.all_reduce(self._values, async_op=True)
-        if self._values.is_cuda:
-            if self._work is not None:
-                # The stream waits, and not the host. The weights' update, which comes next there,
-                # waits for the other ranks anyway.
-                self._work.wait()
-            self._received = HostCopy(self._values)
+        if self._work is not None and self._values.is_cuda:
+            # The stream waits, and not the host. The weights' update, which comes next there, waits
+            # for the other ranks anyway.
+            self._work.wait()
+        self._received = HostCopy(self._values)
 
     def read(self) -> Received:
         """Wait for the messages of all ranks."""
-        if self._received is None and self._work is not None:
+        assert self._received is not None, "read() before send()"
+        if self._work is not None and not self._values.is_cuda:
             self._work.wait()
-        values = self._values.tolist() if self._received is None else self._received.tolist()
+        values = self._received.tolist()
         losses, requests = values[: self._num_shards], values[self._num_shards :]
         return Received(sum(losses), RankRequests(*(number > 0 for number in requests)))

@@ -38,4 +38,7 @@ def nothing_of(outputs: Any) -> Tensor:
 def autocast(device: torch.device, config: TrainConfig) -> AbstractContextManager[Any]:
     """The precision in which outputs and loss are computed."""
     is_bf16 = config.precision == "bf16"
-    return torch.autocast(device.type, torch.bfloat16) if is_bf16 else nullcontext()
+    # A context that changes nothing takes time in each pass.
+    if is_bf16 or torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, torch.bfloat16, enabled=is_bf16)
+    return nullcontext()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
 
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.distributed.control_message import ControlMessage, RankRequests
@@ -25,6 +26,8 @@ class PendingStep:
     num_samples: int
     weight: float | None
     """What its loss is a mean over, if the workload weighs; None: its samples."""
+    ended_at: float = field(default_factory=time.monotonic)
+    """By the monotonic clock; on a GPU, when its last kernel was enqueued."""
 
     def metrics(self, loss: float) -> dict[str, float]:
         """The step's metrics."""
@@ -65,7 +68,7 @@ class AgreedRequests:
         self.current = replace(self.current, is_busy=False) | received.requests
         metrics = step.metrics(loss)
         self._progress.metrics |= metrics
-        self._records.add_step(self._progress, metrics, step.num_samples)
+        self._records.add_step(self._progress, metrics, step.num_samples, step.ended_at)
 
     def stop(self) -> None:
         """Have the training end after this step; all ranks call it together."""

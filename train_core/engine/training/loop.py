@@ -122,8 +122,8 @@ class Trainer:
         """
         try:
             self.stop_poller.start()
-            self.restore()
             with refusing_undetermined():
+                self.restore()
                 while not self.progress.stopped_by:
                     if not self.progress.awaits_validation(self.loader.plan):
                         self.step()
@@ -184,14 +184,22 @@ class Trainer:
     def step(self) -> None:
         """One optimizer step: every shard's gradients, summed, applied."""
         self.watchdog.move()
+        # A GPU computes the passes while the host waits for the last step's loss.
+        is_behind = self.group.device.type != "cpu"
+        if not is_behind:
+            self.agreed.settle(self.saver)
         self.saver.checkpointer.poll()
         progress, train_state = self.progress, self.train_state
         message = ControlMessage(self.config.shards, self.group)
         try:
             backward_passes(train_state, self.loader, self._forward, message.add_loss)
-        finally:
-            # Now, and not before the passes: a GPU has something to compute while the host waits.
-            # If the last step's loss is no number, that is why a pass failed.
+        except Exception:
+            # A loss that is no number is told instead. Several ranks would have to ask each other
+            # which checkpoint is good, and the passes of the others may not have failed.
+            if self.group.world_size == 1:
+                self.agreed.settle(self.saver)
+            raise
+        if is_behind:
             self.agreed.settle(self.saver)
         message.send(self._own_requests())
         weight = train_state.exchange()

@@ -60,7 +60,7 @@ class Throughput:
         self._marks = deque([(now, self._samples)])
 
     def add(self, now: float, num_samples: int) -> float:
-        """Count a step that ended now; samples per second."""
+        """Count a step that ended then; samples per second."""
         self._samples += num_samples
         while len(self._marks) > 1 and self._marks[1][0] <= now - self._window_s:
             self._marks.popleft()
@@ -91,9 +91,11 @@ class TrainRecords:
         self.clock.start(progress.elapsed_s)
         self._throughput.restart(time.monotonic())
 
-    def add_step(self, progress: Progress, metrics: Mapping[str, float], num_samples: int) -> None:
-        """Record a step over so many samples."""
-        rate = self._throughput.add(time.monotonic(), num_samples)
+    def add_step(
+        self, progress: Progress, metrics: Mapping[str, float], num_samples: int, ended_at: float
+    ) -> None:
+        """Record a step over so many samples that ended then, by the monotonic clock."""
+        rate = self._throughput.add(ended_at, num_samples)
         self.journal.add(progress.step, metrics, {metric_names.SAMPLES_PER_S: rate})
         self._show(progress)
 

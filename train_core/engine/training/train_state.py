@@ -39,7 +39,7 @@ from train_core.engine.training.model_checks import (
     refusing_undetermined,
 )
 from train_core.errors import WorkloadError
-from train_core.policy.checkpoints.layout import BUFFERS, MODEL, OPTIMIZER
+from train_core.policy.checkpoints.layout import BUFFERS, MODEL, OPTIMIZER, WORKLOAD
 from train_core.policy.samples.randomness import INIT, UPDATE, derive_seed
 from train_core.policy.samples.sharding import shards_of_rank
 from train_core.policy.samples.steps import MicroBatch
@@ -161,7 +161,7 @@ class TrainState:
             )
         workload = self._workload
         state.add(
-            "workload",
+            WORKLOAD,
             workload.state_dict,
             lambda saved: workload.load_state_dict(retyped(saved, workload.state_dict())),
         )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-MODEL, BUFFERS, OPTIMIZER = "model", "buffers", "optimizer"
+MODEL, BUFFERS, OPTIMIZER, WORKLOAD = "model", "buffers", "optimizer", "workload"
 
 _TENSOR_FILE = re.compile(r"(.+?)(?:-\d{5,}-of-\d{5,})?\.safetensors")
 
