@@ -45,8 +45,7 @@ def create(
         config=config.fixed(),
         pipeline={},
         fingerprint={},
-        datasets={},
-        **{"step_rules": NEWEST_STEP_RULES, **facts},
+        **{"step_rules": NEWEST_STEP_RULES, "datasets": {}, **facts},
     )
     create_run(folder, record, fitted=fitted)
 

@@ -37,17 +37,18 @@ Forms = Mapping[str, str]
 With `arrays of ` before it if each row is an array of the same shape as the others.
 """
 
-TEXTS, LISTS = "texts", "lists"
+TEXTS, LISTS, NUMBERS = "texts", "lists", "numbers"
 _ARRAYS = "arrays of "
 _WORDS: Mapping[str, tuple[type, ...]] = {
     TEXTS: (str,),
     "bytes": (bytes,),
     "booleans": (bool, np.bool_),
-    "numbers": (int, float, complex, Decimal, np.number),
+    NUMBERS: (int, float, complex, Decimal, np.number),
     "times": (date, time, timedelta, np.datetime64, np.timedelta64),
     "mappings": (dict,),
     LISTS: (list, tuple, np.ndarray),
 }
+_SPELLED = {"times": "times (2026-09-01T02:17:40; with a zone 2026-09-01T02:17:40Z)"}
 _FEW = 4
 """Samples of a dataset that tell its columns: it may read a file for each."""
 _EXACT = 2**53
@@ -89,7 +90,7 @@ def columns_of(table: pa.Table, forms: Forms | None = None) -> dict[str, Array]:
         twice = next(name for name in table.column_names if table.column_names.count(name) > 1)
         raise DataError(f"there are two columns {twice!r}: give each a name of its own")
     return {
-        name: _like(_array(table[name], stays=forms.get(name) == LISTS), forms.get(name, ""), name)
+        name: like(_array(table[name], stays=forms.get(name) == LISTS), forms.get(name, ""), name)
         for name in table.column_names
     }
 
@@ -128,7 +129,7 @@ def kind_of(form: str) -> str:
     if form in _WORDS or not form:
         return form
     kinds = {"b": "booleans", "M": "times", "m": "times"}
-    return kinds.get(np.dtype(form).kind, "numbers")
+    return kinds.get(np.dtype(form).kind, NUMBERS)
 
 
 def read_text_table(data: bytes, name: str, forms: Forms | None = None) -> pa.Table:
@@ -199,7 +200,7 @@ def check_forms(columns: Columns, forms: Forms, where: str) -> None:
         if there and here != there and {here, there} != {"booleans", "numbers"}:
             raise DataError(
                 f"column {name!r} of {where} holds {here}, and held {there} in training: write it "
-                f"as {there}"
+                f"as {_SPELLED.get(there, there)}"
             )
 
 
@@ -257,15 +258,21 @@ def _objects(values: Iterable[object]) -> Array:
     return array
 
 
-def _like(array: Array, form: str, name: str) -> Array:
+def like(array: Array, form: str, name: str) -> Array:
     """The column with the type that it had in training, where that has all its values.
 
-    Raises DataError for times of a finer unit, which `prepare` would take for others.
+    Texts of a column that held times are read as times (ISO 8601; one with a zone as UTC). Raises
+    DataError for times of a finer unit, which `prepare` would take for others.
     """
     form = form.removeprefix(_ARRAYS)
+    if form == NUMBERS and array.dtype.kind == "f":
+        # In training they were objects, decimals perhaps, and a missing one was None.
+        return _objects(None if is_null(one) else one for one in array.tolist())
     if not form or form in _WORDS:
         return array
     was = np.dtype(form)
+    if was.kind == "M" and form_of(array) == TEXTS:
+        array = _times(array)
     if array.dtype.kind == "O":
         if not all(is_null(value) for value in array.flat):
             return array
@@ -285,6 +292,17 @@ def _like(array: Array, form: str, name: str) -> Array:
                 "training, does not have: round them"
             )
     return array
+
+
+def _times(texts: Array) -> Array:
+    """The times that texts say; the texts if one of them says none."""
+    column = pa.array(texts, pa.string(), from_pandas=True)
+    for zone in (None, "UTC"):
+        try:
+            return np.asarray(column.cast(pa.timestamp("us", zone)).to_numpy(zero_copy_only=False))
+        except pa.ArrowInvalid:
+            continue
+    return texts
 
 
 def _with_nulls(was: np.dtype[Any]) -> np.dtype[Any]:

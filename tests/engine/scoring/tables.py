@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,19 @@ import torch
 import torchmetrics
 from torch import Tensor, nn
 
-from tests.engine.alone import run
+from tests.engine.alone import create, run
 from train_core import ArrayDataset, Batch, Columns, SampleRandom, Settings, Split, Workload
-from train_core.datasets.tables import columns_of
+from train_core.config import TrainConfig
+from train_core.datasets.protocols import SPLITS
+from train_core.datasets.recorded import describe_data
+from train_core.datasets.tables import columns_of, forms_in
 from train_core.engine.data.inputs import open_input
 from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.scoring import predict
+from train_core.loading import load_workload
 from train_core.requests import KeptColumns
 from train_core.storage.run_folder import RunFolder
+from train_core.workload import load_split
 
 NUM_SAMPLES = 32
 
@@ -61,7 +66,15 @@ class Houses(Workload[Settings]):
 
 def trained(folder: RunFolder, name: str = "Houses", **config: object) -> RunFolder:
     """The folder, with a run of one epoch in it."""
-    run(folder, workload=f"{__name__}:{name}", epochs=1, **config)
+    asked: dict[str, Any] = {"batch_size": 32, "eval_batch_size": 16, **config}
+    training = TrainConfig(workload=f"{__name__}:{name}", epochs=1, **asked)
+    workload = load_workload(training.workload, {})
+    datasets = {}
+    for split in SPLITS:
+        data = load_split(workload, split)
+        datasets[split] = describe_data(data) | {"columns": forms_in(data)}
+    create(folder, training, datasets=datasets)
+    run(folder, workload=training.workload, epochs=1, **config)
     return folder
 
 
@@ -80,14 +93,17 @@ class Shops(Houses):
         days = (columns["since"] - np.datetime64("2026-01-01")) / np.timedelta64(1, "D")
         visits = np.array([len(one) for one in columns["visits"]])
         price = np.array([float(one or 0) for one in columns["price"]])
+        member = np.array([{None: 0.5, True: 1.0, False: 0.0}[one] for one in columns["member"]])
+        seen = (columns["seen"] - np.datetime64("2026-09-01")) / np.timedelta64(1, "D")
         values = [age / 40, known, letters / 8, np.nan_to_num(days) / 100, visits / 3, price / 10]
+        values += [member, np.nan_to_num(seen) / 100]
         batch = {"inputs": torch.from_numpy(np.stack(values, 1).astype(np.float32))}
         if "label" in columns:
             batch["targets"] = torch.from_numpy(columns["label"].astype(np.int64))
         return batch
 
     def model(self) -> nn.Module:
-        return nn.Linear(6, 2)
+        return nn.Linear(8, 2)
 
 
 def customers(num_rows: int) -> pa.Table:
@@ -102,6 +118,11 @@ def customers(num_rows: int) -> pa.Table:
             "since": pa.array([None if row % 7 == 2 else day for row, day in enumerate(days)]),
             "visits": pa.array([list(range(row % 4)) for row in rows], pa.list_(pa.int64())),
             "price": pa.array([None if row % 6 == 1 else Decimal(row) / 4 for row in rows]),
+            "member": pa.array([[None, True, False][row % 3] for row in rows]),
+            "seen": pa.array(
+                [None if row % 8 == 5 else datetime(2026, 9, 1, row % 24, 17) for row in rows],
+                pa.timestamp("us"),
+            ),
             "label": pa.array([row % 2 for row in rows]),
         }
     )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
+from mlflow.exceptions import MlflowException
+from mlflow.pyfunc.scoring_server import infer_and_parse_data
 
 from tests.engine.scoring.tables import customers, scored, trained
 from tests.engine.tracking.test_models import load
@@ -63,3 +69,80 @@ def test_a_served_model_has_no_prediction_where_it_gives_nan(
     served = load(tracking_uri, logged(folder, tracking_uri))
     found = served.predict(pd.DataFrame({"size": [1.0, None, 2.0], "age": [1.0, 2.0, 3.0]}))
     assert found["prediction"].isna().tolist() == [False, True, False]
+
+
+def asked(served: Any, body: dict[str, Any]) -> pd.DataFrame:
+    """What a server answers to this JSON."""
+    schema = served.metadata.get_input_schema()
+    data = infer_and_parse_data(json.loads(json.dumps(body)), schema)
+    return served.predict(data)  # type: ignore[no-any-return]  # of MLflow's model
+
+
+@pytest.mark.promise("any-column", "same-prepare")
+def test_a_request_in_json_is_read_as_a_file_to_score(tmp_path: Path, tracking_uri: str) -> None:
+    folder = trained(RunFolder(str(tmp_path / "runs"), "run"), "Shops", batch_size=8)
+    source = tmp_path / "new"
+    source.mkdir()
+    table = customers(24).drop_columns("label")
+    pq.write_table(table, source / "new.parquet")
+    expected = scored(folder, source)[0].read().to_pandas()
+    served = load(tracking_uri, logged(folder, tracking_uri))
+
+    frame = table.to_pandas()
+    spelled = frame.assign(
+        price=[None if one is None else float(one) for one in frame["price"]],
+        since=[None if one is None else one.isoformat() for one in frame["since"]],
+        visits=[list(map(int, one)) for one in frame["visits"]],
+        age=[None if math.isnan(one) else one for one in frame["age"]],
+        member=[None if one is None else bool(one) for one in frame["member"]],
+    )
+    zones = {"naive": "%Y-%m-%dT%H:%M:%S", "zone": "%Y-%m-%dT%H:%M:%SZ", "offset": ""}
+    for name, form in zones.items():
+        seen = [
+            None
+            if pd.isna(one)
+            else one.strftime(form)
+            if form
+            else one.tz_localize("UTC").tz_convert("Europe/Berlin").isoformat()
+            for one in frame["seen"]
+        ]
+        rows = [
+            {key: None if one is pd.NaT else one for key, one in row.items()}
+            for row in spelled.assign(seen=seen).astype(object).to_dict("records")
+        ]
+        rows = [
+            {
+                key: None if isinstance(one, float) and math.isnan(one) else one
+                for key, one in row.items()
+            }
+            for row in rows
+        ]
+        for body in (
+            {"dataframe_records": rows},
+            {
+                "dataframe_split": {
+                    "columns": list(rows[0]),
+                    "data": [list(r.values()) for r in rows],
+                }
+            },
+        ):
+            found = asked(served, body)
+            assert found["prediction"].tolist() == expected["prediction"].tolist(), name
+            assert np.allclose(
+                np.stack(found["probabilities"]), np.stack(expected["probabilities"]), atol=1e-6
+            ), name
+    with_zone = frame.assign(seen=frame["seen"].dt.tz_localize("UTC"))
+    assert served.predict(with_zone)["prediction"].tolist() == expected["prediction"].tolist()
+
+    (row, *_) = rows
+    for name, value, said in (
+        ("seen", 1_789_000_000_000, "holds numbers, and held times in training: write it as times"),
+        ("seen", "09/15/2026", "holds texts, and held times in training"),
+        ("member", "false", "holds texts, and held booleans"),
+        ("plan", 7, "holds numbers, and held texts"),
+        ("price", "many", "holds texts, and held numbers"),
+    ):
+        with pytest.raises(MlflowException, match=f"column '{name}' of the request {said}"):
+            asked(served, {"dataframe_records": [row | {name: value}]})
+    with pytest.raises(MlflowException, match="city"):
+        asked(served, {"dataframe_records": [{k: v for k, v in row.items() if k != "city"}]})

@@ -43,6 +43,10 @@ class RawColumns(dict[str, npt.NDArray[Any]]):
         kept = {name: array for name, array in self.items() if name not in names}
         return type(self)(kept, self.files)
 
+    def rows(self, start: int, stop: int) -> Self:
+        """Some of the rows."""
+        return type(self)({name: array[start:stop] for name, array in self.items()}, self.files)
+
     def __missing__(self, name: str) -> npt.NDArray[Any]:
         raise self.missing(name)
 

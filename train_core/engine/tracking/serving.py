@@ -20,6 +20,8 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 from mlflow.environment_variables import MLFLOW_ALLOW_PICKLE_DESERIALIZATION
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from pydantic import BaseModel
 from safetensors.torch import load_file
 from torch import nn
@@ -27,11 +29,12 @@ from torch import nn
 from train_core import predictors
 from train_core.config import TrainConfig
 from train_core.datasets.arrays import is_null
-from train_core.datasets.protocols import Columns
 from train_core.engine.checkpoint.reader import ModelState, load_model_file
 from train_core.engine.data.fitted import FITTED_FILE, load_without_data
-from train_core.engine.data.prepared import prepare_batch, rows_without_prediction
-from train_core.errors import WorkloadError
+from train_core.engine.data.prepared import rows_without_prediction
+from train_core.engine.data.raw_columns import RawColumns, prepared
+from train_core.engine.data.request_columns import requested_columns
+from train_core.errors import DataError, WorkloadError
 from train_core.loading import load_function
 from train_core.storage.records.names import MODEL_FILE, REPORTED_FOLDER
 from train_core.workload import Workload
@@ -44,7 +47,9 @@ class Served(BaseModel):
 
     config: TrainConfig
     dtypes: dict[str, str]
-    """The raw columns' types, as numpy spells them: a request's JSON knows only wider ones."""
+    """The raw columns' types, as numpy spells them."""
+    forms: dict[str, str] = {}
+    """What each raw column is (`datasets.tables.Forms`). Earlier versions recorded none."""
     predictions: list[str] = []
     """The columns that it gives, also for no rows. Earlier versions recorded none."""
 
@@ -54,7 +59,9 @@ class ServedModel:
 
     def __init__(self, folder: Path) -> None:
         served = Served.model_validate_json((folder / SERVED_FILE).read_bytes())
-        self.config, self.dtypes, self._names = served.config, served.dtypes, served.predictions
+        self.config, self._names = served.config, served.predictions
+        self._forms = served.forms
+        self._dtypes = {} if served.forms else served.dtypes
         fitted = folder / FITTED_FILE
         self.workload: Workload[Any] = load_without_data(
             self.config, fitted.read_bytes() if fitted.exists() else None
@@ -65,23 +72,35 @@ class ServedModel:
         """A row for each sample: `prediction` and, for classifiers, `probabilities`.
 
         `data` is a DataFrame, or arrays by column name. A number is missing in the rows for which
-        the model gives NaN.
+        the model gives NaN. Raises MlflowException, which a server answers with, for a column that
+        is missing or holds other values than in training.
         """
-        columns = {name: _array(data[name], self.dtypes.get(name, "O")) for name in data}
+        try:
+            return self._predicted(data)
+        except DataError as error:
+            raise MlflowException(str(error), error_code=INVALID_PARAMETER_VALUE) from error
+
+    def _predicted(self, data: Any) -> pd.DataFrame:
+        if not len(data):
+            return pd.DataFrame(columns=self._names)
+        columns = requested_columns(data, self._forms, self.workload.target_columns)
+        for name, dtype in self._dtypes.items():
+            if name in columns:
+                columns[name] = _array(columns[name], dtype)
         num_samples = len(next(iter(columns.values())))
         if not num_samples:
             return pd.DataFrame(columns=self._names)
         size = self.config.eval_batch_size
         return pd.concat(
             [
-                self._predict_batch({name: a[start : start + size] for name, a in columns.items()})
+                self._predict_batch(columns.rows(start, start + size))
                 for start in range(0, num_samples, size)
             ],
             ignore_index=True,
         )
 
-    def _predict_batch(self, columns: Columns) -> pd.DataFrame:
-        batch = prepare_batch(self.workload, columns, None)
+    def _predict_batch(self, columns: RawColumns) -> pd.DataFrame:
+        batch = prepared(self.workload, columns)
         use_bf16 = self.config.precision == "bf16"
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=use_bf16):
             outputs = self.workload.forward(self.model, batch)
@@ -124,7 +143,7 @@ def _load_pyfunc(path: str) -> ServedModel:
 
 
 def _array(values: Any, trained: str) -> npt.NDArray[Any]:
-    """The column as training had it, of whose type it was: what is missing is missing here, too."""
+    """The column as training had it, for a model whose `served.json` has no forms."""
     array, dtype = np.asarray(values), np.dtype(trained)
     if array.dtype.kind == "O":
         missing = np.array([is_null(value) for value in array], bool)

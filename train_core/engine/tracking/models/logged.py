@@ -10,6 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ import pandas as pd
 import safetensors.torch
 from mlflow.entities import LoggedModel, LoggedModelOutput
 from mlflow.models import Model, ModelSignature, infer_signature
+from mlflow.types.schema import AnyType, ColSpec, Schema
 
 from train_core.config import TrainConfig
+from train_core.datasets.arrays import is_null
 from train_core.engine.checkpoint.reader import read_model
 from train_core.engine.data.fitted import FITTED_FILE
 from train_core.engine.data.recorded_workload import load_recorded
@@ -36,7 +39,7 @@ from train_core.storage.objects.store import Store
 from train_core.storage.records.names import MODEL_FILE
 from train_core.storage.run_folder import Checkpoint
 from train_core.storage.verification.checkpoints import copy_files
-from train_core.workload import Workload
+from train_core.workload import Workload, recorded_forms
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +125,7 @@ def _save(
     described = serving.Served(
         config=recorded.model_copy(update={"runtime_env": {}}).without_logins(),
         dtypes={name: array.dtype.str for name, array in columns.items()},
+        forms={name: form for name, form in recorded_forms(workload).items() if name in columns},
     )
     (data / serving.SERVED_FILE).write_text(described.model_dump_json(indent=1))
     served = serving.ServedModel(data)
@@ -129,7 +133,7 @@ def _save(
     predicted = served.predict(example)
     described = described.model_copy(update={"predictions": list(predicted.columns)})
     (data / serving.SERVED_FILE).write_text(described.model_dump_json(indent=1))
-    shown = None if _odd_column(columns) else example
+    shown = None if _odd_column(example) else _in_json(example)
     # It has run: all modules that it needs are loaded.
     code = code_of(name for name in (recorded.workload, recorded.predictor) if name)
     run_id = runs.run_id("pipeline")
@@ -211,22 +215,61 @@ class _Asked(dict[str, npt.NDArray[Any]]):
         return dict(self)
 
 
-def _odd_column(columns: Mapping[str, npt.NDArray[Any]]) -> str:
-    """The first column of objects that JSON has not, as decimals: a request sends others."""
-    plain = (str, bool, int, float, list, np.ndarray, type(None))
-    for name, array in columns.items():
-        if array.dtype.kind == "O" and not all(isinstance(one, plain) for one in array):
-            _log.warning("column %r has no type in MLflow: the model is without a signature", name)
+def _odd_column(example: dict[str, npt.NDArray[Any]] | pd.DataFrame) -> str:
+    """The first column of objects beside arrays: MLflow has no signature for such a request."""
+    if isinstance(example, pd.DataFrame):
+        return ""
+    for name, array in example.items():
+        if array.dtype.kind == "O":
+            _log.warning(
+                "column %r holds objects beside columns of arrays: the model in MLflow is without "
+                "a signature, and is used as any other",
+                name,
+            )
             return name
     return ""
 
 
+def _in_json(
+    example: dict[str, npt.NDArray[Any]] | pd.DataFrame,
+) -> dict[str, npt.NDArray[Any]] | pd.DataFrame:
+    """The example as a request in JSON has it: times as texts, decimals as numbers."""
+    if not isinstance(example, pd.DataFrame):
+        return example
+    return pd.DataFrame({name: _column_in_json(example[name]) for name in example})
+
+
+def _column_in_json(column: pd.Series) -> pd.Series:
+    if column.dtype.kind == "M":
+        texts = [None if is_null(one) else one.isoformat() for one in column]
+        return pd.Series(texts, dtype=object)
+    if column.dtype.kind == "O":
+        plain = [float(one) if isinstance(one, Decimal) else one for one in column]
+        return pd.Series(plain, dtype=object)
+    return column
+
+
 def _signature(example: Any, predicted: Any) -> ModelSignature:
     inputs = infer_signature(example).inputs
+    if isinstance(example, pd.DataFrame):
+        # MLflow's own types would make a null of booleans false, and refuse times with a zone.
+        inputs = Schema(
+            [
+                one if _is_typed(example[one.name]) else ColSpec(AnyType(), one.name)
+                for one in inputs.inputs
+            ]
+        )
     with warnings.catch_warnings():
         # A predicted class is an integer and is never missing.
         warnings.filterwarnings("ignore", "Hint: Inferred schema contains integer column")
         return ModelSignature(inputs, infer_signature(example, predicted).outputs)
+
+
+def _is_typed(column: pd.Series) -> bool:
+    """Whether MLflow's type has all values that such a column may have: numbers and lists."""
+    if column.dtype.kind in "iuf":
+        return True
+    return all(isinstance(one, list | np.ndarray | bytes) for one in column)
 
 
 def _example(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]] | pd.DataFrame:
