@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ _WORDS: Mapping[str, tuple[type, ...]] = {
     "mappings": (dict,),
     LISTS: (list, tuple, np.ndarray),
 }
-_SPELLED = {"times": "times (2026-09-01T02:17:40; with a zone 2026-09-01T02:17:40Z)"}
+_SPELLED = "times (2026-09-01T02:17:40; with a zone 2026-09-01T02:17:40Z)"
 _FEW = 4
 """Samples of a dataset that tell its columns: it may read a file for each."""
 _EXACT = 2**53
@@ -200,7 +200,7 @@ def check_forms(columns: Columns, forms: Forms, where: str) -> None:
         if there and here != there and {here, there} != {"booleans", "numbers"}:
             raise DataError(
                 f"column {name!r} of {where} holds {here}, and held {there} in training: write it "
-                f"as {_SPELLED.get(there, there)}"
+                f"as {_SPELLED if forms[name][1:2] == 'M' else there}"
             )
 
 
@@ -218,7 +218,7 @@ def _array(column: pa.ChunkedArray, *, stays: bool = False) -> Array:
     if pa.types.is_integer(kind) and column.null_count:
         least, most = pc.min_max(column).values()
         if (most.as_py() or 0) > _EXACT or (least.as_py() or 0) < -_EXACT:
-            return _objects(column.to_pylist())
+            return objects(column.to_pylist())
     return np.asarray(column.to_numpy())
 
 
@@ -243,13 +243,14 @@ def _lists(column: pa.ChunkedArray, *, stays: bool) -> Array:
         return values.reshape(len(lengths), length, *values.shape[1:])
     ends = np.concatenate(([0], np.cumsum(lengths)))
     nulls = lists.is_null().to_numpy()
-    return _objects(
+    return objects(
         None if null else values[start:stop]
         for null, (start, stop) in zip(nulls, pairwise(ends), strict=True)
     )
 
 
-def _objects(values: Iterable[object]) -> Array:
+def objects(values: Iterable[object]) -> Array:
+    """The values as an array of objects, whatever they are."""
     listed = list(values)
     array = np.empty(len(listed), object)
     # One by one: numpy would make further dimensions of arrays of one length.
@@ -264,10 +265,10 @@ def like(array: Array, form: str, name: str) -> Array:
     Texts of a column that held times are read as times (ISO 8601; one with a zone as UTC). Raises
     DataError for times of a finer unit, which `prepare` would take for others.
     """
-    form = form.removeprefix(_ARRAYS)
-    if form == NUMBERS and array.dtype.kind == "f":
+    if form == NUMBERS and array.dtype.kind == "f" and array.ndim == 1:
         # In training they were objects, decimals perhaps, and a missing one was None.
-        return _objects(None if is_null(one) else one for one in array.tolist())
+        return objects(None if is_null(one) else one for one in array.tolist())
+    form = form.removeprefix(_ARRAYS)
     if not form or form in _WORDS:
         return array
     was = np.dtype(form)
@@ -284,7 +285,8 @@ def like(array: Array, form: str, name: str) -> Array:
         *"iub"
     }:
         found = array.astype(was, copy=False)
-        if ((found == array) | (array != array)).all():  # noqa: PLR0124 (NaT is not itself)
+        # Back again: a comparison of two units goes beyond the range of the finer one.
+        if ((found.astype(array.dtype) == array) | (array != array)).all():  # noqa: PLR0124 (NaT is not itself)
             return found
         if was.kind in "mM":
             raise DataError(
@@ -297,9 +299,9 @@ def like(array: Array, form: str, name: str) -> Array:
 def _times(texts: Array) -> Array:
     """The times that texts say; the texts if one of them says none."""
     column = pa.array(texts, pa.string(), from_pandas=True)
-    for zone in (None, "UTC"):
+    for unit, zone in product(("us", "ns"), (None, "UTC")):
         try:
-            return np.asarray(column.cast(pa.timestamp("us", zone)).to_numpy(zero_copy_only=False))
+            return np.asarray(column.cast(pa.timestamp(unit, zone)).to_numpy(zero_copy_only=False))
         except pa.ArrowInvalid:
             continue
     return texts

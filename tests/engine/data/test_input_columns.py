@@ -122,9 +122,15 @@ def test_what_training_read_by_read_columns_is_what_new_files_give(tmp_path: Pat
     }
 
     (tmp_path / "lines").mkdir()
-    lines = [{"zip": "9", "tokens": [4, 5]}, {"zip": None, "tokens": [6, 7]}]
+    # As pandas writes times, which pyarrow takes for texts.
+    lines = [
+        {"zip": "9", "tokens": [4, 5], "seen": "2026-01-02T00:00:00.000"},
+        {"zip": None, "tokens": [6, 7], "seen": None},
+    ]
     (tmp_path / "lines" / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    (rows,) = read(tmp_path / "lines", recorded("zip", "tokens", **trained))
+    (rows,) = read(tmp_path / "lines", recorded("zip", "tokens", "seen", **trained))
+    assert rows.columns["seen"].dtype == trained["seen"].dtype
+    assert np.isnat(rows.columns["seen"]).tolist() == [False, True]
     assert values(rows, "zip") == ["9", None]
     assert [one.tolist() for one in rows.columns["tokens"]] == [[4, 5], [6, 7]]
 
@@ -136,7 +142,7 @@ def test_what_training_read_by_read_columns_is_what_new_files_give(tmp_path: Pat
         (np.array(["a"], object), [1], "'x' of .*b.parquet holds numbers, and held texts"),
         (np.array([1.0]), ["a"], "'x' of .*b.parquet holds texts, and held numbers"),
         (np.array([1]), [b"a"], "holds bytes, and held numbers"),
-        (np.array(["2026-01-01"], "M8[D]"), ["2026-01-01"], "holds texts, and held times"),
+        (np.array(["2026-01-01"], "M8[D]"), ["01/02/2026"], "holds texts, and held times"),
         (np.array(["a"], object), [["a"]], "holds lists, and held texts"),
     ],
 )

@@ -134,6 +134,8 @@ def test_a_request_in_json_is_read_as_a_file_to_score(tmp_path: Path, tracking_u
     with_zone = frame.assign(seen=frame["seen"].dt.tz_localize("UTC"))
     assert served.predict(with_zone)["prediction"].tolist() == expected["prediction"].tolist()
 
+    none = asked(served, {"dataframe_split": {"columns": list(rows[0]), "data": []}})
+    assert (len(none), list(none.columns)) == (0, ["prediction", "probabilities"])
     (row, *_) = rows
     for name, value, said in (
         ("seen", 1_789_000_000_000, "holds numbers, and held times in training: write it as times"),

@@ -234,7 +234,9 @@ def merge_states(metric: Metric, states: list[dict[str, Any]]) -> Metric:
 def check_split(dataset: Dataset | Stream, split: str) -> int:
     """The number of samples. Raises DataError if there are none."""
     if len(dataset) == 0:
-        raise DataError(f"the {split} split is empty")
+        raise DataError(
+            f"the {split} split is empty: `dataset` gives it no samples, perhaps by its settings"
+        )
     return len(dataset)
 
 

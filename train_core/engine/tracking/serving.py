@@ -81,26 +81,27 @@ class ServedModel:
             raise MlflowException(str(error), error_code=INVALID_PARAMETER_VALUE) from error
 
     def _predicted(self, data: Any) -> pd.DataFrame:
-        if not len(data):
+        if not len(data) or not len(data[next(iter(data))]):
             return pd.DataFrame(columns=self._names)
         columns = requested_columns(data, self._forms, self.workload.target_columns)
         for name, dtype in self._dtypes.items():
             if name in columns:
                 columns[name] = _array(columns[name], dtype)
         num_samples = len(next(iter(columns.values())))
-        if not num_samples:
-            return pd.DataFrame(columns=self._names)
         size = self.config.eval_batch_size
         return pd.concat(
             [
-                self._predict_batch(columns.rows(start, start + size))
+                self._predict_batch(columns.rows(start, start + size), start)
                 for start in range(0, num_samples, size)
             ],
             ignore_index=True,
         )
 
-    def _predict_batch(self, columns: RawColumns) -> pd.DataFrame:
-        batch = prepared(self.workload, columns)
+    def _predict_batch(self, columns: RawColumns, first: int) -> pd.DataFrame:
+        num_rows = len(next(iter(columns.values())))
+        batch = prepared(
+            self.workload, columns, [f"#{row}" for row in range(first, first + num_rows)]
+        )
         use_bf16 = self.config.precision == "bf16"
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=use_bf16):
             outputs = self.workload.forward(self.model, batch)

@@ -5,11 +5,14 @@ Nothing of ours in it is a pickle; what a training function reported may hold so
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -133,7 +136,7 @@ def _save(
     predicted = served.predict(example)
     described = described.model_copy(update={"predictions": list(predicted.columns)})
     (data / serving.SERVED_FILE).write_text(described.model_dump_json(indent=1))
-    shown = None if _odd_column(example) else _in_json(example)
+    has_signature = not _odd_column(example)
     # It has run: all modules that it needs are loaded.
     code = code_of(name for name in (recorded.workload, recorded.predictor) if name)
     run_id = runs.run_id("pipeline")
@@ -148,8 +151,8 @@ def _save(
             model_id=model.model_id,
             run_id=run_id,
         ),
-        signature=None if shown is None else _signature(shown, predicted),
-        input_example=shown,
+        signature=_signature(example, predicted) if has_signature else None,
+        input_example=_in_json(example) if has_signature else None,
         pip_requirements=code.requirements,
     )
     outputs = runs.client.get_run(run_id).outputs
@@ -232,44 +235,55 @@ def _odd_column(example: dict[str, npt.NDArray[Any]] | pd.DataFrame) -> str:
 
 def _in_json(
     example: dict[str, npt.NDArray[Any]] | pd.DataFrame,
-) -> dict[str, npt.NDArray[Any]] | pd.DataFrame:
-    """The example as a request in JSON has it: times as texts, decimals as numbers."""
+) -> dict[str, npt.NDArray[Any]] | pd.DataFrame | None:
+    """The example as a request in JSON has it; None: it has values that JSON cannot have."""
     if not isinstance(example, pd.DataFrame):
         return example
-    return pd.DataFrame({name: _column_in_json(example[name]) for name in example})
-
-
-def _column_in_json(column: pd.Series) -> pd.Series:
-    if column.dtype.kind == "M":
-        texts = [None if is_null(one) else one.isoformat() for one in column]
-        return pd.Series(texts, dtype=object)
-    if column.dtype.kind == "O":
-        plain = [float(one) if isinstance(one, Decimal) else one for one in column]
-        return pd.Series(plain, dtype=object)
-    return column
-
-
-def _signature(example: Any, predicted: Any) -> ModelSignature:
-    inputs = infer_signature(example).inputs
-    if isinstance(example, pd.DataFrame):
-        # MLflow's own types would make a null of booleans false, and refuse times with a zone.
-        inputs = Schema(
-            [
-                one if _is_typed(example[one.name]) else ColSpec(AnyType(), one.name)
-                for one in inputs.inputs
-            ]
+    try:
+        return pd.DataFrame(
+            {
+                name: column
+                if column.dtype.kind in "biuf"
+                else pd.Series([_plain(one) for one in column], dtype=object)
+                for name, column in example.items()
+            }
         )
+    except TypeError:
+        return None
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it. Raises TypeError if it cannot."""
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_plain(one) for one in value]
+    if is_null(value):
+        return None
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    plain = value.item() if isinstance(value, np.generic) else value
+    json.dumps(plain)
+    return plain
+
+
+def _signature(
+    example: dict[str, npt.NDArray[Any]] | pd.DataFrame, predicted: Any
+) -> ModelSignature:
+    # MLflow's own types would make a null of booleans false, and refuse times with a zone.
+    inputs = (
+        Schema(
+            [ColSpec("double" if c.dtype.kind == "f" else AnyType(), n) for n, c in example.items()]
+        )
+        if isinstance(example, pd.DataFrame)
+        else infer_signature(example).inputs
+    )
     with warnings.catch_warnings():
         # A predicted class is an integer and is never missing.
         warnings.filterwarnings("ignore", "Hint: Inferred schema contains integer column")
-        return ModelSignature(inputs, infer_signature(example, predicted).outputs)
-
-
-def _is_typed(column: pd.Series) -> bool:
-    """Whether MLflow's type has all values that such a column may have: numbers and lists."""
-    if column.dtype.kind in "iuf":
-        return True
-    return all(isinstance(one, list | np.ndarray | bytes) for one in column)
+        return ModelSignature(inputs, infer_signature(None, predicted).outputs)
 
 
 def _example(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]] | pd.DataFrame:
