@@ -28,8 +28,10 @@ def no_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As everywhere, once MLflow has closed the databases that it keeps open for the process."""
     # Its bar has a thread that stays.
     monkeypatch.setenv("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    before = Belongings.now()
+    before, path = Belongings.now(), sys.path[:]
     yield
+    # A model that is loaded adds its copies of our modules, which later tests would import.
+    sys.path[:] = path
     for store in (SqlAlchemyStore, RegistryStore):
         for engine in store._engine_map.values():
             engine.dispose()
