@@ -12,7 +12,7 @@ import pytest
 def test_torchmetrics_leaves_the_real_scipy_signal_to_those_who_need_it() -> None:
     code = """
 import sys
-import train_core.quick_imports
+import train_core.workload
 assert "torchmetrics" in sys.modules and "scipy.signal" not in sys.modules
 from scipy.signal import butter
 assert butter(1, 0.5)

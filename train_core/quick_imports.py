@@ -1,26 +1,57 @@
-"""torchmetrics, without the 1.2 s that its import spends on a library nobody asked for.
+"""Imports that every driver and worker waits for, in about half of their time.
 
-On import torchmetrics loads all of scipy.signal, to put a name back into it that an audio metric
-once needed. Every driver and worker process would pay for that, several at once on few cores.
-While torchmetrics is imported, an empty module that has the name stands in; what needs the real
-scipy.signal afterwards loads it. `benchmarks/README.md` has the figures.
+Two things are slow in them. Python looks for garbage again and again while thousands of modules
+are made, of which none is garbage: two fifths of the time that torch's compiler takes, which torch
+imports with the first optimizer of a process. And torchmetrics loads all of scipy.signal, to put a
+name back into it that an audio metric once needed. `benchmarks/README.md` has the figures.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 
 _SIGNAL = "scipy.signal"
 
-if _SIGNAL not in sys.modules and "torchmetrics" not in sys.modules:
-    _stand_in = ModuleType(_SIGNAL)
-    _stand_in.hamming = None  # type: ignore[attr-defined]  # the name it looks for
-    sys.modules[_SIGNAL] = _stand_in
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Look for no garbage while the block imports."""
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
-        import_module("torchmetrics")
+        yield
+    finally:
+        # A block within this one, also of another thread, leaves it to the outer one.
+        if was_enabled:
+            gc.enable()
+
+
+def import_torchmetrics() -> None:
+    """Import torchmetrics, and with it torch, without scipy.signal.
+
+    An empty module that has the name stands in; what needs the real scipy.signal afterwards loads
+    it.
+    """
+    if _SIGNAL in sys.modules or "torchmetrics" in sys.modules:
+        return
+    stand_in = ModuleType(_SIGNAL)
+    stand_in.hamming = None  # type: ignore[attr-defined]  # the name it looks for
+    sys.modules[_SIGNAL] = stand_in
+    try:
+        with without_collection():
+            import_module("torchmetrics")
     finally:
         del sys.modules[_SIGNAL]
         if "scipy" in sys.modules:
             vars(sys.modules["scipy"]).pop("signal", None)
+
+
+def import_for_optimizers() -> None:
+    """Import what torch imports when the first optimizer of a process is made."""
+    with without_collection():
+        import_module("torch._dynamo")

@@ -6,21 +6,16 @@ It knows no ranks, devices, checkpoints, Ray or MLflow. It is one class, named
 
 from __future__ import annotations
 
-# First, before any module imports torchmetrics by itself.
-from train_core import quick_imports  # noqa: F401 (what it does is the point)
-
-# isort: split
 import inspect
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torchmetrics
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
@@ -42,7 +37,14 @@ from train_core.datasets.sources import PinnedFiles
 from train_core.errors import WorkloadError
 from train_core.policy.metric_names import VALIDATION_ACCURACY
 from train_core.policy.samples.randomness import SampleRandom
+from train_core.quick_imports import import_torchmetrics
 from train_core.storage.records.data_files import FileList
+
+if TYPE_CHECKING:
+    import torchmetrics
+
+# Before a workload's module imports it by itself.
+import_torchmetrics()
 
 _FIRST_SEED = 67280421310721
 """With which torch's generator begins in every process."""

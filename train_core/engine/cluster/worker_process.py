@@ -20,6 +20,7 @@ from ray._private.ray_constants import LOG_PREFIX_ACTOR_NAME
 
 from train_core.engine.cluster.placement import Location
 from train_core.inside import mark_this_process
+from train_core.quick_imports import without_collection
 
 WORK, CONTROL = "work", "control"
 """The worker's two threads: one runs functions, the other answers while they run."""
@@ -31,8 +32,9 @@ class TrainWorker:
     def __init__(self, preload: Sequence[str]) -> None:
         """Import the modules `preload`, which takes seconds, before they are needed."""
         mark_this_process("worker")
-        for module in preload:
-            importlib.import_module(module)
+        with without_collection():
+            for module in preload:
+                importlib.import_module(module)
         self._ready_at = time.time()
 
     @ray.method(concurrency_group=CONTROL)

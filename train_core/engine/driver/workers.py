@@ -22,8 +22,10 @@ from train_core.entry_points import MEASURE_SHARD, TRAIN
 if TYPE_CHECKING:
     from train_core.engine.cluster.pool import WorkerPool
 
-PRELOAD = tuple(name.partition(":")[0] for name in (TRAIN, MEASURE_SHARD))
-"""What the workers import as they start: torch, and what trains and evaluates."""
+PRELOAD = (*(name.partition(":")[0] for name in (TRAIN, MEASURE_SHARD)), "torch._dynamo")
+"""What the workers import as they start: torch, what trains and evaluates, and what torch imports
+with the first optimizer.
+"""
 _log = logging.getLogger("train_core.driver")
 
 

@@ -41,6 +41,7 @@ from train_core.engine.rehearsal.steps import STEPS, Trial, try_resume, try_step
 from train_core.engine.training.model_checks import check_model
 from train_core.errors import EvertrainError
 from train_core.policy.findings import FindingName
+from train_core.quick_imports import import_for_optimizers
 from train_core.results import Finding, Rehearsal
 from train_core.workload import Workload
 
@@ -72,6 +73,7 @@ def rehearse(
     where a step of the training would raise it, too.
     """
     begin_cpu_s = time.thread_time()
+    import_for_optimizers()
     rehearsing = _Rehearsing(new_workload, served_workload, config)
     with _as_it_was():
         try:
