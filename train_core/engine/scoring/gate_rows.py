@@ -116,8 +116,8 @@ class RowScoring:
     def __init__(self, name: str) -> None:
         self.num_rows = 0
         self._name = name
-        self._entries: dict[str, list[npt.NDArray[Any]]] = {}
-        """Of each state those of the newest rows, as one row after the other has added them."""
+        self._blocks: dict[str, _Block] = {}
+        """Of each state what the newest rows have added, one after the other."""
         self._parts: dict[str, list[npt.NDArray[Any] | RowSums]] = {}
         """Of each state what the rows before them have added."""
         self._columns: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
@@ -139,9 +139,11 @@ class RowScoring:
                 else:
                     update_metric(workload, self._name, metric, row_outputs, row)
                 for state, value in state_of(metric).items():
-                    entries = self._entries.setdefault(state, [])
-                    entries.append(_entry(value))
-                    if len(entries) * entries[0].size >= BLOCK_VALUES:
+                    entry = _entry(value)
+                    if state not in self._blocks:
+                        self._blocks[state] = _Block(entry)
+                    self._blocks[state].add(entry)
+                    if self._blocks[state].is_full:
                         self._pack(state, metric)
         except Exception as error:  # noqa: BLE001 (whatever a workload raises that needs a whole batch)
             self._failure = f"{self._name} of a single row: {type(error).__name__}: {error}"
@@ -150,7 +152,7 @@ class RowScoring:
         """All of them, beside what the metric is over the whole shard."""
         states: dict[str, npt.NDArray[Any] | RowSums] = {}
         failure = self._failure
-        for name in self._entries:
+        for name in list(self._blocks):
             self._pack(name, metric)
             parts = self._parts.get(name, [])
             if parts and sum(map(len, parts)) == self.num_rows:
@@ -168,14 +170,37 @@ class RowScoring:
         )
 
     def _pack(self, state: str, metric: Metric) -> None:
-        """Keep the newest entries of a state in little memory, if each row has added one."""
-        entries = self._entries[state]
-        self._entries[state] = []
-        if not entries or {entry.shape for entry in entries} != {(1, *entries[0].shape[1:])}:
-            return
-        found = np.concatenate(entries)
+        """Keep the newest entries of a state in little memory."""
+        found = self._blocks.pop(state).entries()
         is_sum = metric._reductions[state] is dim_zero_sum  # noqa: SLF001 (no public reader)
         self._parts.setdefault(state, []).append(RowSums.of(found) if is_sum else found)
+
+
+class _Block:
+    """Entries of one shape in one array.
+
+    Small arrays between the large ones that a metric makes and frees for each row would leave holes
+    in the memory which the next large one does not fit into: gigabytes of a thousand classes.
+    """
+
+    def __init__(self, first: npt.NDArray[Any]) -> None:
+        num_rows = max(1, BLOCK_VALUES // max(1, first.size))
+        self._values = np.empty((num_rows, *first.shape[1:]), first.dtype)
+        self._size = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._size == len(self._values)
+
+    def add(self, entry: npt.NDArray[Any]) -> None:
+        """Add what a row has added, if it is one entry of the shape and type of the first."""
+        if entry.shape == (1, *self._values.shape[1:]) and entry.dtype == self._values.dtype:
+            self._values[self._size] = entry[0]
+            self._size += 1
+
+    def entries(self) -> npt.NDArray[Any]:
+        """Those that were added; the memory of the others is free."""
+        return self._values[: self._size].copy()
 
 
 _NONE = np.empty(0, dtype=np.int64)
