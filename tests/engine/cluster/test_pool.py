@@ -81,7 +81,7 @@ def test_a_worker_that_dies_fails_the_stage_and_the_next_try_has_new_ones(
 ) -> None:
     pool.start(CONFIG)
     shards = [(number, str(tmp_path / "died")) for number in range(3)]
-    with pytest.raises(ConnectionError, match=r"evaluates or infers \(shard 1\) died"):
+    with pytest.raises(ConnectionError, match=r"evaluates or infers \(call 1\) died"):
         pool.map(f"{HERE}:die_once", shards)
     assert not pool.has_workers_for(CONFIG)
     pool.start(CONFIG)

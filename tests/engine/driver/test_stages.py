@@ -64,7 +64,7 @@ def test_a_replaced_driver_evaluates_infers_and_publishes_nothing(folder: RunFol
 
 
 class PoolHere(WorkerPool):
-    """Does its workers' tasks in this process, and calls `then` before it returns the results."""
+    """Does its workers' tasks in this process, and calls `then` before it gives the results."""
 
     def __init__(self, config: TrainConfig, then: Callable[[], None]) -> None:
         super().__init__(config)
@@ -73,10 +73,17 @@ class PoolHere(WorkerPool):
     def has_workers_for(self, config: TrainConfig) -> bool:
         return True
 
-    def map(self, function: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+    def map(
+        self,
+        function: str,
+        arguments: Sequence[Sequence[Any]],
+        on_result: Callable[[int, Any], None] = lambda *_: None,
+    ) -> list[Any]:
         module, _, name = function.partition(":")
         results = [getattr(import_module(module), name)(*given) for given in arguments]
         self._then()
+        for place, result in enumerate(results):
+            on_result(place, result)
         return results
 
 

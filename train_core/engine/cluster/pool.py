@@ -201,15 +201,22 @@ class WorkerPool:
         """Have the ranks of a group find the request, also those that do not run yet."""
         post_stop(self._rendezvous(), group, request)
 
-    def map(self, function: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+    def map(
+        self,
+        function: str,
+        arguments: Sequence[Sequence[Any]],
+        on_result: Callable[[int, Any], None] = lambda *_: None,
+    ) -> list[Any]:
         """What `module:name` returns for each of the arguments, which queue for the workers.
 
-        Raises what `run_ranks` does; after an error its workers are ended.
+        `on_result` is called, in the thread that calls, with the place of the arguments and what
+        was returned for them, as soon as it was. Raises what `run_ranks` does, and what
+        `on_result` raises; after an error the workers are ended.
         """
         with self._one_at_a_time:
             workers = self._current()
             try:
-                return self._map(workers, function, arguments)
+                return self._map(workers, function, arguments, on_result)
             except BaseException:
                 # What still runs would go on beside another try.
                 with self._changing:
@@ -218,7 +225,11 @@ class WorkerPool:
                 raise
 
     def _map(
-        self, workers: _Workers, function: str, arguments: Sequence[Sequence[Any]]
+        self,
+        workers: _Workers,
+        function: str,
+        arguments: Sequence[Sequence[Any]],
+        on_result: Callable[[int, Any], None],
     ) -> list[Any]:
         free = [actor for actor, _ in self._located(workers)]
         queue = deque(enumerate(arguments))
@@ -228,13 +239,15 @@ class WorkerPool:
         while queue or calls.running:
             while queue and free:
                 number, args = queue.popleft()
-                worker = f"a worker that evaluates or infers (shard {number})"
+                worker = f"a worker that evaluates or infers (call {number})"
                 numbers[worker] = number
                 actor = free.pop()
                 calls.add(worker, actor, actor.run.remote(function, args))
-            for worker, actor, result in calls.wait(_SMALLER_SCORING):
+            ended = calls.wait(_SMALLER_SCORING)
+            free += [actor for _, actor, _ in ended]
+            for worker, _, result in ended:
                 results[numbers[worker]] = result
-                free.append(actor)
+                on_result(numbers[worker], result)
         return [results[number] for number in range(len(arguments))]
 
     def _current(self) -> _Workers:

@@ -52,9 +52,16 @@ class ScoringStages:
         self._workers.wait_for_ray()
         summary = CheckpointSummary.model_validate(checkpoint)
         with pinned_summaries(self._folder, [summary], "infer", job=self._job):
-            pool, writer = self._workers.for_scoring(self._config), ResultWriter(self._folder)
-            what = (self._config, summary, source, 0, self._request.model)
-            return infer(pool, writer, *what, keeps=self._request.infer_keeps).model_dump()
+            result = infer(
+                self._workers.for_scoring(self._config),
+                ResultWriter(self._folder),
+                self._config,
+                summary,
+                source,
+                model=self._request.model,
+                keeps=self._request.infer_keeps,
+            )
+        return result.model_dump()
 
     def failed(self, message: str) -> None:
         """MLflow shows predictions that were made, and no others."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from train_core.datasets.protocols import Split
 from train_core.engine.driver.attempts.supervisor import Launcher
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.driver.scoring_stages import ScoringStages, pinned_summaries
@@ -92,7 +93,7 @@ class RunStages:
         seconds = time.monotonic() - begin
         return self._train_result(newest, held.attempt, seconds).model_dump()
 
-    def evaluate(self, checkpoints: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
+    def evaluate(self, checkpoints: list[dict[str, Any]], split: Split) -> list[dict[str, Any]]:
         """Measure checkpoints on a split."""
         from train_core.engine.scoring.evaluate import evaluate
 
@@ -102,9 +103,14 @@ class RunStages:
             self.mirror.begin("evaluate")
         summaries = [CheckpointSummary.model_validate(one) for one in checkpoints]
         with self._pinned(summaries, "evaluate", held):
-            pool = self._workers.for_scoring(self.config)
-            what = (held.writer, self.config, summaries, split, self._max_batches)
-            results = evaluate(pool, *what)  # type: ignore[arg-type]  # checked by the evaluator
+            results = evaluate(
+                self._workers.for_scoring(self.config),
+                held.writer,
+                self.config,
+                summaries,
+                split,
+                self._max_batches,
+            )
         if self.mirror:
             self.mirror.log_evaluations(results, self.config)
         self._timeline.mark(EVALUATED)
@@ -120,9 +126,15 @@ class RunStages:
             self.mirror.begin("infer")
         summary = CheckpointSummary.model_validate(checkpoint)
         with self._pinned([summary], "infer", held):
-            pool = self._workers.for_scoring(self.config)
-            what = (held.writer, self.config, summary, source, self._max_batches)
-            result = infer(pool, *what, keeps=self._request.pipeline.infer_keeps)
+            result = infer(
+                self._workers.for_scoring(self.config),
+                held.writer,
+                self.config,
+                summary,
+                source,
+                self._max_batches,
+                keeps=self._request.pipeline.infer_keeps,
+            )
         if self.mirror:
             self.mirror.log_predictions(result)
         return result.model_dump()
@@ -151,8 +163,15 @@ class RunStages:
             self._timeline.mark(RAY_UP, self._workers.ray_up_at)
         if self._workers.ready_at:
             self._timeline.mark(WORKERS_READY, self._workers.ready_at)
-        what = (held, self.folder, self.config, self.mirror, self._timeline)
-        return publish(PipelineOutcome.model_validate(outcome), *what).model_dump()
+        report = publish(
+            PipelineOutcome.model_validate(outcome),
+            held,
+            self.folder,
+            self.config,
+            self.mirror,
+            self._timeline,
+        )
+        return report.model_dump()
 
     def failed(self, message: str) -> None:
         """Note why a stage failed, for MLflow."""

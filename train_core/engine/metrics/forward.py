@@ -1,7 +1,8 @@
-"""Outputs and loss of a batch, as a training step and an evaluation compute them."""
+"""Outputs, loss and predictions of a batch, in the precision of the configuration."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,6 +22,14 @@ def forward(
     with autocast(next(iter(batch.values())).device, config):
         outputs = workload.forward(model, batch)
         return outputs, workload.loss(outputs, batch)
+
+
+def predict(
+    workload: Workload[Any], model: nn.Module, batch: Batch, config: TrainConfig
+) -> Mapping[str, Tensor]:
+    """What the workload predicts for the rows of a batch, in the same precision."""
+    with autocast(next(iter(batch.values())).device, config):
+        return workload.predictions(workload.forward(model, batch))
 
 
 def nothing_of(outputs: Any) -> Tensor:

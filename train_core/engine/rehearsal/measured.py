@@ -23,7 +23,7 @@ from train_core.engine.checkpoint.reader import ModelState
 from train_core.engine.checkpoint.state import model_state, unsaved_buffers
 from train_core.engine.data.batches import prepare, to_device
 from train_core.engine.metrics.evaluation_loop import measure_shard, merge, split_metrics
-from train_core.engine.metrics.forward import autocast, forward
+from train_core.engine.metrics.forward import autocast, forward, predict
 from train_core.engine.rehearsal.engine_training import CPU
 from train_core.errors import EvertrainError, WorkloadError, line_of_users_code, words_of
 from train_core.policy.metric_names import LOSS
@@ -361,8 +361,7 @@ def _predicted(
     batch = to_device(batch, CPU, channels_last=config.channels_last)
     # A model may draw: the same each time, as in an evaluation.
     seed_generators(derive_seed(config.seed, EVALUATE, 0))
-    with autocast(CPU, config):
-        return dict(workload.predictions(workload.forward(model, batch)))
+    return dict(predict(workload, model, batch, config))
 
 
 def _is_column(column: Any) -> bool:

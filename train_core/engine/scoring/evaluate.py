@@ -66,27 +66,40 @@ def evaluate(
     split: Split,
     max_batches: int = 0,
 ) -> list[EvaluationResult]:
-    """Measure the checkpoints on a split, in their order. An earlier result of the same is reused.
+    """Measure the checkpoints on a split. An earlier result of the same is reused.
 
-    `max_batches` measures a part of the split, for a dry run; 0: all of it. Raises FencedError,
-    and commits nothing more, if the writer's attempt was replaced.
+    The shards of all checkpoints queue together, and a result is committed once its last shard is
+    measured. `max_batches` measures a part of the split, for a dry run; 0: all of it. Raises
+    FencedError, and commits nothing more, if the writer's attempt was replaced.
     """
     folder = writer.folder
     workload = load_recorded(folder, config)
     committed_ones = [folder.find(summary.name) for summary in checkpoints]
-    earlier = [_find(folder, checkpoint, split, max_batches) for checkpoint in committed_ones]
-    results = []
-    for summary, checkpoint, found in zip(checkpoints, committed_ones, earlier, strict=True):
-        committed = found
-        if committed is None:
-            shards = [
-                (folder.url, config, str(checkpoint.name), split, shard, max_batches)
-                for shard in range(config.shards)
-            ]
-            measured = pool.map(MEASURE_SHARD, shards)
-            committed = _commit(writer, workload, checkpoint, split, max_batches, measured)
+    results = {one.name: _find(folder, one, split, max_batches) for one in committed_ones}
+    missing = [checkpoint for checkpoint in committed_ones if results[checkpoint.name] is None]
+    measured: list[dict[int, tuple[int, MetricStates]]] = [{} for _ in missing]
+
+    def commit_if_complete(call: int, of_shard: tuple[int, MetricStates]) -> None:
+        place, shard = divmod(call, config.shards)
+        measured[place][shard] = of_shard
+        if len(measured[place]) == config.shards:
+            of_shards = [measured[place][number] for number in range(config.shards)]
+            found = _commit(writer, workload, missing[place], split, max_batches, of_shards)
+            results[missing[place].name] = found
+
+    calls = [
+        (folder.url, config, str(checkpoint.name), split, shard, max_batches)
+        for checkpoint in missing
+        for shard in range(config.shards)
+    ]
+    if calls:
+        pool.map(MEASURE_SHARD, calls, commit_if_complete)
+    found = []
+    for summary, checkpoint in zip(checkpoints, committed_ones, strict=True):
+        committed = results[checkpoint.name]
+        assert committed is not None, "all that were missing are committed"
         key, manifest = committed
-        results.append(
+        found.append(
             EvaluationResult(
                 checkpoint=summary,
                 split=split,
@@ -95,7 +108,7 @@ def evaluate(
                 metrics=manifest.metrics,
             )
         )
-    return results
+    return found
 
 
 def _find(

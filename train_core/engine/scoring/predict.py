@@ -34,7 +34,7 @@ from train_core.engine.data.raw_columns import prepared
 from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.distributed.watchdog import watching
 from train_core.engine.metrics.evaluation_loop import batches_of_shard
-from train_core.engine.metrics.forward import autocast
+from train_core.engine.metrics.forward import predict
 from train_core.engine.scoring.evaluate import load_model
 from train_core.entry_points import SCORE_PART
 from train_core.errors import DataError, WorkloadError, users_code
@@ -218,9 +218,7 @@ def _predicted(
     batch = to_device(
         prepared(workload, rows.columns, rows.ids), device, channels_last=config.channels_last
     )
-    with autocast(device, config):
-        outputs = workload.forward(model, batch)
-    return workload.predictions(outputs)
+    return predict(workload, model, batch, config)
 
 
 class _OutputRows:

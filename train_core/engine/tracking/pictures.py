@@ -97,9 +97,9 @@ class _Evaluation:
         """The figures by their names."""
         found: dict[str, Figure] = {}
         if self._counts:
-            what = (self._counts, self._names)
-            found["confusion_matrix"] = figures.confusion_matrix(*what, self._title)
-            of_classes = score_figures.class_scores(*what)
+            counts, names = self._counts, self._names
+            found["confusion_matrix"] = figures.confusion_matrix(counts, names, self._title)
+            of_classes = score_figures.class_scores(counts, names)
             found["per_class"] = score_figures.per_class(of_classes, self._title)
             self._log_text("per_class.csv", score_figures.class_table(of_classes))
         scores = self.scores()

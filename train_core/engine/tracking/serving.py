@@ -34,6 +34,7 @@ from train_core.engine.data.fitted import FITTED_FILE, load_without_data
 from train_core.engine.data.prepared import rows_without_prediction
 from train_core.engine.data.raw_columns import RawColumns, prepared
 from train_core.engine.data.request_columns import requested_columns
+from train_core.engine.metrics.forward import predict
 from train_core.errors import DataError, WorkloadError
 from train_core.loading import load_function
 from train_core.storage.records.names import MODEL_FILE, REPORTED_FOLDER
@@ -102,10 +103,8 @@ class ServedModel:
         batch = prepared(
             self.workload, columns, [f"#{row}" for row in range(first, first + num_rows)]
         )
-        use_bf16 = self.config.precision == "bf16"
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=use_bf16):
-            outputs = self.workload.forward(self.model, batch)
-            found = self.workload.predictions(outputs)
+        with torch.no_grad():
+            found = predict(self.workload, self.model, batch, self.config)
         tensors = {name: _plain(tensor) for name, tensor in found.items()}
         frame = pd.DataFrame(
             {name: a if a.ndim == 1 else a.tolist() for name, a in tensors.items()}

@@ -217,8 +217,15 @@ class Trainer:
         measured = None
         if not self.agreed.current.is_asked_to_stop:
             with self.train_state.gathered() as model:
-                what = self.loaded.workload, model, self.loaded.validation_set
-                measured = validate(*what, self.config, self.group, self.watchdog, self.stop_poller)
+                measured = validate(
+                    self.loaded.workload,
+                    model,
+                    self.loaded.validation_set,
+                    self.config,
+                    self.group,
+                    self.watchdog,
+                    self.stop_poller,
+                )
         if measured is None:
             self.agreed.stop()
             return
