@@ -14,13 +14,14 @@ from evertrain_flows.driving import Start, as_tasks, connected, drive
 from evertrain_flows.flow_runs.states import naming_its_end
 from evertrain_tasks.driver_session.session import Session, open_session
 from evertrain_tasks.driver_session.session_log import run_logger
-from evertrain_tasks.infer import infer
 from evertrain_tasks.prepare import prepare
 from evertrain_tasks.report_predictions import report_predictions
+from evertrain_tasks.stages import task_of
 from train_core.client.scoring import BEST, check_output, copied, scoring_request
 from train_core.errors import StoppedError
 from train_core.requests import KeptColumns, ScoringRequest
 from train_core.results import CheckpointSummary, PredictionsResult
+from train_core.stages import INFER, InferArguments
 from train_core.storage.addresses import absolute
 from train_core.storage.records.names import LATEST
 from train_core.storage.run_folder import RunFolder
@@ -104,7 +105,8 @@ def stages(
     request = session.request
     assert isinstance(request, ScoringRequest)
     start(prepare, request)()
-    predictions: PredictionsResult = start(infer, request, summary, request.infer_input)()
+    asked = InferArguments(checkpoint=summary, source=request.infer_input)
+    predictions = start(task_of(INFER), request, asked)()
     start(report_predictions, request, predictions, tracking_uri)()
     return copied(request, predictions, output)
 

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from prefect import State, Task
 from prefect.exceptions import CancelledRun, TerminationSignal
@@ -28,15 +28,22 @@ from train_core.errors import StoppedError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import Request
 
-Start = Callable[..., Callable[[], Any]]
-"""Starts a task with its arguments, and gives a function that waits for its result."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def as_tasks(task: Task[..., Any], *arguments: Any) -> Callable[[], Any]:
+class Start(Protocol):
+    """How the stages of a flow are started: with Prefect or without it."""
+
+    def __call__(self, task: Task[P, R], *arguments: P.args, **named: P.kwargs) -> Callable[[], R]:
+        """Start a task with its arguments; the function waits for its result."""
+
+
+def as_tasks(task: Task[P, R], *arguments: P.args, **named: P.kwargs) -> Callable[[], R]:
     """Start the task in the flow run of this context."""
-    future = task.submit(*arguments)
+    future = task.submit(*arguments, **named)
 
-    def result() -> Any:
+    def result() -> R:
         try:
             return future.result()
         except CancelledRun as error:
@@ -45,11 +52,11 @@ def as_tasks(task: Task[..., Any], *arguments: Any) -> Callable[[], Any]:
     return result
 
 
-def as_functions(task: Task[..., Any], *arguments: Any) -> Callable[[], Any]:
+def as_functions(task: Task[P, R], *arguments: P.args, **named: P.kwargs) -> Callable[[], R]:
     """Run the task's function without Prefect, tried again as Prefect would."""
     for tries_left in range(OPTIONS["retries"], -1, -1):
         try:
-            result = task.fn(*arguments)
+            result = task.fn(*arguments, **named)
             break
         except Exception as error:
             if not (tries_left and is_transient(error)):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from prefect import State, flow, runtime
 from prefect.exceptions import TerminationSignal
@@ -19,18 +19,35 @@ from evertrain_flows.flow_runs.states import naming_its_end, nothing_begun
 from evertrain_flows.parameters import RetrainParameters
 from evertrain_tasks.driver_session.session import Session, open_session, stopped
 from evertrain_tasks.driver_session.session_log import run_logger
-from evertrain_tasks.evaluate import evaluate
-from evertrain_tasks.gate import gate
-from evertrain_tasks.infer import infer
-from evertrain_tasks.prefect_server.flow_run import deployment_of_flow_run
+from evertrain_tasks.prefect_server.flow_run import deployment_of_flow_run, shown_flow_run
 from evertrain_tasks.prepare import prepare
-from evertrain_tasks.promote import promote
-from evertrain_tasks.publish import publish
 from evertrain_tasks.report.artifacts import show_job, show_report
 from evertrain_tasks.select import select, with_metrics
-from evertrain_tasks.train import train
+from evertrain_tasks.stages import task_of
+from train_core.datasets.protocols import Split
 from train_core.errors import NothingBegunError, StoppedError
-from train_core.results import CheckpointSummary, GateResult, Report
+from train_core.results import (
+    CheckpointSummary,
+    EvaluationResult,
+    GateResult,
+    PredictionsResult,
+    Report,
+    Selection,
+)
+from train_core.stages import (
+    EVALUATE,
+    GATE,
+    INFER,
+    PROMOTE,
+    PUBLISH,
+    TRAIN,
+    EvaluateArguments,
+    GateArguments,
+    InferArguments,
+    NoArguments,
+    PromoteArguments,
+    PublishArguments,
+)
 from train_core.storage.records.names import default_run_name
 
 
@@ -110,31 +127,52 @@ def stages(parameters: RetrainParameters, start: Start, session: Session) -> Rep
     if server and start is as_tasks:
         left = server.ask(lambda client: left_running(client, request))
     try:
-        report: Report = _compute(parameters, start, session)
-        return report
+        return _compute(parameters, start, session)
     finally:
         if server and left:
             server.ask(lambda client: correct_states(client, left, request))
 
 
-def _compute(parameters: RetrainParameters, start: Start, session: Session) -> Any:
+def _compute(parameters: RetrainParameters, start: Start, session: Session) -> Report:
     request = session.request
-    trained = start(train, request)()
+
+    def publish(
+        evaluations: list[EvaluationResult],
+        selection: Selection,
+        predictions: PredictionsResult | None = None,
+        gated: GateResult | None = None,
+    ) -> Report:
+        outcome = PublishArguments(
+            train=trained,
+            evaluations=evaluations,
+            best=selection.best,
+            predictions=predictions,
+            gate=gated,
+            seconds=dict(session.seconds),
+            flow_run=shown_flow_run(),
+        )
+        return start(task_of(PUBLISH), request, outcome)()
+
+    def evaluating(
+        checkpoints: list[CheckpointSummary], split: Split
+    ) -> Callable[[], list[EvaluationResult]]:
+        asked = EvaluateArguments(checkpoints=checkpoints, split=split)
+        return start(task_of(EVALUATE), request, asked)
+
+    trained = start(task_of(TRAIN), request, NoArguments())()
     # A factory's trainer may name another one than the parameters.
     metric, order = trained.monitor, trained.monitor_order
     if not parameters.has_workload:
         # No stage knows what is in a folder that a function reported.
-        selection = start(select, trained.checkpoints, metric, order)()
-        return start(publish, request, trained, [], selection, None)()
-    evaluations = start(evaluate, request, trained.finalists, "validation")()
-    measured = with_metrics(evaluations)
-    selection = start(select, measured, metric, order)()
-    predicting = start(infer, request, selection.best, parameters.infer_input)
-    tested = start(evaluate, request, [selection.best], "test")()
+        return publish([], start(select, trained.checkpoints, metric, order)())
+    evaluations = evaluating(trained.finalists, "validation")()
+    selection = start(select, with_metrics(evaluations), metric, order)()
+    scored = InferArguments(checkpoint=selection.best, source=parameters.infer_input)
+    predicting = start(task_of(INFER), request, scored)
+    tested = evaluating([selection.best], "test")()
     predictions = predicting()
     gated = _gate(start, session, selection.best) if parameters.gate_options() else None
-    measured_ones = evaluations + tested
-    return start(publish, request, trained, measured_ones, selection, predictions, gated)()
+    return publish(evaluations + tested, selection, predictions, gated)
 
 
 def _gate(start: Start, session: Session, best: CheckpointSummary) -> GateResult:
@@ -142,10 +180,11 @@ def _gate(start: Start, session: Session, best: CheckpointSummary) -> GateResult
 
     Raises AwaitsApprovalError if a person has to be asked first.
     """
-    result: GateResult = start(gate, session.request, best)()
+    result = start(task_of(GATE), session.request, GateArguments(best=best))()
     while True:
         approval = approval_for(session, result) if start is as_tasks else None
-        promoted: GateResult = start(promote, session.request, result, approval)()
+        asked = PromoteArguments(result=result, approval=approval)
+        promoted = start(task_of(PROMOTE), session.request, asked)()
         if promoted.decision == result.decision:
             return promoted
         # Another champion was chosen meanwhile, and nobody was asked about that comparison.

@@ -10,6 +10,7 @@ from train_core.client.runs import epochs_after
 from train_core.config import TrainConfig
 from train_core.requests import DriverRequest
 from train_core.results import TrainResult
+from train_core.stages import TRAIN, NoArguments
 from train_core.storage.run_folder import RunFolder
 
 
@@ -35,9 +36,9 @@ def fit(
     >>> fit(TrainConfig(epochs=2, num_workers=2), storage="runs", run="digits")  # doctest: +SKIP
     """
     request = DriverRequest(storage=storage, run=run, config=config, tracking_uri=tracking_uri)
-    with Driver(request, on_log) as driver:
+    with Driver.start(request, on_log) as driver:
         driver.prepared()
-        return driver.train()
+        return driver.ask(TRAIN, NoArguments())
 
 
 def extend_run(

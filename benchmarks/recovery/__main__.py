@@ -34,6 +34,7 @@ from train_core.client.driver_handle import Driver
 from train_core.errors import StoppedError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
+from train_core.stages import TRAIN, NoArguments
 
 KILLS, STOCK_KILLS, MIRROR_ROUNDS = 20, 6, 2
 WATCHED_S, MIRRORED_S = 30.0, 20.0
@@ -75,7 +76,7 @@ class Training:
         request = DriverRequest(
             storage=str(folder / "runs"), run="run", config=asked, tracking_uri=tracking_uri
         )
-        self.driver = Driver(request, lambda line: self.log.append((time.time(), line)))
+        self.driver = Driver.start(request, lambda line: self.log.append((time.time(), line)))
         self._thread = threading.Thread(target=self._train)
 
     def __enter__(self) -> Self:
@@ -95,7 +96,7 @@ class Training:
 
     def _train(self) -> None:
         with suppress(StoppedError):
-            self.driver.train()
+            self.driver.ask(TRAIN, NoArguments())
 
 
 def import_torch(report: Report) -> None:

@@ -67,7 +67,7 @@ class Session:
 
     def _new_driver(self) -> Driver:
         request = self.request.model_copy(update={"began_at": self.began_at})
-        return Driver(request, self.log.add)
+        return Driver.start(request, self.log.add)
 
     def prepared(self) -> Prepared:
         """The result of the driver's checks; a driver that failed or died is replaced by a new one.

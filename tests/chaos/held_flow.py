@@ -18,7 +18,7 @@ BEFORE = {
     "before the flow run": ("evertrain_flows.cli.run_pipeline", "_run_flow"),
     "before the first task": ("evertrain_flows.retrain", "refuse_crash_loop"),
     SELECTION: ("evertrain_tasks.select", "ranked"),
-    "artifacts": ("evertrain_tasks.publish", "show_report"),
+    "artifacts": ("evertrain_tasks.stages", "show_report"),
 }
 assert set(BEFORE) == set(HELD_IN_FLOW)
 

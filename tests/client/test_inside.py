@@ -120,7 +120,7 @@ def test_code_inside_a_process_of_evertrain_starts_no_run_by_any_way(
     proof = VerifyResumeRequest(workload="tests.engine.tiny:Tiny", storage=str(tmp_path))
     for start in (
         lambda: fit(config, storage=str(tmp_path), run="run"),
-        lambda: Driver(request),
+        lambda: Driver.start(request),
         lambda: verify_resume(proof, tmp_path),
     ):
         with pytest.raises(WorkloadError) as refused:

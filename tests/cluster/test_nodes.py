@@ -26,6 +26,7 @@ from train_core.client.driver_handle import Driver
 from train_core.errors import JobEndedError
 from train_core.requests import DriverRequest
 from train_core.results import TrainResult
+from train_core.stages import TRAIN, NoArguments
 from train_core.storage.coordination import lease
 from train_core.storage.records.journal import read_segments
 from train_core.storage.run_folder import RunFolder
@@ -86,11 +87,11 @@ class Training:
 
 def train(driver: Driver, log: list[str]) -> TrainResult:
     try:
-        return driver.train()
+        return driver.ask(TRAIN, NoArguments())
     except JobEndedError as error:
         # As the flow does.
         log.append(str(error))
-        return driver.train()
+        return driver.ask(TRAIN, NoArguments())
 
 
 def wait_for(what: Callable[[], object], log: list[str]) -> None:
@@ -135,7 +136,7 @@ def training(
         cluster.have(num_nodes)
         # This process has other connections to that server, by another address.
         with patch.dict(os.environ, place.environment):
-            driver = Driver(request, log.append)
+            driver = Driver.start(request, log.append)
         # A driver that is closed ends what the thread waits for.
         with ThreadPoolExecutor(1) as thread, driver:
             driver.prepared()

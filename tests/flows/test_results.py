@@ -8,14 +8,11 @@ from prefect.serializers import JSONSerializer
 
 from evertrain_flows.batch_inference import batch_inference
 from evertrain_flows.retrain import retrain
-from evertrain_tasks.evaluate import evaluate
-from evertrain_tasks.infer import infer
 from evertrain_tasks.prepare import prepare
-from evertrain_tasks.publish import publish
 from evertrain_tasks.report_predictions import report_predictions
 from evertrain_tasks.retries import is_transient
 from evertrain_tasks.select import select, with_metrics
-from evertrain_tasks.train import train
+from evertrain_tasks.stages import task_of
 from train_core.described_errors import describe, rebuild
 from train_core.errors import (
     CheckpointError,
@@ -44,8 +41,9 @@ from train_core.results import (
     Tracking,
     TrainResult,
 )
+from train_core.stages import STAGES
 
-TASKS = [prepare, train, evaluate, select, infer, publish, report_predictions]
+TASKS = [prepare, select, report_predictions, *map(task_of, STAGES)]
 
 
 def checkpoint(step: int, accuracy: float | None = None) -> CheckpointSummary:

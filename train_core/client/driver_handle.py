@@ -29,42 +29,55 @@ from train_core.errors import EvertrainError, StageError, StoppedError
 from train_core.inside import environment_of, refuse_inside
 from train_core.policy.end_status import EndStatus
 from train_core.requests import Prepared, Request
-from train_core.results import (
-    Approval,
-    CheckpointSummary,
-    EvaluationResult,
-    GateResult,
-    PredictionsResult,
-    Report,
-    TrainResult,
-)
+from train_core.stages import ArgumentsT, ResultT, Stage
 
 
 class Driver:
-    """A handle on the driver process; use it as a context manager.
+    """A handle on the driver process, from `start`; use it as a context manager.
 
-    The process starts, checks the request and starts Ray as soon as the handle is made, which
-    raises WorkloadError inside a process of evertrain's, or as a workload is imported; call
-    `prepared` for the outcome of the checks. Each method blocks until its stage is done and may
-    be called from any thread. Errors of the driver are raised here with their own types: a
-    ConfigError (never retried), a RunBusyError, or a StageError with the traceback of the first
-    rank that failed. `on_log` is called with each line that the driver or a worker logs.
+    `prepared` waits for the outcome of the checks, and `ask` for a stage; both may be called from
+    any thread. Errors of the driver are raised here with their own types: a ConfigError (never
+    retried), a RunBusyError, or a StageError with the traceback of the first rank that failed.
     """
 
-    def __init__(self, request: Request, on_log: Callable[[str], None] | None = None) -> None:
-        refuse_inside()
+    def __init__(
+        self,
+        request: Request,
+        process: subprocess.Popen[str],
+        replies: IO[str],
+        temporary: str,
+        on_log: Callable[[str], None] | None,
+    ) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
         self.request = request
         self.on_log = on_log
+        self._process = process
+        self._commands: IO[str] = process.stdin
+        self._temporary = temporary
         self._calls: dict[str, Future[Any]] = {}
         self._replies_ended = False
         self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._read_replies, args=(replies,), daemon=True),
+            threading.Thread(target=self._read_log, args=(process.stdout,), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._preparing = self._call("prepare", request=request.model_dump(mode="json"))
+
+    @classmethod
+    def start(cls, request: Request, on_log: Callable[[str], None] | None = None) -> Self:
+        """Start the process, which checks the request and starts Ray at once.
+
+        `on_log` is called with each line that the driver or a worker logs. Raises WorkloadError
+        inside a process of evertrain's, or as a workload is imported.
+        """
+        refuse_inside()
         reading, writing = os.pipe()
-        self._temporary = tempfile.mkdtemp(prefix="evertrain-")
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", DRIVER),
-                *(str(writing), self._temporary),
-            ],
+        temporary = tempfile.mkdtemp(prefix="evertrain-")
+        process = subprocess.Popen(
+            [sys.executable, "-m", DRIVER, str(writing), temporary],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -75,17 +88,7 @@ class Driver:
             errors="replace",
         )
         os.close(writing)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._commands: IO[str] = self._process.stdin
-        replies = os.fdopen(reading, "r")
-        self._threads = [
-            threading.Thread(target=self._read_replies, args=(replies,), daemon=True),
-            threading.Thread(target=self._read_log, args=(self._process.stdout,), daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
-        self._preparing = self._call("prepare", request=request.model_dump(mode="json"))
+        return cls(request, process, os.fdopen(reading, "r"), temporary, on_log)
 
     @property
     def is_alive(self) -> bool:
@@ -96,60 +99,9 @@ class Driver:
         """The outcome of the checks. Raises ConfigError or RunBusyError."""
         return Prepared.model_validate(self._preparing.result())
 
-    def train(self) -> TrainResult:
-        """Train to the end, from the newest good checkpoint if there is one."""
-        return TrainResult.model_validate(self._call("train").result())
-
-    def evaluate(self, checkpoints: list[CheckpointSummary], split: str) -> list[EvaluationResult]:
-        """Measure the checkpoints on a split, in parallel; in the order given."""
-        results = self._call("evaluate", checkpoints=_dump(checkpoints), split=split).result()
-        return [EvaluationResult.model_validate(one) for one in results]
-
-    def infer(self, checkpoint: CheckpointSummary, source: str) -> PredictionsResult:
-        """Score new data with a checkpoint. `source` is a split's name or the data's URL."""
-        result = self._call("infer", checkpoint=_dump([checkpoint])[0], source=source).result()
-        return PredictionsResult.model_validate(result)
-
-    def gate(self, best: CheckpointSummary) -> GateResult:
-        """Register the checkpoint as a version, and decide on it beside the champion."""
-        result = self._call("gate", best=_dump([best])[0]).result()
-        return GateResult.model_validate(result)
-
-    def promote(self, result: GateResult, approval: Approval | None = None) -> GateResult:
-        """Make the version the champion, if that was decided, or `approval` allows it."""
-        result_of = self._call(
-            "promote",
-            result=result.model_dump(mode="json"),
-            approval=approval.model_dump(mode="json") if approval else None,
-        )
-        return GateResult.model_validate(result_of.result())
-
-    def publish(
-        self,
-        train: TrainResult,
-        evaluations: list[EvaluationResult],
-        best: CheckpointSummary,
-        predictions: PredictionsResult | None,
-        seconds: dict[str, float],
-        *,
-        gate: GateResult | None = None,
-        flow_run: str = "",
-    ) -> Report:
-        """Write report.json, and the figures, the model and the outcome into MLflow.
-
-        `flow_run` is a line of Markdown for the run's description in MLflow.
-        """
-        result = self._call(
-            "publish",
-            train=train.model_dump(mode="json"),
-            evaluations=_dump(evaluations),
-            best=best.model_dump(mode="json"),
-            predictions=predictions.model_dump(mode="json") if predictions else None,
-            seconds=seconds,
-            gate=gate.model_dump(mode="json") if gate else None,
-            flow_run=flow_run,
-        ).result()
-        return Report.model_validate(result)
+    def ask(self, stage: Stage[ArgumentsT, ResultT], arguments: ArgumentsT) -> ResultT:
+        """The result of a stage, once it is carried out."""
+        return stage.result_of(self._call(stage.name, **arguments.model_dump(mode="json")).result())
 
     def close(self, status: EndStatus = EndStatus.FINISHED, timeout_s: float = 60) -> None:
         """End the driver, with the run's status for MLflow.
@@ -259,7 +211,3 @@ def end_status(kind: type[BaseException] | None) -> EndStatus:
         return EndStatus.FINISHED
     was_stopped = issubclass(kind, StoppedError) or not issubclass(kind, Exception)
     return EndStatus.KILLED if was_stopped else EndStatus.FAILED
-
-
-def _dump(results: list[Any]) -> list[dict[str, Any]]:
-    return [result.model_dump(mode="json") for result in results]

@@ -23,7 +23,7 @@ def no_leaks() -> None:
 
 def prepare(storage: Path, **config: Any) -> RunFolder:
     request = DriverRequest(storage=str(storage), run="run", config=TrainConfig(**config))
-    with Driver(request) as driver:
+    with Driver.start(request) as driver:
         driver.prepared()
     return RunFolder(str(storage), "run")
 

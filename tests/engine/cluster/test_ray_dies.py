@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from benchmarks.services import mlflow_server
+from tests.asked import evaluate, train
 from tests.engine.ranks.ray_processes import part_of_ray, workers_of
 from tests.flows.mlflow_side import shown_at
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Schedule
@@ -30,12 +31,12 @@ def test_a_driver_whose_head_of_ray_dies_ends_so_that_the_next_try_has_a_new_one
     config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32)
     log: list[str] = []
     request = DriverRequest(storage=str(tmp_path), run="run", config=config)
-    with Driver(request, log.append) as driver:
-        finalists = driver.train().finalists
+    with Driver.start(request, log.append) as driver:
+        finalists = train(driver).finalists
         part_of_ray(driver, "gcs_server").kill()
         psutil.Process(driver._process.pid).wait(10)
         with pytest.raises(StageError, match="ended unexpectedly"):
-            driver.evaluate(finalists, "validation")
+            evaluate(driver, finalists, "validation")
     assert any("Ray's gcs_server died" in (warning_in(line) or "") for line in log)
 
 
@@ -62,8 +63,8 @@ def test_a_driver_whose_ray_dies_while_it_is_closed_tells_mlflow_how_the_run_end
         request = DriverRequest(
             storage=str(tmp_path / "runs"), run="run", config=config, tracking_uri=mlflow.url
         )
-        driver = Driver(request, print)
-        driver.train()
+        driver = Driver.start(request, print)
+        train(driver)
         process = psutil.Process(driver._process.pid)
         assert workers_of(process)
         closing = threading.Thread(target=driver.close)

@@ -25,6 +25,7 @@ from train_core.engine.distributed.rendezvous import LOOPBACK, choose_interfaces
 from train_core.errors import StageError
 from train_core.requests import DriverRequest
 from train_core.results import CheckpointSummary
+from train_core.stages import EVALUATE, EvaluateArguments
 from train_core.storage.run_folder import RunFolder
 from train_core.text.log_lines import warning_in
 
@@ -45,7 +46,7 @@ def begin(
         **config,  # type: ignore[arg-type]  # checked by pydantic
     )
     request = DriverRequest(storage=str(tmp_path), run="run", config=asked)
-    return Driver(request, log.append), RunFolder(str(tmp_path), "run")
+    return Driver.start(request, log.append), RunFolder(str(tmp_path), "run")
 
 
 def step_of(folder: RunFolder) -> int:
@@ -147,7 +148,9 @@ def test_a_driver_whose_ray_dies_ends_so_that_the_next_try_has_a_new_one(trained
     part_of_ray(trained.driver, "raylet").kill()
     process.wait(10)
     with pytest.raises(StageError, match="ended unexpectedly"):
-        trained.driver.evaluate(trained.finalists, "validation")
+        trained.driver.ask(
+            EVALUATE, EvaluateArguments(checkpoints=trained.finalists, split="validation")
+        )
     # A thread reads the log; it may be behind the replies.
     wait_until(lambda: any("Ray's raylet died" in (warning_in(one) or "") for one in trained.log))
 

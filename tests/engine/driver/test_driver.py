@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from tests.asked import evaluate, infer, train
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from tests.plugins.leaks import Belongings
@@ -58,7 +59,7 @@ class Trained:
         self.driver, self.best = driver, best
 
     def rows(self, source: str) -> list[dict[str, object]]:
-        result = self.driver.infer(self.best, source)
+        result = infer(self.driver, self.best, source)
         table = pq.read_table(result.files)
         assert table.num_rows == result.num_rows
         rows: list[dict[str, object]] = table.sort_by("id").to_pylist()
@@ -73,9 +74,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         config=TrainConfig(batch_size=64, eval_batch_size=16, num_shards=2, epochs=2),
     )
     before = Belongings.now()
-    with Driver(request) as driver:
+    with Driver.start(request) as driver:
         assert not driver.prepared().resumed
-        result = driver.train()
+        result = train(driver)
         assert (result.epoch, result.stopped_by) == (2, "epochs")
         yield Trained(driver, result.checkpoints[-1])
     assert not before.added(within_s=0)
@@ -119,7 +120,7 @@ def test_data_that_a_worker_refuses_is_an_error_of_one_line(
         Image.fromarray(IMAGES[row]).save(tmp_path / f"{row:02d}.png")
     Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / "large.png")
     with pytest.raises(DataError, match=r"large\.png: column 'image' has shape") as raised:
-        trained.driver.infer(trained.best, str(tmp_path))
+        infer(trained.driver, trained.best, str(tmp_path))
     assert "\n" not in str(raised.value)
 
 
@@ -128,7 +129,7 @@ def test_rows_of_another_shape_are_told_by_file(trained: Trained, tmp_path: Path
     for row, size in enumerate((8, 28)):
         Image.fromarray(np.zeros((size, size), np.uint8)).save(tmp_path / f"{row}.png")
     with pytest.raises(DataError, match=r"1\.png: column 'image' has shape \(1, 28, 28\)"):
-        trained.driver.infer(trained.best, str(tmp_path))
+        infer(trained.driver, trained.best, str(tmp_path))
 
 
 @pytest.mark.promise("input-refused")
@@ -137,7 +138,7 @@ def test_data_without_a_column_is_refused_before_anything_is_started(
 ) -> None:
     pq.write_table(pa.table({"picture": IMAGES.tolist()}), tmp_path / "new.parquet")
     with (
-        Driver(scoring(trained, str(tmp_path))) as driver,
+        Driver.start(scoring(trained, str(tmp_path))) as driver,
         pytest.raises(DataError, match=r"new\.parquet.*'image'.* picture$"),
     ):
         driver.prepared()
@@ -146,12 +147,12 @@ def test_data_without_a_column_is_refused_before_anything_is_started(
 @pytest.mark.promise("predictions-input")
 def test_predictions_say_what_they_were_made_of(trained: Trained, tmp_path: Path) -> None:
     Image.fromarray(IMAGES[0]).save(tmp_path / "a.png")
-    result = trained.driver.infer(trained.best, str(tmp_path))
+    result = infer(trained.driver, trained.best, str(tmp_path))
     manifest, _ = read_manifest(Store(result.uri), PredictionsManifest, "_manifest.json")
     (file,) = manifest.input["files"]
     assert (file["name"], file["digest"]) == ("a.png", digest_of((tmp_path / "a.png").read_bytes()))
     assert (result.source, result.input_digest) == (str(tmp_path), manifest.input["digest"])
-    of_split = trained.driver.infer(trained.best, "validation")
+    of_split = infer(trained.driver, trained.best, "validation")
     request = trained.driver.request
     recorded = RunFolder(request.storage, request.run).record().datasets["validation"]
     assert (of_split.source, of_split.input_digest) == ("validation", recorded["digest"])
@@ -159,15 +160,15 @@ def test_predictions_say_what_they_were_made_of(trained: Trained, tmp_path: Path
 
 @pytest.mark.promise("batch-beside-training")
 def test_predictions_are_made_once_unless_a_file_of_them_is_gone(trained: Trained) -> None:
-    first = trained.driver.infer(trained.best, "validation")
-    assert trained.driver.infer(trained.best, "validation") == first
+    first = infer(trained.driver, trained.best, "validation")
+    assert infer(trained.driver, trained.best, "validation") == first
     Path(first.files[0].removeprefix("file://")).unlink()
-    assert trained.driver.infer(trained.best, "validation").uri != first.uri
+    assert infer(trained.driver, trained.best, "validation").uri != first.uri
 
 
 @pytest.mark.promise("same-prepare")
 def test_evaluation_measures_what_the_training_measured(trained: Trained) -> None:
-    (found,) = trained.driver.evaluate([trained.best], "validation")
+    (found,) = evaluate(trained.driver, [trained.best], "validation")
     validated = {
         name.removeprefix("validation/"): value
         for name, value in trained.best.metrics.items()
@@ -175,18 +176,21 @@ def test_evaluation_measures_what_the_training_measured(trained: Trained) -> Non
     }
     assert found.metrics == validated
     assert found.num_samples == 180
-    assert trained.driver.evaluate([trained.best], "validation") == [found]
+    assert evaluate(trained.driver, [trained.best], "validation") == [found]
 
 
 @pytest.mark.slow
 @pytest.mark.promise("batch-beside-training")
 def test_scoring_needs_nobody_to_have_the_run(trained: Trained) -> None:
-    with Driver(scoring(trained, "test")) as driver:
+    with Driver.start(scoring(trained, "test")) as driver:
         assert driver.prepared().num_samples == {"infer": 360}
-        assert pins_during(trained, lambda: driver.infer(trained.best, "test")) == {("infer", 0)}
-        assert driver.infer(trained.best, "test").num_rows == 360
+        assert pins_during(
+            trained,
+            lambda: infer(driver, trained.best, "test"),
+        ) == {("infer", 0)}
+        assert infer(driver, trained.best, "test").num_rows == 360
         with pytest.raises(ConfigError, match="the request has no stage 'train'"):
-            driver.train()
+            train(driver)
 
 
 def pins_during(trained: Trained, call: Callable[[], object]) -> set[tuple[str, int]]:
@@ -208,10 +212,10 @@ def pins_during(trained: Trained, call: Callable[[], object]) -> set[tuple[str, 
 
 
 def test_what_is_evaluated_is_pinned_meanwhile(trained: Trained) -> None:
-    def evaluate() -> object:
-        return trained.driver.evaluate([trained.best], "test")
+    def measure() -> object:
+        return evaluate(trained.driver, [trained.best], "test")
 
-    assert pins_during(trained, evaluate) == {("evaluate", 1)}
+    assert pins_during(trained, measure) == {("evaluate", 1)}
 
 
 @pytest.mark.parametrize(
@@ -287,10 +291,10 @@ def test_who_evaluates_and_hangs_is_ended_and_the_next_try_is_good(tmp_path: Pat
     )
     log: list[str] = []
     request = DriverRequest(storage=str(tmp_path), run="run", config=config)
-    with Driver(request, log.append) as driver:
-        finalists = driver.train().finalists
+    with Driver.start(request, log.append) as driver:
+        finalists = train(driver).finalists
         with pytest.raises(StageError):
-            driver.evaluate(finalists, "validation")
+            evaluate(driver, finalists, "validation")
         # Ray tells what its workers wrote a moment later.
         deadline = time.monotonic() + 20
         while not all(
@@ -298,7 +302,7 @@ def test_who_evaluates_and_hangs_is_ended_and_the_next_try_is_good(tmp_path: Pat
         ):
             assert time.monotonic() < deadline, "\n".join(log)
             time.sleep(0.1)
-        (evaluation,) = driver.evaluate(finalists, "validation")
+        (evaluation,) = evaluate(driver, finalists, "validation")
         assert evaluation.metrics
 
 
@@ -320,8 +324,8 @@ def test_loss_that_is_no_number_ends_the_training_and_keeps_what_was_good(tmp_pa
 def test_a_driver_that_is_killed_leaves_nothing_once_it_is_closed(tmp_path: Path) -> None:
     config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32)
     request = DriverRequest(storage=str(tmp_path), run="run", config=config)
-    with Driver(request) as driver:
-        driver.train()
+    with Driver.start(request) as driver:
+        train(driver)
         process = psutil.Process(driver._process.pid)
         started = process.children(recursive=True)
         assert any("raylet" in one.name() for one in started)
@@ -331,7 +335,7 @@ def test_a_driver_that_is_killed_leaves_nothing_once_it_is_closed(tmp_path: Path
         # Ray's processes still have the pipe that it read its commands from.
         driver._threads[0].join()
         with pytest.raises(StageError, match="ended unexpectedly"):
-            driver.evaluate([], "validation")
+            evaluate(driver, [], "validation")
     _, alive = psutil.wait_procs(started, timeout=10)
     assert not alive
     assert not temporary.exists()
@@ -364,13 +368,13 @@ def test_a_rank_that_takes_too_much_memory_is_not_tried_again(tmp_path: Path) ->
 def test_who_scores_and_takes_too_much_memory_is_not_tried_again(tmp_path: Path) -> None:
     config = TrainConfig(workload="tests.engine.tiny:HungryScorer", batch_size=32, num_shards=1)
     request = DriverRequest(storage=str(tmp_path), run="hungry", config=config)
-    with Driver(request) as driver:
-        best = driver.train().checkpoints[-1]
+    with Driver.start(request) as driver:
+        best = train(driver).checkpoints[-1]
         with pytest.raises(
             ResourceError,
             match=r"evaluates or infers .* was ended by Ray's memory.*used / ",
         ):
-            driver.infer(best, "test")
+            infer(driver, best, "test")
 
 
 @pytest.mark.slow
@@ -384,11 +388,11 @@ def test_a_ray_that_did_not_start_is_started_for_the_next_try(
         in_the_way = Path(folder, "ray")
         in_the_way.touch()
         monkeypatch.setenv("RAY_TMPDIR", str(in_the_way))
-        with Driver(request) as driver:
+        with Driver.start(request) as driver:
             with pytest.raises(StageError, match="prepare: "):
-                driver.train()
+                train(driver)
             in_the_way.unlink()
-            assert driver.train().step == 5
+            assert train(driver).step == 5
 
 
 @pytest.mark.slow
@@ -410,10 +414,10 @@ def test_workers_that_never_begin_are_given_up(tmp_path: Path, what: dict[str, s
     request = DriverRequest(storage=str(tmp_path), run="run", config=config)
     log: list[str] = []
     with (
-        Driver(request, log.append) as driver,
+        Driver.start(request, log.append) as driver,
         pytest.raises(GaveUpError, match=r"gave up after 4 tries.*nowhere"),
     ):
-        driver.train()
+        train(driver)
     tries = [line for line in log if "begins again" in line]
     assert len(tries) == 3
     # None of them waited for CPUs that the one before had not given back.

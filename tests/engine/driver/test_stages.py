@@ -24,6 +24,8 @@ from train_core.engine.driver.workers import ClusterWorkers
 from train_core.errors import FencedError, StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, ScoringRequest
+from train_core.results import TrainResult
+from train_core.stages import EvaluateArguments, InferArguments, PublishArguments
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.timing import Timing as CoordinationTiming
 from train_core.storage.objects.store import Store
@@ -52,10 +54,26 @@ def test_a_replaced_driver_evaluates_infers_and_publishes_nothing(folder: RunFol
     driver = driver_of(folder, ClusterWorkers())
     folder.store.create("lease/0002.json", folder.store.read("lease/0001.json"))
     before = folder.store.names()
+    best = folder.summary(folder.checkpoints()[-1])
+    trained = TrainResult(
+        run=folder.name,
+        attempt=1,
+        step=best.step,
+        epoch=1,
+        samples_seen=1,
+        stopped_by="epochs",
+        metrics={},
+        samples_per_s=1,
+        seconds=1,
+        checkpoints=[best],
+    )
+    outcome = PublishArguments(
+        train=trained, evaluations=[], best=best, predictions=None, seconds={}
+    )
     for stage in (
-        lambda: driver.evaluate([], "test"),
-        lambda: driver.infer({}, "test"),
-        driver.publish,
+        lambda: driver.evaluate(EvaluateArguments(checkpoints=[], split="test")),
+        lambda: driver.infer(InferArguments(checkpoint=best, source="test")),
+        lambda: driver.publish(outcome),
     ):
         with pytest.raises(FencedError):
             stage()
@@ -106,19 +124,21 @@ def test_a_driver_that_is_replaced_while_it_scores_commits_no_result(
     folder: RunFolder, stage: str
 ) -> None:
     run(folder)
-    best = folder.summary(folder.checkpoints()[-1]).model_dump()
+    best = folder.summary(folder.checkpoints()[-1])
 
     def replace() -> None:
         folder.store.create("lease/0002.json", folder.store.read("lease/0001.json"))
 
     driver = driver_of(folder, WorkersHere(then=replace))
     score = {
-        "evaluate": lambda: driver.evaluate([best], "validation"),
-        "infer": lambda: driver.infer(best, "validation"),
+        "evaluate": lambda: driver.evaluate(
+            EvaluateArguments(checkpoints=[best], split="validation")
+        ),
+        "infer": lambda: driver.infer(InferArguments(checkpoint=best, source="validation")),
     }
     with pytest.raises(FencedError):
         score[stage]()
-    assert not list(folder.results(f"evaluations/{best['name']}", EvaluationManifest))
+    assert not list(folder.results(f"evaluations/{best.name}", EvaluationManifest))
     assert not list(folder.results("predictions", PredictionsManifest))
     driver.close("FAILED")
 
@@ -132,13 +152,13 @@ def test_predictions_say_as_which_version_their_checkpoint_was_asked_for(folder:
         "config": folder.record().config,
         "infer_input": "validation",
     }
-    best = folder.summary(folder.checkpoints()[-1]).model_dump()
+    best = folder.summary(folder.checkpoints()[-1])
     made = []
     # Once for a version, once more for the next, and not again for nobody's.
     for model in ("models:/Tiny/3", "models:/Tiny/3", "models:/Tiny/4", ""):
         scoring = ScoringStages(ScoringRequest(**asked, model=model), WorkersHere(lambda: None))
         scoring.prepare()
-        made.append(scoring.infer(best, "validation")["uri"])
+        made.append(scoring.infer(InferArguments(checkpoint=best, source="validation")).uri)
         scoring.close("FINISHED")
     found = {
         folder.store.uri(key): manifest.model
@@ -166,12 +186,12 @@ def test_scoring_without_the_lease_commits_its_results_whoever_has_the_run(
     )
     scoring = ScoringStages(request, workers)
     scoring.prepare()
-    best = folder.summary(folder.checkpoints()[-1]).model_dump()
-    result = scoring.infer(best, "validation")
+    best = folder.summary(folder.checkpoints()[-1])
+    result = scoring.infer(InferArguments(checkpoint=best, source="validation"))
     scoring.close("FINISHED")
     ((key, manifest),) = folder.results("predictions", PredictionsManifest)
-    assert result["uri"] == folder.store.uri(key)
-    assert manifest.num_rows == result["num_rows"] > 0
+    assert result.uri == folder.store.uri(key)
+    assert manifest.num_rows == result.num_rows > 0
 
 
 def test_a_driver_that_begins_collects_what_a_dead_one_left(folder: RunFolder) -> None:

@@ -48,7 +48,7 @@ def test_an_end_that_is_asked_for_between_two_tries_is_the_end(tmp_path: Path) -
     )
     log: list[str] = []
     request = DriverRequest(storage=str(tmp_path), run="run", config=config)
-    with Driver(request, log.append) as driver:
+    with Driver.start(request, log.append) as driver:
         training = driver._call("train")
         wait_for(lambda: sum("begins again" in line for line in log) == 3)
         driver.close("KILLED")
@@ -82,7 +82,7 @@ def begun_on_s3(storage: str, log: list[str]) -> Iterator[tuple[Driver, FaultPro
     with FaultProxy(os.environ["AWS_ENDPOINT_URL"]) as proxy, pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", proxy.url)
         request = DriverRequest(storage=storage, run="run", config=CONFIG)
-        with Driver(request, log.append) as driver:
+        with Driver.start(request, log.append) as driver:
             driver._call("train")
             wait_for(folder.checkpoints)
             yield driver, proxy

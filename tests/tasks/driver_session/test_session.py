@@ -11,6 +11,7 @@ import pytest
 
 from evertrain_flows.parameters import RetrainParameters
 from evertrain_tasks.driver_session.session import Session, open_session, session_of
+from tests.asked import train
 from train_core.errors import StageError, StoppedError, UserCodeError
 
 
@@ -78,7 +79,7 @@ def test_a_dead_driver_is_replaced_for_the_next_try(
             os.kill(driver._process.pid, signal.SIGKILL)
             driver._process.wait()
             with pytest.raises(StageError, match="ended unexpectedly"):
-                driver.train()
+                train(driver)
         with session.running("train") as replaced:
             assert replaced is not driver
             assert replaced.prepared().resumed

@@ -7,47 +7,15 @@ from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.driver.timeline import PUBLISHED, Timeline
 from train_core.engine.metrics.figures import curves_until
 from train_core.engine.tracking.delivery.mirror import Mirror
-from train_core.results import (
-    CheckpointSummary,
-    EvaluationResult,
-    GateResult,
-    PredictionsResult,
-    Report,
-    Result,
-    Tracking,
-    TrainResult,
-)
+from train_core.results import Report, Tracking
+from train_core.stages import PublishArguments
 from train_core.storage.records.journal import read_good_segments
 from train_core.storage.records.names import CURVES_PNG, REPORT_JSON
 from train_core.storage.run_folder import RunFolder
 
 
-class PipelineOutcome(Result):
-    """The results of a pipeline's stages."""
-
-    train: TrainResult
-    evaluations: list[EvaluationResult]
-    best: CheckpointSummary
-    predictions: PredictionsResult | None
-    gate: GateResult | None = None
-    seconds: dict[str, float]
-    """Wall-clock seconds of each stage."""
-    flow_run: str = ""
-    """The flow run that ends the pipeline, in Markdown; empty: there is none."""
-
-    @property
-    def test_metrics(self) -> dict[str, float | None]:
-        """Those of the best checkpoint on the test split; none if it was not measured there."""
-        found = [
-            one.metrics
-            for one in self.evaluations
-            if one.split == "test" and one.checkpoint.name == self.best.name
-        ]
-        return found[0] if found else {}
-
-
 def publish(
-    outcome: PipelineOutcome,
+    outcome: PublishArguments,
     held: HeldRun,
     folder: RunFolder,
     config: TrainConfig,

@@ -7,10 +7,12 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from train_core.engine.cluster.resources import with_gpus
+from train_core.engine.driver.server import CarriedOut
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import Workers
 from train_core.requests import ScoringRequest
-from train_core.results import CheckpointSummary
+from train_core.results import CheckpointSummary, PredictionsResult
+from train_core.stages import INFER, InferArguments
 from train_core.storage.cleanup.dead_scorers import clearing_dead_scorers
 from train_core.storage.coordination.pins import pinned
 from train_core.storage.run_folder import RunFolder
@@ -31,6 +33,8 @@ class ScoringStages:
         self._job = job
         self._timing = timing
         self._scoring = ExitStack()
+        self._carried_out = CarriedOut()
+        self._carried_out.add(INFER, self.infer)
 
     def prepare(self) -> dict[str, Any]:
         """Check the request."""
@@ -45,23 +49,25 @@ class ScoringStages:
         )
         return prepared.model_dump()
 
-    def infer(self, checkpoint: dict[str, Any], source: str) -> dict[str, Any]:
+    def ask(self, stage: str, arguments: dict[str, Any]) -> Any:
+        """The result of a stage, in JSON as its arguments."""
+        return self._carried_out.ask(stage, arguments)
+
+    def infer(self, asked: InferArguments) -> PredictionsResult:
         """Score new data with a checkpoint."""
         from train_core.engine.scoring.predict import infer
 
         self._workers.wait_for_ray()
-        summary = CheckpointSummary.model_validate(checkpoint)
-        with pinned_summaries(self._folder, [summary], "infer", job=self._job):
-            result = infer(
+        with pinned_summaries(self._folder, [asked.checkpoint], "infer", job=self._job):
+            return infer(
                 self._workers.for_scoring(self._config),
                 ResultWriter(self._folder),
                 self._config,
-                summary,
-                source,
+                asked.checkpoint,
+                asked.source,
                 model=self._request.model,
                 keeps=self._request.infer_keeps,
             )
-        return result.model_dump()
 
     def failed(self, message: str) -> None:
         """MLflow shows predictions that were made, and no others."""

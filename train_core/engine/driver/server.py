@@ -15,19 +15,22 @@ from typing import Any, Protocol
 from train_core.described_errors import describe, rebuild
 from train_core.errors import ConfigError, StageError
 from train_core.requests import Request, request_of
+from train_core.stages import STAGES, ArgumentsT, ResultT, Stage
 from train_core.storage.coordination.job_mailbox import Answer, Call
 
 PREPARE, CLOSE = "prepare", "close"
-STAGES = ("train", "evaluate", "infer", "gate", "promote", "publish")
 _MOST_AT_ONCE = 4
 _log = logging.getLogger(__name__)
 
 
 class Stages(Protocol):
-    """The stages of one request, in plain JSON: these two, and all or some of STAGES."""
+    """The stages of one request, in plain JSON."""
 
     def prepare(self) -> dict[str, Any]:
         """Check the request; `Prepared`."""
+
+    def ask(self, stage: str, arguments: dict[str, Any]) -> Any:
+        """The result of a stage. Raises ConfigError if the request has no such stage."""
 
     def close(self, status: str) -> None:
         """End all that was begun, with the run's status for MLflow."""
@@ -92,14 +95,35 @@ class StageServer:
             return self._stages.prepare()
         if call.stage == CLOSE:
             return self._stages.close(str(call.arguments["status"])) if self._stages else None
-        if call.stage not in STAGES:
+        if call.stage not in {stage.name for stage in STAGES}:
             raise ConfigError(f"there is no stage {call.stage!r}")
         if self._stages is None:
             raise StageError(call.stage, "no request was prepared")
-        stage = getattr(self._stages, call.stage, None)
-        if stage is None:
-            raise ConfigError(f"the request has no stage {call.stage!r}")
-        return stage(**call.arguments)
+        return self._stages.ask(call.stage, call.arguments)
+
+
+class CarriedOut:
+    """The stages that a process carries out, each by a function."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, Callable[[object], Any]] = {}
+
+    def add(
+        self, stage: Stage[ArgumentsT, ResultT], function: Callable[[ArgumentsT], ResultT]
+    ) -> None:
+        """Have the stage carried out by this function."""
+
+        def in_json(arguments: object) -> Any:
+            result = function(stage.arguments.model_validate(arguments))
+            return stage.result.dump_python(result, mode="json")
+
+        self._functions[stage.name] = in_json
+
+    def ask(self, stage: str, arguments: dict[str, Any]) -> Any:
+        """The result of a stage, with its arguments, as JSON. Raises ConfigError without one."""
+        if stage not in self._functions:
+            raise ConfigError(f"the request has no stage {stage!r}")
+        return self._functions[stage](arguments)
 
 
 def as_answer(**content: Any) -> Answer:

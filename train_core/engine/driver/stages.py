@@ -1,4 +1,4 @@
-"""The stages of a run, as its driver carries them out: plain JSON in, plain JSON out."""
+"""The stages of a run, as its driver carries them out."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from train_core.datasets.protocols import Split
 from train_core.engine.driver.attempts.supervisor import Launcher
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.driver.scoring_stages import ScoringStages, pinned_summaries
-from train_core.engine.driver.server import Stages
+from train_core.engine.driver.server import CarriedOut, Stages
 from train_core.engine.driver.timeline import EVALUATED, RAY_UP, WORKERS_READY, Timeline
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import Workers
@@ -24,7 +23,28 @@ from train_core.policy.checkpoints.selection import unmeasured
 from train_core.policy.end_status import EndStatus
 from train_core.quick_imports import without_collection
 from train_core.requests import DriverRequest, Request, ScoringRequest
-from train_core.results import Approval, CheckpointSummary, GateResult, TrainResult
+from train_core.results import (
+    CheckpointSummary,
+    EvaluationResult,
+    GateResult,
+    PredictionsResult,
+    Report,
+    TrainResult,
+)
+from train_core.stages import (
+    EVALUATE,
+    GATE,
+    INFER,
+    PROMOTE,
+    PUBLISH,
+    TRAIN,
+    EvaluateArguments,
+    GateArguments,
+    InferArguments,
+    NoArguments,
+    PromoteArguments,
+    PublishArguments,
+)
 from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.cleanup.retention_of_run import finalists_of
 from train_core.storage.committed_validations import committed_validations
@@ -66,6 +86,17 @@ class RunStages:
         self._failure = ""
         self._timeline = Timeline(psutil.Process().create_time())
         self._timeline.began_at = request.began_at or self._timeline.began_at
+        self._carried_out = CarriedOut()
+        self._carried_out.add(TRAIN, self.train)
+        self._carried_out.add(EVALUATE, self.evaluate)
+        self._carried_out.add(INFER, self.infer)
+        self._carried_out.add(GATE, self.gate)
+        self._carried_out.add(PROMOTE, self.promote)
+        self._carried_out.add(PUBLISH, self.publish)
+
+    def ask(self, stage: str, arguments: dict[str, Any]) -> Any:
+        """The result of a stage, in JSON as its arguments."""
+        return self._carried_out.ask(stage, arguments)
 
     def prepare(self) -> dict[str, Any]:
         """Check the request, create the run if it is new, and take it."""
@@ -78,7 +109,7 @@ class RunStages:
         self.config, self.held, self.mirror = made.config, made.held, made.mirror
         return made.prepared.model_dump()
 
-    def train(self) -> dict[str, Any]:
+    def train(self, _: NoArguments) -> TrainResult:
         """Train to the end; where workers die, begin again from the newest commit.
 
         Raises StoppedError if the training was asked to stop, and did.
@@ -91,9 +122,9 @@ class RunStages:
         if self.mirror and self.config.is_function:
             self.mirror.log_evaluations(committed_validations(self.folder))
         seconds = time.monotonic() - begin
-        return self._train_result(newest, held.attempt, seconds).model_dump()
+        return self._train_result(newest, held.attempt, seconds)
 
-    def evaluate(self, checkpoints: list[dict[str, Any]], split: Split) -> list[dict[str, Any]]:
+    def evaluate(self, asked: EvaluateArguments) -> list[EvaluationResult]:
         """Measure checkpoints on a split."""
         from train_core.engine.scoring.evaluate import evaluate
 
@@ -101,22 +132,21 @@ class RunStages:
         held = self._checked("evaluate")
         if self.mirror:
             self.mirror.begin("evaluate")
-        summaries = [CheckpointSummary.model_validate(one) for one in checkpoints]
-        with self._pinned(summaries, "evaluate", held):
+        with self._pinned(asked.checkpoints, "evaluate", held):
             results = evaluate(
                 self._workers.for_scoring(self.config),
                 held.writer,
                 self.config,
-                summaries,
-                split,
+                asked.checkpoints,
+                asked.split,
                 self._max_batches,
             )
         if self.mirror:
             self.mirror.log_evaluations(results, self.config)
         self._timeline.mark(EVALUATED)
-        return [result.model_dump() for result in results]
+        return results
 
-    def infer(self, checkpoint: dict[str, Any], source: str) -> dict[str, Any]:
+    def infer(self, asked: InferArguments) -> PredictionsResult:
         """Score new data with a checkpoint."""
         from train_core.engine.scoring.predict import infer
 
@@ -124,38 +154,35 @@ class RunStages:
         held = self._checked("infer")
         if self.mirror:
             self.mirror.begin("infer")
-        summary = CheckpointSummary.model_validate(checkpoint)
-        with self._pinned([summary], "infer", held):
+        with self._pinned([asked.checkpoint], "infer", held):
             result = infer(
                 self._workers.for_scoring(self.config),
                 held.writer,
                 self.config,
-                summary,
-                source,
+                asked.checkpoint,
+                asked.source,
                 self._max_batches,
                 keeps=self._request.pipeline.infer_keeps,
             )
         if self.mirror:
             self.mirror.log_predictions(result)
-        return result.model_dump()
+        return result
 
-    def gate(self, best: dict[str, Any]) -> dict[str, Any]:
+    def gate(self, asked: GateArguments) -> GateResult:
         """Register a checkpoint as a version, and decide on it beside the champion."""
-        result = self._gate("gate").decide(CheckpointSummary.model_validate(best))
+        result = self._gate("gate").decide(asked.best)
         if self.mirror:
             # It may be long until a person has answered.
             self.mirror.log_gate(result)
-        return result.model_dump()
+        return result
 
-    def promote(self, result: dict[str, Any], approval: dict[str, Any] | None) -> dict[str, Any]:
+    def promote(self, asked: PromoteArguments) -> GateResult:
         """Make the version the champion, if that was decided or is approved."""
-        answer = Approval.model_validate(approval) if approval else None
-        gate = self._gate("promote")
-        return gate.promote(GateResult.model_validate(result), answer).model_dump()
+        return self._gate("promote").promote(asked.result, asked.approval)
 
-    def publish(self, **outcome: Any) -> dict[str, Any]:
+    def publish(self, outcome: PublishArguments) -> Report:
         """End the workers, draw the curves, complete the mirror and write report.json."""
-        from train_core.engine.driver.publication import PipelineOutcome, publish
+        from train_core.engine.driver.publication import publish
 
         held = self._checked("publish")
         self._workers.close()
@@ -163,15 +190,7 @@ class RunStages:
             self._timeline.mark(RAY_UP, self._workers.ray_up_at)
         if self._workers.ready_at:
             self._timeline.mark(WORKERS_READY, self._workers.ready_at)
-        report = publish(
-            PipelineOutcome.model_validate(outcome),
-            held,
-            self.folder,
-            self.config,
-            self.mirror,
-            self._timeline,
-        )
-        return report.model_dump()
+        return publish(outcome, held, self.folder, self.config, self.mirror, self._timeline)
 
     def failed(self, message: str) -> None:
         """Note why a stage failed, for MLflow."""

@@ -86,9 +86,9 @@ def test_a_close_does_not_wait_for_a_job_that_is_being_submitted(tmp_path: Path)
     stages = StagesOfJobsThatDie(request_to_train(folder), jobs)
     stages.prepare()
     with pytest.raises(JobEndedError):
-        stages.train()
+        stages.ask("train", {})
     with ThreadPoolExecutor(2) as pool:
-        again = pool.submit(stages.train)
+        again = pool.submit(stages.ask, "train", {})
         assert jobs.entered.wait(30)
         closing = pool.submit(stages.close, "KILLED")
         try:

@@ -61,7 +61,7 @@ class Idle:
         run = Prepared(run="run", url="", resumed=False, num_samples={}, total_steps=0)
         return run.model_dump()
 
-    def train(self) -> None:
+    def ask(self, stage: str, arguments: dict[str, Any]) -> Any:
         raise StageError("train", "nobody trains here")
 
     def failed(self, message: str) -> None:
@@ -109,7 +109,7 @@ class Diverges(Idle):
         super().__init__(request)
         self._loss = loss
 
-    def train(self) -> None:
+    def ask(self, stage: str, arguments: dict[str, Any]) -> Any:
         raise NotFiniteError(3, self._loss, None)
 
 
@@ -208,9 +208,9 @@ class Held(Idle):
         super().__init__(request)
         self._pauses = pauses
 
-    def train(self) -> None:
+    def ask(self, stage: str, arguments: dict[str, Any]) -> Any:
         assert self._pauses.wait(30)
-        super().train()
+        super().ask(stage, arguments)
 
 
 def test_an_answer_is_sent_as_soon_as_its_stage_has_ended(folder: RunFolder) -> None:

@@ -24,6 +24,7 @@ import pytest
 
 from benchmarks.services import ray_cluster
 from evertrain_flows.parameters import RetrainParameters
+from tests.asked import infer, train
 from tests.chaos.standing import HOLD, NOTES
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
@@ -35,7 +36,7 @@ from train_core.client.driver_handle import Driver
 from train_core.engine.driver.timing import TIMING
 from train_core.errors import ConfigError, JobEndedError, ResourceError, RunBusyError, StoppedError
 from train_core.requests import DriverRequest, ScoringRequest
-from train_core.results import PredictionsResult
+from train_core.stages import PUBLISH, PublishArguments
 from train_core.storage.cleanup.orphans import find_orphans
 from train_core.storage.coordination import job_mailbox, lease, pins
 from train_core.storage.run_folder import RunFolder
@@ -84,7 +85,7 @@ class Amendment:
     @contextmanager
     def training(self) -> Iterator[Driver]:
         """A driver whose training is held."""
-        with Driver(self.request, self.log.append) as driver:
+        with Driver.start(self.request, self.log.append) as driver:
             driver.prepared()
             self.trained = driver._call("train")
             wait_for(lambda: (self.folder.live() or {}).get("step") == HELD_AFTER - 1)
@@ -182,19 +183,19 @@ def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
         # Who wants something else of the run meanwhile is refused.
         config = asked.request.config.model_copy(update={"epochs": 3})
         with (
-            Driver(asked.request.model_copy(update={"config": config})) as second,
+            Driver.start(asked.request.model_copy(update={"config": config})) as second,
             pytest.raises(RunBusyError, match=f"{job}.* another epochs"),
         ):
             second.prepared()
         driver.detach()
     assert process_of(job).is_running()
     again = RetrainParameters.of_run(asked.folder, tracking_uri="").request()
-    with Driver(again, print) as driver:
+    with Driver.start(again, print) as driver:
         prepared = driver.prepared()
         assert prepared.resumed
         assert prepared.job_url.endswith(f"/#/jobs/{job}")
         asked.go_on.touch()
-        assert driver.train().step == 10
+        assert train(driver).step == 10
     # One attempt did it all, and nothing of the calls stays.
     assert lease.newest_attempt(asked.folder.store) == 1
     assert digest_of_training(asked.folder) == undisturbed
@@ -206,7 +207,7 @@ def test_the_workers_start_before_anybody_asks_for_the_training(
     asked: Amendment, ray_address: str
 ) -> None:
     cluster, num_workers = dashboard_of(ray_address), asked.request.config.num_workers
-    with Driver(asked.request, print) as driver:
+    with Driver.start(asked.request, print) as driver:
         driver.prepared()
         wait_for(lambda: said_by_ray(LIST_WORKERS, cluster).count("ALIVE") == num_workers)
 
@@ -218,10 +219,10 @@ def test_a_job_that_dies_is_followed_by_another(asked: Amendment, undisturbed: s
         job = asked.job()
         process_of(job).send_signal(signal.SIGKILL)
         with pytest.raises(JobEndedError, match=f"job {job} FAILED"):
-            driver.train()
+            train(driver)
         asked.go_on.touch()
         # Another try, as Prefect makes it, has another job.
-        assert driver.train().step == 10
+        assert train(driver).step == 10
         assert asked.job().startswith("run-a0002-")
     assert digest_of_training(asked.folder) == undisturbed
 
@@ -240,20 +241,20 @@ def test_an_end_that_is_asked_for_is_orderly(asked: Amendment, undisturbed: str)
             training.result(0)
     stopped_at = asked.folder.checkpoints()[-1].manifest
     assert stopped_at.stopped_by == "request"
-    with Driver(asked.request, print) as driver:
-        assert driver.train().attempt == 2
+    with Driver.start(asked.request, print) as driver:
+        assert train(driver).attempt == 2
     assert digest_of_training(asked.folder) == undisturbed
 
 
 @pytest.mark.slow
 def test_of_two_callers_the_last_one_ends_the_job(asked: Amendment, undisturbed: str) -> None:
-    with asked.training() as first, Driver(asked.request, print) as second:
+    with asked.training() as first, Driver.start(asked.request, print) as second:
         job = asked.job()
         assert second.prepared().job_url.endswith(job)
         first.close("KILLED")
         assert process_of(job).is_running()
         asked.go_on.touch()
-        assert second.train().step == 10
+        assert train(second).step == 10
     assert lease.newest_attempt(asked.folder.store) == 1
     assert digest_of_training(asked.folder) == undisturbed
     wait_for(lambda: not job_mailbox.jobs_with_calls(asked.folder.store))
@@ -298,7 +299,7 @@ def test_a_training_goes_on_while_the_dashboard_is_away(
         # Longer than a job may be silent whose heart stands still.
         time.sleep(TIMING.silent_s + 2 * TIMING.job_poll_interval_s)
         asked.go_on.touch()
-        assert driver.train().step == 10
+        assert train(driver).step == 10
     assert lease.newest_attempt(asked.folder.store) == 1
     assert digest_of_training(asked.folder) == undisturbed
 
@@ -313,10 +314,10 @@ def test_a_job_that_dies_while_the_dashboard_is_away_is_missed_by_its_heart(
         dashboard.schedule.add(AWAY)
         process_of(job).send_signal(signal.SIGKILL)
         with pytest.raises(JobEndedError, match=f"job {job} ended, and nothing more is known"):
-            driver.train()
+            train(driver)
         dashboard.schedule.clear()
         asked.go_on.touch()
-        assert driver.train().attempt == 2
+        assert train(driver).attempt == 2
     assert digest_of_training(asked.folder) == undisturbed
 
 
@@ -342,7 +343,7 @@ def test_a_job_that_dies_while_its_caller_cannot_reach_the_storage_is_missed(
                 asked.trained.result()
             proxy.schedule.clear()
             asked.go_on.touch()
-            assert driver.train().attempt == 2
+            assert train(driver).attempt == 2
         assert digest_of_training(asked.folder) == undisturbed
 
 
@@ -364,15 +365,15 @@ def _kill_a_batch_inference_and_score_again(ray_address: str, tmp_path: Path) ->
         run="run",
         config=TrainConfig(**config, ray_address=ray_address),
     )
-    with Driver(trains, print) as driver:
-        (last,) = driver.train().checkpoints
+    with Driver.start(trains, print) as driver:
+        (last,) = train(driver).checkpoints
     scores = ScoringRequest(
         storage=trains.storage, run="run", config=trains.config, infer_input="test"
     )
     told = {"env_vars": {HOLD: "inference@0", NOTES: str(notes)}}
     held = scores.config.model_copy(update={"runtime_env": told})
     store = RunFolder(trains.storage, "run").store
-    with Driver(scores.model_copy(update={"config": held}), print) as driver:
+    with Driver.start(scores.model_copy(update={"config": held}), print) as driver:
         driver.prepared()
         dying = driver._call("infer", checkpoint=last.model_dump(mode="json"), source="test")
         wait_for(lambda: (notes / "held").exists() or (dying.done() and dying.result()))
@@ -384,8 +385,8 @@ def _kill_a_batch_inference_and_score_again(ray_address: str, tmp_path: Path) ->
     assert pin.pin is not None
     assert pin.pin.job == job
     (notes / "go-on").touch()
-    with Driver(scores, print) as driver:
-        assert driver.infer(last, "test").num_rows > 0
+    with Driver.start(scores, print) as driver:
+        assert infer(driver, last, "test").num_rows > 0
     wait_for(lambda: not job_mailbox.jobs_with_calls(store))
     assert pins.pins_of(store, last.name) == []
     assert find_orphans(RunFolder(trains.storage, "run"), 99) == []
@@ -399,7 +400,7 @@ def test_more_than_the_cluster_can_ever_give_is_refused_before_there_is_a_run(
     config = TrainConfig(ray_address=ray_address, num_workers=3, gpus_per_worker=0)
     request = DriverRequest(storage=str(tmp_path), run="run", config=config)
     told = "1 node\\(s\\) with 2 CPU, enough for 2"
-    with Driver(request) as driver, pytest.raises(ResourceError, match=told):
+    with Driver.start(request) as driver, pytest.raises(ResourceError, match=told):
         driver.prepared()
     assert not RunFolder(str(tmp_path), "run").exists()
 
@@ -409,7 +410,7 @@ def test_a_dashboard_of_this_machine_is_never_asked_by_a_proxy(asked: Amendment)
     with refusing_proxy() as (proxy, requests), patch.dict(os.environ, {"HTTP_PROXY": proxy}):
         for name in ("NO_PROXY", "no_proxy"):
             os.environ.pop(name, None)
-        with Driver(asked.request) as driver:
+        with Driver.start(asked.request) as driver:
             assert not driver.prepared().resumed
         assert requests == []
 
@@ -426,7 +427,7 @@ def test_what_means_nothing_elsewhere_is_refused(changes: dict[str, str], told: 
     config = TrainConfig(ray_address="127.0.0.1:1")
     given = {"storage": os.devnull, "run": "run", "config": config}
     with (
-        Driver(DriverRequest.model_validate(given | changes)) as driver,
+        Driver.start(DriverRequest.model_validate(given | changes)) as driver,
         pytest.raises(ConfigError, match=told),
     ):
         driver.prepared()
@@ -437,22 +438,20 @@ def test_a_job_without_anything_new_begins_no_run_and_leaves_nothing(ray_address
     with TemporaryDirectory() as storage:
         config = CONFIG | {"workload": "tests.engine.tiny:Tiny", "ray_address": ray_address}
         given = {"storage": storage, "tracking_uri": "", "skip_unchanged": True, **config}
-        with Driver(RetrainParameters(run="last", **given).request(), print) as driver:
+        with Driver.start(RetrainParameters(run="last", **given).request(), print) as driver:
             assert driver.prepared().unchanged_since == ""
-            trained = driver.train()
-            driver.publish(
-                trained,
-                [],
-                trained.finalists[-1],
-                PredictionsResult(
-                    checkpoint=trained.finalists[-1],
-                    uri="",
-                    num_rows=0,
-                    files=[],
+            trained = train(driver)
+            driver.ask(
+                PUBLISH,
+                PublishArguments(
+                    train=trained,
+                    evaluations=[],
+                    best=trained.finalists[-1],
+                    predictions=None,
+                    seconds={},
                 ),
-                {},
             )
-        with Driver(RetrainParameters(run="next", **given).request(), print) as driver:
+        with Driver.start(RetrainParameters(run="next", **given).request(), print) as driver:
             assert driver.prepared().unchanged_since == "last"
         left = [path for path in Path(storage, "next").rglob("*") if path.is_file()]
         assert left == []

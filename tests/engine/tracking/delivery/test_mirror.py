@@ -24,6 +24,7 @@ from train_core.engine.tracking.mlflow_runs import MlflowRuns
 from train_core.engine.tracking.send_metrics import Position
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
+from train_core.stages import PublishArguments
 from train_core.storage.records.data_files import SourceRecord
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
@@ -188,11 +189,13 @@ def test_what_a_driver_did_not_come_to_show_is_shown_with_the_report(
     driver.mirror = Mirror(run.folder, tracking_uri, "tests")
     driver.mirror.start()
     driver.publish(
-        train=run.trained(best).model_dump(),
-        evaluations=[one.model_dump() for one in evaluations],
-        best=best.model_dump(),
-        predictions=predictions.model_dump(),
-        seconds={},
+        PublishArguments(
+            train=run.trained(best),
+            evaluations=evaluations,
+            best=best,
+            predictions=predictions,
+            seconds={},
+        )
     )
     assert driver.mirror.close(EndStatus.FINISHED)
     assert points(tracking_uri, "evaluate") == {

@@ -61,29 +61,15 @@ class RemoteStages:
         self._jobs = self._cluster()
         return self._prepare(self._jobs)
 
-    def train(self) -> dict[str, Any]:
-        """Train to the end, from the newest good checkpoint if there is one."""
-        return dict(self._stage("train"))
-
-    def evaluate(self, **arguments: Any) -> list[Any]:
-        """Measure checkpoints on a split."""
-        return list(self._stage("evaluate", **arguments))
-
-    def infer(self, **arguments: Any) -> dict[str, Any]:
-        """Score new data with a checkpoint."""
-        return dict(self._stage("infer", **arguments))
-
-    def gate(self, **arguments: Any) -> dict[str, Any]:
-        """Compare a checkpoint with the champion."""
-        return dict(self._stage("gate", **arguments))
-
-    def promote(self, **arguments: Any) -> dict[str, Any]:
-        """Make it the champion, if that was decided."""
-        return dict(self._stage("promote", **arguments))
-
-    def publish(self, **arguments: Any) -> dict[str, Any]:
-        """Draw the curves, complete the mirror and write report.json."""
-        return dict(self._stage("publish", **arguments))
+    def ask(self, stage: str, arguments: dict[str, Any]) -> Any:
+        """The job's result; raises what it raised, and JobEndedError if it died."""
+        attached = self._attachment(stage)
+        name = attached.mailbox.ask(stage, arguments)
+        try:
+            return self._waited(attached, stage, name)
+        except JobEndedError:
+            self._detach(attached)
+            raise
 
     def failed(self, message: str) -> None:
         """The job itself notes it."""
@@ -175,16 +161,6 @@ class RemoteStages:
         except BaseException:
             # A job whose request is refused ends by itself.
             self._detach(asking)
-            raise
-
-    def _stage(self, stage: str, **arguments: Any) -> Any:
-        """The job's result; raises what it raised, and JobEndedError if it died."""
-        attached = self._attachment(stage)
-        name = attached.mailbox.ask(stage, arguments)
-        try:
-            return self._waited(attached, stage, name)
-        except JobEndedError:
-            self._detach(attached)
             raise
 
     def _attachment(self, stage: str) -> Attachment:
