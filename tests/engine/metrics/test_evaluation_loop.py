@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import CatMetric, MaxMetric, MeanMetric, Metric
 from torchmetrics.wrappers import BootStrapper
 
 from tests.engine.linear import Linear
 from tests.engine.tiny import TinySettings
 from train_core import Batch, TrainConfig
-from train_core.engine.metrics.evaluation_loop import measure_shard, merge, split_metrics
+from train_core.engine.metrics.evaluation_loop import (
+    measure_shard,
+    merge,
+    merge_states,
+    split_metrics,
+    state_of,
+)
 from train_core.errors import WorkloadError
 from train_core.workload import indexed
 
@@ -63,7 +73,7 @@ class Seen(Metric):
 
 
 class SeenByAll(Seen):
-    """torchmetrics cannot merge it."""
+    """torchmetrics' own `merge_state` refuses it."""
 
     full_state_update = True
 
@@ -85,9 +95,43 @@ def measured(metric: object) -> dict[str, float]:
     return merge(split_metrics(workload), states) | {"expected": len(data)}
 
 
-def test_a_metric_of_ones_own_is_merged_from_all_shards() -> None:
-    found = measured(Seen(has_state=True, counts_in_it=True))
+@pytest.mark.parametrize("kind", [Seen, SeenByAll])
+def test_a_metric_of_ones_own_is_merged_from_all_shards(kind: type[Seen]) -> None:
+    found = measured(kind(has_state=True, counts_in_it=True))
     assert found["seen"] == found["expected"]
+
+
+def parts_of(values: torch.Tensor, cuts: list[int]) -> list[torch.Tensor]:
+    return list(torch.tensor_split(values, sorted(cut % (len(values) + 1) for cut in cuts)))
+
+
+@given(
+    values=st.lists(st.floats(-10, 10, width=32), min_size=3, max_size=30),
+    cuts=st.lists(st.integers(0, 30), max_size=4),
+)
+def test_states_of_shards_are_merged_as_over_the_ranks_of_a_group(
+    values: list[float], cuts: list[int]
+) -> None:
+    x = torch.tensor(values)
+    metrics: dict[str, tuple[Metric, Metric]] = {
+        "cat": (CatMetric(), CatMetric()),
+        "max": (MaxMetric(), MaxMetric()),
+        "mean": (MeanMetric(), MeanMetric()),
+    }
+    for name, (whole, of_shard) in metrics.items():
+        whole.update(x)
+        states: list[dict[str, Any]] = []
+        for part in parts_of(x, cuts):
+            of_shard.reset()
+            if len(part):
+                of_shard.update(part)
+            states.append(state_of(of_shard) if len(part) else {})
+        found, expected = merge_states(of_shard, states).compute(), whole.compute()
+        if name == "cat":
+            # In the order of the shards.
+            assert torch.equal(found, expected)
+        else:
+            assert float(found) == pytest.approx(float(expected), rel=1e-5, abs=1e-5)
 
 
 class Named(Linear):
@@ -123,7 +167,6 @@ def test_a_workload_is_told_which_metric_it_updates_if_it_asks(
     [
         (Seen(has_state=False, counts_in_it=False), r"\(Seen\) has no state: .*add_state"),
         (Seen(has_state=True, counts_in_it=False), "'total' outside of its states: .*add_state"),
-        (SeenByAll(has_state=True, counts_in_it=True), "`full_state_update = False`"),
         (BootStrapper(MeanMetric(), mean=True), "has another metric in it"),
         (nn.Linear(1, 1), "is a Linear: `metrics` gives torchmetrics.Metric"),
     ],

@@ -15,6 +15,7 @@ from torchmetrics.classification import BinaryAveragePrecision
 from torchmetrics.image import PeakSignalNoiseRatio
 
 from train_core import ArrayDataset, Batch, Columns, Settings, Split, Workload
+from train_core.engine.rehearsal.measured import NUM_ROWS
 from train_core.policy.samples.randomness import SampleRandom
 
 WIDTH = 6
@@ -351,11 +352,11 @@ class Empty(Right):
         return whole if split == "train" else ArrayDataset(**whole[:0])
 
 
-class SixteenWeights(Right):
+class AsManyWeights(Right):
     """Gives the loss a tensor with as many values as there are rows, but none of the rows."""
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
-        return {"logits": model(batch["inputs"]), "weights": torch.linspace(0, 1, 16)}
+        return {"logits": model(batch["inputs"]), "weights": torch.linspace(0, 1, NUM_ROWS)}
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         return super().loss(outputs["logits"], batch) * outputs["weights"].sum()
@@ -401,3 +402,198 @@ class ListedRates(Right):
     def schedule(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
         rates = [1.0] * total_steps
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rates[step])
+
+
+class StatesOfMeans(torchmetrics.Metric):
+    """A ratio of two means, which is that of the sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("right", torch.tensor(0.0), dist_reduce_fx="mean")
+        self.add_state("rows", torch.tensor(0.0), dist_reduce_fx="mean")
+
+    def update(self, scores: Tensor, targets: Tensor) -> None:
+        self.right += ((scores > 0.5) == targets).sum()
+        self.rows += len(targets)
+
+    def compute(self) -> Tensor:
+        return self.right / self.rows
+
+
+class RatioOfMeans(Right):
+    """Right on any number of shards."""
+
+    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+        return {"accuracy": StatesOfMeans()}
+
+
+class Correlated(Right):
+    """torchmetrics' Pearson puts states together itself, which nothing reduces."""
+
+    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+        return {"correlation": torchmetrics.PearsonCorrCoef()}
+
+    def update_metric(
+        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
+    ) -> None:
+        metric.update(outputs[:, 0].sigmoid(), batch["targets"].float())
+
+
+class Lists(torchmetrics.Metric):
+    """Keeps a list, of which the mean shall be taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("kept", [], dist_reduce_fx="mean")
+
+    def update(self, scores: Tensor, targets: Tensor) -> None:
+        self.kept.append(scores)
+
+    def compute(self) -> Tensor:
+        return torch.cat(self.kept).median()
+
+
+class MeanOfLists(Right):
+    """Its metric's list cannot be merged."""
+
+    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+        return {"median": Lists()}
+
+
+class Texts(Lists):
+    """Keeps texts."""
+
+    def __init__(self) -> None:
+        torchmetrics.Metric.__init__(self)
+        self.add_state("kept", [], dist_reduce_fx="cat")
+
+    def update(self, scores: Tensor, targets: Tensor) -> None:
+        self.kept.append("yes")
+
+
+class KeepsTexts(Right):
+    """Its metric's states are no tensors."""
+
+    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+        return {"texts": Texts()}
+
+
+class MeanOfMeans(Right):
+    """The mean of the batches' means, of which the last has fewer rows."""
+
+    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+        return {"score": torchmetrics.MeanMetric()}
+
+    def update_metric(
+        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
+    ) -> None:
+        metric.update(outputs[:, 0].sigmoid().mean())
+
+
+class Moving(nn.Module):
+    """Subtracts a moving mean, which evaluation moves, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+        return x - self.mean if self.training else x
+
+
+class MovedByEvaluation(Right):
+    """What is trained depends on which rows were validated here."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, 8), Moving(), nn.ReLU(), nn.Linear(8, 1))
+
+
+class Weighs(Right):
+    """A mean over weights, where weight() does not say so: two rows of many count ten times."""
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        targets = batch["targets"][:, None].float()
+        weights = torch.where(batch["inputs"][:, :1].abs() > 1.0, 10.0, 1.0)
+        losses = nn.functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+        return (losses * weights).sum() / weights.sum()
+
+
+class Remembers(torch.optim.SGD):
+    """Keeps norms in a list of its own, and goes by them from the third step on."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.norms: list[float] = []
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as users write it
+        for p in self.param_groups[0]["params"]:
+            self.norms.append(float(p.grad.norm()))
+            p.sub_(0.01 * p.grad / (1 + sum(self.norms[:-12])))
+
+
+class ListOfNorms(Right):
+    """A resume loses the list."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Remembers(model.parameters(), lr=0.01)
+
+
+class Delegating(torch.optim.Optimizer):
+    """Hands all on to another optimizer, and has none of torch's own attributes."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        self.defaults = inner.defaults
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]  # as users write it
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]  # as users write it
+        return self.inner.state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.inner.load_state_dict(state_dict)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as users write it
+        self.inner.step()
+
+
+class Delegated(Right):
+    """Right: what it hands on to is saved and restored."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Delegating(torch.optim.Adam(model.parameters(), lr=0.01))
+
+
+class DrawsInEvaluation(Right):
+    """Adds noise to what it predicts."""
+
+    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+        outputs: Tensor = model(batch["inputs"])
+        return outputs + torch.randn_like(outputs)
+
+
+class BareSchedule:
+    """Only steps."""
+
+    def step(self) -> None:
+        """Do nothing."""
+
+
+class NoStateOfSchedule(Right):
+    """Its schedule has no state_dict."""
+
+    def schedule(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
+        return BareSchedule()

@@ -187,11 +187,14 @@ def _loads_as_torch(optimizer: torch.optim.Optimizer) -> bool:
     torch casts it to the types of the parameters: fp32 weights beside bf16 ones would be rounded.
     """
     loads = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict
+    if not loads:
+        # One that hands all on to another optimizer need not have torch's attributes.
+        return False
     hooks = (
         optimizer._optimizer_load_state_dict_pre_hooks,  # noqa: SLF001 (there is no other way)
         optimizer._optimizer_load_state_dict_post_hooks,  # noqa: SLF001
     )
-    return loads and not any(hooks)
+    return not any(hooks)
 
 
 def _add_groups(

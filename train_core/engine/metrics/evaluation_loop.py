@@ -9,20 +9,22 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
+from torchmetrics.utilities.data import dim_zero_cat, dim_zero_sum
 
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, Stream, fetch
 from train_core.engine.data.batches import prepare, to_device
 from train_core.engine.metrics.forward import forward
 from train_core.engine.metrics.scores import SCORES
-from train_core.errors import DataError, WorkloadError
-from train_core.policy.metric_names import LOSS
+from train_core.errors import ConfigError, DataError, WorkloadError
+from train_core.policy.metric_names import LOSS, VALIDATION, full_name
 from train_core.policy.samples.randomness import EVALUATE, derive_seed
 from train_core.policy.samples.sharding import split_evenly
 from train_core.text.shown_text import few_of
@@ -41,7 +43,7 @@ _OF_ANY_METRIC = frozenset(vars(MeanMetric())) - {"value", "mean_value", "weight
 """What torchmetrics itself keeps in a metric, and changes."""
 
 MetricStates = dict[str, dict[str, Any]]
-"""Each metric's state, by the metric's name: small tensors on the CPU."""
+"""Each metric's state, by the metric's name: small tensors on the CPU; empty without rows."""
 
 
 def batches_of_shard(num_samples: int, batch_size: int, num_shards: int, shard: int) -> list[range]:
@@ -86,6 +88,17 @@ def split_metrics(workload: Workload[Any]) -> dict[str, Metric]:
     return metrics
 
 
+def check_monitor(workload: Workload[Any], monitor: str) -> None:
+    """Raise ConfigError if a validation does not measure what ranks the checkpoints."""
+    names = [full_name(VALIDATION, name) for name in split_metrics(workload)]
+    if monitor not in names:
+        raise ConfigError(
+            f"monitor {monitor!r} is not measured: {type(workload).__name__} gives "
+            f"{', '.join(names)}. Name one of them, by monitor and monitor_order here or as "
+            "attributes of the workload"
+        )
+
+
 def _check_mergeable(name: str, metric: Metric) -> None:
     """Raise WorkloadError for a metric whose states of several shards cannot be merged."""
     if not isinstance(metric, Metric):
@@ -103,12 +116,19 @@ def _check_mergeable(name: str, metric: Metric) -> None:
             "lost when shards are merged. Name it in the constructor: "
             'self.add_state("total", default=torch.tensor(0.0), dist_reduce_fx="sum")'
         )
-    merges_itself = type(metric).merge_state is not Metric.merge_state
-    if not merges_itself and (metric.full_state_update is not False or metric.dist_sync_on_step):
-        raise WorkloadError(
-            f"metric {name!r} ({type(metric).__name__}) cannot be merged from several shards: its "
-            "class has to say `full_state_update = False`, and have no `dist_sync_on_step`"
-        )
+    if _merges_itself(metric):
+        return
+    for state, default in metric._defaults.items():  # noqa: SLF001 (as above)
+        reduction = metric._reductions[state]  # noqa: SLF001 (as above)
+        if isinstance(default, list) and reduction not in (None, dim_zero_cat):
+            raise WorkloadError(
+                f"metric {name!r} ({type(metric).__name__}) cannot be merged from several shards: "
+                f"its state {state!r} is a list, and its dist_reduce_fx is another one than 'cat'"
+            )
+
+
+def _merges_itself(metric: Metric) -> bool:
+    return type(metric).merge_state is not Metric.merge_state
 
 
 def _outside_of_states(metric: Metric) -> dict[str, object]:
@@ -195,7 +215,7 @@ def measure_shard(
                 "states: what `update` changes there is lost when shards are merged. Make it a "
                 "state, by `add_state` in the constructor"
             )
-    return {name: state_of(metric) for name, metric in metrics.items()}
+    return {name: state_of(metric) if ranges else {} for name, metric in metrics.items()}
 
 
 def set_modes(modes: Mapping[nn.Module, bool]) -> None:
@@ -223,12 +243,38 @@ def merge(metrics: Mapping[str, Metric], shards: list[MetricStates]) -> dict[str
 
 
 def merge_states(metric: Metric, states: list[dict[str, Any]]) -> Metric:
-    """A metric with the states merged in their order."""
+    """A metric with the states of shards merged in their order; a shard without rows has none.
+
+    Each state is reduced over all shards at once, as torchmetrics does it over the ranks of a
+    process group. Its `merge_state` begins with a metric that has seen nothing, of which a mean is
+    no number, and puts the lists of later shards first.
+    """
     metric = metric.to("cpu")
     metric.reset()
-    for state in states:
-        metric.merge_state(state)
+    there = [state for state in states if state]
+    if _merges_itself(metric):
+        for state in there:
+            metric.merge_state(state)
+        return metric
+    for name, reduction in metric._reductions.items():  # noqa: SLF001 (nothing public names them)
+        setattr(metric, name, _reduced(reduction, [state[name] for state in there]))
     return metric
+
+
+def _reduced(reduction: Any, values: list[Any]) -> Any:
+    """One state of several shards: of one, what it is."""
+    if any(isinstance(value, list) for value in values):
+        lists = [value if isinstance(value, list) else [value] for value in values]
+        return [item for of_shard in lists for item in of_shard]
+    if len(values) == 1:
+        return values[0]
+    if reduction is dim_zero_sum:
+        # In the order of the shards, however many there are.
+        return reduce(torch.add, values)
+    if reduction is dim_zero_cat:
+        return torch.cat(values)
+    stacked = torch.stack(values)
+    return stacked if reduction is None else reduction(stacked)
 
 
 def check_split(dataset: Dataset | Stream, split: str) -> int:
@@ -247,9 +293,15 @@ def _never() -> bool:
 def state_of(metric: Metric) -> dict[str, Any]:
     """The metric's state, on the CPU."""
 
-    def to_cpu(value: Any) -> Any:
+    def to_cpu(state: str, value: Any) -> Any:
         if isinstance(value, Tensor):
             return value.detach().cpu()
-        return [to_cpu(item) for item in value]
+        if isinstance(value, (list, tuple)):
+            return [to_cpu(state, item) for item in value]
+        raise WorkloadError(
+            f"the state {state!r} of metric {type(metric).__name__} holds a "
+            f"{type(value).__name__}: states are tensors, and lists of tensors"
+        )
 
-    return {name: to_cpu(getattr(metric, name)) for name in metric._defaults}  # noqa: SLF001
+    names = metric._defaults  # noqa: SLF001 (nothing public names them)
+    return {name: to_cpu(name, getattr(metric, name)) for name in names}

@@ -7,6 +7,7 @@ from typing import Any
 from train_core.config import TrainConfig
 from train_core.engine.data.fitted import fit, give, load_without_data
 from train_core.engine.data.recorded_workload import with_monitor
+from train_core.engine.metrics.evaluation_loop import check_monitor
 from train_core.engine.rehearsal.rehearse import rehearse
 from train_core.loading import load_workload
 from train_core.policy.findings import EVERYTHING
@@ -41,6 +42,7 @@ def rehearse_workload(
     at_first = dict(vars(first))
     if first.sources():
         pinned_files(first, files)
+    check_monitor(first, config.monitor)
     train_set = load_split(first, "train")
     if fitted is None:
         fitted = fit(first, train_set)

@@ -19,6 +19,7 @@ from torchmetrics import Metric
 from train_core.config import TrainConfig
 from train_core.datasets.few_samples import FewSamples
 from train_core.datasets.protocols import Dataset, fetch
+from train_core.engine.checkpoint.packing import first_difference
 from train_core.engine.checkpoint.reader import ModelState
 from train_core.engine.checkpoint.state import model_state, unsaved_buffers
 from train_core.engine.data.batches import prepare, to_device
@@ -39,11 +40,37 @@ from train_core.workload import (
     weight_of,
 )
 
-NUM_ROWS = 16
+NUM_ROWS = 15
+"""Odd: parts of one length hide what depends on their lengths."""
 _FAR = 4.0
 _log = logging.getLogger(__name__)
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """How far, relative to the largest value, rounding alone may move a result."""
+
+
+def try_evaluation(
+    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
+) -> Iterator[Finding]:
+    """Whether an evaluation leaves the model as it was; puts back what it has changed."""
+
+    def values() -> dict[str, Any]:
+        return {**model_state(model), **unsaved_buffers(model)}
+
+    before = {name: _copied(value) for name, value in values().items()}
+    forward(workload, model, _batch(workload, rows, config), config)
+    changed = []
+    for name, value in values().items():
+        if isinstance(value, Tensor) and first_difference({"": before[name]}, {"": value}):
+            changed.append(name)
+            value.copy_(before[name])
+    if changed:
+        yield Finding(
+            name="state",
+            is_refused=True,
+            message=f"an evaluation changes {few_of(changed)}, and each worker validates other "
+            "rows: what is trained would depend on the number of workers, and on where a "
+            "validation was interrupted. Change it in training only: if self.training",
+        )
 
 
 def try_metrics(
@@ -59,8 +86,9 @@ def try_metrics(
         cut = config.model_copy(update={"eval_batch_size": batch_size, "num_shards": num_shards})
         return _values(workload, model, rows, cut)
 
-    quarter = max(1, len(rows) // 4)
-    on_one, on_two = measured(quarter, 1), measured(quarter, 2)
+    # The last batch has fewer rows.
+    some = max(1, 2 * len(rows) // 5)
+    on_one, on_two = measured(some, 1), measured(some, 2)
     whole = measured(len(rows), 1)
     try:
         single = measured(1, 1)
@@ -74,6 +102,11 @@ def try_metrics(
             message=f"a row alone cannot be evaluated: {raised(error)}. The last batch of a split "
             "may have one row: keep the first dimension, as by squeeze(1)",
         )
+    other_whole, other_cut = whole, whole
+    # A model that has learnt nothing may give about the same for every row. Such weights may be
+    # none that it can have.
+    with suppress(Exception), _with_other_weights(model):
+        other_whole, other_cut = measured(len(rows), 1), measured(some, 1)
     tolerance = _TOLERANCES[torch.bfloat16 if config.precision == "bf16" else torch.float32]
     for name in names:
         kind = type(split_metrics(workload)[name]).__name__
@@ -89,7 +122,8 @@ def try_metrics(
                 "rightly. Keep sums and counts in them (dist_reduce_fx='sum'), or all values "
                 "(dist_reduce_fx='cat'), and compute from those",
             )
-        elif applied := _given_logits(workload, model, rows, config, name):
+            continue
+        if applied := _given_logits(workload, model, rows, config, name):
             yield Finding(
                 name="metric",
                 is_refused=False,
@@ -98,15 +132,22 @@ def try_metrics(
                 "depends on eval_batch_size: give probabilities in update_metric, by "
                 f"outputs.{applied}(…)",
             )
-        elif not _is_close(whole[name], single[name], tolerance):
-            yield Finding(
-                name="metric",
-                is_refused=False,
-                message=f"metric {name!r} ({kind}) is {_shown(whole[name])} of {len(rows)} rows "
-                f"in one batch and {_shown(single[name])} one by one, so it depends on "
-                "eval_batch_size: only sums over its rows, or all their values, may be in its "
-                "states",
-            )
+            continue
+        for of_whole, value, how in (
+            (whole[name], single[name], "one by one"),
+            (whole[name], on_one[name], f"in batches of {some}"),
+            (other_whole[name], other_cut[name], f"in batches of {some}, with other weights"),
+        ):
+            if not _is_close(of_whole, value, tolerance):
+                yield Finding(
+                    name="metric",
+                    is_refused=False,
+                    message=f"metric {name!r} ({kind}) is {_shown(of_whole)} of {len(rows)} "
+                    f"rows in one batch and {_shown(value)} {how}, so it depends on "
+                    "eval_batch_size: only sums over its rows, or all their values, may be in its "
+                    "states",
+                )
+                break
 
 
 def raised(error: Exception) -> str:
@@ -201,33 +242,33 @@ def try_loss(
     """Whether the loss of a batch is the mean of the losses of its parts."""
     if len(rows) == 1:
         return
-    whole, of_halves = _cut_loss(workload, model, rows, config)
-    if _is_mean(whole, of_halves, config):
+    whole, of_parts = _cut_loss(workload, model, rows, config)
+    if _is_mean(whole, of_parts, config):
         # A model that has learnt nothing may have about the same loss for every row.
         with _with_other_weights(model), suppress(Exception):
             # Such weights may be none that the model can have.
-            whole, of_halves = _cut_loss(workload, model, rows, config)
-    if not _is_mean(whole, of_halves, config):
+            whole, of_parts = _cut_loss(workload, model, rows, config)
+    if not _is_mean(whole, of_parts, config):
         yield Finding(
             name="loss",
             is_refused=False,
             message=f"the loss of {len(rows)} rows is {whole:.6g}, and the mean of the losses of "
-            f"its halves {of_halves:.6g}: it is no mean over {_counted(workload)}, so that "
+            f"its two parts {of_parts:.6g}: it is no mean over {_counted(workload)}, so that "
             "num_shards and accumulation_steps are part of what is trained. If it is a mean over "
             "something else, as tokens, let weight() count that; of a loss between the samples of "
             "a batch, train on one shard (num_shards 1), or keep the number of shards",
         )
 
 
-def _is_mean(whole: float, of_halves: float, config: TrainConfig) -> bool:
+def _is_mean(whole: float, of_parts: float, config: TrainConfig) -> bool:
     precision = torch.bfloat16 if config.precision == "bf16" else torch.float32
-    return _is_close(whole, of_halves, _TOLERANCES[precision])
+    return _is_close(whole, of_parts, _TOLERANCES[precision])
 
 
 def _cut_loss(
     workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
 ) -> tuple[float, float]:
-    """The loss of all rows, and the mean of those of their halves, each by its weight."""
+    """The loss of all rows, and the mean of those of two unequal parts, each by its weight."""
     num_rows = len(rows)
     batch = _batch(workload, rows, config)
     outputs, loss = forward(workload, model, dict(batch), config)
@@ -236,7 +277,8 @@ def _cut_loss(
     batch_of_fewer = _batch(workload, fewer, config)
     outputs_of_fewer, _ = forward(workload, model, dict(batch_of_fewer), config)
     total = weight = 0.0
-    for part in (slice(0, num_rows // 2), slice(num_rows // 2, num_rows)):
+    first = max(1, num_rows // 3)
+    for part in (slice(0, first), slice(first, num_rows)):
         with autocast(CPU, config):
             rows_of_part = _cut(batch, part, batch_of_fewer)
             of_part = workload.loss(_cut(outputs, part, outputs_of_fewer), rows_of_part)
@@ -266,14 +308,22 @@ def try_predictions(
 ) -> Iterator[Finding]:
     """Whether predictions need no targets, and are of each row, alone as in a batch."""
     try:
-        together = _predicted(workload, model, rows, len(rows), config)
-        alone = _predicted(workload, model, rows, 1, config)
+        together = _predicted(workload, model, rows, config)
     except Exception as error:  # noqa: BLE001 (of a user's code)
         targets = ", ".join(workload.target_columns) or "none"
         yield _of_predictions(
             f"predictions cannot be made of rows without their targets ({targets}): "
-            f"{type(error).__name__}: {error}. prepare() gets no such column in inference, and "
-            "also gets a row alone"
+            f"{type(error).__name__}: {error}. prepare() gets no such column in inference"
+        )
+        return
+    # The last one: what is drawn at random for it is another value alone.
+    last = FewSamples(rows, np.array([len(rows) - 1]))
+    try:
+        alone = _predicted(workload, model, last, config)
+    except Exception as error:  # noqa: BLE001 (of a user's code)
+        yield _of_predictions(
+            f"a row alone cannot be predicted: {raised(error)}. The last batch may have one row: "
+            "keep the first dimension, as by squeeze(1), and what is computed of each row"
         )
         return
     if odd := [name for name, column in together.items() if not _is_column(column)]:
@@ -294,13 +344,20 @@ def try_predictions(
             return
     # A class may change where two are as probable: the probabilities tell, if there are any.
     inexact = [name for name, column in together.items() if column.is_floating_point()]
+    if short := [name for name in together if together[name][-1:].shape != alone[name].shape]:
+        yield _of_predictions(
+            f"{few_of(short)} of a row alone has another shape than in a batch: keep the first "
+            "dimension, as by squeeze(1)"
+        )
+        return
     moved = [
-        name for name in inexact or together if not _are_close(together[name][:1], alone[name])
+        name for name in inexact or together if not _are_close(together[name][-1:], alone[name])
     ]
     if moved:
         yield _of_predictions(
-            f"{few_of(moved)} of a row alone is not that of the same row in a batch: the model "
-            "mixes the rows of a batch in evaluation, and predictions depend on eval_batch_size"
+            f"{few_of(moved)} of a row alone is not that of the same row in a batch: it depends on "
+            "the rows beside it, or is drawn at random, and so predictions depend on "
+            "eval_batch_size"
         )
 
 
@@ -316,7 +373,7 @@ def try_served(
     `served` is the workload there, which has no file of its training and read no split.
     """
     try:
-        predicted = _predicted(workload, model, rows, len(rows), config)
+        predicted = _predicted(workload, model, rows, config)
     except Exception:  # noqa: BLE001 (of a user's code: `try_predictions` tells it)
         return
     weights = {name: _copied(value) for name, value in model_state(model).items()}
@@ -324,7 +381,7 @@ def try_served(
     try:
         there = served.model()
         ModelState(weights, buffers).give(there)
-        found = _predicted(served, there.eval(), rows, len(rows), config)
+        found = _predicted(served, there.eval(), rows, config)
     except WorkloadError as error:
         yield _of_predictions(str(error), is_refused=True)
         return
@@ -351,10 +408,10 @@ def _copied(value: Any) -> Any:
 
 
 def _predicted(
-    workload: Workload[Any], model: nn.Module, rows: Dataset, num_rows: int, config: TrainConfig
+    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
 ) -> dict[str, Tensor]:
-    """The predictions of the first rows, without their targets."""
-    indices = np.arange(num_rows)
+    """The predictions of rows, without their targets."""
+    indices = np.arange(len(rows))
     columns = fetch(rows, indices)
     given = {name: c for name, c in columns.items() if name not in workload.target_columns}
     batch: Batch = prepare(workload, given, None, indices)
@@ -378,7 +435,7 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
     if not one.is_floating_point():
         return torch.equal(one, other)
     tolerance = _TOLERANCES.get(one.dtype, 1e-3)
-    scale = float(one.abs().max()) if one.numel() else 0.0
+    scale = float(one.abs().nan_to_num(0, 0, 0).max()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 

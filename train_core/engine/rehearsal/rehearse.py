@@ -12,7 +12,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from train_core.engine.rehearsal.engine_training import CPU, EngineTraining
 from train_core.engine.rehearsal.measured import (
     NUM_ROWS,
     raised,
+    try_evaluation,
     try_loss,
     try_metrics,
     try_predictions,
@@ -115,9 +116,6 @@ class _Rehearsing:
         """Try all that there is time for."""
         for split, dataset in (("train", train_set), ("validation", validation_set)):
             check_split(dataset, split)
-        if self._config.strategy == "fsdp":
-            self.left_out.append("all: with strategy fsdp the model may not fit into one process")
-            return
         workload = self._new_workload()
         model = workload.model()
         check_model(model, self._config.shards)
@@ -138,7 +136,7 @@ class _Rehearsing:
             if engine is not None:
                 # What `model()` and training left in the workload belongs to it.
                 workload, model = engine.workload, engine.train_state.model
-        if any(one.name == "repeatable" for one in self.findings):
+        if self._has_told("repeatable"):
             self.left_out.append("metric, loss, predictions: results cannot be repeated")
         else:
             self._measure(workload, model, validation_set)
@@ -180,10 +178,17 @@ class _Rehearsing:
         is_validated = False
         try:
             with torch.no_grad():
+                # What fails here fails below, and is told there.
+                with suppress(Exception):
+                    self.findings += try_evaluation(workload, model, rows, config)
                 for name, attempt in _MEASURED.items():
                     if not self._has_time(name):
                         continue
-                    is_tried = self._try(name, attempt(workload, model, rows, config))
+                    found = attempt(workload, model, rows, config)
+                    if name == "metric" and self._has_told("predictions"):
+                        # What depends on the rows beside it is the outputs, and told already.
+                        found = (one for one in found if one.is_refused)
+                    is_tried = self._try(name, found)
                     if not (is_tried or is_validated):
                         # A few rows may be too few: those of the first validation are not.
                         _validate_first_batch(workload, model, validation_set, config)
@@ -212,6 +217,9 @@ class _Rehearsing:
             self.tried.append(name)
         return True
 
+    def _has_told(self, name: FindingName) -> bool:
+        return any(one.name == name for one in self.findings)
+
     def leave_out(self, what: str) -> None:
         """Note what another try might show."""
         self.left_out.append(what)
@@ -230,10 +238,10 @@ class _Rehearsing:
         return not is_late
 
 
-_MEASURED: dict[FindingName, Callable[..., Iterator[Finding]]] = {
+_MEASURED: dict[FindingName, Callable[..., Iterable[Finding]]] = {
+    "predictions": try_predictions,
     "metric": try_metrics,
     "loss": try_loss,
-    "predictions": try_predictions,
 }
 
 

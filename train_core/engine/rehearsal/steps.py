@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,9 @@ from train_core.text.shown_text import few_of
 from train_core.workload import Workload
 
 _COMPARABLE = (bool, int, float, complex, str, torch.Tensor, np.ndarray, np.generic)
-"""Of attributes that hold objects it is not known whether they are the same."""
+"""Of attributes that hold other objects it is not known whether they are the same."""
+_STATES = {"state", "param_groups", "defaults", "_parameters", "_buffers", "_modules", "training"}
+"""Attributes of torch's that have states, or make them."""
 STEPS = 2
 """How many are compared; one more is made from the state after them."""
 
@@ -70,9 +73,10 @@ def try_steps(trial: Trial) -> tuple[EngineTraining, list[Finding]]:
                     name="repeatable",
                     is_refused=False,
                     message=f"the same steps twice from the same seeds give two results "
-                    f"({repeated}): a resume will not be exact. Draw random numbers from torch's, "
-                    "numpy's or Python's global generators only, which are seeded for each step, "
-                    "and keep nothing between steps outside of the state",
+                    f"({repeated}): a resume will not be exact. prepare() draws from its "
+                    "argument `random`; the model, the loss and hooks from torch's, numpy's or "
+                    "Python's global generators, which are seeded for each step. Keep nothing "
+                    "between steps outside of the state",
                 )
             ]
         return engine, [
@@ -132,9 +136,20 @@ def _other_attributes(one: EngineTraining, other: EngineTraining) -> list[str]:
         f"{owner}.{name}"
         for owner, first, second in pairs
         for name, value in getattr(first, "__dict__", {}).items()
-        if isinstance(value, _COMPARABLE)
+        if name not in _STATES
+        and _is_comparable(value)
         and first_difference({name: value}, {name: getattr(second, name, None)})
     ]
+
+
+def _is_comparable(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, (str, int)) for key in value) and all(
+            map(_is_comparable, value.values())
+        )
+    if isinstance(value, (list, tuple, deque)):
+        return all(map(_is_comparable, value))
+    return isinstance(value, _COMPARABLE)
 
 
 def _lost(said: str) -> Finding:

@@ -109,9 +109,11 @@ def check_optimizer(workload: Any, optimizer: Any, schedule: Any, config: TrainC
             f"goes by {config.monitor}, of which the {config.order} is the best: give "
             f"mode={config.order!r}, or another monitor"
         )
-    if schedule is not None and not hasattr(schedule, "step"):
+    has_all = all(hasattr(schedule, one) for one in ("step", "state_dict", "load_state_dict"))
+    if schedule is not None and not has_all:
         raise WorkloadError(
-            f"schedule() of {name} gives a {type(schedule).__name__}: give one schedule, or None"
+            f"schedule() of {name} gives a {type(schedule).__name__}: give one schedule with "
+            "step(), state_dict() and load_state_dict(), as torch's have them, or None"
         )
 
 

@@ -31,13 +31,12 @@ from train_core.engine.data.recorded_workload import (
 )
 from train_core.engine.distributed.fsdp import check_passes
 from train_core.engine.driver.preparing.init_source import find_origin
-from train_core.engine.metrics.evaluation_loop import check_split, split_metrics
+from train_core.engine.metrics.evaluation_loop import check_monitor, check_split
 from train_core.engine.scoring.gate_metric import check_gate
 from train_core.engine.tools.provenance import code_of, fingerprint
 from train_core.engine.training.model_checks import check_model
 from train_core.errors import ConfigError, RunConflictError
 from train_core.policy.logins import hide_logins
-from train_core.policy.metric_names import VALIDATION, full_name
 from train_core.requests import DriverRequest, Prepared, RecordedPipeline, ScoringRequest
 from train_core.storage.objects.store import Store
 from train_core.storage.records.data_files import FileList
@@ -261,19 +260,9 @@ def _check_model(workload: Workload[Any], config: TrainConfig) -> None:
 
 def _check_metrics(workload: Workload[Any], config: TrainConfig, request: DriverRequest) -> None:
     """Raise ConfigError if the monitor, or what the gate asks for, is not measured."""
-    _check_monitor(workload, config.monitor)
+    check_monitor(workload, config.monitor)
     if request.pipeline.gate:
         check_gate(workload, config, request.pipeline.gate)
-
-
-def _check_monitor(workload: Workload[Any], monitor: str) -> None:
-    names = [full_name(VALIDATION, name) for name in split_metrics(workload)]
-    if monitor not in names:
-        raise ConfigError(
-            f"monitor {monitor!r} is not measured: {type(workload).__name__} gives "
-            f"{', '.join(names)}. Name one of them, by monitor and monitor_order here or as "
-            "attributes of the workload"
-        )
 
 
 def new_record(
