@@ -305,7 +305,14 @@ def weighs(workload: Workload[Any]) -> bool:
 
 def weight_of(workload: Workload[Any], batch: Batch) -> float:
     """The batch's weight. Raises WorkloadError for one that is no finite number from 0 on."""
-    weight = float(workload.weight(batch))
+    given: Any = workload.weight(batch)
+    try:
+        weight = float(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise WorkloadError(
+            f"weight() of {type(workload).__name__} gives a {type(given).__name__} that is no "
+            f"number: give one for the whole batch, as the sum of its samples' weights ({error})"
+        ) from error
     if not math.isfinite(weight) or weight < 0:
         raise WorkloadError(
             f"weight() of {type(workload).__name__} gives {weight}: give what the loss is a mean "

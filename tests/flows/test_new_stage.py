@@ -25,25 +25,25 @@ COUNT = Stage("count", CountArguments, TypeAdapter(int), "count {request.run}")
 """Count checkpoints."""
 '''
 IN_ITS_PLACE = ("(TRAIN, EVALUATE,", "(TRAIN, COUNT, EVALUATE,")
-CARRIED_OUT = (
-    "        self._carried_out.add(EVALUATE, self.evaluate)\n",
-    "        self._carried_out.add(EVALUATE, self.evaluate)\n"
-    "        from train_core.stages import COUNT\n"
-    "        self._carried_out.add(COUNT, lambda asked: len(asked.checkpoints))\n",
-)
-CALLED = (
-    "    trained = start(task_of(TRAIN), request, NoArguments())()\n",
-    "    trained = start(task_of(TRAIN), request, NoArguments())()\n"
-    "    from train_core.stages import COUNT, CountArguments\n"
-    "    asked = CountArguments(checkpoints=trained.checkpoints)\n"
-    "    session.seconds['counted'] = start(task_of(COUNT), request, asked)()\n",
-)
+BESIDE_EVALUATE = """
+        from train_core.stages import COUNT
+        self._carried_out.add(COUNT, lambda asked: len(asked.checkpoints))
+"""
+AFTER_TRAIN = """
+    from train_core.stages import COUNT, CountArguments
+    asked = CountArguments(checkpoints=trained.checkpoints)
+    session.seconds["counted"] = start(task_of(COUNT), request, asked)()
+"""
 
 
 def changed(file: Path, before: str, after: str) -> None:
     text = file.read_text()
     assert text.count(before) == 1
     file.write_text(text.replace(before, after))
+
+
+def added(file: Path, after: str, lines: str) -> None:
+    changed(file, after, after + lines)
 
 
 @pytest.mark.slow
@@ -56,8 +56,10 @@ def test_a_stage_is_added_by_its_declaration_who_carries_it_out_and_its_place_in
     stages = product / "train_core" / "stages.py"
     changed(stages, "\nSTAGES: tuple", f"{DECLARED}\nSTAGES: tuple")
     changed(stages, *IN_ITS_PLACE)
-    changed(product / "train_core" / "engine" / "driver" / "stages.py", *CARRIED_OUT)
-    changed(product / "evertrain_flows" / "retrain.py", *CALLED)
+    driver = product / "train_core" / "engine" / "driver" / "stages.py"
+    added(driver, "        self._carried_out.add(EVALUATE, self.evaluate)\n", BESIDE_EVALUATE)
+    flow = product / "evertrain_flows" / "retrain.py"
+    added(flow, "    trained = start(task_of(TRAIN), request, NoArguments())()\n", AFTER_TRAIN)
     command = [sys.executable, "-m", "evertrain_flows.cli", "retrain", "--run", "counted"]
     command += ["--epochs", "2", "--num-workers", "1", "--storage", str(tmp_path / "runs")]
     environment = os.environ | {"PYTHONPATH": str(product), "HOME": str(tmp_path)}

@@ -37,12 +37,12 @@ Forms = Mapping[str, str]
 With `arrays of ` before it if each row is an array of the same shape as the others.
 """
 
-TEXTS, LISTS, NUMBERS = "texts", "lists", "numbers"
+TEXTS, LISTS, NUMBERS, _BOOLEANS = "texts", "lists", "numbers", "booleans"
 _ARRAYS = "arrays of "
 _WORDS: Mapping[str, tuple[type, ...]] = {
     TEXTS: (str,),
     "bytes": (bytes,),
-    "booleans": (bool, np.bool_),
+    _BOOLEANS: (bool, np.bool_),
     NUMBERS: (int, float, complex, Decimal, np.number),
     "times": (date, time, timedelta, np.datetime64, np.timedelta64),
     "mappings": (dict,),
@@ -128,7 +128,7 @@ def kind_of(form: str) -> str:
         return LISTS
     if form in _WORDS or not form:
         return form
-    kinds = {"b": "booleans", "M": "times", "m": "times"}
+    kinds = {"b": _BOOLEANS, "M": "times", "m": "times"}
     return kinds.get(np.dtype(form).kind, NUMBERS)
 
 
@@ -197,11 +197,18 @@ def check_forms(columns: Columns, forms: Forms, where: str) -> None:
     """Raise DataError for a column that holds another kind of values than in training."""
     for name, form in forms_of(columns).items():
         here, there = kind_of(form), kind_of(forms.get(name, ""))
-        if there and here != there and {here, there} != {"booleans", "numbers"}:
+        if there and here != there and not _are_flags(columns[name], here, there):
             raise DataError(
                 f"column {name!r} of {where} holds {here}, and held {there} in training: write it "
                 f"as {_SPELLED if forms[name][1:2] == 'M' else there}"
             )
+
+
+def _are_flags(array: Array, here: str, there: str) -> bool:
+    """Whether numbers are 0 and 1, as many programs write booleans."""
+    if (here, there) != (NUMBERS, _BOOLEANS):
+        return False
+    return all(is_null(value) or value in (0, 1) for value in array.flat)
 
 
 def _array(column: pa.ChunkedArray, *, stays: bool = False) -> Array:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from train_core.datasets.arrays import is_null
 from train_core.datasets.tables import columns_of, forms_of
 from train_core.engine.data.request_columns import requested_columns
 from train_core.errors import DataError
@@ -93,8 +94,19 @@ def test_what_no_table_has_stays_as_it_is() -> None:
         ({"x": ["01/09/2026"]}, {"x": "<M8[us]"}, "write it as times"),
         ({"x": ["3000-01-01"]}, {"x": "<M8[ns]"}, "does not have: round them"),
         ({"x": ["false"]}, {"x": "|b1"}, "holds texts, and held booleans"),
+        ({"x": [0.5]}, {"x": "|b1"}, "holds numbers, and held booleans"),
+        ({"x": [2, 1]}, {"x": "|b1"}, "holds numbers, and held booleans"),
+        ({"x": [True, False]}, {"x": "<f8"}, "holds booleans, and held numbers"),
+        ({"x": [True, None]}, {"x": "numbers"}, "holds booleans, and held numbers"),
     ],
 )
 def test_what_no_file_could_have_is_refused(data: Any, forms: dict[str, str], said: str) -> None:
     with pytest.raises(DataError, match=said):
         requested_columns(data, forms)
+
+
+def test_booleans_may_be_written_as_0_and_1() -> None:
+    columns = requested_columns({"x": [0, 1, 1], "y": [None, 1, 0]}, {"x": "|b1", "y": "booleans"})
+    assert columns["x"].dtype == bool
+    assert columns["x"].tolist() == [False, True, True]
+    assert [None if is_null(value) else value for value in columns["y"]] == [None, 1, 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from mlflow.exceptions import MlflowException
-from mlflow.pyfunc.scoring_server import infer_and_parse_data
+from mlflow.pyfunc.scoring_server import infer_and_parse_data, predictions_to_json
 
 from tests.engine.scoring.tables import customers, scored, trained
 from tests.engine.tracking.test_models import load
@@ -69,6 +70,11 @@ def test_a_served_model_has_no_prediction_where_it_gives_nan(
     served = load(tracking_uri, logged(folder, tracking_uri))
     found = served.predict(pd.DataFrame({"size": [1.0, None, 2.0], "age": [1.0, 2.0, 3.0]}))
     assert found["prediction"].isna().tolist() == [False, True, False]
+    # As a server answers: NaN is no JSON.
+    answer = StringIO()
+    predictions_to_json(found, answer)
+    rows = json.loads(answer.getvalue(), parse_constant=pytest.fail)["predictions"]
+    assert [row["prediction"] is None for row in rows] == [False, True, False]
 
 
 def asked(served: Any, body: dict[str, Any]) -> pd.DataFrame:

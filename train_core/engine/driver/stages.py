@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from contextlib import AbstractContextManager
@@ -103,8 +102,6 @@ class RunStages:
         # It imports torch, while Ray starts.
         with without_collection():
             from train_core.engine.driver.preparing.preparation import prepare_run
-        # What was imported stays: going through it for garbage takes 0.2 s each time.
-        gc.freeze()
         made = prepare_run(self._request, self.folder, self._workers, self._job, self._timing)
         self.config, self.held, self.mirror = made.config, made.held, made.mirror
         return made.prepared.model_dump()

@@ -110,10 +110,19 @@ class ServedModel:
             {name: a if a.ndim == 1 else a.tolist() for name, a in tensors.items()}
         )
         missing = rows_without_prediction(found)
-        if missing.any():
-            for name in (name for name, array in tensors.items() if array.ndim == 1):
-                frame[name] = frame[name].mask(missing)
+        for name in frame if missing.any() else ():
+            # As JSON, which a server answers with, has no NaN.
+            values = zip(frame[name], missing, strict=True)
+            known = [_without_nan(value) if is_missing else value for value, is_missing in values]
+            frame[name] = pd.Series(known, dtype=object)
         return frame
+
+
+def _without_nan(value: Any) -> Any:
+    """No prediction: None; of a list, None in the place of NaN."""
+    if isinstance(value, list):
+        return [None if is_null(one) else one for one in value]
+    return None
 
 
 def _model(folder: Path, config: TrainConfig, workload: Workload[Any]) -> nn.Module:
