@@ -22,6 +22,7 @@ from train_core.errors import EvertrainError, StorageError, UnsavedError
 from train_core.policy import metric_names
 from train_core.policy.checkpoints.save_state import SaveState, SaveStatus
 from train_core.storage.records.journal import Entry, finite
+from train_core.storage.records.manifest import CommitFacts
 from train_core.storage.run_folder import Checkpoint, RunFolder
 
 _POLL_S = 0.2
@@ -61,6 +62,7 @@ class Checkpointer:
         """The newest commit. Known to rank 0, and to all after a resume."""
         self.processors: tuple[str, ...] = ()
         """What the training was computed on until here."""
+        self._attempt = attempt
         self._max_unsaved_s = config.max_unsaved_s
         self._recorder = recorder
         self._is_rank0 = group.is_rank0
@@ -106,17 +108,18 @@ class Checkpointer:
         begin = time.monotonic()
         self._writer.snapshot.take(state, frozen, parameters)
         entries = list(self._recorder.pending)
-        facts = {
-            "step": progress.step,
-            "epoch": progress.epoch,
-            "samples_seen": progress.samples_seen,
-            "metrics": finite(progress.metrics),
-            "validated": progress.validated_step == progress.step,
-            "stopped_by": progress.stopped_by,
-            "scheduled": is_scheduled,
-            "elapsed_s": progress.elapsed_s,
-            "processors": self.processors,
-        }
+        facts = CommitFacts(
+            attempt=self._attempt,
+            step=progress.step,
+            epoch=progress.epoch,
+            samples_seen=progress.samples_seen,
+            metrics=finite(progress.metrics),
+            validated=progress.validated_step == progress.step,
+            stopped_by=progress.stopped_by,
+            in_turn=is_scheduled,
+            elapsed_s=progress.elapsed_s,
+            processors=self.processors,
+        )
         self._num_saves += 1
         save = Save(self._num_saves, facts, entries, self.newest)
         self._status = self._status.began(progress.step, begin)

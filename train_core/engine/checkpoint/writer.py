@@ -13,8 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.snapshot import Snapshot, SnapshotFile
@@ -24,7 +23,7 @@ from train_core.errors import CheckpointError, NotFiniteError, StorageError, Wor
 from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.journal import Entry
-from train_core.storage.records.manifest import CheckpointManifest, FileEntry
+from train_core.storage.records.manifest import CheckpointManifest, CommitFacts, FileEntry
 from train_core.storage.records.names import CHECKPOINTS, CheckpointName
 from train_core.storage.run_folder import Checkpoint, RunFolder
 from train_core.storage.run_writer import RunWriter
@@ -53,22 +52,16 @@ class Save:
 
     number: int
     """All ranks count alike."""
-    facts: dict[str, Any]
-    """Fields of the manifest."""
+    facts: CommitFacts
     entries: list[Entry]
     """The journal's new entries."""
     previous: Checkpoint | None
     """The newest commit, whose journal is continued."""
 
-    @property
-    def step(self) -> int:
-        """The step whose state it is."""
-        return int(self.facts["step"])
-
     def not_finite(self) -> NotFiniteError:
         """The error for a weight that is not a number."""
         last_good = str(self.previous.name) if self.previous else None
-        return NotFiniteError(self.step, math.nan, last_good, "a weight of the model")
+        return NotFiniteError(self.facts.step, math.nan, last_good, "a weight of the model")
 
 
 class CheckpointWriter:
@@ -106,11 +99,11 @@ class CheckpointWriter:
 
     def write(self, save: Save) -> Checkpoint | None:
         """Store this rank's files; rank 0 commits when all ranks have, and returns the commit."""
-        name = CheckpointName(save.step, self._attempt)
+        name = CheckpointName(save.facts.step, self._attempt)
         folder = f"{CHECKPOINTS}/{name}"
         # A validated checkpoint may be the best, so it is retried for longer.
         insist_s = min(self._timing.insist_s, self._config.max_unsaved_s or math.inf)
-        self._insists_until = time.monotonic() + (insist_s if save.facts["validated"] else 0)
+        self._insists_until = time.monotonic() + (insist_s if save.facts.validated else 0)
         if not self._group.is_rank0:
             self._write_share(folder, save)
             return None
@@ -245,10 +238,8 @@ class CheckpointWriter:
     def _manifest(self, files: list[FileEntry], save: Save) -> CheckpointManifest:
         """Store the journal's new entries; what the commit will say."""
         journal = save.previous.manifest.journal if save.previous else ()
-        return CheckpointManifest(
-            created_at=datetime.now(UTC).isoformat(),
-            attempt=self._attempt,
+        return CheckpointManifest.of(
+            save.facts,
             files=tuple(files),
             journal=self.run_writer.append_to_journal(journal, save.entries),
-            **save.facts,
         )

@@ -116,6 +116,12 @@ class _Rehearsing:
         """Try all that there is time for."""
         for split, dataset in (("train", train_set), ("validation", validation_set)):
             check_split(dataset, split)
+        if self._config.strategy == "fsdp":
+            self.left_out.append(
+                "all: with strategy fsdp the model may not fit into one process. If it does, "
+                "`evertrain check` without the strategy tries it"
+            )
+            return
         workload = self._new_workload()
         model = workload.model()
         check_model(model, self._config.shards)

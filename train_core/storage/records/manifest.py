@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -112,13 +113,18 @@ class ReportedFolder(BaseModel):
     )
 
 
-class CheckpointManifest(Manifest):
-    """The commit of a checkpoint."""
+class CommitFacts(BaseModel):
+    """What a commit says of the training, of a workload as of a function."""
 
     # `scheduled` has another name in what is stored.
-    model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        validate_by_name=True,
+        serialize_by_alias=True,
+    )
 
-    kind: Literal["checkpoint"] = "checkpoint"
     attempt: int = Field(ge=1, le=LARGEST_NUMBER)
     step: Count = Field(description="Optimizer steps done.")
     epoch: Count = Field(description="Epochs completed.")
@@ -144,6 +150,12 @@ class CheckpointManifest(Manifest):
         description="What it was computed on, oldest first: an entry for each change. Empty: of a "
         "training function, or of a version that did not record it.",
     )
+
+
+class CheckpointManifest(CommitFacts, Manifest):
+    """The commit of a checkpoint."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
     journal: tuple[FileEntry, ...] = Field(
         max_length=MAX_ENTRIES,
         description="The segments in ../../journal that this commit covers, oldest first.",
@@ -154,6 +166,21 @@ class CheckpointManifest(Manifest):
         exclude_if=lambda reported: reported is None,
         description="Set if a training function reported it.",
     )
+
+    @classmethod
+    def of(
+        cls,
+        facts: CommitFacts,
+        *,
+        files: tuple[FileEntry, ...],
+        journal: tuple[FileEntry, ...],
+        reported: ReportedFolder | None = None,
+    ) -> Self:
+        """The commit, now, of these files and of the journal until here."""
+        created_at = datetime.now(UTC).isoformat()
+        return cls(
+            created_at=created_at, files=files, journal=journal, reported=reported, **dict(facts)
+        )
 
     @property
     def _listed(self) -> dict[str, bool]:

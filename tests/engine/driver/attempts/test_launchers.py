@@ -22,6 +22,7 @@ from train_core.engine.driver.attempts.pool_launcher import PoolLauncher
 from train_core.engine.driver.attempts.stop_requests import StopRequests
 from train_core.engine.driver.attempts.supervisor import Attempt, Launcher
 from train_core.errors import StoppedError, UserCodeError
+from train_core.policy.restarts import Ended
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(240)
@@ -91,7 +92,7 @@ def test_all_ranks_train_to_the_end(
 ) -> None:
     folder = RunFolder(str(tmp_path), "run")
     outcome = launcher.run(attempt(folder, num_workers=workers))
-    assert (outcome.error, outcome.is_lost) == (None, False)
+    assert (outcome.error, outcome.ended) == (None, Ended.IN_ORDER)
     assert digest_of_training(folder) == undisturbed
 
 
@@ -105,7 +106,7 @@ def test_of_a_range_as_many_ranks_train_as_there_is_room_for(
     asked = attempt(folder, num_workers=4, min_workers=1, cpus_per_worker=cpus / 2)
     with caplog.at_level("INFO", "train_core.driver"):
         outcome = launcher.run(asked)
-    assert (outcome.error, outcome.is_lost) == (None, False)
+    assert (outcome.error, outcome.ended) == (None, Ended.IN_ORDER)
     assert "training on 2 workers" in caplog.messages
     assert digest_of_training(folder) == undisturbed
 
@@ -122,7 +123,7 @@ def test_a_death_is_lost_leaves_nobody_and_the_next_attempt_goes_on(
         seen.update(ranks())
 
     outcome = launcher.run(attempt(folder, 1, look, **mortal))
-    assert outcome.is_lost
+    assert outcome.ended is Ended.LOST
     assert isinstance(outcome.error, ConnectionError)
     assert "rank 1 died" in str(outcome.error)
     assert seen
@@ -146,7 +147,7 @@ def test_a_rank_that_dies_before_the_training_begins_is_lost(
 
     outcome = launcher.run(attempt(folder, 1, kill_one))
     assert killed
-    assert outcome.is_lost
+    assert outcome.ended is Ended.LOST
     assert not launcher.run(attempt(folder, 2)).error
     assert digest_of_training(folder) == undisturbed
 
@@ -158,7 +159,7 @@ def test_a_users_bug_comes_with_its_traceback_and_leaves_no_rank_waiting(
     outcome = launcher.run(
         attempt(RunFolder(str(tmp_path), "buggy"), workload="tests.engine.tiny:Buggy")
     )
-    assert not outcome.is_lost
+    assert outcome.ended is not Ended.LOST
     assert isinstance(outcome.error, UserCodeError)
     assert "rank 1: KeyError" in outcome.error.summary
     assert "in loss" in outcome.error.traceback
@@ -172,7 +173,7 @@ def test_a_users_bug_comes_with_its_traceback_and_leaves_no_rank_waiting(
 def test_an_exit_of_the_users_is_his_bug(launcher: Launcher, tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     outcome = launcher.run(attempt(folder, workload="tests.engine.tiny:Quitting"))
-    assert not outcome.is_lost
+    assert outcome.ended is not Ended.LOST
     assert isinstance(outcome.error, UserCodeError)
     assert "it called sys.exit('enough')" in outcome.error.summary
 
@@ -204,6 +205,6 @@ def test_one_that_is_asked_to_stop_before_its_ranks_train_does_not_begin(
         raise StoppedError("run", 0)
 
     outcome = launcher.run(attempt(folder, 1, stop))
-    assert not outcome.is_lost
+    assert outcome.ended is not Ended.LOST
     assert isinstance(outcome.error, StoppedError)
     assert folder.checkpoints() == []

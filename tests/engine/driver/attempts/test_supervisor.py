@@ -18,7 +18,7 @@ from train_core import TrainConfig
 from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome, Supervisor
 from train_core.engine.driver.timing import Timing
 from train_core.errors import GaveUpError, StoppedError, UserCodeError
-from train_core.policy.restarts import RestartRules
+from train_core.policy.restarts import Ended, RestartRules
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.stop_request import StopRequest, ask_to_stop
 from train_core.storage.run_folder import RunFolder
@@ -55,7 +55,7 @@ class LosesAttempts:
         if step := self.lost_at.pop(0):
             alone.run(attempt.folder, attempt.number, **asked | {"max_steps": step})
         return AttemptOutcome(
-            ConnectionError(f"rank 1 died in attempt {attempt.number}"), is_lost=True
+            Ended.LOST, ConnectionError(f"rank 1 died in attempt {attempt.number}")
         )
 
 
@@ -67,7 +67,9 @@ class Fails:
 
     def run(self, attempt: Attempt) -> AttemptOutcome:
         self.attempts.append(attempt.number)
-        return AttemptOutcome(UserCodeError("train", "rank 0: KeyError: 'x'", "a traceback"))
+        return AttemptOutcome(
+            Ended.FAILED, UserCodeError("train", "rank 0: KeyError: 'x'", "a traceback")
+        )
 
 
 @pytest.fixture
@@ -121,7 +123,7 @@ class StandsStill:
     def run(self, attempt: Attempt) -> AttemptOutcome:
         self.has_begun.set()
         assert self.may_end.wait(60)
-        return AttemptOutcome(StoppedError(attempt.folder.name, 0))
+        return AttemptOutcome(Ended.FAILED, StoppedError(attempt.folder.name, 0))
 
 
 @pytest.mark.promise("grace")
@@ -198,11 +200,11 @@ class WaitsForRoom:
         try:
             attempt.check_stop()
         except StoppedError as error:
-            return AttemptOutcome(error)
+            return AttemptOutcome(Ended.FAILED, error)
         raise AssertionError
 
 
-LOST = AttemptOutcome(ConnectionError("rank 0 died"), is_lost=True)
+LOST = AttemptOutcome(Ended.LOST, ConnectionError("rank 0 died"))
 
 
 @pytest.mark.parametrize(
@@ -320,7 +322,7 @@ class Moves:
         self.attempts.append(attempt.number)
         if len(self.attempts) <= self.times:
             attempt.requests.ask_to_move("node 1 is being drained")
-            return AttemptOutcome(is_as_asked=True)
+            return AttemptOutcome(Ended.AS_ASKED)
         alone.run(attempt.folder, attempt.number, **attempt.config.model_dump())
         return AttemptOutcome()
 
@@ -350,8 +352,8 @@ class Measures:
         def keep(number: int, why: str) -> None:
             self.kept.append((attempt.number, number, why))
 
-        is_lost = isinstance(error, ConnectionError)
-        return AttemptOutcome(error, is_lost=is_lost, keep_metrics=keep)
+        ended = Ended.LOST if isinstance(error, ConnectionError) else Ended.FAILED
+        return AttemptOutcome(ended, error, keep_metrics=keep)
 
 
 DEATH, BUG = ConnectionError("rank 0 died"), UserCodeError("train", "KeyError", "a traceback")

@@ -21,7 +21,7 @@ from train_core.engine.ray_train.init_folder import pinned_origin
 from train_core.engine.ray_train.reports.committer import commit_reports, uncovered_entries
 from train_core.engine.ray_train.task import DamagedFolderError, FunctionTask, TrainingEnds
 from train_core.errors import EvertrainError, StorageError, UserCodeError
-from train_core.policy.restarts import Asked
+from train_core.policy.restarts import Asked, Ended
 from train_core.policy.stop_reasons import StopReason
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.records.names import CheckpointName
@@ -57,19 +57,18 @@ class FunctionLauncher:
             fitted.result()
             return AttemptOutcome()
         except UserCodeError as error:
-            return AttemptOutcome(error, is_raised=True, keep_metrics=keep)
+            return AttemptOutcome(Ended.RAISED, error, keep_metrics=keep)
         except DamagedFolderError as error:
             if name := CheckpointName.parse(error.checkpoint):
                 quarantine(attempt.folder, name, error.fault)
-            return AttemptOutcome(error, is_lost=True, keep_metrics=keep)
+            return AttemptOutcome(Ended.LOST, error, keep_metrics=keep)
         except TrainingEnds:
-            return AttemptOutcome(is_as_asked=True, keep_metrics=keep)
+            return AttemptOutcome(Ended.AS_ASKED, keep_metrics=keep)
         except (ConnectionError, StorageError) as error:
-            return AttemptOutcome(
-                error, is_lost=not is_aborted, is_as_asked=is_aborted, keep_metrics=keep
-            )
+            ended = Ended.AS_ASKED if is_aborted else Ended.LOST
+            return AttemptOutcome(ended, error, keep_metrics=keep)
         except EvertrainError as error:
-            return AttemptOutcome(error, keep_metrics=keep)
+            return AttemptOutcome(Ended.FAILED, error, keep_metrics=keep)
 
     def _watching(self, attempt: Attempt) -> AbstractContextManager[None]:
         """Watch, for a block, whether a node of the cluster on which a worker runs is drained."""

@@ -13,6 +13,7 @@ from train_core.engine.distributed.rendezvous import Membership
 from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.entry_points import TRAIN
 from train_core.policy.membership import keeps_workers
+from train_core.policy.restarts import Ended
 
 _log = logging.getLogger("train_core.driver")
 
@@ -43,11 +44,11 @@ class PoolLauncher:
             else:
                 # How many there is room for is seen once these are gone.
                 self._pool.close()
-            return AttemptOutcome(error, is_lost=True)
+            return AttemptOutcome(Ended.LOST, error)
         except Exception as error:  # noqa: BLE001 (the supervisor raises it)
             # Ranks that wait for the one that failed would wait for half an hour.
             self._pool.close()
-            return AttemptOutcome(error)
+            return AttemptOutcome(Ended.FAILED, error)
 
     def _train_where_there_is_room(self, group: str, attempt: Attempt) -> AttemptOutcome:
         workers, timing = attempt.config.num_workers, self._pool.timing

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from train_core.config import TrainConfig
 from train_core.engine.driver.attempts.stop_requests import StopRequests
@@ -55,14 +55,9 @@ class Attempt:
 class AttemptOutcome:
     """How an attempt ended."""
 
+    ended: Ended = Ended.IN_ORDER
     error: Exception | None = None
-    """None: all ranks came to their end."""
-    is_lost: bool = False
-    """A process or a connection died, so that another attempt may well succeed."""
-    is_raised: bool = False
-    """It is an error of a training function, which may be allowed to raise some."""
-    is_as_asked: bool = False
-    """It ended because it was requested to."""
+    """What it ended with, unless in order."""
     given_up_at: int | None = None
     """The step of the newest commit, if the storage did not take the last one in time."""
     keep_metrics: Callable[[int, StopReason], object] = lambda *_: None
@@ -70,17 +65,6 @@ class AttemptOutcome:
 
     It is called if no other attempt follows, which would measure them again.
     """
-
-    @property
-    def ended(self) -> Ended:
-        """The same, as the decision on the next action wants it."""
-        if self.is_as_asked:
-            return Ended.AS_ASKED
-        if self.error is None:
-            return Ended.IN_ORDER
-        if self.is_raised:
-            return Ended.RAISED
-        return Ended.LOST if self.is_lost else Ended.FAILED
 
 
 class Launcher(Protocol):
@@ -184,6 +168,10 @@ class Supervisor:
             case Next.RESTART:
                 _log.warning("begins again from the newest checkpoint: %s", outcome.error)
                 self._is_stopping.wait(decision.pause_s)
+            case Next.MOVE | Next.DONE:
+                """Nothing keeps the next attempt, or the end."""
+            case other:
+                assert_never(other)
 
     def stop(self) -> None:
         """Begin no training, and let one that runs save and end.

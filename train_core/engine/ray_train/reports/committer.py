@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
@@ -17,7 +16,12 @@ from train_core.policy.stop_reasons import StopReason
 from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.records.documents import LARGEST_NUMBER, MAX_ENTRIES, MAX_TEXT
 from train_core.storage.records.journal import Entry, finite
-from train_core.storage.records.manifest import CheckpointManifest, FileEntry, ReportedFolder
+from train_core.storage.records.manifest import (
+    CheckpointManifest,
+    CommitFacts,
+    FileEntry,
+    ReportedFolder,
+)
 from train_core.storage.run_folder import Checkpoint
 from train_core.storage.run_writer import RunWriter
 
@@ -131,8 +135,7 @@ def commit_reports(
     known = before.manifest if before else None
     metrics = entries[-1].metrics if entries else known.metrics if known else {}
     _check_sizes(metrics, files)
-    manifest = CheckpointManifest(
-        created_at=datetime.now(UTC).isoformat(),
+    facts = CommitFacts(
         attempt=writer.attempt,
         step=step,
         epoch=_epoch_after(before, metrics),
@@ -142,11 +145,11 @@ def commit_reports(
         stopped_by=stopped_by,
         in_turn=reported is not None,
         elapsed_s=elapsed_s,
-        files=files,
-        journal=writer.append_to_journal(known.journal if known else (), entries),
-        reported=reported,
     )
-    return writer.commit(manifest)
+    journal = writer.append_to_journal(known.journal if known else (), entries)
+    return writer.commit(
+        CheckpointManifest.of(facts, files=files, journal=journal, reported=reported)
+    )
 
 
 def uncovered_topic(number: int) -> str:
