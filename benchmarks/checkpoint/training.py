@@ -20,7 +20,7 @@ from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.policy.checkpoints.layout import assign
 from train_core.storage.records.manifest import CheckpointManifest
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter
 
 _WORKLOAD = "benchmarks.checkpoint.workload:Blocks"
@@ -34,7 +34,7 @@ class TimedWriter(RunWriter):
         self.committed: dict[int, float] = {}
         self.on_commit: Callable[[int], object] = self.committed.get
 
-    def commit(self, manifest: CheckpointManifest) -> Checkpoint:
+    def commit(self, manifest: CheckpointManifest) -> Commit:
         """As the run writer's."""
         found = super().commit(manifest)
         self.committed[manifest.step] = time.perf_counter()

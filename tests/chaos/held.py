@@ -15,7 +15,7 @@ from tests.chaos.standing import HOLD, NOTES, note_pid, note_step, stand_still
 from train_core import Batch
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import CheckpointManifest
-from train_core.storage.run_folder import Checkpoint
+from train_core.storage.run_folder import Commit
 from train_core.storage.run_writer import RunWriter
 from train_core.workloads.digits import Digits, DigitsSettings
 
@@ -77,7 +77,7 @@ def put(store: Store, key: str, data: memoryview) -> str:
     return digest
 
 
-def commit(writer: RunWriter, manifest: CheckpointManifest) -> Checkpoint:
+def commit(writer: RunWriter, manifest: CheckpointManifest) -> Commit:
     """As the writer's own, with a look before and after."""
     reach("before the manifest")
     committed = _commit(writer, manifest)

@@ -10,7 +10,7 @@ from train_core.storage.records.journal import Entry
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.records.tensor_file import lay_out
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter, create_run
 
 ACCURACY = "validation/accuracy"
@@ -23,7 +23,7 @@ def create(storage: str, run: str = "digits", **config: Any) -> RunFolder:
     return folder
 
 
-def grow(folder: RunFolder, step: int, accuracy: float | None, **change: Any) -> Checkpoint:
+def grow(folder: RunFolder, step: int, accuracy: float | None, **change: Any) -> Commit:
     """Two steps more until `step`, a validation, and a checkpoint; `change` is of its manifest."""
     before = folder.newest()
     entries = [
@@ -37,10 +37,10 @@ def commit(
     folder: RunFolder,
     step: int,
     entries: list[Entry],
-    before: Checkpoint | None,
+    before: Commit | None,
     metrics: Mapping[str, float | None],
     **change: Any,
-) -> Checkpoint:
+) -> Commit:
     """A checkpoint whose journal has the entries after those of the one before."""
     writer = RunWriter(folder, change.get("attempt", 1))
     files = contents(step)

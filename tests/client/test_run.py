@@ -12,7 +12,7 @@ from tests.client.grown import ACCURACY, commit, create, grow
 from train_core import Run, fork_run, open_run, run_status, stop_run, verify_run
 from train_core.errors import ConfigError
 from train_core.storage.records.journal import Entry
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter, quarantine
 
 
@@ -92,9 +92,9 @@ def test_a_damaged_part_of_the_journal_is_left_out_with_a_warning(
 class CommittedMeanwhile(RunFolder):
     """Is asked for its newest checkpoint just before another process commits and deletes."""
 
-    old: Checkpoint | None = None
+    old: Commit | None = None
 
-    def newest(self) -> Checkpoint | None:
+    def newest(self) -> Commit | None:
         found, self.old = self.old, None
         return found or super().newest()
 

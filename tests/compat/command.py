@@ -15,7 +15,7 @@ import psutil
 
 from evertrain_flows.databases import create_tracking_database
 from tests.compat.attempts.kinds import EPOCHS, NUM_WORKERS, PAUSE_S, PLAIN, Kind
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 
 SEED = "EVERTRAIN_TEST_SEED"
 
@@ -72,7 +72,7 @@ class Command:
         assert self.process is not None
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def wait_for_reports(self, number: int, *, after_attempt: int = 0) -> Checkpoint:
+    def wait_for_reports(self, number: int, *, after_attempt: int = 0) -> Commit:
         """The newest checkpoint, when there are so many, and it is of a later attempt."""
         deadline = time.monotonic() + 120
         while True:

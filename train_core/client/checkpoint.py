@@ -22,8 +22,7 @@ from train_core.storage.records.names import (
     REPORTED_FOLDER,
     CheckpointName,
 )
-from train_core.storage.run_folder import Checkpoint as CommittedCheckpoint
-from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.verification.checkpoints import check_files, copy_files
 
 if TYPE_CHECKING:
@@ -44,9 +43,7 @@ class Checkpoint:
     ...     weights = safetensors.torch.load_file(path / "model.safetensors")
     """
 
-    def __init__(
-        self, store: Store, key: str, committed: CommittedCheckpoint, *, is_in_run: bool
-    ) -> None:
+    def __init__(self, store: Store, key: str, committed: Commit, *, is_in_run: bool) -> None:
         self._store = store
         self._key = key
         self.committed = committed
@@ -55,7 +52,7 @@ class Checkpoint:
         """Whether `store` is the folder of its run, which may delete it."""
 
     @classmethod
-    def in_run(cls, folder: RunFolder, committed: CommittedCheckpoint) -> Checkpoint:
+    def in_run(cls, folder: RunFolder, committed: Commit) -> Checkpoint:
         """A checkpoint of a run."""
         return cls(folder.store, committed.key, committed, is_in_run=True)
 
@@ -91,7 +88,7 @@ class Checkpoint:
                 f"{url} is not the folder of a checkpoint: it has no {MANIFEST_JSON}. Give "
                 "<run>/checkpoints/<checkpoint>, or a whole copy of that folder"
             ) from error
-        return cls(store, key, CommittedCheckpoint(*found), is_in_run=False)
+        return cls(store, key, Commit(*found), is_in_run=False)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.uri!r})"

@@ -12,7 +12,7 @@ from train_core.results import Result
 from train_core.storage.addresses import absolute, run_at
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import lift_quarantine
 from train_core.storage.verification.runs import RunVerification, Verdict
 
@@ -81,7 +81,7 @@ def list_checkpoints(folder: RunFolder) -> list[ListedCheckpoint]:
     return sorted(listed, key=lambda one: CheckpointName.parse(one.checkpoint) or _NOWHERE)
 
 
-def checkpoint_facts(folder: RunFolder, checkpoint: Checkpoint) -> dict[str, Any]:
+def checkpoint_facts(folder: RunFolder, checkpoint: Commit) -> dict[str, Any]:
     """A checkpoint's manifest and its address, as JSON has them."""
     manifest = checkpoint.manifest.model_dump(mode="json")
     return manifest | {"uri": folder.store.uri(checkpoint.key)}

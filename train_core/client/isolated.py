@@ -36,8 +36,7 @@ from train_core.inside import environment_of
 from train_core.results import ExportResult, PredictionsResult, Rehearsal, Tracking
 from train_core.storage.addresses import absolute, file_at
 from train_core.storage.records.names import MODEL_FILE
-from train_core.storage.run_folder import Checkpoint as CommittedCheckpoint
-from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.text.log_lines import warning_in
 
 _log = logging.getLogger(__name__)
@@ -140,7 +139,7 @@ def mirror_predictions(
 def compare_checkpoints(
     folder_a: RunFolder,
     folder_b: RunFolder,
-    *pairs: tuple[CommittedCheckpoint, CommittedCheckpoint],
+    *pairs: tuple[Commit, Commit],
 ) -> list[Comparison]:
     """All that differs between checkpoints of two runs, for each pair of them.
 
@@ -168,7 +167,7 @@ def train_plainly(task_file: Path) -> None:
 
 def export_weights(
     run: Run | RunFolder,
-    checkpoint: Checkpoint | CommittedCheckpoint,
+    checkpoint: Checkpoint | Commit,
     target: str,
     *,
     overwrite: bool = False,

@@ -29,7 +29,7 @@ from train_core.storage.registered_models.decisions import (
     newest_result,
     question_after_training,
 )
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.runs_of_storage import is_run_finished, read_runs
 
 _DIGEST_SHOWN = 8
@@ -169,7 +169,7 @@ def _state(
     return "answered" if question else "interrupted"
 
 
-def _best_value(checkpoints: list[Checkpoint], config: TrainConfig) -> float | None:
+def _best_value(checkpoints: list[Commit], config: TrainConfig) -> float | None:
     """The best checkpoint's value of the monitored metric."""
     candidates = [Candidate(str(c.name), c.step, c.metrics) for c in checkpoints]
     order = ranked(candidates, config.monitor, config.order)

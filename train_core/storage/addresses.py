@@ -14,7 +14,7 @@ from train_core.storage.objects.store import DataStore, Store
 from train_core.storage.objects.supported_protocols import refuse_unserved
 from train_core.storage.records.names import CHECKPOINTS, CheckpointName
 from train_core.storage.records.quarantine import quarantine_reason
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_reports import reported_best
 
 _LONGEST_NAME = 100
@@ -69,7 +69,7 @@ def find(what: str, storage: str) -> tuple[RunFolder, CheckpointName | None]:
 
 def find_checkpoint(
     what: str, storage: str, *, prefer_best: bool = False
-) -> tuple[RunFolder, Checkpoint]:
+) -> tuple[RunFolder, Commit]:
     """The checkpoint that is named, or a run's newest; with `prefer_best` its report's best.
 
     Raises ConfigError if there is none, or if a newer evertrain committed the newest.
@@ -91,7 +91,7 @@ def find_checkpoint(
     return folder, newest
 
 
-def named(folder: RunFolder, name: CheckpointName) -> Checkpoint:
+def named(folder: RunFolder, name: CheckpointName) -> Commit:
     """One checkpoint of the run. Raises ConfigError if it is not there, or is not to be used."""
     found = scan(folder.store, name)
     found.refuse_newer()

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Commit:
     """A committed checkpoint: its manifest, and the manifest's digest."""
 
     manifest: CheckpointManifest
@@ -98,7 +98,7 @@ class Checkpoint:
 class Scan:
     """What lies among a run's checkpoints; each folder is in one of the lists."""
 
-    good: list[Checkpoint] = field(default_factory=list)
+    good: list[Commit] = field(default_factory=list)
     """Oldest first."""
     damaged: dict[CheckpointName, str] = field(default_factory=dict)
     """Those whose manifests cannot be read, or are another's, and why."""
@@ -111,7 +111,7 @@ class Scan:
     """Those without a manifest: never committed, or half deleted."""
 
     @property
-    def newest(self) -> Checkpoint | None:
+    def newest(self) -> Commit | None:
         """The newest good one, also beside those that a newer evertrain committed."""
         return self.good[-1] if self.good else None
 
@@ -143,7 +143,7 @@ def scan(store: Store, only: CheckpointName | None = None) -> Scan:
     read = in_threads(lambda name: _opened(store, name), committed)
     for name, one in zip(committed, read, strict=True):
         match one:
-            case Checkpoint():
+            case Commit():
                 found.good.append(one)
             case FileNotFoundError():
                 # It was deleted just now.
@@ -160,14 +160,14 @@ def quarantined_names(store: Store) -> list[CheckpointName]:
     return sorted(name for name, below in _folders(store).items() if QUARANTINED_JSON in below)
 
 
-def open_checkpoint(store: Store, name: CheckpointName) -> Checkpoint:
+def open_checkpoint(store: Store, name: CheckpointName) -> Commit:
     """One checkpoint; every checkpoint that is read is opened here.
 
     Raises FileNotFoundError if it was never committed, and CheckpointError if its manifest cannot
     be read, or is another checkpoint's; ConfigError if a newer evertrain wrote it.
     """
     key = f"{CHECKPOINTS}/{name}"
-    found = Checkpoint(*read_manifest(store, CheckpointManifest, f"{key}/{MANIFEST_JSON}"))
+    found = Commit(*read_manifest(store, CheckpointManifest, f"{key}/{MANIFEST_JSON}"))
     if found.name != name:
         # Its manifest and files are whole, so nothing else shows that the folder was copied.
         raise CheckpointError(
@@ -241,14 +241,14 @@ def _folders(store: Store) -> dict[CheckpointName, set[str]]:
 
 def _opened(
     store: Store, name: CheckpointName
-) -> Checkpoint | CheckpointError | ConfigError | FileNotFoundError:
+) -> Commit | CheckpointError | ConfigError | FileNotFoundError:
     try:
         return open_checkpoint(store, name)
     except (CheckpointError, ConfigError, FileNotFoundError) as error:
         return error
 
 
-def _validation_of(store: Store, checkpoint: Checkpoint) -> dict[str, float | None] | None:
+def _validation_of(store: Store, checkpoint: Commit) -> dict[str, float | None] | None:
     try:
         return open_result(store, EvaluationManifest, validation_key(checkpoint.name)).metrics
     except FileNotFoundError:

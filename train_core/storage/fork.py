@@ -19,11 +19,11 @@ from train_core.storage.records.names import (
 )
 from train_core.storage.records.verified_files import copy_file
 from train_core.storage.run_checks import check_leftovers
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter, create_run
 
 
-def fork_checkpoint(folder: RunFolder, checkpoint: Checkpoint, name: str) -> RunFolder:
+def fork_checkpoint(folder: RunFolder, checkpoint: Commit, name: str) -> RunFolder:
     """A new run beside this one that goes on from `checkpoint`, with the journal up to it.
 
     The new run exists when all of it is copied. Raises FileExistsError if there is one,
@@ -56,7 +56,7 @@ def fork_checkpoint(folder: RunFolder, checkpoint: Checkpoint, name: str) -> Run
 
 
 @contextmanager
-def _copied(folder: RunFolder, checkpoint: Checkpoint, forked: RunFolder) -> Iterator[RunWriter]:
+def _copied(folder: RunFolder, checkpoint: Commit, forked: RunFolder) -> Iterator[RunWriter]:
     """Copy the checkpoint, its manifest last, and hold the lease of `forked` for the block.
 
     Every file is verified while it is copied: raises CheckpointError if one is not what was

@@ -26,7 +26,7 @@ from typing import Any, Self
 from train_core.errors import CheckpointError, ConfigError
 from train_core.results import CheckpointSummary
 from train_core.storage.committed import (
-    Checkpoint,
+    Commit,
     R,
     Scan,
     open_checkpoint,
@@ -53,7 +53,7 @@ from train_core.storage.records.quarantine import quarantine_reason
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.records.verified_files import read_file
 
-__all__ = ["Checkpoint", "RunFolder"]
+__all__ = ["Commit", "RunFolder"]
 _log = logging.getLogger(__name__)
 
 
@@ -133,7 +133,7 @@ class RunFolder:
         """All that lies among the checkpoints: for what only looks at the run."""
         return scan(self.store)
 
-    def checkpoints(self) -> list[Checkpoint]:
+    def checkpoints(self) -> list[Commit]:
         """The committed checkpoints, oldest first; damaged and quarantined ones are left out.
 
         Raises ConfigError if a newer evertrain committed one: who goes on without it may lose it.
@@ -142,7 +142,7 @@ class RunFolder:
         found.refuse_newer()
         return found.good
 
-    def newest(self) -> Checkpoint | None:
+    def newest(self) -> Commit | None:
         """The newest of `checkpoints`; None if there is none."""
         return next(reversed(self.checkpoints()), None)
 
@@ -150,7 +150,7 @@ class RunFolder:
         """What is wrong with manifests that cannot be read, by checkpoint; quarantined ones not."""
         return {str(name): reason for name, reason in self.scan().damaged.items()}
 
-    def newest_reported(self) -> Checkpoint | None:
+    def newest_reported(self) -> Commit | None:
         """The newest folder that a training function reported; None if there is none."""
         found = (one for one in reversed(self.checkpoints()) if one.manifest.reported)
         return next(found, None)
@@ -159,18 +159,18 @@ class RunFolder:
         """Whether the checkpoint was committed and is not deleted."""
         return is_committed(self.store, name)
 
-    def checkpoint(self, name: CheckpointName) -> Checkpoint:
+    def checkpoint(self, name: CheckpointName) -> Commit:
         """One checkpoint. Raises as `open_checkpoint`."""
         return open_checkpoint(self.store, name)
 
-    def find(self, name: str) -> Checkpoint:
+    def find(self, name: str) -> Commit:
         """The checkpoint called `name`. Raises FileNotFoundError if it was deleted."""
         parsed = CheckpointName.parse(name)
         if parsed is None:
             raise ValueError(f"{name!r} is not the name of a checkpoint")
         return self.checkpoint(parsed)
 
-    def summary(self, checkpoint: Checkpoint) -> CheckpointSummary:
+    def summary(self, checkpoint: Commit) -> CheckpointSummary:
         """The checkpoint in short."""
         return CheckpointSummary(
             name=str(checkpoint.name),

@@ -49,7 +49,7 @@ from train_core.storage.records.quarantine import mark_quarantined, remove_mark
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.records.verified_files import check_size, write_file
 from train_core.storage.registered_models.decisions import approval_key, decision_key, is_answer_to
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 
 _log = logging.getLogger(__name__)
 
@@ -152,13 +152,13 @@ class RunWriter(ResultWriter):
         """Store the entries; the segments of the journal with them, for the next commit."""
         return journal.append(self.folder.store, segments, entries, self.attempt)
 
-    def commit(self, manifest: CheckpointManifest) -> Checkpoint:
+    def commit(self, manifest: CheckpointManifest) -> Commit:
         """Create a checkpoint's manifest: from here on the checkpoint exists."""
         if manifest.attempt != self.attempt:
             raise ValueError(f"attempt {self.attempt} cannot commit for attempt {manifest.attempt}")
         self.check_lease()
         data = manifest.to_json()
-        committed = Checkpoint(manifest, digest_of(data))
+        committed = Commit(manifest, digest_of(data))
         self.folder.store.create(f"{committed.key}/{MANIFEST_JSON}", data)
         return committed
 
@@ -286,7 +286,7 @@ def lift_quarantine(folder: RunFolder, name: CheckpointName) -> None:
     remove_mark(folder.store, name)
 
 
-def quarantine_damaged(folder: RunFolder) -> list[Checkpoint]:
+def quarantine_damaged(folder: RunFolder) -> list[Commit]:
     """The good checkpoints, oldest first; those whose manifests cannot be read are marked.
 
     Raises ConfigError if a newer evertrain committed one.

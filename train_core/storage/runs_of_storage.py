@@ -15,7 +15,7 @@ from train_core.storage.committed import in_threads
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import RUN_JSON, is_run_name
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_reports import reported
 
 _T = TypeVar("_T")
@@ -111,7 +111,7 @@ def _leave_out(name: str, error: Exception) -> None:
 def is_run_finished(
     folder: RunFolder,
     report: dict[str, Any] | None,
-    newest: Checkpoint | None,
+    newest: Commit | None,
     record: RunRecord | None = None,
     end: str = "",
 ) -> bool:
@@ -130,7 +130,7 @@ def is_run_finished(
     return is_reported and is_training_finished(newest, folder.newest_request(record).config)
 
 
-def is_training_finished(newest: Checkpoint | None, config: TrainConfig) -> bool:
+def is_training_finished(newest: Commit | None, config: TrainConfig) -> bool:
     """Whether the newest checkpoint is the training's last, also by what is asked now."""
     if newest is None:
         return False

@@ -18,7 +18,7 @@ from train_core.client.checkpoints import (
     verify_run,
 )
 from train_core.storage.addresses import absolute, find, named
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.verification.runs import Verdict
 
 
@@ -111,7 +111,7 @@ def checkpoint_row(listed: ListedCheckpoint) -> Row:
     return facts | listed.metrics | facts
 
 
-def show_checkpoint(folder: RunFolder, checkpoint: Checkpoint, *, as_json: bool) -> None:
+def show_checkpoint(folder: RunFolder, checkpoint: Commit, *, as_json: bool) -> None:
     """Print the manifest: its facts, then its files."""
     manifest = checkpoint_facts(folder, checkpoint)
     if as_json:

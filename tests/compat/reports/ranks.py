@@ -14,7 +14,7 @@ from train_core.engine.ray_train.reports.folder import LocalFolder
 from train_core.engine.ray_train.reports.reporter import Reporter
 from train_core.engine.ray_train.task import FunctionTask, Report, Settled
 from train_core.storage.records.journal import Entry, read_segments
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 
 
 class Ranks:
@@ -97,7 +97,7 @@ def write(folder: Path, **files: str) -> Path:
     return folder
 
 
-def contents(folder: RunFolder, checkpoint: Checkpoint) -> dict[str, str]:
+def contents(folder: RunFolder, checkpoint: Commit) -> dict[str, str]:
     """The texts of the files that were reported, by their names."""
     return {
         entry.name: folder.store.read(f"{checkpoint.key}/{entry.name}").decode()

@@ -16,7 +16,7 @@ from train_core import TrainConfig, fit, open_run, verify_run
 from train_core.errors import ResourceError, UserCodeError
 from train_core.results import TrainResult
 from train_core.storage.records.journal import Entry, read_segments
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.text.log_lines import warning_in
 
 pytestmark = pytest.mark.timeout(240)
@@ -52,7 +52,7 @@ def entries(folder: RunFolder) -> list[Entry]:
     return list(read_segments(folder.store, newest.manifest.journal))
 
 
-def contents(folder: RunFolder, checkpoint: Checkpoint) -> dict[str, bytes]:
+def contents(folder: RunFolder, checkpoint: Commit) -> dict[str, bytes]:
     """The files that were reported, by their paths."""
     return {
         entry.name.removeprefix("files/"): folder.store.read(f"{checkpoint.key}/{entry.name}")

@@ -19,7 +19,7 @@ from train_core.storage.objects.retry_policy import storage_errors
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.verified_files import read_file
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 
 CONFIG = {
     "settings": {"num_train": 64, "num_validation": 20},
@@ -39,7 +39,7 @@ def folder(storage_url: str) -> RunFolder:
     return folder
 
 
-def vouch_for_size(folder: RunFolder, name: str, size_bytes: int) -> Checkpoint:
+def vouch_for_size(folder: RunFolder, name: str, size_bytes: int) -> Commit:
     """Have the newest manifest say that its file `name` is so large."""
     newest = folder.checkpoints()[-1]
     files = tuple(

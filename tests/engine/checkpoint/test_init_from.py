@@ -25,7 +25,7 @@ from train_core.errors import CheckpointError, ConfigError
 from train_core.requests import DriverRequest
 from train_core.storage.records.names import MODEL_FILE, REPORT_JSON
 from train_core.storage.records.run_record import Origin
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import create_run
 
 ASKED: dict[str, Any] = {
@@ -45,7 +45,7 @@ def source(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def newest(folder: RunFolder) -> Checkpoint:
+def newest(folder: RunFolder) -> Commit:
     return folder.checkpoints()[-1]
 
 

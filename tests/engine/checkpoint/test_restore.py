@@ -21,7 +21,7 @@ from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import read_segments
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry
 from train_core.storage.records.names import MANIFEST_JSON, MODEL_FILE, STATE_JSON
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 
 QUARANTINED = "checkpoint/quarantined"
 
@@ -110,7 +110,7 @@ def test_each_file_is_read_and_hashed_by_one_rank_and_the_work_is_shared(
     assert min(loads) > 0
 
 
-def without_a_tensor(folder: RunFolder, checkpoint: Checkpoint) -> None:
+def without_a_tensor(folder: RunFolder, checkpoint: Commit) -> None:
     """Commit the checkpoint anew: all files are what the manifest says, but a tensor is gone."""
     key = f"{checkpoint.key}/{MODEL_FILE}"
     tensors = load(folder.store.read(key))

@@ -32,7 +32,7 @@ from train_core.storage.objects.retry_policy import RetryPolicy
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import CheckpointManifest
 from train_core.storage.records.names import MANIFEST_JSON, CheckpointName
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter
 from train_core.workload import Batch
 
@@ -113,7 +113,7 @@ class MortalWriter(RunWriter):
 
     folder: MortalFolder
 
-    def commit(self, manifest: CheckpointManifest) -> Checkpoint:
+    def commit(self, manifest: CheckpointManifest) -> Commit:
         self.folder.meet("before_manifest", manifest.step)
         self.folder.meet("stop_before_manifest", manifest.step)
         committed = super().commit(manifest)

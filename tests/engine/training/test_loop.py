@@ -41,7 +41,7 @@ from train_core.storage.records.journal import read_segments
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import MODEL_FILE, CheckpointName
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import (
     RunWriter,
     begin_attempt,
@@ -424,7 +424,7 @@ def test_merged_segments_are_deleted_from_the_end(folder: RunFolder) -> None:
     )
     for one in segments:
         folder.store.write(f"journal/{one.name}", b"{}\n")
-    older = Checkpoint(manifest(3, 1).model_copy(update={"journal": segments}), "")
+    older = Commit(manifest(3, 1).model_copy(update={"journal": segments}), "")
     folder.store = Watched(folder.url)
     Watched.listed = [one.name for one in segments]
     begin_attempt(folder)

@@ -21,7 +21,7 @@ from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.retry_policy import DEFAULT
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, next_attempt
 
 DRIVER = """
@@ -85,7 +85,7 @@ def lease_elsewhere(folder: RunFolder) -> Lease:
 class SlowToScan(RunFolder):
     """Has so many manifests that its holder sends two heartbeats before they are read."""
 
-    def scan(self) -> tuple[list[Checkpoint], dict[CheckpointName, str]]:
+    def scan(self) -> tuple[list[Commit], dict[CheckpointName, str]]:
         begin = lease._heartbeat(self.store, 1).counter
         deadline = time.monotonic() + 30
         while lease._heartbeat(self.store, 1).counter < begin + 2:

@@ -23,7 +23,7 @@ from train_core.policy import metric_names
 from train_core.policy.checkpoints.save_state import SaveState, SaveStatus
 from train_core.storage.records.journal import Entry, finite
 from train_core.storage.records.manifest import CommitFacts
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 
 _POLL_S = 0.2
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class NoTimeError(EvertrainError):
 class _InFlight:
     """A checkpoint that the background thread stores."""
 
-    future: Future[Checkpoint | None]
+    future: Future[Commit | None]
     entries: list[Entry]
 
 
@@ -58,7 +58,7 @@ class Checkpointer:
         timing: SaveTiming | None = None,
         is_time_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.newest: Checkpoint | None = None
+        self.newest: Commit | None = None
         """The newest commit. Known to rank 0, and to all after a resume."""
         self.processors: tuple[str, ...] = ()
         """What the training was computed on until here."""
@@ -84,7 +84,7 @@ class Checkpointer:
         """Whether the last checkpoint failed and it is time for another one."""
         return self._status.is_retry_due(time.monotonic(), self._timing.retry_s)
 
-    def continue_from(self, checkpoint: Checkpoint) -> None:
+    def continue_from(self, checkpoint: Commit) -> None:
         """Go on after this checkpoint, with its journal."""
         self.newest = checkpoint
         self._writer.continue_from(checkpoint)

@@ -39,7 +39,7 @@ from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import STATE_JSON
 from train_core.storage.records.tensor_file import read_layout
 from train_core.storage.records.verified_files import read_file
-from train_core.storage.run_folder import Checkpoint
+from train_core.storage.run_folder import Commit
 
 EXTRA_STATES = "evertrain.extra_states"
 """The entry of a safetensors file's metadata with the states of modules that are no tensors."""
@@ -214,7 +214,7 @@ def load_model_file(buffer: Tensor, file: str) -> ModelState:
     return ModelState(unpack(plain, tensors), {})
 
 
-def read_model(store: Store, checkpoint: Checkpoint) -> ModelState:
+def read_model(store: Store, checkpoint: Commit) -> ModelState:
     """What a checkpoint's model is, verified. Raises CheckpointError."""
     files = checkpoint.manifest.files
     entries = [e for e in files if part_of(e.name) in (MODEL, BUFFERS) or e.name == STATE_JSON]
@@ -227,7 +227,7 @@ def read_model(store: Store, checkpoint: Checkpoint) -> ModelState:
     return _assemble(store, checkpoint, entries).model()
 
 
-def load_state(store: Store, checkpoint: Checkpoint) -> dict[str, Any]:
+def load_state(store: Store, checkpoint: Commit) -> dict[str, Any]:
     """A checkpoint's whole state, verified, by part. Raises CheckpointError."""
     return _assemble(store, checkpoint, checkpoint.manifest.files).state()
 
@@ -244,7 +244,7 @@ def read_buffers(store: Store, folder: str, entries: Iterable[FileEntry]) -> dic
         return {entry.name: buffer for entry, buffer in zip(listed, buffers, strict=True)}
 
 
-def _assemble(store: Store, checkpoint: Checkpoint, entries: Iterable[FileEntry]) -> Assembly:
+def _assemble(store: Store, checkpoint: Commit, entries: Iterable[FileEntry]) -> Assembly:
     assembly = Assembly()
     for name, buffer in read_buffers(store, checkpoint.key, entries).items():
         assembly.add(name, buffer)

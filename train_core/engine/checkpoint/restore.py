@@ -12,13 +12,13 @@ from train_core.engine.checkpoint.reader import Assembly, read_buffers
 from train_core.engine.distributed.group import Group
 from train_core.errors import CheckpointError
 from train_core.policy.checkpoints.layout import assign
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import quarantine, quarantine_damaged
 
 
 def newest_good(
     folder: RunFolder, group: Group, assembly: Callable[[], Assembly]
-) -> tuple[Checkpoint, dict[str, Any]] | None:
+) -> tuple[Commit, dict[str, Any]] | None:
     """The newest checkpoint whose files verify, and its state; None if none was committed.
 
     Rank 0 chooses. Each rank reads and verifies some of the files and sends them to the
@@ -47,7 +47,7 @@ def _refuse_if_none_is_good(folder: RunFolder) -> None:
 
 
 def _load(
-    folder: RunFolder, checkpoint: Checkpoint, group: Group, assembly: Assembly
+    folder: RunFolder, checkpoint: Commit, group: Group, assembly: Assembly
 ) -> dict[str, Any]:
     """The checkpoint's state. Raises CheckpointError, on every rank, for what any of them met."""
     files = checkpoint.manifest.files

@@ -13,13 +13,13 @@ from pathlib import Path
 from train_core.errors import StorageError
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.names import REPORTED_FOLDER
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.verification.checkpoints import check_files, copy_files
 
 _DONE = "verified"
 
 
-def verified_folder(folder: RunFolder, checkpoint: Checkpoint, cache: Path) -> Path:
+def verified_folder(folder: RunFolder, checkpoint: Commit, cache: Path) -> Path:
     """The folder that was reported, on a disk of this node; nobody may change what is in it.
 
     Of all processes of an attempt on this node, which have one cache, one verifies it, and

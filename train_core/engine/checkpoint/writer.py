@@ -25,7 +25,7 @@ from train_core.storage.objects.digests import digest_of
 from train_core.storage.records.journal import Entry
 from train_core.storage.records.manifest import CheckpointManifest, CommitFacts, FileEntry
 from train_core.storage.records.names import CHECKPOINTS, CheckpointName
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter
 
 _T = TypeVar("_T")
@@ -55,7 +55,7 @@ class Save:
     facts: CommitFacts
     entries: list[Entry]
     """The journal's new entries."""
-    previous: Checkpoint | None
+    previous: Commit | None
     """The newest commit, whose journal is continued."""
 
     def not_finite(self) -> NotFiniteError:
@@ -92,12 +92,12 @@ class CheckpointWriter:
         self._given_up: list[CheckpointName] = []
         """Checkpoints that were begun and, as far as is known, not committed."""
 
-    def continue_from(self, checkpoint: Checkpoint) -> None:
+    def continue_from(self, checkpoint: Commit) -> None:
         """Take the files of this checkpoint for those that are stored already."""
         files = checkpoint.manifest.files
         self._stored = {entry.digest: f"{checkpoint.key}/{entry.name}" for entry in files}
 
-    def write(self, save: Save) -> Checkpoint | None:
+    def write(self, save: Save) -> Commit | None:
         """Store this rank's files; rank 0 commits when all ranks have, and returns the commit."""
         name = CheckpointName(save.facts.step, self._attempt)
         folder = f"{CHECKPOINTS}/{name}"
@@ -118,7 +118,7 @@ class CheckpointWriter:
         delete_superseded(self.run_writer, self._config)
         return committed
 
-    def find_or_clear(self, step: int) -> Checkpoint | None:
+    def find_or_clear(self, step: int) -> Commit | None:
         """The commit of a save that seemed to fail, if it is there; else delete its files.
 
         Raises StorageError.
@@ -131,8 +131,8 @@ class CheckpointWriter:
         self._given_up = [other for other in self._given_up if other != name]
         return None
 
-    def _commit(self, name: CheckpointName, files: list[FileEntry], save: Save) -> Checkpoint:
-        def commit(is_again: bool) -> Checkpoint:
+    def _commit(self, name: CheckpointName, files: list[FileEntry], save: Save) -> Commit:
+        def commit(is_again: bool) -> Commit:
             if is_again and self._folder.exists_checkpoint(name):
                 # The answer was lost.
                 return self._folder.checkpoint(name)

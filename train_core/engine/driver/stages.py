@@ -47,7 +47,7 @@ from train_core.stages import (
 from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.cleanup.retention_of_run import finalists_of
 from train_core.storage.committed_validations import committed_validations
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 
 if TYPE_CHECKING:
     from train_core.engine.cluster.pool import WorkerPool
@@ -215,7 +215,7 @@ class RunStages:
         if held:
             held.release(end)
 
-    def _trained(self, held: HeldRun) -> Checkpoint:
+    def _trained(self, held: HeldRun) -> Commit:
         """The last checkpoint of the training. A training function's are validated, too."""
         if not self.config.is_function:
             return held.supervisor.train(self.config, self._launcher())
@@ -276,7 +276,7 @@ class RunStages:
         job, attempt = self._job, held.attempt
         return pinned_summaries(self.folder, summaries, activity, attempt=attempt, job=job)
 
-    def _train_result(self, newest: Checkpoint, attempt: int, seconds: float) -> TrainResult:
+    def _train_result(self, newest: Commit, attempt: int, seconds: float) -> TrainResult:
         live, checkpoints = self.folder.live() or {}, self.folder.checkpoints()
         if self.config.is_function:
             # One that reported no folder has its end.

@@ -23,7 +23,7 @@ from train_core.policy.metric_names import (
 )
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import Entry, read_good_segments
-from train_core.storage.run_folder import Checkpoint
+from train_core.storage.run_folder import Commit
 from train_core.text.shown_text import shown
 
 GOOD, BAD, GREY = "#0072b2", "#d55e00", "#767676"
@@ -36,7 +36,7 @@ _drawing = threading.Lock()
 _drawn: dict[str, bytes] = {}
 
 
-def curves_until(newest: Checkpoint, store: Store) -> bytes:
+def curves_until(newest: Commit, store: Store) -> bytes:
     """The curves of a run up to its newest checkpoint, as a picture.
 
     Drawing takes a second; the run folder and MLflow get the same picture, drawn once.

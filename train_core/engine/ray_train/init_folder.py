@@ -11,7 +11,7 @@ from train_core.policy.logins import hide_logins
 from train_core.storage.addresses import find_checkpoint
 from train_core.storage.coordination import pins
 from train_core.storage.records.run_record import Origin
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 
 _log = logging.getLogger("train_core.driver")
 
@@ -35,7 +35,7 @@ def find_reported(what: str, storage: str) -> Origin:
     return Origin(uri=folder.store.uri(checkpoint.key), digest=checkpoint.digest)
 
 
-def reported_at(origin: Origin) -> tuple[RunFolder, Checkpoint]:
+def reported_at(origin: Origin) -> tuple[RunFolder, Commit]:
     """The reported folder that run.json names.
 
     Raises ConfigError if it is gone, and CheckpointError if it is another one.

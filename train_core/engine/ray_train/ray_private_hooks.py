@@ -46,7 +46,7 @@ from train_core.engine.ray_train.task import (
 from train_core.errors import CheckpointError
 from train_core.inside import mark_this_process
 from train_core.storage.records.names import CHECKPOINTS, REPORTED_FOLDER, CheckpointName
-from train_core.storage.run_folder import Checkpoint as Committed
+from train_core.storage.run_folder import Commit
 from train_core.storage.run_writer import RunWriter
 from train_core.text.log_lines import set_up_own_logging
 
@@ -235,7 +235,7 @@ class WorkerCalls(DistributedTrainFnUtils):
             raise TrainingEnds(self._reporter.stop)
 
 
-def _status_of(checkpoint: Committed) -> ReportedCheckpointStatus:
+def _status_of(checkpoint: Commit) -> ReportedCheckpointStatus:
     if checkpoint.validation:
         return ReportedCheckpointStatus.VALIDATED
     if checkpoint.validation is not None:

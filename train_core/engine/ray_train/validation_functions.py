@@ -29,8 +29,7 @@ from train_core.storage.coordination import pins
 from train_core.storage.records.journal import finite
 from train_core.storage.records.manifest import EvaluationManifest
 from train_core.storage.records.names import REPORTED_FOLDER, validation_key
-from train_core.storage.run_folder import Checkpoint as Committed
-from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import ResultWriter
 
 _log = logging.getLogger("train_core.driver")
@@ -89,7 +88,7 @@ class Validations:
                 self._failure = error
             self._ended.wait(self._timing.validation_poll_s)
 
-    def _validate(self, checkpoint: Committed) -> None:
+    def _validate(self, checkpoint: Commit) -> None:
         """Measure one checkpoint. One whose function fails or is too slow has no metrics."""
         if self._function is None:
             _log.warning("%s is not validated: there is no validation function", checkpoint.name)
@@ -106,7 +105,7 @@ class Validations:
             metrics = {}
         record_validation(self._folder, checkpoint, metrics)
 
-    def _measure(self, checkpoint: Committed, config: ValidationConfig) -> Mapping[str, Any]:
+    def _measure(self, checkpoint: Commit, config: ValidationConfig) -> Mapping[str, Any]:
         reported = checkpoint.manifest.reported
         assert reported is not None, "only a reported folder awaits a validation"
         assert reported.requested_validation is not None, "as this one does"
@@ -142,7 +141,7 @@ def _call(function: Callable[..., Any], folder: Checkpoint, arguments: dict[str,
     return plain(found)
 
 
-def record_validation(folder: RunFolder, checkpoint: Committed, metrics: Mapping[str, Any]) -> None:
+def record_validation(folder: RunFolder, checkpoint: Commit, metrics: Mapping[str, Any]) -> None:
     """Commit the metrics as an evaluation of the checkpoint, unless it has got it already.
 
     Any process may do so. Raises FileNotFoundError if the checkpoint was deleted.
@@ -161,6 +160,6 @@ def record_validation(folder: RunFolder, checkpoint: Committed, metrics: Mapping
         ResultWriter(folder).commit_result(validation_key(checkpoint.name), manifest)
 
 
-def _awaiting(folder: RunFolder) -> list[Committed]:
+def _awaiting(folder: RunFolder) -> list[Commit]:
     """The checkpoints that await a validation, oldest first."""
     return [one for one in folder.checkpoints() if one.awaits_validation]

@@ -50,7 +50,7 @@ from train_core.storage.records.journal import finite
 from train_core.storage.records.manifest import EvaluationManifest
 from train_core.storage.records.names import CONFUSION_MATRIX_JSON, EVALUATIONS, SCORES_JSON
 from train_core.storage.records.verified_files import are_there
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import ResultWriter, quarantine
 from train_core.text.log_lines import set_up_logging
 from train_core.workload import Workload, indexed
@@ -112,7 +112,7 @@ def evaluate(
 
 
 def _find(
-    folder: RunFolder, checkpoint: Checkpoint, split: str, max_batches: int
+    folder: RunFolder, checkpoint: Commit, split: str, max_batches: int
 ) -> tuple[str, EvaluationManifest] | None:
     """An evaluation of the same checkpoint that was committed earlier."""
     asked = (split, checkpoint.digest, max_batches)
@@ -126,7 +126,7 @@ def _find(
 def _commit(
     writer: ResultWriter,
     workload: Workload[Any],
-    checkpoint: Checkpoint,
+    checkpoint: Commit,
     split: str,
     max_batches: int,
     measured: list[tuple[int, MetricStates]],
@@ -213,7 +213,7 @@ def load_model(
 
 
 def _model_of(
-    folder: RunFolder, checkpoint: Checkpoint, config: TrainConfig, workload: Workload[Any]
+    folder: RunFolder, checkpoint: Commit, config: TrainConfig, workload: Workload[Any]
 ) -> nn.Module:
     """The workload's model with the checkpoint's weights; of a function what its predictor makes.
 

@@ -47,7 +47,7 @@ from train_core.storage.predictions import result_of
 from train_core.storage.records.manifest import FileEntry, PredictionsManifest
 from train_core.storage.records.names import PREDICTIONS, CheckpointName
 from train_core.storage.records.verified_files import are_there
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import ResultWriter
 from train_core.text.log_lines import set_up_logging
 from train_core.workload import Workload, seed_generators
@@ -99,7 +99,7 @@ def _run(
     pool: WorkerPool,
     writer: ResultWriter,
     config: TrainConfig,
-    checkpoint: Checkpoint,
+    checkpoint: Commit,
     found: Input,
     max_batches: int,
     model: str,
@@ -148,7 +148,7 @@ def _parts(num_rows: int, config: TrainConfig) -> Iterator[tuple[str, list[range
 
 
 def _find(
-    folder: RunFolder, checkpoint: Checkpoint, found: Input, model: str
+    folder: RunFolder, checkpoint: Commit, found: Input, model: str
 ) -> tuple[str, PredictionsManifest] | None:
     """Predictions of the same checkpoint for a split that were committed earlier.
 

@@ -25,7 +25,7 @@ from train_core.engine.checkpoint.reader import load_state
 from train_core.errors import CheckpointError
 from train_core.policy.metric_names import VALIDATION, is_of
 from train_core.storage.records.journal import Entry, read_segments
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.verification.checkpoints import check_files
 
 # Seconds belong to the machine and the hour.
@@ -60,13 +60,13 @@ def compare_states(a: dict[str, Any], b: dict[str, Any]) -> Comparison:
 
 
 def compare_checkpoints(
-    folder_a: RunFolder, a: Checkpoint, folder_b: RunFolder, b: Checkpoint
+    folder_a: RunFolder, a: Commit, folder_b: RunFolder, b: Commit
 ) -> Comparison:
     """All that differs between two checkpoints. Raises CheckpointError if one is not good."""
     return compare_states(_state_of(folder_a, a), _state_of(folder_b, b))
 
 
-def _state_of(folder: RunFolder, checkpoint: Checkpoint) -> dict[str, Any]:
+def _state_of(folder: RunFolder, checkpoint: Commit) -> dict[str, Any]:
     """The state that a checkpoint holds; of a training function's, the digests of its files."""
     manifest = checkpoint.manifest
     if not (manifest.reported or manifest.is_function_end):

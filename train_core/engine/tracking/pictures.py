@@ -24,7 +24,7 @@ from train_core.storage.records.journal import read_good_segments
 from train_core.storage.records.manifest import EvaluationManifest, read_manifest
 from train_core.storage.records.names import CONFUSION_MATRIX_JSON, CURVES_PNG, SCORES_JSON
 from train_core.storage.records.verified_files import read_file
-from train_core.storage.run_folder import Checkpoint
+from train_core.storage.run_folder import Commit
 from train_core.workload import Workload, indexed
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _FIGURES_OF = "evertrain.figures_of"
 _log = logging.getLogger(__name__)
 
 
-def show_curves(runs: MlflowRuns, newest: Checkpoint) -> None:
+def show_curves(runs: MlflowRuns, newest: Commit) -> None:
     """Draw the curves, the learning rate and the throughput of a training that has ended, once."""
     stage, store = runs.training, runs.folder.store
     if runs.tag(stage, _CURVES_OF) == newest.digest:

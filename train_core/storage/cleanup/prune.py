@@ -13,7 +13,7 @@ from train_core.storage.cleanup.orphans import delete_orphans, find_orphans
 from train_core.storage.cleanup.retention_of_run import verdicts
 from train_core.storage.coordination import pins
 from train_core.storage.registered_models.model_registry import championships
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter
 from train_core.storage.verification.checkpoints import file_faults
 
@@ -101,7 +101,7 @@ class Pruning:
         pins.sweep(self.folder.store)
         return findings + [Finding(one.key, "orphan", goes=True, why=one.why) for one in orphans]
 
-    def _judged(self) -> tuple[list[Checkpoint], list[Finding]]:
+    def _judged(self) -> tuple[list[Commit], list[Finding]]:
         """The good checkpoints, oldest first, and what stays because it is not good."""
         found = self.folder.scan()
         good, damaged = found.good, {str(name): why for name, why in found.damaged.items()}

@@ -12,7 +12,7 @@ from train_core.errors import EvertrainError, FencedError
 from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
 from train_core.storage.cleanup.retention_of_run import verdicts
 from train_core.storage.records.names import JOURNAL
-from train_core.storage.run_folder import Checkpoint
+from train_core.storage.run_folder import Commit
 from train_core.storage.run_writer import RunWriter
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def delete_superseded(writer: RunWriter, config: TrainConfig, kept: Collection[s
 
 
 def _delete_merged_segments(
-    writer: RunWriter, checkpoints: Collection[Checkpoint], gone: Collection[str]
+    writer: RunWriter, checkpoints: Collection[Commit], gone: Collection[str]
 ) -> None:
     """Delete the segments that only deleted checkpoints list: they are in larger ones now.
 

@@ -16,13 +16,13 @@ from train_core.policy.checkpoints.selection import Candidate
 from train_core.results import ModelVersion
 from train_core.storage.coordination import pins
 from train_core.storage.records.names import REPORT_JSON
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_reports import reported_best
 
 
 def verdicts(
     folder: RunFolder,
-    checkpoints: Collection[Checkpoint],
+    checkpoints: Collection[Commit],
     rules: RetentionRules,
     *,
     now: datetime,
@@ -50,13 +50,13 @@ def verdicts(
     return retention_verdicts(candidates, rules, now=now, protected=protected)
 
 
-def finalists_of(checkpoints: Collection[Checkpoint], rules: RetentionRules) -> list[Checkpoint]:
+def finalists_of(checkpoints: Collection[Commit], rules: RetentionRules) -> list[Commit]:
     """The finalists of those that were kept, oldest first."""
     named = {str(one.name): one for one in checkpoints}
     return [named[one.name] for one in finalists(map(_candidate, checkpoints), rules)]
 
 
-def _candidate(checkpoint: Checkpoint) -> Candidate:
+def _candidate(checkpoint: Commit) -> Candidate:
     manifest = checkpoint.manifest
     return Candidate(
         str(checkpoint.name),

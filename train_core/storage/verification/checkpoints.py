@@ -10,10 +10,10 @@ from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import JOURNAL
 from train_core.storage.records.verified_files import download_file, fault_of
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 
 
-def faults(folder: RunFolder, checkpoint: Checkpoint) -> list[str]:
+def faults(folder: RunFolder, checkpoint: Commit) -> list[str]:
     """What is wrong with the checkpoint's files and its journal: missing, or other bytes.
 
     Empty if every byte is what was committed.
@@ -22,7 +22,7 @@ def faults(folder: RunFolder, checkpoint: Checkpoint) -> list[str]:
     return file_faults(folder, checkpoint) + faults_of_files(folder.store, JOURNAL, journal)
 
 
-def file_faults(folder: RunFolder, checkpoint: Checkpoint) -> list[str]:
+def file_faults(folder: RunFolder, checkpoint: Commit) -> list[str]:
     """What is wrong with the checkpoint's files alone: a training that resumes needs no more."""
     return faults_of_files(folder.store, checkpoint.key, checkpoint.manifest.files)
 

@@ -13,7 +13,7 @@ from typing import Any
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.checkpoints.layout import part_of
 from train_core.results import Result
-from train_core.storage.committed import Checkpoint, Scan, open_checkpoint, open_result, scan
+from train_core.storage.committed import Commit, Scan, open_checkpoint, open_result, scan
 from train_core.storage.coordination import lease, pins
 from train_core.storage.coordination.fence_list import read_fence_list
 from train_core.storage.coordination.stop_request import stop_request
@@ -156,7 +156,7 @@ class RunVerification:
             return Verdict(what=str(name), faults=[f"{fault}. {why}: delete its folder"])
         return verdict.model_copy(update={"quarantined": reason})
 
-    def _checkpoint(self, segments: dict[FileEntry, str], one: Checkpoint) -> Verdict | None:
+    def _checkpoint(self, segments: dict[FileEntry, str], one: Commit) -> Verdict | None:
         """The verdict on a checkpoint; None if it was deleted meanwhile.
 
         `segments` has the fault of each segment, if it has one.
@@ -173,7 +173,7 @@ class RunVerification:
             faults=faults,
         )
 
-    def _contents(self, checkpoint: Checkpoint) -> list[str]:
+    def _contents(self, checkpoint: Commit) -> list[str]:
         """What is wrong with the headers of its tensor files: programs may read them otherwise."""
         if checkpoint.manifest.reported:
             return []

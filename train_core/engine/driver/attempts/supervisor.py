@@ -31,7 +31,7 @@ from train_core.storage.coordination import lease
 from train_core.storage.coordination.lease import Lease
 from train_core.storage.coordination.stop_request import stop_request
 from train_core.storage.objects.retry_policy import SHORT
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter, next_attempt
 from train_core.storage.runs_of_storage import is_training_finished
 
@@ -87,7 +87,7 @@ class Supervisor:
         self._is_idle = threading.Event()
         self._is_idle.set()
 
-    def train(self, config: TrainConfig, launcher: Launcher) -> Checkpoint:
+    def train(self, config: TrainConfig, launcher: Launcher) -> Commit:
         """The last checkpoint, after as many attempts as it took.
 
         Raises StoppedError if the training was stopped by a request, GaveUpError if attempts die
@@ -100,7 +100,7 @@ class Supervisor:
         finally:
             self._is_idle.set()
 
-    def _train(self, config: TrainConfig, launcher: Launcher) -> Checkpoint:
+    def _train(self, config: TrainConfig, launcher: Launcher) -> Commit:
         self._check_program()
         newest = self.newest()
         restarts, failures, is_done = 0, 0, is_training_finished(newest, config)
@@ -150,7 +150,7 @@ class Supervisor:
         return outcome, Asked.END if self._is_stopping.is_set() else requests.asked
 
     def _carry_out(
-        self, decision: Decision, outcome: AttemptOutcome, newest: Checkpoint | None
+        self, decision: Decision, outcome: AttemptOutcome, newest: Commit | None
     ) -> None:
         """Wait before another attempt, or raise why there is none."""
         match decision.next:
@@ -206,7 +206,7 @@ class Supervisor:
             return False
         return False
 
-    def newest(self) -> Checkpoint | None:
+    def newest(self) -> Commit | None:
         """The newest committed checkpoint."""
         return self._folder.newest()
 
@@ -226,8 +226,8 @@ class Supervisor:
         return held.attempt
 
     def _newest_after(
-        self, outcome: AttemptOutcome, asked: Asked, before: Checkpoint | None
-    ) -> Checkpoint | None:
+        self, outcome: AttemptOutcome, asked: Asked, before: Commit | None
+    ) -> Commit | None:
         """The newest commit after an attempt.
 
         After a request to end, the storage has seconds to say it. Raises StoppedError if it does
@@ -243,7 +243,7 @@ class Supervisor:
             raise self._stopped_at(before)
         return newest or before
 
-    def _newest_soon(self) -> Checkpoint | None:
+    def _newest_soon(self) -> Commit | None:
         """The newest commit; None also if the storage does not say within seconds."""
         try:
             return self._folder.with_retries(SHORT).newest()
@@ -268,9 +268,7 @@ class Supervisor:
     def _stopped(self) -> StoppedError:
         return self._stopped_at(self._newest_soon())
 
-    def _stopped_at(
-        self, newest: Checkpoint | None, given_up_at: int | None = None
-    ) -> StoppedError:
+    def _stopped_at(self, newest: Commit | None, given_up_at: int | None = None) -> StoppedError:
         if given_up_at is not None:
             _log.warning(
                 "the storage did not take a last checkpoint within grace_s (%g s): the training "
@@ -281,7 +279,7 @@ class Supervisor:
         return StoppedError(self._folder.name, max(step, given_up_at or 0))
 
 
-def _was_stopped(newest: Checkpoint | None, attempt: int) -> bool:
+def _was_stopped(newest: Commit | None, attempt: int) -> bool:
     """Whether it was saved by that attempt, not an earlier one, because of a request to stop."""
     if newest is None or newest.attempt != attempt:
         return False

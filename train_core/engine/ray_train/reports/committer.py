@@ -22,7 +22,7 @@ from train_core.storage.records.manifest import (
     FileEntry,
     ReportedFolder,
 )
-from train_core.storage.run_folder import Checkpoint
+from train_core.storage.run_folder import Commit
 from train_core.storage.run_writer import RunWriter
 
 
@@ -34,7 +34,7 @@ class Committer:
         self.writer = RunWriter(folder, task.attempt)
         self._task, self._channel = task, channel
         self._newest = folder.find(task.start) if task.start else None
-        self._before: Checkpoint | None = None
+        self._before: Commit | None = None
         """The commit before the newest."""
         self._held: set[str] = set()
         """Checkpoints that ranks have been handed."""
@@ -76,7 +76,7 @@ class Committer:
 
     def commit(
         self, number: int, reported: ReportedFolder, files: Sequence[FileEntry], *, stops: bool
-    ) -> Checkpoint:
+    ) -> Commit:
         """Commit the files that the ranks have stored; `stops` if the training ends with them.
 
         Raises FencedError and StorageError.
@@ -84,7 +84,7 @@ class Committer:
         reason = StopReason.REQUEST if stops else ""
         return self._commit(number, reason, files=tuple(files), reported=reported)
 
-    def end(self, number: int) -> Checkpoint:
+    def end(self, number: int) -> Commit:
         """Commit the function's end, with what was reported since the newest commit."""
         return self._commit(number, StopReason.FUNCTION_END)
 
@@ -99,7 +99,7 @@ class Committer:
         before = {str(self._before.name)} if self._before else set()
         delete_superseded(self.writer, self._task.config, kept=before | self._held)
 
-    def _commit(self, number: int, stopped_by: str, **of_folder: Any) -> Checkpoint:
+    def _commit(self, number: int, stopped_by: str, **of_folder: Any) -> Commit:
         entries = list(self._journal.pending)
         elapsed_s = self._elapsed_s + time.monotonic() - self._began_at
         committed = commit_reports(
@@ -117,7 +117,7 @@ class Committer:
 
 def commit_reports(
     writer: RunWriter,
-    before: Checkpoint | None,
+    before: Commit | None,
     step: int,
     entries: Sequence[Entry],
     stopped_by: str,
@@ -125,7 +125,7 @@ def commit_reports(
     *,
     files: tuple[FileEntry, ...] = (),
     reported: ReportedFolder | None = None,
-) -> Checkpoint:
+) -> Commit:
     """Commit the entries of reports after the commit `before`, with a folder or without one.
 
     One without a folder is not scheduled. `elapsed_s` are the seconds of training until here.
@@ -166,7 +166,7 @@ def uncovered_entries(read: Callable[[str], str | None], after: int) -> Iterator
         yield Entry.model_validate_json(found)
 
 
-def _epoch_after(before: Checkpoint | None, metrics: Mapping[str, float | None]) -> int:
+def _epoch_after(before: Commit | None, metrics: Mapping[str, float | None]) -> int:
     """The epoch that the newest report names, if it names a whole one; else the one before."""
     epoch = metrics.get("epoch")
     if epoch is None or not 0 <= epoch < LARGEST_NUMBER or epoch != int(epoch):

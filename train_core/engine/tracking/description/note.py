@@ -15,7 +15,7 @@ from train_core.policy.stop_reasons import StopReason
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination import lease
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.text.shown_text import without_secrets
 
 _MAX_TEXT = 40
@@ -64,7 +64,7 @@ class Links:
 
 def note(
     record: RunRecord,
-    newest: Checkpoint | None,
+    newest: Commit | None,
     status: str,
     outcome: Outcome | None,
     *,
@@ -135,7 +135,7 @@ def _data(datasets: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield f"{split} ({facts.get('samples', '?')} samples{shown})"
 
 
-def _ended(record: RunRecord, newest: Checkpoint | None, status: str, cut_off: str) -> str:
+def _ended(record: RunRecord, newest: Commit | None, status: str, cut_off: str) -> str:
     begun = record.created_at[:16].replace("T", " ")
     if newest is None:
         so_far = "nothing is committed yet" if status == "RUNNING" else "nothing was committed"

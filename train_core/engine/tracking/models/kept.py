@@ -31,7 +31,7 @@ from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import TEST, VALIDATION, full_names, only
 from train_core.results import EvaluationResult
 from train_core.storage.records.names import CheckpointName
-from train_core.storage.run_folder import Checkpoint, RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 
 REFERENCED = "referenced"
 """The weights of a model are in its checkpoint only."""
@@ -49,7 +49,7 @@ def known_models(runs: MlflowRuns) -> dict[str, LoggedModel]:
     return runs.known_models
 
 
-def model_of(runs: MlflowRuns, checkpoint: Checkpoint) -> LoggedModel:
+def model_of(runs: MlflowRuns, checkpoint: Commit) -> LoggedModel:
     """The checkpoint's model, which is created once, as one that refers to it."""
     known = known_models(runs)
     model = known.get(checkpoint.digest)
@@ -84,7 +84,7 @@ def log_evaluation(runs: MlflowRuns, result: EvaluationResult, created_at: str) 
         runs.log_metrics("evaluate", new, step=step, time_s=time_s, link=link)
 
 
-def sync_models(runs: MlflowRuns, checkpoints: Sequence[Checkpoint], *, is_finished: bool) -> None:
+def sync_models(runs: MlflowRuns, checkpoints: Sequence[Commit], *, is_finished: bool) -> None:
     """Create the models of the kept checkpoints, and delete those of deleted ones.
 
     `checkpoints` are those that are there, oldest first. While the training goes on, one without a
@@ -109,7 +109,7 @@ def sync_models(runs: MlflowRuns, checkpoints: Sequence[Checkpoint], *, is_finis
         del known_models(runs)[digest]
 
 
-def log_measured(runs: MlflowRuns, checkpoints: Sequence[Checkpoint]) -> None:
+def log_measured(runs: MlflowRuns, checkpoints: Sequence[Commit]) -> None:
     """Give models the metrics that were measured while training and that no evaluation gave them.
 
     A model that has a metric of a name gets no second one: an evaluation's has the same value.
@@ -142,7 +142,7 @@ def forget_deleted(run_url: str, tracking_uri: str) -> None:
     sync_models(runs, folder.checkpoints(), is_finished=False)
 
 
-def _with_weights(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+def _with_weights(checkpoints: Sequence[Commit]) -> list[Commit]:
     """Without the one that stands for the end of a training function, which has no files."""
     return [one for one in checkpoints if not one.manifest.is_function_end]
 
@@ -153,7 +153,7 @@ def _link(runs: MlflowRuns, model: LoggedModel, split: str) -> ModelLink:
     return ModelLink(model.model_id, *(dataset_id(runs.record, split) if is_known else ()))
 
 
-def _create(runs: MlflowRuns, checkpoint: Checkpoint) -> LoggedModel:
+def _create(runs: MlflowRuns, checkpoint: Commit) -> LoggedModel:
     manifest = checkpoint.manifest
     facts = {"step": manifest.step, "epoch": manifest.epoch, "samples_seen": manifest.samples_seen}
     return runs.client.create_logged_model(

@@ -40,7 +40,7 @@ from train_core.results import CheckpointSummary
 from train_core.storage.coordination.pins import MLFLOW_MODEL, pin
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import MODEL_FILE
-from train_core.storage.run_folder import Checkpoint
+from train_core.storage.run_folder import Commit
 from train_core.storage.verification.checkpoints import copy_files
 from train_core.workload import Workload, recorded_forms
 
@@ -78,9 +78,7 @@ def weights_of(checkpoint: str) -> str:
     return f"the weights of {checkpoint}"
 
 
-def copy_weights(
-    runs: MlflowRuns, checkpoint: Checkpoint, config: TrainConfig | None = None
-) -> str:
+def copy_weights(runs: MlflowRuns, checkpoint: Commit, config: TrainConfig | None = None) -> str:
     """Make the checkpoint's model one that loads and serves, with a copy of its weights; its URI.
 
     A checkpoint is copied once; a copy that was not finished is completed. `config` has logins that
@@ -113,7 +111,7 @@ def _of_predictor(config: TrainConfig) -> dict[str, str]:
 
 def _save(
     runs: MlflowRuns,
-    checkpoint: Checkpoint,
+    checkpoint: Commit,
     model: LoggedModel,
     folder: Path,
     recorded: TrainConfig,
@@ -161,7 +159,7 @@ def _save(
     runs.client.log_model_artifacts(model.model_id, str(folder / "model"))
 
 
-def _copy_checkpoint(store: Store, checkpoint: Checkpoint, data: Path) -> None:
+def _copy_checkpoint(store: Store, checkpoint: Commit, data: Path) -> None:
     """Write the verified weights, or the reported folder, into the new folder `data`."""
     if checkpoint.manifest.reported:
         copy_files(store, checkpoint.key, checkpoint.manifest.files, data)
