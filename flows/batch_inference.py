@@ -78,7 +78,9 @@ def batch_inference(
     check_output(output)
     run_logger().info(
         "%s of run %s scores%s",
-        *(summary.name, request.run, f", as {request.model}" if request.model else ""),
+        summary.name,
+        request.run,
+        f", as {request.model}" if request.model else "",
     )
     changes: dict[str, Any] = {"ray_address": ray_address} if ray_address else {}
     if runtime_env is not None:

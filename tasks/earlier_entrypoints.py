@@ -56,7 +56,10 @@ class EarlierFlows(MetaPathFinder, Loader):
         flow_run_logger(flow_run_id=UUID(os.environ[_FLOW_RUN_ID])).warning(
             "the deployment's entrypoint %s.%s is that of an earlier evertrain: write %s.%s in "
             "your prefect.yaml, and deploy again: prefect --no-prompt deploy --all",
-            *(name, flow, current, flow),
+            name,
+            flow,
+            current,
+            flow,
         )
         sys.modules[name] = import_module(current)
 

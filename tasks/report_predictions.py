@@ -26,8 +26,11 @@ def report_predictions(request: Request, predictions: PredictionsResult, trackin
     session = session_of(request)
     run_logger().info(
         "%d rows of %s, scored by %s of run %s: %s",
-        *(predictions.num_rows, shown(predictions.source), predictions.checkpoint.name),
-        *(request.run, shown(predictions.uri)),
+        predictions.num_rows,
+        shown(predictions.source),
+        predictions.checkpoint.name,
+        request.run,
+        shown(predictions.uri),
     )
     page = predictions_markdown(request.run, predictions)
     show(session, new_artifact("markdown", "predictions", page, f"Predictions of {request.run}"))

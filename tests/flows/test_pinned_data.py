@@ -28,9 +28,19 @@ def test_files_that_come_after_prepare_change_neither_the_numbers_nor_the_record
     for url in data.values():
         write_splits(url)
     done = evertrain(
-        *("retrain", "--run", "grown", "--workload", "tests.engine.growing:Overnight"),
-        *("--settings", json.dumps({"data": data["growing"]}), "--gpus-per-worker", "0"),
-        *("--batch-size", "32", "--eval-batch-size", "16"),
+        "retrain",
+        "--run",
+        "grown",
+        "--workload",
+        "tests.engine.growing:Overnight",
+        "--settings",
+        json.dumps({"data": data["growing"]}),
+        "--gpus-per-worker",
+        "0",
+        "--batch-size",
+        "32",
+        "--eval-batch-size",
+        "16",
     )
     assert done.returncode == 0, done.stderr
     files = sorted(file.name for file in Path(data["growing"], "test").iterdir())
@@ -69,9 +79,19 @@ def test_one_rank_with_other_data_ends_the_run_at_once_and_in_plain_words(
 ) -> None:
     write_splits(str(tmp_path))
     done = evertrain(
-        *("retrain", "--run", "apart", "--workload", "tests.engine.growing:OneRankElsewhere"),
-        *("--settings", json.dumps({"data": str(tmp_path)}), "--gpus-per-worker", "0"),
-        *("--num-workers", "2", "--cpus-per-worker", "0.5"),
+        "retrain",
+        "--run",
+        "apart",
+        "--workload",
+        "tests.engine.growing:OneRankElsewhere",
+        "--settings",
+        json.dumps({"data": str(tmp_path)}),
+        "--gpus-per-worker",
+        "0",
+        "--num-workers",
+        "2",
+        "--cpus-per-worker",
+        "0.5",
     )
     assert done.returncode == 2, done.stderr
     assert "the train split is not what run 'apart' was begun with: samples was 150, is 155" in (

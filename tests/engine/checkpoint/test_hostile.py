@@ -105,7 +105,8 @@ def on_both(files: list[str]) -> list[Any]:
     return [
         *(
             pytest.param(
-                *("local", file),
+                "local",
+                file,
                 id=f"local-{file}",
                 marks=() if file in QUICK else pytest.mark.slow,
             )
@@ -113,7 +114,8 @@ def on_both(files: list[str]) -> list[Any]:
         ),
         *(
             pytest.param(
-                *("s3", file),
+                "s3",
+                file,
                 id=f"s3-{file}",
                 marks=s3 if file.endswith("/model.safetensors") else [*s3, pytest.mark.slow],
             )

@@ -40,8 +40,18 @@ def test_a_folder_of_customers_becomes_a_champion_that_answers(
     }
     asked = ["--workload", "churn:Churn", "--settings", json.dumps({"customers": str(customers)})]
     trained = evertrain(
-        *("retrain", *asked, "--epochs", "4", "--batch-size", "64", "--run", "first"),
-        *("--storage", storage, "--num-workers", "1"),
+        "retrain",
+        *asked,
+        "--epochs",
+        "4",
+        "--batch-size",
+        "64",
+        "--run",
+        "first",
+        "--storage",
+        storage,
+        "--num-workers",
+        "1",
         **given,
     )
     assert trained.returncode == 0, trained.stderr
@@ -50,8 +60,16 @@ def test_a_folder_of_customers_becomes_a_champion_that_answers(
     # Of one in eight a coin would be right in one of eight.
     assert run.test_metrics["average_precision"] > 0.25
     scored = evertrain(
-        *("infer", str(customers), "--run", "latest", "--storage", storage),
-        *("--id-column", "customer_id", "--output", str(tmp_path / "scored")),
+        "infer",
+        str(customers),
+        "--run",
+        "latest",
+        "--storage",
+        storage,
+        "--id-column",
+        "customer_id",
+        "--output",
+        str(tmp_path / "scored"),
         **given,
     )
     assert scored.returncode == 0, scored.stderr

@@ -110,8 +110,12 @@ def stopped(
     left = [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
     shown = shown_in_mlflow(home, folder.url)
     return Stopped(
-        *(run, folder, process.returncode, stderr),
-        *(folder.checkpoints()[-1].manifest, left),
+        run,
+        folder,
+        process.returncode,
+        stderr,
+        folder.checkpoints()[-1].manifest,
+        left,
         in_mlflow={name: stage["status"] for name, stage in shown.items()},
         in_prefect=shown_in_prefect(home, run),
         state=json.loads(evertrain("runs", "status", run, "--json").stdout)["state"],

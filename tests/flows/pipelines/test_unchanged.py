@@ -25,8 +25,14 @@ def test_a_second_night_without_anything_new_needs_no_ray_and_no_prefect_and_lea
     tracking = f"sqlite:///{tmp_path}/mlflow.db"
     # Neither a Ray nor a Prefect that the command would reach or start can be had.
     done = evertrain(
-        *(*RETRAIN, "--num-workers", "1", "--storage", str(tmp_path / "runs"), "--skip-unchanged"),
-        *("--tracking-uri", tracking),
+        *RETRAIN,
+        "--num-workers",
+        "1",
+        "--storage",
+        str(tmp_path / "runs"),
+        "--skip-unchanged",
+        "--tracking-uri",
+        tracking,
         PREFECT_API_URL="http://127.0.0.1:9/api",
         RAY_TMPDIR="/dev/null",
     )

@@ -161,7 +161,8 @@ def fitted_with(origin: Origin, workload: str) -> bytes | None:
         _log.warning(
             "what was fitted for the first weights is left out, as their run %r is one of %s: "
             "it is fitted anew",
-            *(folder.name, record.config.workload),
+            folder.name,
+            record.config.workload,
         )
         return None
     return folder.fitted_of(record)

@@ -158,7 +158,9 @@ class _LoaderIterator(_MultiProcessingDataLoaderIter):
             self._next_told_s *= 2
             _log.warning(
                 "the training waits for data process %d for %.0f s; it is at:\n%s",
-                *(number, waits_s, _stack_of(pid)),
+                number,
+                waits_s,
+                _stack_of(pid),
             )
             self._last_ran = (_ran_ns(pid), self._last_ran[1])
 

@@ -101,7 +101,12 @@ class Trainer:
         source = stop_source or StopInFolder(folder.store, attempt)
         self.stop_poller = StopRequestPoller(source, config.grace_s, stop_timing, logs=is_rank0)
         checkpointer = Checkpointer(
-            *(folder, config, attempt, self.records.journal, group, timing),
+            folder,
+            config,
+            attempt,
+            self.records.journal,
+            group,
+            timing,
             is_time_up=self.stop_poller.is_time_up,
         )
         self.watchdog = Watchdog(config.hang_timeout_s)

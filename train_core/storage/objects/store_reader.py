@@ -46,7 +46,8 @@ class StoreReader(StoreFolder):
         _log.warning(
             "%s was read wrongly once, and rightly when it was read again (%s). If this happens "
             "more often, have the memory and the disks of this machine checked",
-            *(self.uri(key), fault),
+            self.uri(key),
+            fault,
         )
         return found
 

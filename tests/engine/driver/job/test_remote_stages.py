@@ -171,7 +171,8 @@ def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
     # The code is the asking machine's, and the cluster has a GPU for one of the two workers only.
     runtime_env = {"working_dir": str(tmp_path / "code"), "env_vars": {"COLOUR": "red"}}
     asked = Amendment(
-        *(ray_address, tmp_path),
+        ray_address,
+        tmp_path,
         workload="mine:Mine",
         runtime_env=runtime_env,
         gpus_per_worker=None,

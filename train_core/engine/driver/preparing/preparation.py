@@ -130,7 +130,8 @@ def _warn_of_drawn_splits(record: RunRecord) -> None:
             "run %r began before splits were drawn alike in all processes: if `dataset` draws "
             "(random_split without a generator), the %s of now has other samples than it began "
             "with. A `digest()` of the dataset tells",
-            *(record.name, " and the ".join(f"{name} split" for name in unknown)),
+            record.name,
+            " and the ".join(f"{name} split" for name in unknown),
         )
 
 

@@ -38,7 +38,8 @@ def rehearsed(
             _log.warning(
                 "%s was not rehearsed: it has not ended within %.0f s, and may still compute in "
                 "the driver. To leave it out: --accept everything",
-                *(config.workload, within_s),
+                config.workload,
+                within_s,
             )
             return record
         _tell(found)
