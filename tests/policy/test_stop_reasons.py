@@ -47,10 +47,10 @@ def test_a_training_ends_at_the_first_limit(reached: Reached, expected: str | No
 @pytest.mark.parametrize(
     ("flags", "at_a_limit", "expected"),
     [
-        ({"is_time_up": True}, False, "max_duration"),
+        ({"is_duration_over": True}, False, "max_duration"),
         ({"is_requested": True}, False, "request"),
-        ({"is_requested": True, "is_time_up": True}, False, "request"),
-        ({"is_requested": True, "is_time_up": True}, True, "max_steps"),
+        ({"is_requested": True, "is_duration_over": True}, False, "request"),
+        ({"is_requested": True, "is_duration_over": True}, True, "max_steps"),
         ({"awaits_validation": True}, True, None),
         ({"awaits_validation": True, "is_requested": True}, True, "request"),
     ],

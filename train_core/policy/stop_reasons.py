@@ -72,12 +72,12 @@ def reason_to_stop(
     limits: StopLimits,
     *,
     awaits_validation: bool = False,
-    is_time_up: bool = False,
+    is_duration_over: bool = False,
     is_requested: bool = False,
 ) -> StopReason | None:
     """Why the training ends after this step; None: it goes on.
 
-    `is_time_up` is what rank 0's clock says, as all ranks received it. A training that still
+    `is_duration_over` is what rank 0's clock says, as all ranks received it. A training that still
     awaits an epoch's validation reaches its limits after that only.
     """
     if not awaits_validation:
@@ -86,7 +86,7 @@ def reason_to_stop(
                 return reason
     if is_requested:
         return StopReason.REQUEST
-    return StopReason.MAX_DURATION if is_time_up else None
+    return StopReason.MAX_DURATION if is_duration_over else None
 
 
 def is_final(stopped_by: str) -> bool:

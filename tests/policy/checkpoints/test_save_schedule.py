@@ -10,7 +10,7 @@ from train_core.policy.checkpoints.save_schedule import (
     SaveDue,
     SaveRules,
     backpressure,
-    is_due_by_time,
+    is_interval_over,
     save_due,
 )
 
@@ -31,9 +31,9 @@ def after(step: int = 3, epoch: int = 0, step_in_epoch: int = 3, **facts: Any) -
         # The second epoch ended a step ago, and the third has not.
         (after(11, epoch=2, step_in_epoch=1), {}, NO),
         (after(5, epoch=1, step_in_epoch=0), {}, NO),
-        (after(), {"is_wanted": True}, SCHEDULED),
-        (after(), {"is_retry_wanted": True}, UNSCHEDULED),
-        (after(4), {"is_retry_wanted": True}, SCHEDULED),
+        (after(), {"is_due_by_clock": True}, SCHEDULED),
+        (after(), {"is_retry_due": True}, UNSCHEDULED),
+        (after(4), {"is_retry_due": True}, SCHEDULED),
         (after(stopped_by="max_steps"), {}, SCHEDULED),
         (after(stopped_by="max_duration"), {}, SCHEDULED),
         (after(stopped_by="request"), {}, UNSCHEDULED),
@@ -46,7 +46,7 @@ def test_what_is_due_after_a_step(
     assert save_due(at, RULES, saved_step=-1, **received) is expected
 
 
-@pytest.mark.parametrize("received", [{}, {"is_wanted": True}])
+@pytest.mark.parametrize("received", [{}, {"is_due_by_clock": True}])
 def test_nothing_is_scheduled_before_the_validation_of_its_step(received: dict[str, bool]) -> None:
     waiting = {"step_in_epoch": 4, "awaits_validation": True}
     assert save_due(after(4, **waiting), RULES, saved_step=-1, **received) is NO
@@ -57,7 +57,7 @@ def test_nothing_is_scheduled_before_the_validation_of_its_step(received: dict[s
 @pytest.mark.parametrize("stopped_by", ["", "request", "epochs"])
 def test_a_step_is_saved_once(stopped_by: str) -> None:
     at = after(4, stopped_by=stopped_by)
-    assert save_due(at, RULES, saved_step=4, is_wanted=True, is_retry_wanted=True) is NO
+    assert save_due(at, RULES, saved_step=4, is_due_by_clock=True, is_retry_due=True) is NO
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_time_makes_one_due_unless_it_would_be_left_out(
     every_s: float, since_last_s: float, is_busy: bool, skips: bool, expected: bool
 ) -> None:
     rules = SaveRules(every_s=every_s, skips_if_busy=skips)
-    assert is_due_by_time(rules, since_last_s=since_last_s, is_busy=is_busy) is expected
+    assert is_interval_over(rules, since_last_s=since_last_s, is_busy=is_busy) is expected
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class _InFlight:
 class Checkpointer:
     """Saves checkpoints of one attempt: this rank's files, and on rank 0 the commit.
 
-    `is_time_up` says whether the training must end now; then no storage is waited for, and what
+    `is_grace_over` says whether the training must end now; then no storage is waited for, and what
     would wait raises NoTimeError.
     """
 
@@ -56,7 +56,7 @@ class Checkpointer:
         recorder: JournalBuffer,
         group: Group,
         timing: SaveTiming | None = None,
-        is_time_up: Callable[[], bool] = lambda: False,
+        is_grace_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self.newest: Commit | None = None
         """The newest commit. Known to rank 0, and to all after a resume."""
@@ -67,7 +67,7 @@ class Checkpointer:
         self._recorder = recorder
         self._is_rank0 = group.is_rank0
         self._timing = timing or SaveTiming()
-        self._is_time_up = is_time_up
+        self._is_grace_over = is_grace_over
         self._writer = CheckpointWriter(folder, config, attempt, group, self._timing)
         self._thread = ThreadPoolExecutor(1, "checkpointer")
         self._status = SaveStatus()
@@ -80,7 +80,7 @@ class Checkpointer:
         return self._in_flight is not None and not self._in_flight.future.done()
 
     @property
-    def wants_to_save(self) -> bool:
+    def is_retry_due(self) -> bool:
         """Whether the last checkpoint failed and it is time for another one."""
         return self._status.is_retry_due(time.monotonic(), self._timing.retry_s)
 
@@ -187,7 +187,7 @@ class Checkpointer:
             return self._status.state
         retry_at = time.monotonic() + self._timing.retry_s
         while (left_s := retry_at - time.monotonic()) > 0:
-            self._raise_if_time_is_up()
+            self._raise_if_grace_is_over()
             time.sleep(min(left_s, _POLL_S))
         try:
             finding = self._thread.submit(self._writer.find_or_clear, self._status.step)
@@ -212,16 +212,16 @@ class Checkpointer:
         if self._in_flight is not None:
             timeout_s = self._timing.close_timeout_s if timeout_s is None else timeout_s
             futures.wait([self._in_flight.future], timeout_s)
-        is_left_behind = self.is_busy or self._is_time_up()
+        is_left_behind = self.is_busy or self._is_grace_over()
         self._thread.shutdown(wait=not is_left_behind, cancel_futures=True)
 
     def _wait_in_time(self, future: Future[Any]) -> None:
         """Wait for the end of the thread's work. Raises NoTimeError."""
         while not futures.wait([future], _POLL_S).done:
-            self._raise_if_time_is_up()
+            self._raise_if_grace_is_over()
 
-    def _raise_if_time_is_up(self) -> None:
-        if self._is_time_up():
+    def _raise_if_grace_is_over(self) -> None:
+        if self._is_grace_over():
             raise NoTimeError("the storage does not take the checkpoint in time")
 
     def _give_up_if_too_long(self, cause: str) -> None:

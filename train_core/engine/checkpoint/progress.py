@@ -95,7 +95,7 @@ class Progress:
         config: TrainConfig,
         plan: StepPlan,
         *,
-        is_time_up: bool = False,
+        is_duration_over: bool = False,
         is_requested: bool = False,
     ) -> StopReason | None:
         """Why the training ends here; None: it goes on."""
@@ -103,7 +103,7 @@ class Progress:
             Reached(self.step, self.epoch, self.elapsed_s, self.num_bad_validations),
             config.stop_limits,
             awaits_validation=self.awaits_validation(plan),
-            is_time_up=is_time_up,
+            is_duration_over=is_duration_over,
             is_requested=is_requested,
         )
 

@@ -23,11 +23,11 @@ from train_core.engine.distributed.host_copy import HostCopy
 class RankRequests:
     """What one rank, or any of several, requests of all."""
 
-    wants_checkpoint: bool = False
+    is_due_by_clock: bool = False
     """A checkpoint is due by rank 0's clock."""
-    wants_retry: bool = False
+    is_retry_due: bool = False
     """A checkpoint failed and another one is to be tried, unscheduled."""
-    is_time_up: bool = False
+    is_duration_over: bool = False
     """The time that the training may take is over, by rank 0's clock."""
     is_asked_to_stop: bool = False
     """A request from outside asks for an early end."""

@@ -83,4 +83,4 @@ class AgreedRequests:
 
     def begin_checkpoint(self) -> None:
         """Note that the checkpoint which ranks requested is being taken."""
-        self.current = replace(self.current, wants_checkpoint=False, wants_retry=False)
+        self.current = replace(self.current, is_due_by_clock=False, is_retry_due=False)

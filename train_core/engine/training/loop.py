@@ -107,7 +107,7 @@ class Trainer:
             self.records.journal,
             group,
             timing,
-            is_time_up=self.stop_poller.is_time_up,
+            is_grace_over=self.stop_poller.is_grace_over,
         )
         self.watchdog = Watchdog(config.hang_timeout_s)
         state, rules = self._all_state(), config.save_rules
@@ -252,7 +252,7 @@ class Trainer:
         reason = self.progress.reason_to_stop(
             self.config,
             self.loader.plan,
-            is_time_up=self.agreed.current.is_time_up,
+            is_duration_over=self.agreed.current.is_duration_over,
             is_requested=self.agreed.current.is_asked_to_stop,
         )
         self.progress.stopped_by = reason.value if reason else ""
@@ -302,11 +302,11 @@ class Trainer:
         """What this rank requests of all."""
         progress, checkpointer = self.progress, self.saver.checkpointer
         reached = Reached(progress.step, progress.epoch, self.records.clock.elapsed_s)
-        is_time_up = has_reached(StopReason.MAX_DURATION, reached, self.config.stop_limits)
+        is_duration_over = has_reached(StopReason.MAX_DURATION, reached, self.config.stop_limits)
         return RankRequests(
-            wants_checkpoint=self.saver.is_due_by_time,
-            wants_retry=checkpointer.wants_to_save,
-            is_time_up=self.group.is_rank0 and is_time_up,
+            is_due_by_clock=self.saver.is_due_by_clock,
+            is_retry_due=checkpointer.is_retry_due,
+            is_duration_over=self.group.is_rank0 and is_duration_over,
             is_asked_to_stop=self.stop_poller.is_asked,
             is_busy=checkpointer.is_busy,
         )

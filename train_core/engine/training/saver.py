@@ -19,7 +19,7 @@ from train_core.policy.checkpoints.save_schedule import (
     SaveDue,
     SaveRules,
     backpressure,
-    is_due_by_time,
+    is_interval_over,
     save_due,
 )
 from train_core.policy.checkpoints.save_state import SaveState
@@ -59,10 +59,10 @@ class Saver:
         self._saved_at = time.monotonic()
 
     @property
-    def is_due_by_time(self) -> bool:
+    def is_due_by_clock(self) -> bool:
         """Whether a checkpoint is due by rank 0's clock; for the other ranks it never is."""
         since_last_s = time.monotonic() - self._saved_at
-        return self._group.is_rank0 and is_due_by_time(
+        return self._group.is_rank0 and is_interval_over(
             self.rules, since_last_s=since_last_s, is_busy=self.checkpointer.is_busy
         )
 
@@ -72,8 +72,8 @@ class Saver:
             after,
             self.rules,
             saved_step=self._saved_step,
-            is_wanted=requests.wants_checkpoint,
-            is_retry_wanted=requests.wants_retry,
+            is_due_by_clock=requests.is_due_by_clock,
+            is_retry_due=requests.is_retry_due,
         )
 
     def wait_if_needed(self, after: AfterStep, *, is_busy: bool) -> Backpressure:

@@ -69,7 +69,7 @@ class StopRequestPoller:
         """Whether this attempt is to save and end."""
         return self.request is not None
 
-    def is_time_up(self) -> bool:
+    def is_grace_over(self) -> bool:
         """Whether the time to save is over, after a request to end.
 
         A request to move has no such limit.

@@ -54,25 +54,25 @@ def save_due(
     rules: SaveRules,
     *,
     saved_step: int,
-    is_wanted: bool = False,
-    is_retry_wanted: bool = False,
+    is_due_by_clock: bool = False,
+    is_retry_due: bool = False,
 ) -> SaveDue:
     """Whether a checkpoint is due.
 
-    `is_wanted` is what rank 0's clock says by `is_due_by_time`; `is_retry_wanted` says that one
-    failed on any rank. Both are what all ranks received.
+    `is_due_by_clock` is what rank 0 says by `is_interval_over`; `is_retry_due` says that one failed
+    on any rank. Both are what all ranks received.
     """
     if saved_step == after.step:
         return SaveDue.NO
     by_epochs = after.step_in_epoch == 0 and due(rules.every_epochs, after.epoch)
-    by_rule = by_epochs or due(rules.every_steps, after.step) or is_wanted
+    by_rule = by_epochs or due(rules.every_steps, after.step) or is_due_by_clock
     # The choice of the best counts scheduled ones, and this one lacks its validation.
     if not after.awaits_validation and (by_rule or is_final(after.stopped_by)):
         return SaveDue.SCHEDULED
-    return SaveDue.UNSCHEDULED if after.stopped_by or is_retry_wanted else SaveDue.NO
+    return SaveDue.UNSCHEDULED if after.stopped_by or is_retry_due else SaveDue.NO
 
 
-def is_due_by_time(rules: SaveRules, *, since_last_s: float, is_busy: bool) -> bool:
+def is_interval_over(rules: SaveRules, *, since_last_s: float, is_busy: bool) -> bool:
     """Whether the time between two checkpoints is over; not if it would be left out anyway."""
     is_over = 0 < rules.every_s <= since_last_s
     return is_over and not (rules.skips_if_busy and is_busy)
