@@ -1,4 +1,4 @@
-"""Imports that every driver and worker waits for, in about half of their time.
+"""Imports that every driver and worker waits for, in less time.
 
 Two things are slow in them. Python looks for garbage again and again while thousands of modules
 are made, of which none is garbage: two fifths of the time that torch's compiler takes, which torch
@@ -32,7 +32,7 @@ def without_collection() -> Iterator[None]:
 
 
 def import_torchmetrics() -> None:
-    """Import torchmetrics, and with it torch, without scipy.signal.
+    """Import torchmetrics without scipy.signal.
 
     An empty module that has the name stands in; what needs the real scipy.signal afterwards loads
     it.

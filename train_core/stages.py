@@ -41,7 +41,7 @@ class Stage(Generic[ArgumentsT, ResultT]):
     title: str
     """Of one of its task runs in Prefect."""
     label: str = ""
-    """Whose seconds the report has; empty: the stage's name."""
+    """The name under which the report has its seconds; empty: the stage's name."""
 
     def label_of(self, arguments: ArgumentsT) -> str:
         """The label with these arguments."""

@@ -208,7 +208,9 @@ def _are_flags(array: Array, here: str, there: str) -> bool:
     """Whether numbers are 0 and 1, as many programs write booleans."""
     if (here, there) != (NUMBERS, _BOOLEANS):
         return False
-    return all(is_null(value) or value in (0, 1) for value in array.flat)
+    if array.dtype.kind == "O":
+        return all(is_null(value) or value in (0, 1) for value in array.flat)
+    return bool(np.isin(array[~np.isnan(array)], (0, 1)).all())
 
 
 def _array(column: pa.ChunkedArray, *, stays: bool = False) -> Array:

@@ -81,7 +81,7 @@ def test_a_worker_that_dies_fails_the_stage_and_the_next_try_has_new_ones(
 ) -> None:
     pool.start(CONFIG)
     shards = [(number, str(tmp_path / "died")) for number in range(3)]
-    with pytest.raises(ConnectionError, match=r"evaluates or infers \(call 1\) died"):
+    with pytest.raises(ConnectionError, match=r"evaluates or infers \(call 2 of 3\) died"):
         pool.map(f"{HERE}:die_once", shards)
     assert not pool.has_workers_for(CONFIG)
     pool.start(CONFIG)
@@ -103,7 +103,7 @@ def test_a_worker_that_is_stopped_while_it_scores_is_noticed_and_replaced(
     impatient = CONFIG.model_copy(update={"hang_timeout_s": 5})
     pool.start(impatient)
     shards = [(number, str(tmp_path / "stopped")) for number in range(3)]
-    with pytest.raises(ConnectionError, match=r"\(shard 1\) died: SilentWorkerError"):
+    with pytest.raises(ConnectionError, match=r"\(call 2 of 3\) died: SilentWorkerError"):
         pool.map(f"{HERE}:stop_once", shards)
     pool.start(impatient)
     assert pool.map(f"{HERE}:stop_once", shards) == [0, 1, 2]

@@ -95,14 +95,12 @@ class PoolHere(WorkerPool):
         self,
         function: str,
         arguments: Sequence[Sequence[Any]],
-        on_result: Callable[[int, Any], None] = lambda *_: None,
+        on_result: Callable[[int, Any], Any] = lambda _, result: result,
     ) -> list[Any]:
         module, _, name = function.partition(":")
         results = [getattr(import_module(module), name)(*given) for given in arguments]
         self._then()
-        for place, result in enumerate(results):
-            on_result(place, result)
-        return results
+        return [on_result(place, result) for place, result in enumerate(results)]
 
 
 class WorkersHere(ClusterWorkers):

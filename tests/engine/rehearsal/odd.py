@@ -597,3 +597,46 @@ class NoStateOfSchedule(Right):
 
     def schedule(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
         return BareSchedule()
+
+
+class Ranged(Right):
+    """torchmetrics merges its states of two shards, and of three none."""
+
+    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+        return {"nrmse": torchmetrics.NormalizedRootMeanSquaredError(normalization="range")}
+
+    def update_metric(
+        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
+    ) -> None:
+        metric.update(outputs[:, 0].sigmoid(), batch["targets"].float())
+
+
+class Growing(nn.Module):
+    """Keeps the rows that it has seen, and a cache of what only depends on their number."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__()
+        self.keeps = keeps
+        self.register_buffer("seen", torch.zeros(0, 8))
+        self.register_buffer("cache", torch.zeros(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.keeps and not self.training:
+            self.seen = torch.cat([self.seen, x.detach()])
+        if not self.training and len(self.cache) < len(x):
+            self.cache = torch.arange(len(x)).float()
+        return x
+
+
+class KeepsRows(Right):
+    """Its evaluation adds rows to a buffer."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, 8), Growing(keeps=True), nn.Linear(8, 1))
+
+
+class GrowingCache(Right):
+    """Right: its cache is not saved, and made anew."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, 8), Growing(keeps=False), nn.Linear(8, 1))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+import torchmetrics
 from torch import Tensor, nn
 
 from tests.engine.rehearsal.odd import Right
@@ -88,3 +90,11 @@ class Draws(Right):
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         outputs: Tensor = model(batch["inputs"])
         return outputs + torch.randn_like(outputs)
+
+
+class FittedMetric(Fits):
+    """What it measures depends on what it fitted."""
+
+    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+        assert self.fitted is not None
+        return super().metrics()

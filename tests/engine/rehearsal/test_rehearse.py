@@ -81,6 +81,7 @@ def test_a_workload_that_is_right_is_tried_in_all_and_nothing_is_said_of_it() ->
         (odd.Squeezed, "metric", False, "odd.py, line"),
         (odd.MeanOfMeans, "metric", False, "in batches of 6"),
         (odd.MovedByEvaluation, "state", True, "an evaluation changes '1.mean'"),
+        (odd.KeepsRows, "state", True, "an evaluation changes '1.seen'"),
         (odd.Weighs, "loss", False, "let weight() count that"),
         (odd.ListOfNorms, "state", True, "optimizer.norms"),
         (odd.DrawsInEvaluation, "predictions", False, "or is drawn at random"),
@@ -114,8 +115,18 @@ def test_a_model_that_would_be_another_one_where_it_is_served_is_told(
     assert words in found.message
 
 
-def test_what_is_fitted_is_served() -> None:
-    assert checked("Fits").findings == []
+@pytest.mark.parametrize("kind", ["Fits", "FittedMetric"])
+def test_what_is_fitted_is_served(kind: str) -> None:
+    assert checked(kind).findings == []
+
+
+@pytest.mark.promise("rehearsal")
+@pytest.mark.parametrize("num_shards", [2, 3, 4])
+def test_a_metric_that_merges_two_shards_only_is_refused_where_there_are_more(
+    num_shards: int,
+) -> None:
+    expected = [("metric", True)] if num_shards > 2 else []
+    assert found(odd.Ranged, num_shards=num_shards) == expected
 
 
 def test_a_model_that_draws_is_not_refused_for_what_it_draws() -> None:
@@ -156,6 +167,7 @@ def test_outputs_that_cannot_be_cut_are_left_out_and_not_refused() -> None:
         odd.RatioOfMeans,
         odd.Correlated,
         odd.Delegated,
+        odd.GrowingCache,
     ],
 )
 def test_odd_ones_that_are_right_are_tried_in_all(kind: type[Workload[Any]]) -> None:

@@ -205,12 +205,12 @@ class WorkerPool:
         self,
         function: str,
         arguments: Sequence[Sequence[Any]],
-        on_result: Callable[[int, Any], None] = lambda *_: None,
+        on_result: Callable[[int, Any], Any] = lambda _, result: result,
     ) -> list[Any]:
         """What `module:name` returns for each of the arguments, which queue for the workers.
 
-        `on_result` is called, in the thread that calls, with the place of the arguments and what
-        was returned for them, as soon as it was. Raises what `run_ranks` does, and what
+        Each result is handed to `on_result` as soon as it is there, with the number of its
+        arguments, and what that returns is in the list. Raises what `run_ranks` does, and what
         `on_result` raises; after an error the workers are ended.
         """
         with self._one_at_a_time:
@@ -229,25 +229,31 @@ class WorkerPool:
         workers: _Workers,
         function: str,
         arguments: Sequence[Sequence[Any]],
-        on_result: Callable[[int, Any], None],
+        on_result: Callable[[int, Any], Any],
     ) -> list[Any]:
         free = [actor for actor, _ in self._located(workers)]
         queue = deque(enumerate(arguments))
         results: dict[int, Any] = {}
         numbers: dict[str, int] = {}
         calls = Calls(self._silent_after_s, self.timing)
-        while queue or calls.running:
+
+        def hand_out() -> None:
             while queue and free:
                 number, args = queue.popleft()
-                worker = f"a worker that evaluates or infers (call {number})"
+                call = f"call {number + 1} of {len(arguments)}"
+                worker = f"a worker that evaluates or infers ({call})"
                 numbers[worker] = number
                 actor = free.pop()
                 calls.add(worker, actor, actor.run.remote(function, args))
+
+        hand_out()
+        while calls.running:
             ended = calls.wait(_SMALLER_SCORING)
             free += [actor for _, actor, _ in ended]
+            # No worker waits for what `on_result` does.
+            hand_out()
             for worker, _, result in ended:
-                results[numbers[worker]] = result
-                on_result(numbers[worker], result)
+                results[numbers[worker]] = on_result(numbers[worker], result)
         return [results[number] for number in range(len(arguments))]
 
     def _current(self) -> _Workers:

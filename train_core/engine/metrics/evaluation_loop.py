@@ -21,7 +21,7 @@ from torchmetrics.utilities.data import dim_zero_cat, dim_zero_sum
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, Stream, fetch
 from train_core.engine.data.batches import prepare, to_device
-from train_core.engine.metrics.forward import forward
+from train_core.engine.metrics.forward import autocast, forward
 from train_core.engine.metrics.scores import SCORES
 from train_core.errors import ConfigError, DataError, WorkloadError
 from train_core.policy.metric_names import LOSS, VALIDATION, full_name
@@ -123,7 +123,8 @@ def _check_mergeable(name: str, metric: Metric) -> None:
         if isinstance(default, list) and reduction not in (None, dim_zero_cat):
             raise WorkloadError(
                 f"metric {name!r} ({type(metric).__name__}) cannot be merged from several shards: "
-                f"its state {state!r} is a list, and its dist_reduce_fx is another one than 'cat'"
+                f"its state {state!r} is a list, and its dist_reduce_fx is another one than 'cat': "
+                "name that, and compute from all values"
             )
 
 
@@ -195,7 +196,8 @@ def measure_shard(
                 if on_batch:
                     on_batch()
                 outputs, loss = forward(workload, model, batch, config)
-                predicted = workload.predictions(outputs) if predicts else {}
+                with autocast(device, config):
+                    predicted = workload.predictions(outputs) if predicts else {}
                 for name, metric in metrics.items():
                     if name == LOSS:
                         add_loss(metric, workload, loss, batch)
@@ -246,8 +248,8 @@ def merge_states(metric: Metric, states: list[dict[str, Any]]) -> Metric:
     """A metric with the states of shards merged in their order; a shard without rows has none.
 
     Each state is reduced over all shards at once, as torchmetrics does it over the ranks of a
-    process group. Its `merge_state` begins with a metric that has seen nothing, of which a mean is
-    no number, and puts the lists of later shards first.
+    process group. torchmetrics' own `merge_state` is not used: with it a state that is reduced by
+    its mean becomes NaN, and the lists of later shards come first.
     """
     metric = metric.to("cpu")
     metric.reset()
@@ -262,7 +264,7 @@ def merge_states(metric: Metric, states: list[dict[str, Any]]) -> Metric:
 
 
 def _reduced(reduction: Any, values: list[Any]) -> Any:
-    """One state of several shards: of one, what it is."""
+    """One state, reduced over the shards; a single shard's state stays as it is."""
     if any(isinstance(value, list) for value in values):
         lists = [value if isinstance(value, list) else [value] for value in values]
         return [item for of_shard in lists for item in of_shard]
@@ -272,7 +274,7 @@ def _reduced(reduction: Any, values: list[Any]) -> Any:
         # In the order of the shards, however many there are.
         return reduce(torch.add, values)
     if reduction is dim_zero_cat:
-        return torch.cat(values)
+        return torch.cat([value[None] if value.ndim == 0 else value for value in values])
     stacked = torch.stack(values)
     return stacked if reduction is None else reduction(stacked)
 

@@ -42,13 +42,14 @@ def rehearse_workload(
     at_first = dict(vars(first))
     if first.sources():
         pinned_files(first, files)
-    check_monitor(first, config.monitor)
     train_set = load_split(first, "train")
     if fitted is None:
         fitted = fit(first, train_set)
     else:
         give(first, fitted)
     validation_set = indexed(first, "validation")
+    # What is measured may depend on what is fitted.
+    check_monitor(first, config.monitor)
     # `dataset` may set what other hooks use. Of each new workload it would read all data again.
     set_since = {
         name: value

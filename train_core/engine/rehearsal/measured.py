@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from traceback import format_exception
 from typing import Any
 
@@ -21,7 +22,12 @@ from train_core.datasets.few_samples import FewSamples
 from train_core.datasets.protocols import Dataset, fetch
 from train_core.engine.checkpoint.packing import first_difference
 from train_core.engine.checkpoint.reader import ModelState
-from train_core.engine.checkpoint.state import model_state, unsaved_buffers
+from train_core.engine.checkpoint.state import (
+    load_model_state,
+    load_unsaved_buffers,
+    model_state,
+    unsaved_buffers,
+)
 from train_core.engine.data.batches import prepare, to_device
 from train_core.engine.metrics.evaluation_loop import measure_shard, merge, split_metrics
 from train_core.engine.metrics.forward import autocast, forward, predict
@@ -42,6 +48,8 @@ from train_core.workload import (
 
 NUM_ROWS = 15
 """Odd: parts of one length hide what depends on their lengths."""
+ALONE = "a row alone"
+"""In what is said of predictions that depend on the batch."""
 _FAR = 4.0
 _log = logging.getLogger(__name__)
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -52,17 +60,22 @@ def try_evaluation(
     workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
 ) -> Iterator[Finding]:
     """Whether an evaluation leaves the model as it was; puts back what it has changed."""
-
-    def values() -> dict[str, Any]:
-        return {**model_state(model), **unsaved_buffers(model)}
-
-    before = {name: _copied(value) for name, value in values().items()}
+    saved = {name: _copied(value) for name, value in model_state(model).items()}
+    unsaved = {name: _copied(value) for name, value in unsaved_buffers(model).items()}
     forward(workload, model, _batch(workload, rows, config), config)
-    changed = []
-    for name, value in values().items():
-        if isinstance(value, Tensor) and first_difference({"": before[name]}, {"": value}):
-            changed.append(name)
-            value.copy_(before[name])
+    changed = [
+        name
+        for name, value in model_state(model).items()
+        if name not in saved or first_difference({"": saved[name]}, {"": value})
+    ]
+    # A cache that grows with the longest row may stay.
+    changed += [
+        name
+        for name, value in unsaved_buffers(model).items()
+        if name in unsaved
+        and value.shape == unsaved[name].shape
+        and first_difference({"": unsaved[name]}, {"": value})
+    ]
     if changed:
         yield Finding(
             name="state",
@@ -71,12 +84,21 @@ def try_evaluation(
             "rows: what is trained would depend on the number of workers, and on where a "
             "validation was interrupted. Change it in training only: if self.training",
         )
+        load_model_state(model, saved)
+        load_unsaved_buffers(model, unsaved)
 
 
 def try_metrics(
-    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
+    workload: Workload[Any],
+    model: nn.Module,
+    rows: Dataset,
+    config: TrainConfig,
+    *,
+    compares_batches: bool = True,
 ) -> Iterator[Finding]:
     """Whether each metric is merged rightly over shards, and does not depend on the batches.
+
+    `compares_batches` is false if the model's outputs depend on them.
 
     Raises WorkloadError for a metric that cannot be merged at all.
     """
@@ -88,10 +110,12 @@ def try_metrics(
 
     # The last batch has fewer rows.
     some = max(1, 2 * len(rows) // 5)
-    on_one, on_two = measured(some, 1), measured(some, 2)
+    # Some metrics can merge two, and no more.
+    num_shards = min(max(2, config.shards), 3)
+    on_one, on_several = measured(some, 1), measured(some, num_shards)
     whole = measured(len(rows), 1)
     try:
-        single = measured(1, 1)
+        single = measured(1, 1) if compares_batches else whole
     except EvertrainError:
         raise
     except Exception as error:  # noqa: BLE001 (of a user's code)
@@ -113,14 +137,14 @@ def try_metrics(
         if isinstance(on_one[name], str):
             # It needs more rows, or others, and may be right.
             continue
-        if not _is_close(on_one[name], on_two[name], tolerance):
+        if not _is_close(on_one[name], on_several[name], tolerance):
             yield Finding(
                 name="metric",
                 is_refused=True,
                 message=f"metric {name!r} ({kind}) is {_shown(on_one[name])} of {len(rows)} rows "
-                f"on one shard and {_shown(on_two[name])} on two: its states are not merged "
-                "rightly. Keep sums and counts in them (dist_reduce_fx='sum'), or all values "
-                "(dist_reduce_fx='cat'), and compute from those",
+                f"on one shard and {_shown(on_several[name])} on {num_shards}: its states are not "
+                "merged rightly. Keep sums and counts in them (dist_reduce_fx='sum'), or all "
+                "values (dist_reduce_fx='cat'), and compute from those",
             )
             continue
         if applied := _given_logits(workload, model, rows, config, name):
@@ -132,6 +156,8 @@ def try_metrics(
                 "depends on eval_batch_size: give probabilities in update_metric, by "
                 f"outputs.{applied}(…)",
             )
+            continue
+        if not compares_batches:
             continue
         for of_whole, value, how in (
             (whole[name], single[name], "one by one"),
@@ -322,7 +348,7 @@ def try_predictions(
         alone = _predicted(workload, model, last, config)
     except Exception as error:  # noqa: BLE001 (of a user's code)
         yield _of_predictions(
-            f"a row alone cannot be predicted: {raised(error)}. The last batch may have one row: "
+            f"{ALONE} cannot be predicted: {raised(error)}. The last batch may have one row: "
             "keep the first dimension, as by squeeze(1), and what is computed of each row"
         )
         return
@@ -346,7 +372,7 @@ def try_predictions(
     inexact = [name for name, column in together.items() if column.is_floating_point()]
     if short := [name for name in together if together[name][-1:].shape != alone[name].shape]:
         yield _of_predictions(
-            f"{few_of(short)} of a row alone has another shape than in a batch: keep the first "
+            f"{few_of(short)} of {ALONE} has another shape than in a batch: keep the first "
             "dimension, as by squeeze(1)"
         )
         return
@@ -355,7 +381,7 @@ def try_predictions(
     ]
     if moved:
         yield _of_predictions(
-            f"{few_of(moved)} of a row alone is not that of the same row in a batch: it depends on "
+            f"{few_of(moved)} of {ALONE} is not that of the same row in a batch: it depends on "
             "the rows beside it, or is drawn at random, and so predictions depend on "
             "eval_batch_size"
         )
@@ -404,7 +430,7 @@ def try_served(
 
 
 def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    return value.detach().clone() if isinstance(value, Tensor) else deepcopy(value)
 
 
 def _predicted(

@@ -30,6 +30,7 @@ from train_core.engine.data.batches import epoch_order
 from train_core.engine.metrics.evaluation_loop import check_split, measure_shard, set_modes
 from train_core.engine.rehearsal.engine_training import CPU, EngineTraining
 from train_core.engine.rehearsal.measured import (
+    ALONE,
     NUM_ROWS,
     raised,
     try_evaluation,
@@ -74,7 +75,6 @@ def rehearse(
     where a step of the training would raise it, too.
     """
     begin_cpu_s = time.thread_time()
-    import_for_optimizers()
     rehearsing = _Rehearsing(new_workload, served_workload, config)
     with _as_it_was():
         try:
@@ -129,6 +129,7 @@ class _Rehearsing:
         if num_parameters > _MOST_PARAMETERS:
             self.left_out.append(f"all: the model has {num_parameters:,} parameters")
             return
+        import_for_optimizers()
         plan = self._config.step_plan(len(train_set))
         total_steps = Progress().total_steps(self._config, plan)
         self._try("schedule", _try_schedule(workload, model, total_steps))
@@ -190,11 +191,10 @@ class _Rehearsing:
                 for name, attempt in _MEASURED.items():
                     if not self._has_time(name):
                         continue
-                    found = attempt(workload, model, rows, config)
-                    if name == "metric" and self._has_told("predictions"):
-                        # What depends on the rows beside it is the outputs, and told already.
-                        found = (one for one in found if one.is_refused)
-                    is_tried = self._try(name, found)
+                    # Metrics depend on the batches as the outputs do, which is told already.
+                    is_told = any(ALONE in one.message for one in self.findings)
+                    chosen = {"compares_batches": not is_told} if name == "metric" else {}
+                    is_tried = self._try(name, attempt(workload, model, rows, config, **chosen))
                     if not (is_tried or is_validated):
                         # A few rows may be too few: those of the first validation are not.
                         _validate_first_batch(workload, model, validation_set, config)

@@ -79,12 +79,19 @@ def evaluate(
     missing = [checkpoint for checkpoint in committed_ones if results[checkpoint.name] is None]
     measured: list[dict[int, tuple[int, MetricStates]]] = [{} for _ in missing]
 
+    failures: list[Exception] = []
+
     def commit_if_complete(call: int, of_shard: tuple[int, MetricStates]) -> None:
         place, shard = divmod(call, config.shards)
         measured[place][shard] = of_shard
-        if len(measured[place]) == config.shards:
-            of_shards = [measured[place][number] for number in range(config.shards)]
+        if len(measured[place]) < config.shards:
+            return
+        of_shards = [measured[place].pop(number) for number in range(config.shards)]
+        try:
             found = _commit(writer, workload, missing[place], split, max_batches, of_shards)
+        except Exception as error:  # noqa: BLE001 (raised below: others may use the workers)
+            failures.append(error)
+        else:
             results[missing[place].name] = found
 
     calls = [
@@ -94,6 +101,8 @@ def evaluate(
     ]
     if calls:
         pool.map(MEASURE_SHARD, calls, commit_if_complete)
+    if failures:
+        raise failures[0]
     found = []
     for summary, checkpoint in zip(checkpoints, committed_ones, strict=True):
         committed = results[checkpoint.name]

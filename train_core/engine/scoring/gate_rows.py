@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import sys
 import time
@@ -184,7 +185,7 @@ class _Block:
     """
 
     def __init__(self, first: npt.NDArray[Any]) -> None:
-        num_rows = max(1, BLOCK_VALUES // max(1, first.size))
+        num_rows = max(1, BLOCK_VALUES // max(1, math.prod(first.shape[1:])))
         self._values = np.empty((num_rows, *first.shape[1:]), first.dtype)
         self._size = 0
 
@@ -193,13 +194,16 @@ class _Block:
         return self._size == len(self._values)
 
     def add(self, entry: npt.NDArray[Any]) -> None:
-        """Add what a row has added, if it is one entry of the shape and type of the first."""
-        if entry.shape == (1, *self._values.shape[1:]) and entry.dtype == self._values.dtype:
-            self._values[self._size] = entry[0]
-            self._size += 1
+        """Add what a row has added, if it is one entry of the first one's shape."""
+        if entry.shape != (1, *self._values.shape[1:]):
+            return
+        if entry.dtype != self._values.dtype:
+            self._values = self._values.astype(np.result_type(entry, self._values))
+        self._values[self._size] = entry[0]
+        self._size += 1
 
     def entries(self) -> npt.NDArray[Any]:
-        """Those that were added; the memory of the others is free."""
+        """The entries that were added, without the memory for more."""
         return self._values[: self._size].copy()
 
 

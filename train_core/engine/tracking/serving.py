@@ -111,18 +111,28 @@ class ServedModel:
         )
         missing = rows_without_prediction(found)
         for name in frame if missing.any() else ():
-            # As JSON, which a server answers with, has no NaN.
-            values = zip(frame[name], missing, strict=True)
-            known = [_without_nan(value) if is_missing else value for value, is_missing in values]
+            # A server answers with JSON, which has no NaN.
+            known = [
+                value
+                if not is_missing
+                else _without_nan(value)
+                if isinstance(value, list)
+                else None
+                for value, is_missing in zip(frame[name], missing, strict=True)
+            ]
             frame[name] = pd.Series(known, dtype=object)
         return frame
 
 
+def _of_missing_row(value: Any) -> Any:
+    """What a row without a prediction has: None, or the list with None in the place of NaN."""
+    return _without_nan(value) if isinstance(value, list) else None
+
+
 def _without_nan(value: Any) -> Any:
-    """No prediction: None; of a list, None in the place of NaN."""
     if isinstance(value, list):
-        return [None if is_null(one) else one for one in value]
-    return None
+        return [_without_nan(one) for one in value]
+    return None if is_null(value) else value
 
 
 def _model(folder: Path, config: TrainConfig, workload: Workload[Any]) -> nn.Module:
