@@ -18,7 +18,15 @@ import pytest
 from hypothesis import example, given
 
 from train_core import ArrayDataset, read_columns
-from train_core.datasets.tables import columns_of, form_of, forms_of, read_text_table
+from train_core.datasets.tables import (
+    check_forms,
+    columns_of,
+    form_of,
+    forms_of,
+    is_ragged,
+    objects,
+    read_text_table,
+)
 from train_core.errors import DataError
 
 SIMPLE: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -105,8 +113,10 @@ def test_rows_have_the_same_values_whatever_they_are_read_with(
     if start < stop and whole.dtype.kind != "O":
         assert part.dtype == whole.dtype
         assert part.shape[1:] == whole.shape[1:]
-    if forms.get("x") == "lists":
+    if is_ragged(forms.get("x", "")):
         assert part.ndim == 1
+        types = [getattr(value, "dtype", None) for value in whole[start:stop]]
+        assert [getattr(value, "dtype", None) for value in part] == types
 
 
 ROWS = {"zip": ["01067", "", "99"], "age": [31, None, 7], "when": ["2026-01-02", "2026-03-04", ""]}
@@ -215,7 +225,9 @@ def test_what_is_no_table_is_named(name: str, content: bytes, words: str, tmp_pa
         ([time(1), None], "times"),
         ([date(2026, 1, 1)], "times"),
         ([float("nan"), "a"], "texts"),
-        ([np.zeros(3), None], "lists"),
+        ([np.zeros(3), None], "lists of <f8"),
+        ([None, np.zeros(0), np.array(["a", None], object)], "lists of texts"),
+        ([np.zeros(0)], "lists"),
         ([{"a": 1}], "mappings"),
         ([None, float("nan")], ""),
     ],
@@ -250,3 +262,21 @@ def test_columns_of_every_type_make_a_dataset_with_a_digest_of_its_values(tmp_pa
     assert found.digest() == again.digest()
     changed = table.set_column(6, "tokens", pa.array([[1, 2, 3], [5]]))
     assert ArrayDataset(**columns_of(changed)).digest() != found.digest()
+
+
+@pytest.mark.promise("any-column")
+def test_the_elements_of_lists_are_what_they_were_in_training_or_refused() -> None:
+    forms = forms_of({"x": objects([np.array([1.0, 2.0]), np.zeros(1)])})
+    for missing in ([None], [float("nan")]):
+        (alone,) = columns_of(pa.table({"x": [missing]}), forms)["x"]
+        assert alone.dtype == np.float64
+        assert np.isnan(alone).all()
+    for other, said in (
+        ([["a"]], "lists of texts, and held lists of numbers"),
+        ([[True]], "lists of booleans, and held lists of numbers"),
+        ([[[1.0], [2.0]]], "lists of lists, and held lists of numbers"),
+    ):
+        with pytest.raises(DataError, match=said):
+            check_forms(columns_of(pa.table({"x": other}), forms), forms, "new data")
+    # As an earlier version recorded it.
+    check_forms({"x": objects([np.array(["a"], object)])}, {"x": "lists"}, "new data")

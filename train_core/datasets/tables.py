@@ -34,11 +34,12 @@ Array = npt.NDArray[Any]
 Forms = Mapping[str, str]
 """What each column is, by name: a numpy type, or of objects one of the words below.
 
-With `arrays of ` before it if each row is an array of the same shape as the others.
+With `arrays of ` before it if each row is an array of the same shape as the others, and `lists of `
+if each is one of a length of its own; `lists` alone, of an earlier version, does not say of what.
 """
 
 TEXTS, LISTS, NUMBERS, _BOOLEANS = "texts", "lists", "numbers", "booleans"
-_ARRAYS = "arrays of "
+_ARRAYS, _LISTS = "arrays of ", "lists of "
 _WORDS: Mapping[str, tuple[type, ...]] = {
     TEXTS: (str,),
     "bytes": (bytes,),
@@ -89,10 +90,11 @@ def columns_of(table: pa.Table, forms: Forms | None = None) -> dict[str, Array]:
     if len(set(table.column_names)) < len(table.column_names):
         twice = next(name for name in table.column_names if table.column_names.count(name) > 1)
         raise DataError(f"there are two columns {twice!r}: give each a name of its own")
-    return {
-        name: like(_array(table[name], stays=forms.get(name) == LISTS), forms.get(name, ""), name)
-        for name in table.column_names
-    }
+    found = {}
+    for name in table.column_names:
+        form = forms.get(name, "")
+        found[name] = like(_array(table[name], stays=is_ragged(form)), form, name)
+    return found
 
 
 def forms_of(columns: Columns) -> dict[str, str]:
@@ -119,12 +121,25 @@ def form_of(array: Array) -> str:
     if array.dtype.kind != "O":
         return array.dtype.str
     first = next((value for value in array.flat if not is_null(value)), None)
-    return next((word for word, types in _WORDS.items() if isinstance(first, types)), "")
+    word = next((word for word, types in _WORDS.items() if isinstance(first, types)), "")
+    return _form_of_lists(array) if word == LISTS else word
+
+
+def _form_of_lists(array: Array) -> str:
+    """Of lists the form of the first of them that tells one."""
+    lists = (np.asarray(value) for value in array.flat if isinstance(value, np.ndarray))
+    inner = next((form for one in lists if one.size and (form := form_of(one))), "")
+    return f"{_LISTS}{inner}" if inner else LISTS
+
+
+def is_ragged(form: str) -> bool:
+    """Whether the rows are lists, each of a length of its own."""
+    return form == LISTS or form.startswith(_LISTS)
 
 
 def kind_of(form: str) -> str:
     """What a form holds, in a word: `int64` and `float32` are both numbers."""
-    if form.startswith(_ARRAYS):
+    if form.startswith((_ARRAYS, _LISTS)):
         return LISTS
     if form in _WORDS or not form:
         return form
@@ -202,6 +217,20 @@ def check_forms(columns: Columns, forms: Forms, where: str) -> None:
                 f"column {name!r} of {where} holds {here}, and held {there} in training: write it "
                 f"as {_SPELLED if forms[name][1:2] == 'M' else there}"
             )
+        here, there = _kind_in_lists(form), _kind_in_lists(forms.get(name, ""))
+        if here and there and here != there:
+            raise DataError(
+                f"column {name!r} of {where} holds lists of {here}, and held lists of {there} in "
+                "training: write them as those"
+            )
+
+
+def _kind_in_lists(form: str) -> str:
+    """What the lists or arrays of a form hold; empty: they are none, or it is not known."""
+    for before in (_ARRAYS, _LISTS):
+        if form.startswith(before):
+            return kind_of(form.removeprefix(before))
+    return ""
 
 
 def _are_flags(array: Array, here: str, there: str) -> bool:
@@ -280,6 +309,8 @@ def like(array: Array, form: str, name: str) -> Array:
     form = form.removeprefix(_ARRAYS)
     if not form or form in _WORDS:
         return array
+    if form.startswith(_LISTS):
+        return _lists_like(array, form.removeprefix(_LISTS), name)
     was = np.dtype(form)
     if was.kind == "M" and form_of(array) == TEXTS:
         array = _times(array)
@@ -303,6 +334,16 @@ def like(array: Array, form: str, name: str) -> Array:
                 "training, does not have: round them"
             )
     return array
+
+
+def _lists_like(array: Array, form: str, name: str) -> Array:
+    """The lists, each with the type that lists had in training."""
+    if array.dtype.kind != "O":
+        return array
+    found = np.empty(array.shape, object)
+    for place, value in np.ndenumerate(array):
+        found[place] = like(value, form, name) if isinstance(value, np.ndarray) else value
+    return found
 
 
 def _times(texts: Array) -> Array:

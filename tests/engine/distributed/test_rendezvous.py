@@ -17,6 +17,7 @@ from unittest.mock import patch
 import psutil
 import pytest
 
+from tests.asked import evaluate, train
 from tests.cluster.network import PREFIX
 from tests.engine.ranks.ray_processes import part_of_ray
 from train_core import TrainConfig
@@ -25,7 +26,6 @@ from train_core.engine.distributed.rendezvous import LOOPBACK, choose_interfaces
 from train_core.errors import StageError
 from train_core.requests import DriverRequest
 from train_core.results import CheckpointSummary
-from train_core.stages import EVALUATE, EvaluateArguments
 from train_core.storage.run_folder import RunFolder
 from train_core.text.log_lines import warning_in
 
@@ -116,7 +116,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         # The workers have started, and know no training yet: so far it is Ray that listens.
         wait_until(lambda: len(training_processes(driver)) == 3)
         of_ray = listening(training_processes(driver))
-        training = thread.submit(driver.train)
+        training = thread.submit(train, driver)
         wait_until(lambda: step_of(folder) >= 1)
         opened = listening(training_processes(driver)) - of_ray
         everything = all_processes(driver)
@@ -148,9 +148,7 @@ def test_a_driver_whose_ray_dies_ends_so_that_the_next_try_has_a_new_one(trained
     part_of_ray(trained.driver, "raylet").kill()
     process.wait(10)
     with pytest.raises(StageError, match="ended unexpectedly"):
-        trained.driver.ask(
-            EVALUATE, EvaluateArguments(checkpoints=trained.finalists, split="validation")
-        )
+        evaluate(trained.driver, trained.finalists, "validation")
     # A thread reads the log; it may be behind the replies.
     wait_until(lambda: any("Ray's raylet died" in (warning_in(one) or "") for one in trained.log))
 
@@ -193,7 +191,7 @@ def test_a_driver_that_stands_still_costs_no_step(tmp_path: Path) -> None:
         hang_timeout_s=HANG_TIMEOUT_S,
     )
     with driver:
-        training = threading.Thread(target=driver.train)
+        training = threading.Thread(target=train, args=(driver,))
         training.start()
         wait_until(lambda: step_of(folder) >= 2)
         os.kill(driver._process.pid, signal.SIGSTOP)

@@ -21,6 +21,8 @@ from train_core.datasets.tables import (
     check_forms,
     columns_of,
     form_of,
+    is_ragged,
+    kind_of,
     like,
     objects,
 )
@@ -68,7 +70,7 @@ def _array(values: Any, form: str, name: str) -> Array:
         is_fixed = isinstance(values.dtype, np.dtype) and values.dtype.kind in _FIXED
         array = np.asarray(values) if is_fixed else objects(values)
     elif isinstance(values, list):
-        one = None if form == LISTS else _one_array(values)
+        one = None if is_ragged(form) else _one_array(values)
         array = objects(values) if one is None else one
     else:
         array = np.asarray(values)
@@ -90,7 +92,8 @@ def _of_objects(array: Array, form: str, name: str) -> Array:
     if array.ndim != 1:
         return array
     array = objects(None if is_null(one) else one for one in array)
-    kinds = {form_of(array[at : at + 1]) for at, one in enumerate(array) if one is not None}
+    forms = (form_of(array[at : at + 1]) for at, one in enumerate(array) if one is not None)
+    kinds = {kind_of(one) for one in forms}
     if len(kinds) > 1:
         raise _mixed(name, " and ".join(sorted(kinds)))
     kind = "".join(kinds)
