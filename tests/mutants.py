@@ -154,7 +154,7 @@ MUTANTS = (
     ),
     Mutant(
         "a preflight's refusal: a monitor that is not measured",
-        "train_core/engine/driver/preparing/preflight.py",
+        "train_core/engine/metrics/evaluation_loop.py",
         "    if monitor not in names:\n",
         "    if not names:\n",
     ),
