@@ -133,9 +133,14 @@ def test_a_model_that_draws_is_not_refused_for_what_it_draws() -> None:
     assert not any(one.is_refused for one in checked("Draws").findings)
 
 
-def checked(kind: str) -> Rehearsal:
+def test_a_monitor_that_is_not_measured_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'validation/beauty' is not measured: Fits gives"):
+        checked("Fits", monitor="validation/beauty")
+
+
+def checked(kind: str, **asked: Any) -> Rehearsal:
     workload = f"tests.engine.rehearsal.served:{kind}"
-    return rehearse_workload(TrainConfig(workload=workload, batch_size=32))
+    return rehearse_workload(TrainConfig(workload=workload, batch_size=32, **asked))
 
 
 @pytest.mark.promise("rehearsal")
