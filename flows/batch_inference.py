@@ -21,7 +21,7 @@ from train_core.client.scoring import BEST, check_output, copied, scoring_reques
 from train_core.errors import StoppedError
 from train_core.requests import KeptColumns, ScoringRequest
 from train_core.results import CheckpointSummary, PredictionsResult
-from train_core.stages import INFER, InferArguments
+from train_core.stages import INFER
 from train_core.storage.addresses import absolute
 from train_core.storage.records.names import LATEST
 from train_core.storage.run_folder import RunFolder
@@ -107,7 +107,7 @@ def stages(
     request = session.request
     assert isinstance(request, ScoringRequest)
     start(prepare, request)()
-    asked = InferArguments(checkpoint=summary, source=request.infer_input)
+    asked = INFER.arguments(checkpoint=summary, source=request.infer_input)
     predictions = start(task_of(INFER), request, asked)()
     start(report_predictions, request, predictions, tracking_uri)()
     return copied(request, predictions, output)

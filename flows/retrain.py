@@ -34,20 +34,7 @@ from train_core.results import (
     Report,
     Selection,
 )
-from train_core.stages import (
-    EVALUATE,
-    GATE,
-    INFER,
-    PROMOTE,
-    PUBLISH,
-    TRAIN,
-    EvaluateArguments,
-    GateArguments,
-    InferArguments,
-    NoArguments,
-    PromoteArguments,
-    PublishArguments,
-)
+from train_core.stages import EVALUATE, GATE, INFER, PROMOTE, PUBLISH, TRAIN
 from train_core.storage.records.names import default_run_name
 
 
@@ -142,7 +129,7 @@ def _compute(parameters: RetrainParameters, start: Start, session: Session) -> R
         predictions: PredictionsResult | None = None,
         gated: GateResult | None = None,
     ) -> Report:
-        outcome = PublishArguments(
+        outcome = PUBLISH.arguments(
             train=trained,
             evaluations=evaluations,
             best=selection.best,
@@ -156,10 +143,10 @@ def _compute(parameters: RetrainParameters, start: Start, session: Session) -> R
     def evaluating(
         checkpoints: list[CheckpointSummary], split: Split
     ) -> Callable[[], list[EvaluationResult]]:
-        asked = EvaluateArguments(checkpoints=checkpoints, split=split)
+        asked = EVALUATE.arguments(checkpoints=checkpoints, split=split)
         return start(task_of(EVALUATE), request, asked)
 
-    trained = start(task_of(TRAIN), request, NoArguments())()
+    trained = start(task_of(TRAIN), request, TRAIN.arguments())()
     # A factory's trainer may name another one than the parameters.
     metric, order = trained.monitor, trained.monitor_order
     if not parameters.has_workload:
@@ -167,7 +154,7 @@ def _compute(parameters: RetrainParameters, start: Start, session: Session) -> R
         return publish([], start(select, trained.checkpoints, metric, order)())
     evaluations = evaluating(trained.finalists, "validation")()
     selection = start(select, with_metrics(evaluations), metric, order)()
-    scored = InferArguments(checkpoint=selection.best, source=parameters.infer_input)
+    scored = INFER.arguments(checkpoint=selection.best, source=parameters.infer_input)
     predicting = start(task_of(INFER), request, scored)
     tested = evaluating([selection.best], "test")()
     predictions = predicting()
@@ -180,10 +167,10 @@ def _gate(start: Start, session: Session, best: CheckpointSummary) -> GateResult
 
     Raises AwaitsApprovalError if a person has to be asked first.
     """
-    result = start(task_of(GATE), session.request, GateArguments(best=best))()
+    result = start(task_of(GATE), session.request, GATE.arguments(best=best))()
     while True:
         approval = approval_for(session, result) if start is as_tasks else None
-        asked = PromoteArguments(result=result, approval=approval)
+        asked = PROMOTE.arguments(result=result, approval=approval)
         promoted = start(task_of(PROMOTE), session.request, asked)()
         if promoted.decision == result.decision:
             return promoted

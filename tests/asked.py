@@ -5,28 +5,21 @@ from __future__ import annotations
 from train_core.client.driver_handle import Driver
 from train_core.datasets.protocols import Split
 from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult, TrainResult
-from train_core.stages import (
-    EVALUATE,
-    INFER,
-    TRAIN,
-    EvaluateArguments,
-    InferArguments,
-    NoArguments,
-)
+from train_core.stages import EVALUATE, INFER, TRAIN
 
 
 def train(driver: Driver) -> TrainResult:
     """The result of the training."""
-    return driver.ask(TRAIN, NoArguments())
+    return driver.ask(TRAIN, TRAIN.arguments())
 
 
 def evaluate(
     driver: Driver, checkpoints: list[CheckpointSummary], split: Split
 ) -> list[EvaluationResult]:
     """The metrics of the checkpoints on a split."""
-    return driver.ask(EVALUATE, EvaluateArguments(checkpoints=checkpoints, split=split))
+    return driver.ask(EVALUATE, EVALUATE.arguments(checkpoints=checkpoints, split=split))
 
 
 def infer(driver: Driver, checkpoint: CheckpointSummary, source: str) -> PredictionsResult:
     """The predictions of a checkpoint."""
-    return driver.ask(INFER, InferArguments(checkpoint=checkpoint, source=source))
+    return driver.ask(INFER, INFER.arguments(checkpoint=checkpoint, source=source))

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
         Split,
         Stream,
     )
-    from train_core.datasets.tables import read_columns
+    from train_core.datasets.tables import (
+        read_columns,
+    )
     from train_core.errors import DataError
     from train_core.fitting import extend_run, fit
     from train_core.optimizers import CombinedOptimizer

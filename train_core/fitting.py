@@ -10,7 +10,7 @@ from train_core.client.runs import epochs_after
 from train_core.config import TrainConfig
 from train_core.requests import DriverRequest
 from train_core.results import TrainResult
-from train_core.stages import TRAIN, NoArguments
+from train_core.stages import TRAIN
 from train_core.storage.run_folder import RunFolder
 
 
@@ -38,7 +38,7 @@ def fit(
     request = DriverRequest(storage=storage, run=run, config=config, tracking_uri=tracking_uri)
     with Driver.start(request, on_log) as driver:
         driver.prepared()
-        return driver.ask(TRAIN, NoArguments())
+        return driver.ask(TRAIN, TRAIN.arguments())
 
 
 def extend_run(

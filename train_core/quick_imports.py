@@ -1,9 +1,9 @@
 """Imports that every driver and worker waits for, in less time.
 
-Two things are slow in them. Python looks for garbage again and again while thousands of modules
-are made, of which none is garbage: two fifths of the time that torch's compiler takes, which torch
-imports with the first optimizer of a process. And torchmetrics loads all of scipy.signal, to put a
-name back into it that an audio metric once needed. `benchmarks/README.md` has the figures.
+Two things are slow in them. Python's garbage collector runs again and again while thousands of
+modules are made, and finds nothing: two fifths of the time that importing torch's compiler takes,
+which torch does with the first optimizer of a process. And torchmetrics loads all of scipy.signal,
+to put a name back into it that an audio metric once needed. `benchmarks/README.md` has the figures.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SIGNAL = "scipy.signal"
 
 
 @contextmanager
-def without_collection() -> Iterator[None]:
-    """Look for no garbage while the block imports."""
+def garbage_collection_paused() -> Iterator[None]:
+    """Pause the garbage collector, as while the block imports many modules."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        # A block within this one, also of another thread, leaves it to the outer one.
+        # A block within another one, or in another thread meanwhile, leaves it to that one.
         if was_enabled:
             gc.enable()
 
@@ -43,7 +43,7 @@ def import_torchmetrics() -> None:
     stand_in.hamming = None  # type: ignore[attr-defined]  # the name it looks for
     sys.modules[_SIGNAL] = stand_in
     try:
-        with without_collection():
+        with garbage_collection_paused():
             import_module("torchmetrics")
     finally:
         del sys.modules[_SIGNAL]
@@ -53,5 +53,5 @@ def import_torchmetrics() -> None:
 
 def import_for_optimizers() -> None:
     """Import what torch imports when the first optimizer of a process is made."""
-    with without_collection():
+    with garbage_collection_paused():
         import_module("torch._dynamo")

@@ -33,15 +33,15 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Stage(Generic[ArgumentsT, ResultT]):
-    """A stage of a run. Its texts are templates of `request` and `arguments`."""
+    """A stage of a run."""
 
     name: str
     arguments: type[ArgumentsT]
     result: TypeAdapter[ResultT]
     title: str
-    """Of one of its task runs in Prefect."""
+    """The name of its task run in Prefect, a template of `request` and `arguments`."""
     label: str = ""
-    """The name under which the report has its seconds; empty: the stage's name."""
+    """The name under which the report has its seconds, a template of `arguments`; empty: `name`."""
 
     def label_of(self, arguments: ArgumentsT) -> str:
         """The label with these arguments."""

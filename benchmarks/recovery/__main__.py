@@ -34,7 +34,7 @@ from train_core.client.driver_handle import Driver
 from train_core.errors import StoppedError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
-from train_core.stages import TRAIN, NoArguments
+from train_core.stages import TRAIN
 
 KILLS, STOCK_KILLS, MIRROR_ROUNDS = 20, 6, 2
 WATCHED_S, MIRRORED_S = 30.0, 20.0
@@ -96,7 +96,7 @@ class Training:
 
     def _train(self) -> None:
         with suppress(StoppedError):
-            self.driver.ask(TRAIN, NoArguments())
+            self.driver.ask(TRAIN, TRAIN.arguments())
 
 
 def import_torch(report: Report) -> None:

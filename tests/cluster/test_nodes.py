@@ -26,7 +26,7 @@ from train_core.client.driver_handle import Driver
 from train_core.errors import JobEndedError
 from train_core.requests import DriverRequest
 from train_core.results import TrainResult
-from train_core.stages import TRAIN, NoArguments
+from train_core.stages import TRAIN
 from train_core.storage.coordination import lease
 from train_core.storage.records.journal import read_segments
 from train_core.storage.run_folder import RunFolder
@@ -87,11 +87,11 @@ class Training:
 
 def train(driver: Driver, log: list[str]) -> TrainResult:
     try:
-        return driver.ask(TRAIN, NoArguments())
+        return driver.ask(TRAIN, TRAIN.arguments())
     except JobEndedError as error:
         # As the flow does.
         log.append(str(error))
-        return driver.ask(TRAIN, NoArguments())
+        return driver.ask(TRAIN, TRAIN.arguments())
 
 
 def wait_for(what: Callable[[], object], log: list[str]) -> None:

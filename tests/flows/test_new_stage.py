@@ -27,11 +27,11 @@ COUNT = Stage("count", CountArguments, TypeAdapter(int), "count {request.run}")
 IN_ITS_PLACE = ("(TRAIN, EVALUATE,", "(TRAIN, COUNT, EVALUATE,")
 BESIDE_EVALUATE = """
         from train_core.stages import COUNT
-        self._carried_out.add(COUNT, lambda asked: len(asked.checkpoints))
+        self.handle(COUNT, lambda asked: len(asked.checkpoints))
 """
 AFTER_TRAIN = """
-    from train_core.stages import COUNT, CountArguments
-    asked = CountArguments(checkpoints=trained.checkpoints)
+    from train_core.stages import COUNT
+    asked = COUNT.arguments(checkpoints=trained.checkpoints)
     session.seconds["counted"] = start(task_of(COUNT), request, asked)()
 """
 
@@ -57,9 +57,9 @@ def test_a_stage_is_added_by_its_declaration_who_carries_it_out_and_its_place_in
     changed(stages, "\nSTAGES: tuple", f"{DECLARED}\nSTAGES: tuple")
     changed(stages, *IN_ITS_PLACE)
     driver = product / "train_core" / "engine" / "driver" / "stages.py"
-    added(driver, "        self._carried_out.add(EVALUATE, self.evaluate)\n", BESIDE_EVALUATE)
+    added(driver, "        self.handle(EVALUATE, self.evaluate)\n", BESIDE_EVALUATE)
     flow = product / "evertrain_flows" / "retrain.py"
-    added(flow, "    trained = start(task_of(TRAIN), request, NoArguments())()\n", AFTER_TRAIN)
+    added(flow, "    trained = start(task_of(TRAIN), request, TRAIN.arguments())()\n", AFTER_TRAIN)
     command = [sys.executable, "-m", "evertrain_flows.cli", "retrain", "--run", "counted"]
     command += ["--epochs", "2", "--num-workers", "1", "--storage", str(tmp_path / "runs")]
     environment = os.environ | {"PYTHONPATH": str(product), "HOME": str(tmp_path)}

@@ -16,7 +16,7 @@ from train_core.policy.champion.model_names import ModelAddress
 from train_core.policy.logins import hide_logins
 from train_core.requests import KeptColumns, ScoringRequest
 from train_core.results import CheckpointSummary, ModelVersion, PredictionsResult
-from train_core.stages import INFER, InferArguments
+from train_core.stages import INFER
 from train_core.storage.addresses import absolute
 from train_core.storage.committed import open_result
 from train_core.storage.objects.store import Store
@@ -76,7 +76,7 @@ def infer(
     check_output(output)
     with Driver.start(request, on_log) as driver:
         driver.prepared()
-        result = driver.ask(INFER, InferArguments(checkpoint=summary, source=infer_input))
+        result = driver.ask(INFER, INFER.arguments(checkpoint=summary, source=infer_input))
     return copied(request, result, output)
 
 

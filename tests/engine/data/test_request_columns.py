@@ -15,7 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train_core.datasets.arrays import is_null
-from train_core.datasets.tables import columns_of, forms_of
+from train_core.datasets.forms import (
+    forms_of,
+)
+from train_core.datasets.tables import (
+    columns_of,
+)
 from train_core.engine.data.request_columns import requested_columns
 from train_core.errors import DataError
 

@@ -25,7 +25,7 @@ from train_core.errors import FencedError, StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, ScoringRequest
 from train_core.results import TrainResult
-from train_core.stages import EvaluateArguments, InferArguments, PublishArguments
+from train_core.stages import EVALUATE, INFER, PUBLISH
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.timing import Timing as CoordinationTiming
 from train_core.storage.objects.store import Store
@@ -67,12 +67,12 @@ def test_a_replaced_driver_evaluates_infers_and_publishes_nothing(folder: RunFol
         seconds=1,
         checkpoints=[best],
     )
-    outcome = PublishArguments(
+    outcome = PUBLISH.arguments(
         train=trained, evaluations=[], best=best, predictions=None, seconds={}
     )
     for stage in (
-        lambda: driver.evaluate(EvaluateArguments(checkpoints=[], split="test")),
-        lambda: driver.infer(InferArguments(checkpoint=best, source="test")),
+        lambda: driver.evaluate(EVALUATE.arguments(checkpoints=[], split="test")),
+        lambda: driver.infer(INFER.arguments(checkpoint=best, source="test")),
         lambda: driver.publish(outcome),
     ):
         with pytest.raises(FencedError):
@@ -130,9 +130,9 @@ def test_a_driver_that_is_replaced_while_it_scores_commits_no_result(
     driver = driver_of(folder, WorkersHere(then=replace))
     score = {
         "evaluate": lambda: driver.evaluate(
-            EvaluateArguments(checkpoints=[best], split="validation")
+            EVALUATE.arguments(checkpoints=[best], split="validation")
         ),
-        "infer": lambda: driver.infer(InferArguments(checkpoint=best, source="validation")),
+        "infer": lambda: driver.infer(INFER.arguments(checkpoint=best, source="validation")),
     }
     with pytest.raises(FencedError):
         score[stage]()
@@ -156,7 +156,7 @@ def test_predictions_say_as_which_version_their_checkpoint_was_asked_for(folder:
     for model in ("models:/Tiny/3", "models:/Tiny/3", "models:/Tiny/4", ""):
         scoring = ScoringStages(ScoringRequest(**asked, model=model), WorkersHere(lambda: None))
         scoring.prepare()
-        made.append(scoring.infer(InferArguments(checkpoint=best, source="validation")).uri)
+        made.append(scoring.infer(INFER.arguments(checkpoint=best, source="validation")).uri)
         scoring.close("FINISHED")
     found = {
         folder.store.uri(key): manifest.model
@@ -185,7 +185,7 @@ def test_scoring_without_the_lease_commits_its_results_whoever_has_the_run(
     scoring = ScoringStages(request, workers)
     scoring.prepare()
     best = folder.summary(folder.checkpoints()[-1])
-    result = scoring.infer(InferArguments(checkpoint=best, source="validation"))
+    result = scoring.infer(INFER.arguments(checkpoint=best, source="validation"))
     scoring.close("FINISHED")
     ((key, manifest),) = folder.results("predictions", PredictionsManifest)
     assert result.uri == folder.store.uri(key)

@@ -10,18 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torchmetrics import CatMetric, MaxMetric, MeanMetric, Metric
+from torchmetrics.classification import MulticlassConfusionMatrix
 from torchmetrics.wrappers import BootStrapper
 
 from tests.engine.linear import Linear
 from tests.engine.tiny import TinySettings
 from train_core import Batch, TrainConfig
 from train_core.engine.metrics.evaluation_loop import (
+    CONFUSION,
     measure_shard,
     merge,
     merge_states,
     split_metrics,
     state_of,
 )
+from train_core.engine.metrics.forward import predict
 from train_core.errors import WorkloadError
 from train_core.workload import indexed
 
@@ -101,6 +104,20 @@ def test_a_metric_of_ones_own_is_merged_from_all_shards(kind: type[Seen]) -> Non
     assert found["seen"] == found["expected"]
 
 
+class Newest(Metric):
+    """Its state is a number and no list, of which those of all shards are put together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("newest", torch.tensor(0.0), dist_reduce_fx="cat")
+
+    def update(self, values: torch.Tensor) -> None:
+        self.newest = values[-1]
+
+    def compute(self) -> torch.Tensor:
+        return torch.atleast_1d(self.newest)[-1]
+
+
 def parts_of(values: torch.Tensor, cuts: list[int]) -> list[torch.Tensor]:
     return list(torch.tensor_split(values, sorted(cut % (len(values) + 1) for cut in cuts)))
 
@@ -117,6 +134,7 @@ def test_states_of_shards_are_merged_as_over_the_ranks_of_a_group(
         "cat": (CatMetric(), CatMetric()),
         "max": (MaxMetric(), MaxMetric()),
         "mean": (MeanMetric(), MeanMetric()),
+        "newest": (Newest(), Newest()),
     }
     for name, (whole, of_shard) in metrics.items():
         whole.update(x)
@@ -174,3 +192,33 @@ def test_a_workload_is_told_which_metric_it_updates_if_it_asks(
 def test_a_metric_that_cannot_be_merged_from_shards_is_refused(metric: object, told: str) -> None:
     with pytest.raises(WorkloadError, match=f"metric 'seen' .*{told}"):
         measured(metric)
+
+
+class Precision(Linear):
+    """Notes in which precision it predicts."""
+
+    class_names = ("one", "two", "three", "four")
+
+    def __init__(self, settings: TinySettings) -> None:
+        super().__init__(settings)
+        self.types: set[torch.dtype] = set()
+
+    def predictions(self, outputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.types.add((torch.eye(2) @ torch.eye(2)).dtype)
+        return super().predictions(outputs)
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("fp32", "float32"), ("bf16", "bfloat16")])
+def test_evaluation_predicts_in_the_precision_in_which_inference_does(
+    precision: str, expected: str
+) -> None:
+    workload, cpu = Precision(TinySettings()), torch.device("cpu")
+    config = TrainConfig(workload="x:Y", precision=precision)
+    data, model = indexed(workload, "validation"), workload.model()
+    metrics = {CONFUSION: MulticlassConfusionMatrix(num_classes=4)}
+    measure_shard(workload, model, data, config, 0, cpu, metrics)
+    of_evaluation, workload.types = workload.types, set()
+    columns = data.__getitems__(range(4))  # type: ignore[attr-defined]
+    with torch.no_grad():
+        predict(workload, model, workload.prepare(columns, None), config)
+    assert of_evaluation == workload.types == {getattr(torch, expected)}

@@ -15,7 +15,7 @@ from torchmetrics.classification import BinaryAveragePrecision
 from torchmetrics.image import PeakSignalNoiseRatio
 
 from train_core import ArrayDataset, Batch, Columns, Settings, Split, Workload
-from train_core.engine.rehearsal.measured import NUM_ROWS
+from train_core.engine.rehearsal.few_rows import NUM_ROWS
 from train_core.policy.samples.randomness import SampleRandom
 
 WIDTH = 6

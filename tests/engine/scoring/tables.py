@@ -17,9 +17,14 @@ from torch import Tensor, nn
 from tests.engine.alone import create, run
 from train_core import ArrayDataset, Batch, Columns, SampleRandom, Settings, Split, Workload
 from train_core.config import TrainConfig
+from train_core.datasets.forms import (
+    forms_in,
+)
 from train_core.datasets.protocols import SPLITS
 from train_core.datasets.recorded import describe_data
-from train_core.datasets.tables import columns_of, forms_in
+from train_core.datasets.tables import (
+    columns_of,
+)
 from train_core.engine.data.inputs import open_input
 from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.scoring import predict

@@ -260,6 +260,33 @@ def test_what_is_not_of_the_batch_is_of_every_row() -> None:
     assert found(np.arange(5)) == pytest.approx(total)
 
 
+class Mixed(Metric):
+    """Its sum is a whole number, until a row adds another one; the first row adds none."""
+
+    full_state_update = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, values: torch.Tensor, _: torch.Tensor) -> None:
+        for value in values.tolist():
+            self.total = self.total + (int(value) if value == int(value) else value)
+
+    def compute(self) -> torch.Tensor:
+        return self.total.float()
+
+
+def test_rows_may_add_numbers_of_several_types() -> None:
+    values = torch.tensor([0.0, 2.0, 0.5, 3.0])
+    scored, whole, single = RowScoring("metric"), Mixed(), Mixed()
+    workload, batch = Given(Mixed), {"targets": torch.zeros(4)}
+    update_metric(workload, "metric", whole, values, batch)
+    scored.add(workload, single, values, batch)
+    found = RowMetric("metric", Mixed(), scored.result(single, state_of(whole)), 5.5)
+    assert found(np.array([1, 1, 2])) == pytest.approx(4.5)
+
+
 def accuracy() -> Metric:
     return MulticlassAccuracy(CLASSES, average="micro")
 

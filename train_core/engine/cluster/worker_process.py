@@ -20,7 +20,7 @@ from ray._private.ray_constants import LOG_PREFIX_ACTOR_NAME
 
 from train_core.engine.cluster.placement import Location
 from train_core.inside import mark_this_process
-from train_core.quick_imports import without_collection
+from train_core.quick_imports import garbage_collection_paused
 
 WORK, CONTROL = "work", "control"
 """The worker's two threads: one runs functions, the other answers while they run."""
@@ -32,7 +32,7 @@ class TrainWorker:
     def __init__(self, preload: Sequence[str]) -> None:
         """Import the modules `preload`, which takes seconds, before they are needed."""
         mark_this_process("worker")
-        with without_collection():
+        with garbage_collection_paused():
             for module in preload:
                 importlib.import_module(module)
         self._ready_at = time.time()

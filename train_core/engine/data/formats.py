@@ -17,12 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from train_core.datasets.faulty_files import IMAGE_SUFFIXES, naming
+from train_core.datasets.forms import (
+    TEXTS,
+    Forms,
+)
 from train_core.datasets.images import image_of
 from train_core.datasets.tables import (
     PARQUET_SUFFIX,
     TEXT_SUFFIXES,
-    TEXTS,
-    Forms,
     read_text_table,
 )
 from train_core.storage.objects.ranges import RangeReader

@@ -21,13 +21,15 @@ import pyarrow as pa
 
 from train_core.datasets.faulty_files import IMAGE_SUFFIXES, naming
 from train_core.datasets.files import is_data
+from train_core.datasets.forms import (
+    Forms,
+    check_forms,
+)
 from train_core.datasets.images import image_of
 from train_core.datasets.protocols import SPLITS, Columns, Dataset, Split, fetch
 from train_core.datasets.tables import (
     PARQUET_SUFFIX,
     TEXT_SUFFIXES,
-    Forms,
-    check_forms,
     columns_of,
     has_no_types,
 )

@@ -13,18 +13,20 @@ import pandas as pd
 import pyarrow as pa
 
 from train_core.datasets.arrays import is_null
-from train_core.datasets.tables import (
+from train_core.datasets.forms import (
     LISTS,
     NUMBERS,
     TEXTS,
     Forms,
     check_forms,
-    columns_of,
     form_of,
     is_ragged,
     kind_of,
     like,
     objects,
+)
+from train_core.datasets.tables import (
+    columns_of,
 )
 from train_core.engine.data.raw_columns import RawColumns
 from train_core.errors import DataError

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from train_core.engine.cluster.resources import with_gpus
-from train_core.engine.driver.server import CarriedOut
+from train_core.engine.driver.server import StageHandlers
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import Workers
 from train_core.requests import ScoringRequest
@@ -19,12 +19,13 @@ from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import ResultWriter
 
 
-class ScoringStages:
+class ScoringStages(StageHandlers):
     """The stages of one request to score. `job` is the job of a cluster that does it, if any."""
 
     def __init__(
         self, request: ScoringRequest, workers: Workers, job: str = "", timing: Timing = TIMING
     ) -> None:
+        super().__init__()
         self._request = request
         self._folder = RunFolder(request.storage, request.run)
         # It need not be where the training was.
@@ -33,8 +34,7 @@ class ScoringStages:
         self._job = job
         self._timing = timing
         self._scoring = ExitStack()
-        self._carried_out = CarriedOut()
-        self._carried_out.add(INFER, self.infer)
+        self.handle(INFER, self.infer)
 
     def prepare(self) -> dict[str, Any]:
         """Check the request."""
@@ -48,10 +48,6 @@ class ScoringStages:
             clearing_dead_scorers(self._folder, self._job, timing=self._timing.coordination)
         )
         return prepared.model_dump()
-
-    def ask(self, stage: str, arguments: dict[str, Any]) -> Any:
-        """The result of a stage, in JSON as its arguments."""
-        return self._carried_out.ask(stage, arguments)
 
     def infer(self, asked: InferArguments) -> PredictionsResult:
         """Score new data with a checkpoint."""

@@ -102,28 +102,28 @@ class StageServer:
         return self._stages.ask(call.stage, call.arguments)
 
 
-class CarriedOut:
-    """The stages that a process carries out, each by a function."""
+class StageHandlers:
+    """The functions that carry out the stages of a request; called in JSON."""
 
     def __init__(self) -> None:
-        self._functions: dict[str, Callable[[object], Any]] = {}
+        self._handlers: dict[str, Callable[[object], Any]] = {}
 
-    def add(
-        self, stage: Stage[ArgumentsT, ResultT], function: Callable[[ArgumentsT], ResultT]
+    def handle(
+        self, stage: Stage[ArgumentsT, ResultT], handler: Callable[[ArgumentsT], ResultT]
     ) -> None:
         """Have the stage carried out by this function."""
 
         def in_json(arguments: object) -> Any:
-            result = function(stage.arguments.model_validate(arguments))
+            result = handler(stage.arguments.model_validate(arguments))
             return stage.result.dump_python(result, mode="json")
 
-        self._functions[stage.name] = in_json
+        self._handlers[stage.name] = in_json
 
     def ask(self, stage: str, arguments: dict[str, Any]) -> Any:
-        """The result of a stage, with its arguments, as JSON. Raises ConfigError without one."""
-        if stage not in self._functions:
+        """The result of a stage. Raises ConfigError if the request has no such stage."""
+        if stage not in self._handlers:
             raise ConfigError(f"the request has no stage {stage!r}")
-        return self._functions[stage](arguments)
+        return self._handlers[stage](arguments)
 
 
 def as_answer(**content: Any) -> Answer:

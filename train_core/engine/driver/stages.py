@@ -12,7 +12,7 @@ import psutil
 from train_core.engine.driver.attempts.supervisor import Launcher
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.driver.scoring_stages import ScoringStages, pinned_summaries
-from train_core.engine.driver.server import CarriedOut, Stages
+from train_core.engine.driver.server import StageHandlers, Stages
 from train_core.engine.driver.timeline import EVALUATED, RAY_UP, WORKERS_READY, Timeline
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import Workers
@@ -20,7 +20,7 @@ from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.errors import StageError
 from train_core.policy.checkpoints.selection import unmeasured
 from train_core.policy.end_status import EndStatus
-from train_core.quick_imports import without_collection
+from train_core.quick_imports import garbage_collection_paused
 from train_core.requests import DriverRequest, Request, ScoringRequest
 from train_core.results import (
     CheckpointSummary,
@@ -64,7 +64,7 @@ def stages_of(request: Request, workers: Workers, job: str = "", timing: Timing 
     return RunStages(request, workers, job, timing)
 
 
-class RunStages:
+class RunStages(StageHandlers):
     """The stages of one request to train. `job` is the job of a cluster that does it, if one does.
 
     Each raises FencedError if a newer attempt has the run, and StoppedError if it shall end.
@@ -73,6 +73,7 @@ class RunStages:
     def __init__(
         self, request: DriverRequest, workers: Workers, job: str = "", timing: Timing = TIMING
     ) -> None:
+        super().__init__()
         self.folder = RunFolder(request.storage, request.run)
         self.config = request.config
         self.held: HeldRun | None = None
@@ -85,22 +86,17 @@ class RunStages:
         self._failure = ""
         self._timeline = Timeline(psutil.Process().create_time())
         self._timeline.began_at = request.began_at or self._timeline.began_at
-        self._carried_out = CarriedOut()
-        self._carried_out.add(TRAIN, self.train)
-        self._carried_out.add(EVALUATE, self.evaluate)
-        self._carried_out.add(INFER, self.infer)
-        self._carried_out.add(GATE, self.gate)
-        self._carried_out.add(PROMOTE, self.promote)
-        self._carried_out.add(PUBLISH, self.publish)
-
-    def ask(self, stage: str, arguments: dict[str, Any]) -> Any:
-        """The result of a stage, in JSON as its arguments."""
-        return self._carried_out.ask(stage, arguments)
+        self.handle(TRAIN, self.train)
+        self.handle(EVALUATE, self.evaluate)
+        self.handle(INFER, self.infer)
+        self.handle(GATE, self.gate)
+        self.handle(PROMOTE, self.promote)
+        self.handle(PUBLISH, self.publish)
 
     def prepare(self) -> dict[str, Any]:
         """Check the request, create the run if it is new, and take it."""
         # It imports torch, while Ray starts.
-        with without_collection():
+        with garbage_collection_paused():
             from train_core.engine.driver.preparing.preparation import prepare_run
         made = prepare_run(self._request, self.folder, self._workers, self._job, self._timing)
         self.config, self.held, self.mirror = made.config, made.held, made.mirror

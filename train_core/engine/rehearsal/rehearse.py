@@ -29,14 +29,13 @@ from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.data.batches import epoch_order
 from train_core.engine.metrics.evaluation_loop import check_split, measure_shard, set_modes
 from train_core.engine.rehearsal.engine_training import CPU, EngineTraining
-from train_core.engine.rehearsal.measured import (
-    ALONE,
-    NUM_ROWS,
-    raised,
+from train_core.engine.rehearsal.few_rows import NUM_ROWS, raised
+from train_core.engine.rehearsal.metrics import try_metrics
+from train_core.engine.rehearsal.outputs import (
     try_evaluation,
     try_loss,
-    try_metrics,
     try_predictions,
+    try_row_alone,
     try_served,
 )
 from train_core.engine.rehearsal.steps import STEPS, Trial, try_resume, try_steps
@@ -58,6 +57,8 @@ _MOST_SAMPLE_S = 0.3
 _MOST_RATES = 2_000
 _NUM_RATES = 22
 """Of those after `_MOST_RATES`."""
+_OF_FEW_ROWS = {"predictions", "metric", "loss"}
+"""What a few rows may be too few for."""
 
 
 def rehearse(
@@ -183,22 +184,30 @@ class _Rehearsing:
         modes = {module: module.training for module in model.modules()}
         model.eval()
         is_validated = False
+
+        def attempt(name: FindingName, found: Iterable[Finding]) -> None:
+            nonlocal is_validated
+            if self._has_time(name) and not self._try(name, found) and not is_validated:
+                # A few rows may be too few: those of the first validation are not.
+                _validate_first_batch(workload, model, validation_set, config)
+                is_validated = True
+
         try:
             with torch.no_grad():
                 # What fails here fails below, and is told there.
                 with suppress(Exception):
                     self.findings += try_evaluation(workload, model, rows, config)
-                for name, attempt in _MEASURED.items():
-                    if not self._has_time(name):
-                        continue
-                    # Metrics depend on the batches as the outputs do, which is told already.
-                    is_told = any(ALONE in one.message for one in self.findings)
-                    chosen = {"compares_batches": not is_told} if name == "metric" else {}
-                    is_tried = self._try(name, attempt(workload, model, rows, config, **chosen))
-                    if not (is_tried or is_validated):
-                        # A few rows may be too few: those of the first validation are not.
-                        _validate_first_batch(workload, model, validation_set, config)
-                        is_validated = True
+                attempt("predictions", try_predictions(workload, model, rows, config))
+                mixes_rows = False
+                if "predictions" in self.tried and not self._has_told("predictions"):
+                    attempt("predictions", try_row_alone(workload, model, rows, config))
+                    mixes_rows = self._has_told("predictions")
+                # Then metrics depend on the batches as the outputs do, which is told already.
+                metrics = try_metrics(
+                    workload, model, rows, config, compares_batches=not mixes_rows
+                )
+                attempt("metric", metrics)
+                attempt("loss", try_loss(workload, model, rows, config))
                 # What no checkpoint has, a served model has not, either: it is said already.
                 is_good = not any(one.is_refused for one in self.findings)
                 if is_good and "predictions" in self.tried and self._has_time("a served model"):
@@ -214,7 +223,7 @@ class _Rehearsing:
         except EvertrainError:
             raise
         except Exception as error:
-            if name not in _MEASURED:
+            if name not in _OF_FEW_ROWS:
                 raise
             # It may need more rows, or others.
             self.left_out.append(f"{name}: of {NUM_ROWS} rows the workload raises {raised(error)}")
@@ -242,13 +251,6 @@ class _Rehearsing:
         if is_late:
             self.leave_out(f"{what}: the rehearsal has taken {_MOST_S:.0f} s already")
         return not is_late
-
-
-_MEASURED: dict[FindingName, Callable[..., Iterable[Finding]]] = {
-    "predictions": try_predictions,
-    "metric": try_metrics,
-    "loss": try_loss,
-}
 
 
 def _validate_first_batch(

@@ -50,7 +50,7 @@ class Served(BaseModel):
     dtypes: dict[str, str]
     """The raw columns' types, as numpy spells them."""
     forms: dict[str, str] = {}
-    """What each raw column is (`datasets.tables.Forms`). Earlier versions recorded none."""
+    """What each raw column is (`datasets.forms.Forms`). Earlier versions recorded none."""
     predictions: list[str] = []
     """The columns that it gives, also for no rows. Earlier versions recorded none."""
 

@@ -36,7 +36,7 @@ from train_core.client.driver_handle import Driver
 from train_core.engine.driver.timing import TIMING
 from train_core.errors import ConfigError, JobEndedError, ResourceError, RunBusyError, StoppedError
 from train_core.requests import DriverRequest, ScoringRequest
-from train_core.stages import PUBLISH, PublishArguments
+from train_core.stages import PUBLISH
 from train_core.storage.cleanup.orphans import find_orphans
 from train_core.storage.coordination import job_mailbox, lease, pins
 from train_core.storage.run_folder import RunFolder
@@ -444,7 +444,7 @@ def test_a_job_without_anything_new_begins_no_run_and_leaves_nothing(ray_address
             trained = train(driver)
             driver.ask(
                 PUBLISH,
-                PublishArguments(
+                PUBLISH.arguments(
                     train=trained,
                     evaluations=[],
                     best=trained.finalists[-1],

@@ -24,7 +24,7 @@ from train_core.engine.tracking.mlflow_runs import MlflowRuns
 from train_core.engine.tracking.send_metrics import Position
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
-from train_core.stages import PublishArguments
+from train_core.stages import PUBLISH
 from train_core.storage.records.data_files import SourceRecord
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
@@ -189,7 +189,7 @@ def test_what_a_driver_did_not_come_to_show_is_shown_with_the_report(
     driver.mirror = Mirror(run.folder, tracking_uri, "tests")
     driver.mirror.start()
     driver.publish(
-        PublishArguments(
+        PUBLISH.arguments(
             train=run.trained(best),
             evaluations=evaluations,
             best=best,

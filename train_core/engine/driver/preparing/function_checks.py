@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 from train_core.config import LOCAL, TrainConfig
+from train_core.datasets.forms import (
+    forms_in,
+)
 from train_core.datasets.protocols import Dataset, Split, Stream
-from train_core.datasets.tables import forms_in
 from train_core.engine.cluster.resources import check_resources
 from train_core.engine.data.inputs import open_input
 from train_core.engine.data.recorded_workload import (

@@ -10,9 +10,11 @@ from typing import Any
 
 from train_core.config import LOCAL, TrainConfig
 from train_core.datasets.files import state_of
+from train_core.datasets.forms import (
+    forms_in,
+)
 from train_core.datasets.protocols import SPLITS, Dataset, Stream, is_stream
 from train_core.datasets.recorded import describe_data
-from train_core.datasets.tables import forms_in
 from train_core.engine.checkpoint.init_from import InitialState, fitted_with
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.cluster.resources import check_resources

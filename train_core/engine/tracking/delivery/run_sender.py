@@ -17,7 +17,7 @@ from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
 from train_core.policy.logins import public_uri, without_login_of
 from train_core.policy.mlflow_pages import run_page
-from train_core.quick_imports import without_collection
+from train_core.quick_imports import garbage_collection_paused
 from train_core.results import CheckpointSummary, GateResult, Tracking
 from train_core.storage.records.names import CHECKPOINTS, CheckpointName
 from train_core.storage.run_folder import RunFolder
@@ -70,7 +70,7 @@ class RunSender:
     def connect(self) -> None:
         """Load MLflow, and ask the server whether it refuses."""
         REPEATED_BY_CALLER.apply()
-        with without_collection():
+        with garbage_collection_paused():
             from train_core.engine.tracking.mlflow_server import contact
 
         try:

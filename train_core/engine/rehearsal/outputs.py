@@ -1,21 +1,16 @@
-"""Whether metrics, loss and predictions are the same however the rows are cut."""
+"""Whether an evaluation, the loss and predictions of a few rows are what a run takes them for."""
 
 from __future__ import annotations
 
-import logging
-import math
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from copy import deepcopy
-from traceback import format_exception
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from torchmetrics import Metric
 
 from train_core.config import TrainConfig
 from train_core.datasets.few_samples import FewSamples
@@ -29,11 +24,17 @@ from train_core.engine.checkpoint.state import (
     unsaved_buffers,
 )
 from train_core.engine.data.batches import prepare, to_device
-from train_core.engine.metrics.evaluation_loop import measure_shard, merge, split_metrics
 from train_core.engine.metrics.forward import autocast, forward, predict
 from train_core.engine.rehearsal.engine_training import CPU
-from train_core.errors import EvertrainError, WorkloadError, line_of_users_code, words_of
-from train_core.policy.metric_names import LOSS
+from train_core.engine.rehearsal.few_rows import (
+    TOLERANCES,
+    batch_of,
+    is_close,
+    raised,
+    tolerance_of,
+    with_other_weights,
+)
+from train_core.errors import WorkloadError
 from train_core.policy.samples.randomness import EVALUATE, derive_seed
 from train_core.results import Finding
 from train_core.text.shown_text import few_of
@@ -41,19 +42,9 @@ from train_core.workload import (
     Batch,
     Workload,
     seed_generators,
-    update_metric,
     weighs,
     weight_of,
 )
-
-NUM_ROWS = 15
-"""Odd: parts of one length hide what depends on their lengths."""
-ALONE = "a row alone"
-"""In what is said of predictions that depend on the batch."""
-_FAR = 4.0
-_log = logging.getLogger(__name__)
-_TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""How far, relative to the largest value, rounding alone may move a result."""
 
 
 def try_evaluation(
@@ -62,7 +53,7 @@ def try_evaluation(
     """Whether an evaluation leaves the model as it was; puts back what it has changed."""
     saved = {name: _copied(value) for name, value in model_state(model).items()}
     unsaved = {name: _copied(value) for name, value in unsaved_buffers(model).items()}
-    forward(workload, model, _batch(workload, rows, config), config)
+    forward(workload, model, batch_of(workload, rows, config), config)
     changed = [
         name
         for name, value in model_state(model).items()
@@ -88,180 +79,6 @@ def try_evaluation(
         load_unsaved_buffers(model, unsaved)
 
 
-def try_metrics(
-    workload: Workload[Any],
-    model: nn.Module,
-    rows: Dataset,
-    config: TrainConfig,
-    *,
-    compares_batches: bool = True,
-) -> Iterator[Finding]:
-    """Whether each metric is merged rightly over shards, and does not depend on the batches.
-
-    `compares_batches` is false if the model's outputs depend on them.
-
-    Raises WorkloadError for a metric that cannot be merged at all.
-    """
-    names = [name for name in split_metrics(workload) if name != LOSS]
-
-    def measured(batch_size: int, num_shards: int) -> dict[str, float | str]:
-        cut = config.model_copy(update={"eval_batch_size": batch_size, "num_shards": num_shards})
-        return _values(workload, model, rows, cut)
-
-    # The last batch has fewer rows.
-    some = max(1, 2 * len(rows) // 5)
-    # Some metrics can merge two, and no more.
-    num_shards = min(max(2, config.shards), 3)
-    on_one, on_several = measured(some, 1), measured(some, num_shards)
-    whole = measured(len(rows), 1)
-    try:
-        single = measured(1, 1) if compares_batches else whole
-    except EvertrainError:
-        raise
-    except Exception as error:  # noqa: BLE001 (of a user's code)
-        single = whole
-        yield Finding(
-            name="metric",
-            is_refused=False,
-            message=f"a row alone cannot be evaluated: {raised(error)}. The last batch of a split "
-            "may have one row: keep the first dimension, as by squeeze(1)",
-        )
-    other_whole, other_cut = whole, whole
-    # A model that has learnt nothing may give about the same for every row. Such weights may be
-    # none that it can have.
-    with suppress(Exception), _with_other_weights(model):
-        other_whole, other_cut = measured(len(rows), 1), measured(some, 1)
-    tolerance = _TOLERANCES[torch.bfloat16 if config.precision == "bf16" else torch.float32]
-    for name in names:
-        kind = type(split_metrics(workload)[name]).__name__
-        if isinstance(on_one[name], str):
-            # It needs more rows, or others, and may be right.
-            continue
-        if not _is_close(on_one[name], on_several[name], tolerance):
-            yield Finding(
-                name="metric",
-                is_refused=True,
-                message=f"metric {name!r} ({kind}) is {_shown(on_one[name])} of {len(rows)} rows "
-                f"on one shard and {_shown(on_several[name])} on {num_shards}: its states are not "
-                "merged rightly. Keep sums and counts in them (dist_reduce_fx='sum'), or all "
-                "values (dist_reduce_fx='cat'), and compute from those",
-            )
-            continue
-        if applied := _given_logits(workload, model, rows, config, name):
-            yield Finding(
-                name="metric",
-                is_refused=False,
-                message=f"metric {name!r} ({kind}) is given values outside of 0 to 1, and "
-                f"torchmetrics applies a {applied} to a batch only if it contains one, so it "
-                "depends on eval_batch_size: give probabilities in update_metric, by "
-                f"outputs.{applied}(…)",
-            )
-            continue
-        if not compares_batches:
-            continue
-        for of_whole, value, how in (
-            (whole[name], single[name], "one by one"),
-            (whole[name], on_one[name], f"in batches of {some}"),
-            (other_whole[name], other_cut[name], f"in batches of {some}, with other weights"),
-        ):
-            if not _is_close(of_whole, value, tolerance):
-                yield Finding(
-                    name="metric",
-                    is_refused=False,
-                    message=f"metric {name!r} ({kind}) is {_shown(of_whole)} of {len(rows)} "
-                    f"rows in one batch and {_shown(value)} {how}, so it depends on "
-                    "eval_batch_size: only sums over its rows, or all their values, may be in its "
-                    "states",
-                )
-                break
-
-
-def raised(error: Exception) -> str:
-    """An error of a user's code in words, with its line."""
-    line = line_of_users_code("".join(format_exception(error)))
-    return f"{words_of(error)} ({line})" if line else words_of(error)
-
-
-def _given_logits(
-    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig, name: str
-) -> str:
-    """What the metric applies by what a batch contains, if it is given no probabilities."""
-    metric = split_metrics(workload)[name]
-    applied = _applied_by(metric)
-    if not applied:
-        return ""
-    given: list[Any] = []
-    # torchmetrics itself puts the method that it calls there.
-    metric.__dict__["update"] = lambda *values, **_: given.extend(values)
-    try:
-        with _with_other_weights(model):
-            batch = _batch(workload, rows, config)
-            outputs, _ = forward(workload, model, dict(batch), config)
-            update_metric(workload, name, metric, outputs, batch)
-    except Exception as error:  # noqa: BLE001 (of a user's code)
-        # Such weights may be none that the model can have.
-        _log.debug("metric %r cannot be tried with other weights: %s", name, error)
-        return ""
-    if not given or not isinstance(given[0], Tensor) or not given[0].is_floating_point():
-        return ""
-    low, high = torch.aminmax(given[0])
-    return applied if low < 0 or high > 1 else ""
-
-
-@contextmanager
-def _with_other_weights(model: nn.Module) -> Iterator[None]:
-    """Far from 0 and of the other sign: what are no probabilities soon leave 0 to 1."""
-    weights = [p for p in model.parameters() if p.is_floating_point()]
-    kept = [p.clone() for p in weights]
-    try:
-        for p in weights:
-            p.mul_(-_FAR)
-        yield
-    finally:
-        for p, value in zip(weights, kept, strict=True):
-            p.copy_(value)
-
-
-def _applied_by(metric: Metric) -> str:
-    """What torchmetrics' code of the metric applies to a batch that holds no probabilities."""
-    names = [c.__name__ for c in type(metric).__mro__ if c.__module__.startswith("torchmetrics.")]
-    if any(name.startswith(("Binary", "Multilabel")) for name in names):
-        return "sigmoid"
-    # The others of several classes look at the largest value only.
-    by_softmax = {"MulticlassPrecisionRecallCurve", "MulticlassCalibrationError"}
-    return "softmax" if by_softmax.intersection(names) else ""
-
-
-def _batch(workload: Workload[Any], rows: Dataset, config: TrainConfig) -> Batch:
-    """All rows, with their targets, not augmented."""
-    indices = np.arange(len(rows))
-    batch = prepare(workload, fetch(rows, indices), None, indices)
-    return to_device(batch, CPU, channels_last=config.channels_last)
-
-
-def _values(
-    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
-) -> dict[str, float | str]:
-    """Each metric's value; of one that cannot be computed, what it says."""
-    found: dict[str, float | str] = {}
-    with warnings.catch_warnings():
-        # Of few rows torchmetrics warns that a class is missing.
-        warnings.simplefilter("ignore")
-        shards = [
-            measure_shard(workload, model, rows, config, shard, CPU)
-            for shard in range(config.num_shards)
-        ]
-        for name, metric in split_metrics(workload).items():
-            states = [{name: of_shard[name]} for of_shard in shards]
-            try:
-                found |= merge({name: metric}, states)
-            except EvertrainError:
-                raise
-            except Exception as error:  # noqa: BLE001 (torchmetrics raises any)
-                found[name] = f"{type(error).__name__}: {error}"
-    return found
-
-
 def try_loss(
     workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
 ) -> Iterator[Finding]:
@@ -271,7 +88,7 @@ def try_loss(
     whole, of_parts = _cut_loss(workload, model, rows, config)
     if _is_mean(whole, of_parts, config):
         # A model that has learnt nothing may have about the same loss for every row.
-        with _with_other_weights(model), suppress(Exception):
+        with with_other_weights(model), suppress(Exception):
             # Such weights may be none that the model can have.
             whole, of_parts = _cut_loss(workload, model, rows, config)
     if not _is_mean(whole, of_parts, config):
@@ -287,8 +104,7 @@ def try_loss(
 
 
 def _is_mean(whole: float, of_parts: float, config: TrainConfig) -> bool:
-    precision = torch.bfloat16 if config.precision == "bf16" else torch.float32
-    return _is_close(whole, of_parts, _TOLERANCES[precision])
+    return is_close(whole, of_parts, tolerance_of(config))
 
 
 def _cut_loss(
@@ -296,11 +112,11 @@ def _cut_loss(
 ) -> tuple[float, float]:
     """The loss of all rows, and the mean of those of two unequal parts, each by its weight."""
     num_rows = len(rows)
-    batch = _batch(workload, rows, config)
+    batch = batch_of(workload, rows, config)
     outputs, loss = forward(workload, model, dict(batch), config)
     # What has another length of fewer rows is of the rows.
     fewer = FewSamples(rows, np.arange(num_rows - 1))
-    batch_of_fewer = _batch(workload, fewer, config)
+    batch_of_fewer = batch_of(workload, fewer, config)
     outputs_of_fewer, _ = forward(workload, model, dict(batch_of_fewer), config)
     total = weight = 0.0
     first = max(1, num_rows // 3)
@@ -332,7 +148,7 @@ def _cut(value: Any, part: slice, of_fewer: Any) -> Any:
 def try_predictions(
     workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
 ) -> Iterator[Finding]:
-    """Whether predictions need no targets, and are of each row, alone as in a batch."""
+    """Whether predictions need no targets, and are finite values for each row."""
     try:
         together = _predicted(workload, model, rows, config)
     except Exception as error:  # noqa: BLE001 (of a user's code)
@@ -340,16 +156,6 @@ def try_predictions(
         yield _of_predictions(
             f"predictions cannot be made of rows without their targets ({targets}): "
             f"{type(error).__name__}: {error}. prepare() gets no such column in inference"
-        )
-        return
-    # The last one: what is drawn at random for it is another value alone.
-    last = FewSamples(rows, np.array([len(rows) - 1]))
-    try:
-        alone = _predicted(workload, model, last, config)
-    except Exception as error:  # noqa: BLE001 (of a user's code)
-        yield _of_predictions(
-            f"{ALONE} cannot be predicted: {raised(error)}. The last batch may have one row: "
-            "keep the first dimension, as by squeeze(1), and what is computed of each row"
         )
         return
     if odd := [name for name, column in together.items() if not _is_column(column)]:
@@ -368,11 +174,28 @@ def try_predictions(
         if column.is_floating_point() and not bool(torch.isfinite(column).all()):
             yield _of_predictions(f"predictions() gives values of {name!r} that are not finite")
             return
+
+
+def try_row_alone(
+    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
+) -> Iterator[Finding]:
+    """Whether predictions of a row are the same alone and in a batch."""
+    together = _predicted(workload, model, rows, config)
+    # The last one: what is drawn at random for it is another value alone.
+    last = FewSamples(rows, np.array([len(rows) - 1]))
+    try:
+        alone = _predicted(workload, model, last, config)
+    except Exception as error:  # noqa: BLE001 (of a user's code)
+        yield _of_predictions(
+            f"a row alone cannot be predicted: {raised(error)}. The last batch may have one row: "
+            "keep the first dimension, as by squeeze(1), and what is computed of each row"
+        )
+        return
     # A class may change where two are as probable: the probabilities tell, if there are any.
     inexact = [name for name, column in together.items() if column.is_floating_point()]
     if short := [name for name in together if together[name][-1:].shape != alone[name].shape]:
         yield _of_predictions(
-            f"{few_of(short)} of {ALONE} has another shape than in a batch: keep the first "
+            f"{few_of(short)} of a row alone has another shape than in a batch: keep the first "
             "dimension, as by squeeze(1)"
         )
         return
@@ -381,7 +204,7 @@ def try_predictions(
     ]
     if moved:
         yield _of_predictions(
-            f"{few_of(moved)} of {ALONE} is not that of the same row in a batch: it depends on "
+            f"{few_of(moved)} of a row alone is not that of the same row in a batch: it depends on "
             "the rows beside it, or is drawn at random, and so predictions depend on "
             "eval_batch_size"
         )
@@ -460,18 +283,6 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
         return False
     if not one.is_floating_point():
         return torch.equal(one, other)
-    tolerance = _TOLERANCES.get(one.dtype, 1e-3)
+    tolerance = TOLERANCES.get(one.dtype, 1e-3)
     scale = float(one.abs().nan_to_num(0, 0, 0).max()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
-
-
-def _is_close(one: float | str, other: float | str, tolerance: float) -> bool:
-    if isinstance(one, str) or isinstance(other, str):
-        return isinstance(one, str) and isinstance(other, str)
-    if math.isnan(one) or math.isnan(other):
-        return math.isnan(one) and math.isnan(other)
-    return math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-6)
-
-
-def _shown(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.6g}"
