@@ -543,7 +543,7 @@ class ListOfNorms(Right):
 
 
 class Delegating(torch.optim.Optimizer):
-    """Hands all on to another optimizer, and has none of torch's own attributes."""
+    """Delegates to another optimizer, and has none of torch's own attributes."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.inner = inner
@@ -571,7 +571,7 @@ class Delegating(torch.optim.Optimizer):
 
 
 class Delegated(Right):
-    """Right: what it hands on to is saved and restored."""
+    """Right: the inner optimizer is saved and restored."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return Delegating(torch.optim.Adam(model.parameters(), lr=0.01))

@@ -188,7 +188,7 @@ def _loads_as_torch(optimizer: torch.optim.Optimizer) -> bool:
     """
     loads = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict
     if not loads:
-        # One that hands all on to another optimizer need not have torch's attributes.
+        # A wrapper that delegates to another optimizer need not have torch's attributes.
         return False
     hooks = (
         optimizer._optimizer_load_state_dict_pre_hooks,  # noqa: SLF001 (there is no other way)
