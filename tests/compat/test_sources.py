@@ -9,7 +9,7 @@ import pytest
 from ray.train import Checkpoint
 
 from tests.storage.doubles.faulty_store import FaultyStore
-from train_core.engine.ray_train.reports.folder import FolderInRun, LocalFolder
+from train_core.engine.ray_train.reports.reported_files import FolderInRun, LocalFolder
 from train_core.engine.ray_train.reports.reported_folder import (
     FolderSource,
     RunPlaces,

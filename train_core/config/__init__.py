@@ -14,6 +14,12 @@ A new parameter is a field of one of the groups:
   named in `_USED` there
 * `gate_options`: when a new model becomes champion
 
+What assembles and reads them:
+
+* `train_config`: the whole, and the checks across groups
+* `option_groups`: what the groups have in common
+* `json_text`: JSON objects that somebody typed
+
 The flow, the command line and `deployments/prefect.yaml` take their parameters from here.
 """
 

@@ -15,8 +15,10 @@ Files:
 
 * `journal_segments`: which segments of the journal become one
 
-Names:
+Names and addresses:
 
 * `metric_names`: of metrics
+* `findings`: of what a rehearsal tries
 * `logins`: logins in URLs, which are neither recorded nor shown
+* `mlflow_pages`: of MLflow's pages
 """

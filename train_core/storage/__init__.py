@@ -2,20 +2,20 @@
 
 An import goes down this list only:
 
-    cleanup/            deletes what nothing keeps: by the rules, after a death, `prune`
-    fork                begins a run with a checkpoint of another one
-    run_writer          creates, commits and deletes, in the name of an attempt
-    verification/       whether a checkpoint and a whole run are what was committed
-    registered_models/  the registered models of a storage, their champions, the gate's decisions
-    runs_of_storage     the runs of a storage, and whether one is over
-    addresses           what people call a run or a checkpoint
-    predictions         what batch inferences committed
-    validations         what validation functions of a training function measured
-    run_checks          what is checked before a folder is used
-    run_reports         what report.json says
-    run_folder          reads a run; its docstring has the layout
-    committed           finds what was committed, by a listing, and opens it
-    coordination/       who may do what: lease, heartbeat, pins, requests to stop, mailbox
-    records/            what lies in a run folder: names, manifest, journal, run.json, …
-    objects/            a folder on any storage: Store, retries, transfer, and its backends/
+    cleanup/               deletes what nothing keeps: by the rules, after a death, `prune`
+    fork                   begins a run with a checkpoint of another one
+    run_writer             creates, commits and deletes, in the name of an attempt
+    verification/          whether a checkpoint and a whole run are what was committed
+    registered_models/     the registered models of a storage, their champions, the gate's decisions
+    runs_of_storage        the runs of a storage, and whether one is over
+    addresses              what people call a run or a checkpoint
+    predictions            what batch inferences committed
+    committed_validations  what validation functions of a training function measured
+    run_checks             what is checked before a folder is used
+    run_reports            what report.json says
+    run_folder             reads a run; its docstring has the layout
+    committed              finds what was committed, by a listing, and opens it
+    coordination/          who may do what: lease, heartbeat, pins, requests to stop, mailbox
+    records/               what lies in a run folder: names, manifest, journal, run.json, …
+    objects/               a folder on any storage: Store, retries, transfer, and its backends/
 """

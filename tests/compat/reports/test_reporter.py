@@ -19,7 +19,7 @@ from train_core.engine.distributed.stop_source import post_stop
 from train_core.engine.ray_train.reports import reporter as reporter_module
 from train_core.engine.ray_train.reports.channel import DriverLostError, ReportChannel
 from train_core.engine.ray_train.reports.committer import Committer
-from train_core.engine.ray_train.reports.folder import LocalFolder
+from train_core.engine.ray_train.reports.reported_files import LocalFolder
 from train_core.engine.ray_train.task import FunctionTask, Report, Settled
 from train_core.engine.ray_train.validation_functions import record_validation
 from train_core.errors import CheckpointError, FencedError, UserCodeError, WorkloadError

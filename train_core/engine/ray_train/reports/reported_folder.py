@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.fs
 from ray.train import Checkpoint
 
-from train_core.engine.ray_train.reports.folder import FolderInRun, LocalFolder
+from train_core.engine.ray_train.reports.reported_files import FolderInRun, LocalFolder
 from train_core.engine.ray_train.task import OpenFolder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import is_of_function

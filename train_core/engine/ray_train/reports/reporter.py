@@ -19,8 +19,8 @@ from train_core.engine.distributed.rendezvous import Membership
 from train_core.engine.distributed.stop_source import STOP
 from train_core.engine.ray_train.reports.channel import ReportChannel
 from train_core.engine.ray_train.reports.committer import Committer
-from train_core.engine.ray_train.reports.folder import assign_files
 from train_core.engine.ray_train.reports.plain_metrics import plain
+from train_core.engine.ray_train.reports.reported_files import assign_files
 from train_core.engine.ray_train.task import FunctionTask, OpenFolder, Report, Settled
 from train_core.storage.records.manifest import FileEntry, ReportedFolder
 from train_core.storage.records.names import CHECKPOINTS, REPORTED_FOLDER, CheckpointName
