@@ -55,6 +55,12 @@ class WorkloadOptions(Options):
         "by its names: gradients, loss, …; everything: no rehearsal. Unset: EVERTRAIN_ACCEPT.",
         json_schema_extra=MAY_CHANGE,
     )
+    rehearse_on: Literal["cpu", "gpu"] = Field(
+        default="cpu",
+        description="Where the rehearsal computes; gpu: in a process of its own, on a GPU of the "
+        "machine where the driver runs.",
+        json_schema_extra=MAY_CHANGE,
+    )
 
     @field_validator("settings", mode="before")
     @classmethod

@@ -38,6 +38,7 @@ SHIPPED = (
     "tumours_extended:AveragedTumours",
     "tumours_extended:AnchoredTumours",
 )
+CPU = torch.device("cpu")
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
 
@@ -47,7 +48,7 @@ def rehearsed(kind: type[Workload[Any]], **asked: Any) -> Rehearsal:
     workload = kind(Settings())
     train_set, validation_set = load_split(workload, "train"), indexed(workload, "validation")
     new = partial(kind, Settings())
-    return rehearse(new, new, config, train_set, validation_set)
+    return rehearse(new, new, config, train_set, validation_set, CPU)
 
 
 def found(kind: type[Workload[Any]], **asked: Any) -> list[tuple[str, bool]]:
@@ -269,6 +270,7 @@ def test_nothing_is_refused_of_what_is_shipped_and_hardly_anything_said(
         config,
         load_split(workload, "train"),
         indexed(workload, "validation"),
+        CPU,
     )
     assert [one for one in said.findings if one.is_refused] == []
     assert len(said.findings) <= 1
@@ -284,6 +286,7 @@ def of_the_table(name: str) -> Rehearsal:
         config,
         load_split(workload, "train"),
         indexed(workload, "validation"),
+        CPU,
     )
 
 
@@ -359,7 +362,8 @@ class TrialOfOther(Trial):
     kind: type[EngineTraining]
 
     def engine(self) -> EngineTraining:
-        return self.kind(self.new_workload(), self.config, self.dataset, self.total_steps)
+        workload, total = self.new_workload(), self.total_steps
+        return self.kind(workload, self.config, self.dataset, total, self.device)
 
 
 class TwoHeads(torch.nn.Module):
@@ -441,7 +445,7 @@ class Bf16(odd.Right):
 def trial(workload: type[Workload[Any]], kind: type[EngineTraining]) -> TrialOfOther:
     config = TrainConfig(workload="tests.engine.rehearsal.odd:Right", batch_size=8, num_shards=2)
     one = workload(Settings())
-    made = TrialOfOther(lambda: workload(Settings()), config, indexed(one, "train"), 100)
+    made = TrialOfOther(lambda: workload(Settings()), config, indexed(one, "train"), 100, CPU)
     object.__setattr__(made, "kind", kind)
     return made
 

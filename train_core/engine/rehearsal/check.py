@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from train_core.config import TrainConfig
 from train_core.engine.data.fitted import fit, give, load_without_data
 from train_core.engine.data.recorded_workload import with_monitor
@@ -65,5 +67,10 @@ def rehearse_workload(
     def served() -> Workload[Any]:
         return load_without_data(config, fitted)
 
-    found = rehearse(new_workload, served, config, train_set, validation_set)
+    uses_gpu = config.rehearse_on == "gpu" and torch.cuda.is_available()
+    device = torch.device("cuda" if uses_gpu else "cpu")
+    found = rehearse(new_workload, served, config, train_set, validation_set, device)
+    if config.rehearse_on == "gpu" and not uses_gpu:
+        told = "what is particular to GPUs: torch finds none where the rehearsal runs"
+        found = found.model_copy(update={"left_out": [*found.left_out, told]})
     return found.model_copy(update={"accepted": config.accept})

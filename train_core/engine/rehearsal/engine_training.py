@@ -17,8 +17,6 @@ from train_core.engine.training.train_state import TrainState
 from train_core.storage.records.run_record import NEWEST_STEP_RULES
 from train_core.workload import Workload
 
-CPU = torch.device("cpu")
-
 
 class EngineTraining:
     """A training of `workload` on `dataset`, one step at a time, as a rank alone trains it.
@@ -27,11 +25,16 @@ class EngineTraining:
     """
 
     def __init__(
-        self, workload: Workload[Any], config: TrainConfig, dataset: Dataset, total_steps: int
+        self,
+        workload: Workload[Any],
+        config: TrainConfig,
+        dataset: Dataset,
+        total_steps: int,
+        device: torch.device,
     ) -> None:
         torch.set_num_threads(config.threads_per_worker)
-        use_deterministic_algorithms(config, CPU, NEWEST_STEP_RULES)
-        group = Group(rank=0, world_size=1, device=CPU)
+        use_deterministic_algorithms(config, device, NEWEST_STEP_RULES)
+        group = Group(rank=0, world_size=1, device=device)
         self.train_state = TrainState(workload, config, group, total_steps)
         self.state = TrainingState()
         """All that its next step depends on, but for the position in the data."""

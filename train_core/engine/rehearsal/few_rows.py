@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from traceback import format_exception
 from typing import Any
 
@@ -15,7 +16,6 @@ from torch import nn
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, fetch
 from train_core.engine.data.batches import prepare, to_device
-from train_core.engine.rehearsal.engine_training import CPU
 from train_core.errors import line_of_users_code, words_of
 from train_core.workload import (
     Batch,
@@ -34,11 +34,19 @@ def tolerance_of(config: TrainConfig) -> float:
     return TOLERANCES[torch.bfloat16 if config.precision == "bf16" else torch.float32]
 
 
-def batch_of(workload: Workload[Any], rows: Dataset, config: TrainConfig) -> Batch:
-    """All rows, with their targets, not augmented."""
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model computes; a model without parameters and buffers computes on the CPU."""
+    held = next(chain(model.parameters(), model.buffers()), None)
+    return torch.device("cpu") if held is None else held.device
+
+
+def batch_of(
+    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
+) -> Batch:
+    """All rows as the model is given them, with their targets, not augmented."""
     indices = np.arange(len(rows))
     batch = prepare(workload, fetch(rows, indices), None, indices)
-    return to_device(batch, CPU, channels_last=config.channels_last)
+    return to_device(batch, device_of(model), channels_last=config.channels_last)
 
 
 @contextmanager

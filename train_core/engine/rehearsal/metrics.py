@@ -16,9 +16,9 @@ from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset
 from train_core.engine.metrics.evaluation_loop import measure_shard, merge, split_metrics
 from train_core.engine.metrics.forward import forward
-from train_core.engine.rehearsal.engine_training import CPU
 from train_core.engine.rehearsal.few_rows import (
     batch_of,
+    device_of,
     is_close,
     raised,
     tolerance_of,
@@ -136,7 +136,7 @@ def _given_logits(
     metric.__dict__["update"] = lambda *values, **_: given.extend(values)
     try:
         with with_other_weights(model):
-            batch = batch_of(workload, rows, config)
+            batch = batch_of(workload, model, rows, config)
             outputs, _ = forward(workload, model, dict(batch), config)
             update_metric(workload, name, metric, outputs, batch)
     except Exception as error:  # noqa: BLE001 (of a user's code)
@@ -168,7 +168,7 @@ def _values(
         # Of few rows torchmetrics warns that a class is missing.
         warnings.simplefilter("ignore")
         shards = [
-            measure_shard(workload, model, rows, config, shard, CPU)
+            measure_shard(workload, model, rows, config, shard, device_of(model))
             for shard in range(config.num_shards)
         ]
         for name, metric in split_metrics(workload).items():

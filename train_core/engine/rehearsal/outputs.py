@@ -25,10 +25,10 @@ from train_core.engine.checkpoint.state import (
 )
 from train_core.engine.data.batches import prepare, to_device
 from train_core.engine.metrics.forward import autocast, forward, predict
-from train_core.engine.rehearsal.engine_training import CPU
 from train_core.engine.rehearsal.few_rows import (
     TOLERANCES,
     batch_of,
+    device_of,
     is_close,
     raised,
     tolerance_of,
@@ -53,7 +53,7 @@ def try_evaluation(
     """Whether an evaluation leaves the model as it was; puts back what it has changed."""
     saved = {name: _copied(value) for name, value in model_state(model).items()}
     unsaved = {name: _copied(value) for name, value in unsaved_buffers(model).items()}
-    forward(workload, model, batch_of(workload, rows, config), config)
+    forward(workload, model, batch_of(workload, model, rows, config), config)
     changed = [
         name
         for name, value in model_state(model).items()
@@ -112,16 +112,16 @@ def _cut_loss(
 ) -> tuple[float, float]:
     """The loss of all rows, and the mean of those of two unequal parts, each by its weight."""
     num_rows = len(rows)
-    batch = batch_of(workload, rows, config)
+    batch = batch_of(workload, model, rows, config)
     outputs, loss = forward(workload, model, dict(batch), config)
     # What has another length of fewer rows is of the rows.
     fewer = FewSamples(rows, np.arange(num_rows - 1))
-    batch_of_fewer = batch_of(workload, fewer, config)
+    batch_of_fewer = batch_of(workload, model, fewer, config)
     outputs_of_fewer, _ = forward(workload, model, dict(batch_of_fewer), config)
     total = weight = 0.0
     first = max(1, num_rows // 3)
     for part in (slice(0, first), slice(first, num_rows)):
-        with autocast(CPU, config):
+        with autocast(device_of(model), config):
             rows_of_part = _cut(batch, part, batch_of_fewer)
             of_part = workload.loss(_cut(outputs, part, outputs_of_fewer), rows_of_part)
         num_of_part = part.stop - part.start
@@ -230,7 +230,7 @@ def try_served(
     try:
         there = served.model()
         ModelState(weights, buffers).give(there)
-        found = _predicted(served, there.eval(), rows, config)
+        found = _predicted(served, there.eval().to(device_of(model)), rows, config)
     except WorkloadError as error:
         yield _of_predictions(str(error), is_refused=True)
         return
@@ -264,7 +264,7 @@ def _predicted(
     columns = fetch(rows, indices)
     given = {name: c for name, c in columns.items() if name not in workload.target_columns}
     batch: Batch = prepare(workload, given, None, indices)
-    batch = to_device(batch, CPU, channels_last=config.channels_last)
+    batch = to_device(batch, device_of(model), channels_last=config.channels_last)
     # A model may draw: the same each time, as in an evaluation.
     seed_generators(derive_seed(config.seed, EVALUATE, 0))
     return dict(predict(workload, model, batch, config))

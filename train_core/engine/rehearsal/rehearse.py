@@ -26,10 +26,10 @@ from train_core.config import LOCAL, TrainConfig
 from train_core.datasets.few_samples import FewSamples
 from train_core.datasets.protocols import Dataset, Stream, fetch, is_stream
 from train_core.engine.checkpoint.progress import Progress
-from train_core.engine.data.batches import epoch_order
+from train_core.engine.data.batches import epoch_order, model_to_device
 from train_core.engine.metrics.evaluation_loop import check_split, measure_shard, set_modes
-from train_core.engine.rehearsal.engine_training import CPU, EngineTraining
-from train_core.engine.rehearsal.few_rows import NUM_ROWS, raised
+from train_core.engine.rehearsal.engine_training import EngineTraining
+from train_core.engine.rehearsal.few_rows import NUM_ROWS, device_of, raised
 from train_core.engine.rehearsal.metrics import try_metrics
 from train_core.engine.rehearsal.outputs import (
     try_evaluation,
@@ -67,8 +67,9 @@ def rehearse(
     config: TrainConfig,
     train_set: Dataset | Stream,
     validation_set: Dataset,
+    device: torch.device,
 ) -> Rehearsal:
-    """Try a workload on a few samples of its data.
+    """Try a workload on a few samples of its data, computed on the device.
 
     `new_workload` makes one as a worker has it, `served_workload` one as a served model has it.
 
@@ -76,7 +77,7 @@ def rehearse(
     where a step of the training would raise it, too.
     """
     begin_cpu_s = time.thread_time()
-    rehearsing = _Rehearsing(new_workload, served_workload, config)
+    rehearsing = _Rehearsing(new_workload, served_workload, config, device)
     with _as_it_was():
         try:
             rehearsing.run(train_set, validation_set)
@@ -103,10 +104,12 @@ class _Rehearsing:
         new_workload: Callable[[], Workload[Any]],
         served_workload: Callable[[], Workload[Any]],
         config: TrainConfig,
+        device: torch.device,
     ) -> None:
         self._new_workload = new_workload
         self._served_workload = served_workload
         self._config = config
+        self._device = device
         self._begin_s = time.monotonic()
         self.tried: list[FindingName] = []
         self.findings: list[Finding] = []
@@ -131,6 +134,7 @@ class _Rehearsing:
             self.left_out.append(f"all: the model has {num_parameters:,} parameters")
             return
         import_for_optimizers()
+        model = model_to_device(model, self._device, channels_last=self._config.channels_last)
         plan = self._config.step_plan(len(train_set))
         total_steps = Progress().total_steps(self._config, plan)
         self._try("schedule", _try_schedule(workload, model, total_steps))
@@ -159,7 +163,9 @@ class _Rehearsing:
                 break
             if not self._has_time(f"gradients on {num_shards} shards"):
                 break
-            trial = _trial(self._new_workload, self._config, train_set, num_shards, total_steps)
+            trial = _trial(
+                self._new_workload, self._config, train_set, num_shards, total_steps, self._device
+            )
             try:
                 engine, found = try_steps(trial)
             except EvertrainError:
@@ -244,6 +250,7 @@ class _Rehearsing:
         """Whether workers may not meet the error: they have a process group, and may have GPUs."""
         config = self._config
         is_here = config.ray_address == LOCAL and not torch.cuda.is_available()
+        is_here = is_here or self._device.type != "cpu"
         return "process group" in str(error) or (config.gpus_per_worker != 0 and not is_here)
 
     def _has_time(self, what: str) -> bool:
@@ -260,7 +267,7 @@ def _validate_first_batch(
     num_rows = min(len(validation_set), config.eval_batch_size)
     first = FewSamples(validation_set, np.arange(num_rows))
     alone = config.model_copy(update={"num_shards": 1})
-    measure_shard(workload, model, first, alone, 0, CPU)
+    measure_shard(workload, model, first, alone, 0, device_of(model))
 
 
 def _too_much(train_set: Dataset) -> str:
@@ -282,6 +289,7 @@ def _trial(
     train_set: Dataset,
     num_shards: int,
     total_steps: int,
+    device: torch.device,
 ) -> Trial:
     """The first samples as they are planned, cut to a few for each shard."""
     accumulation_steps = min(config.accumulation_steps, _MOST_ACCUMULATION)
@@ -301,7 +309,7 @@ def _trial(
             "init_from": "",
         }
     )
-    return Trial(new_workload, cut, _first(new_workload(), train_set, cut), total_steps)
+    return Trial(new_workload, cut, _first(new_workload(), train_set, cut), total_steps, device)
 
 
 def _whole(trial: Trial, config: TrainConfig, train_set: Dataset) -> Trial:

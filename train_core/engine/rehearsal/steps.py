@@ -41,15 +41,19 @@ class Trial:
     dataset: Dataset
     total_steps: int
     """Of the training that is rehearsed: the schedule's."""
+    device: torch.device
 
     def engine(self) -> EngineTraining:
         """A training of the engine's; it has not begun."""
-        return EngineTraining(self.new_workload(), self.config, self.dataset, self.total_steps)
+        workload, total = self.new_workload(), self.total_steps
+        return EngineTraining(workload, self.config, self.dataset, total, self.device)
 
     def plain(self) -> PlainTraining:
         """A training in plain PyTorch."""
         workload, total = self.new_workload(), self.total_steps
-        return PlainTraining(workload, self.config, self.dataset, total_steps=total)
+        return PlainTraining(
+            workload, self.config, self.dataset, total_steps=total, device=self.device
+        )
 
 
 def try_steps(trial: Trial) -> tuple[EngineTraining, list[Finding]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 import sqlite3
 import sys
 import threading
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -22,11 +25,12 @@ from train_core.config import TrainConfig
 from train_core.engine.driver.preparing.preflight import check, new_record
 from train_core.engine.driver.preparing.rehearsing import rehearsed
 from train_core.engine.rehearsal import rehearse
-from train_core.errors import WorkloadError
+from train_core.errors import StageError, WorkloadError
 from train_core.requests import ACCEPT, DriverRequest
 from train_core.storage.run_folder import RunFolder
 
 ENDED = threading.Event()
+TESTS_PROCESS = "EVERTRAIN_TESTS_PROCESS"
 
 
 class Hanging(odd.Right):
@@ -184,6 +188,73 @@ def test_a_workload_has_its_data_as_in_a_worker(
 def test_an_exit_of_the_workload_is_its_error(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=r"it called sys\.exit"):
         begin(request(tmp_path, "first", f"{__name__}:Exits"))
+
+
+class ElsewhereOnly(odd.Right):
+    """Its loss raises in the process of the test."""
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        assert os.getpid() != int(os.environ[TESTS_PROCESS])
+        return super().loss(outputs, batch)
+
+
+class Dies(ElsewhereOnly):
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        os._exit(7)
+
+
+class FailsElsewhere(ElsewhereOnly):
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        raise KeyError("a column that is not there")
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Parameters of a rehearsal in a process of its own."""
+    monkeypatch.setenv(TESTS_PROCESS, str(os.getpid()))
+    return {"rehearse_on": "gpu"}
+
+
+@pytest.mark.promise("rehearsal")
+def test_a_rehearsal_on_a_gpu_has_a_process_of_its_own(
+    tmp_path: Path, told: pytest.LogCaptureFixture, beside: dict[str, Any]
+) -> None:
+    name = f"{__name__}:ElsewhereOnly"
+    first = begin(request(tmp_path, "first", name, **beside)).record()
+    assert first.rehearsed
+    assert rehearsals(told) == 1
+    tells = "not rehearsed: what is particular to GPUs: torch finds none" in told.text
+    assert tells == (not torch.cuda.is_available())
+    # What passed on a GPU has not passed on a CPU.
+    with pytest.raises(AssertionError):
+        begin(request(tmp_path, "second", name))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        ("Exits", WorkloadError, r"it called sys\.exit"),
+        ("Dies", WorkloadError, "the process that rehearsed .*Dies died with code 7"),
+        ("FailsElsewhere", StageError, "KeyError: 'a column that is not there'"),
+    ],
+)
+def test_what_happens_in_its_process_is_raised_by_the_driver(
+    tmp_path: Path, beside: dict[str, Any], name: str, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        begin(request(tmp_path, "first", f"{__name__}:{name}", **beside))
+
+
+def test_a_rehearsal_on_a_gpu_that_does_not_come_back_is_ended(
+    tmp_path: Path, told: pytest.LogCaptureFixture, beside: dict[str, Any]
+) -> None:
+    asked = request(tmp_path, "first", f"{__name__}:Hanging", **beside)
+    checked = check(RunFolder(asked.storage, asked.run), asked)
+    record = new_record(asked, asked.config, checked.datasets)
+    found = rehearsed(asked.storage, record, asked.config, checked, within_s=0.2)
+    assert found.rehearsed == ""
+    assert "was not rehearsed: it has not ended within 0 s. To leave" in told.text
+    assert multiprocessing.active_children() == []
 
 
 def test_what_was_cut_short_is_tried_again(

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 from concurrent import futures
 from concurrent.futures import Future
+from multiprocessing.connection import Connection
 from threading import Thread
 
 from train_core.config import TrainConfig
+from train_core.described_errors import describe, rebuild
 from train_core.engine.driver.preparing.preflight import Checked
 from train_core.engine.rehearsal.check import rehearse_workload
 from train_core.errors import WorkloadError, words_of
 from train_core.policy.findings import EVERYTHING
 from train_core.results import Finding, Rehearsal
 from train_core.storage.objects.digests import digest_of
+from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.runs_of_storage import recorded_runs
 
@@ -36,10 +40,11 @@ def rehearsed(
         found = _rehearsal(config, checked, within_s)
         if found is None:
             _log.warning(
-                "%s was not rehearsed: it has not ended within %.0f s, and may still compute in "
-                "the driver. To leave it out: --accept everything",
+                "%s was not rehearsed: it has not ended within %.0f s%s. To leave it out: "
+                "--accept everything",
                 config.workload,
                 within_s,
+                "" if config.rehearse_on == "gpu" else ", and may still compute in the driver",
             )
             return record
         _tell(found)
@@ -50,6 +55,11 @@ def rehearsed(
 
 def _rehearsal(config: TrainConfig, checked: Checked, within_s: float) -> Rehearsal | None:
     """What a rehearsal finds; None: a hook of the workload has not come back in time."""
+    beside = config.rehearse_on == "gpu"
+    return (_in_own_process if beside else _in_thread)(config, checked, within_s)
+
+
+def _in_thread(config: TrainConfig, checked: Checked, within_s: float) -> Rehearsal | None:
     end: Future[Rehearsal] = Future()
 
     def run() -> None:
@@ -64,6 +74,49 @@ def _rehearsal(config: TrainConfig, checked: Checked, within_s: float) -> Rehear
     Thread(target=run, name="rehearsal", daemon=True).start()
     done, _ = futures.wait([end], within_s)
     return end.result() if done else None
+
+
+def _in_own_process(config: TrainConfig, checked: Checked, within_s: float) -> Rehearsal | None:
+    """As `_rehearsal`; what it takes of a GPU is free again before a worker needs it."""
+    # A process that is forked from one with threads may hang, and cannot use CUDA after it.
+    context = multiprocessing.get_context("spawn")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(
+        target=_send_rehearsal,
+        args=(sending, config, checked.files, checked.fitted),
+        name="rehearsal",
+        daemon=True,
+    )
+    process.start()
+    sending.close()
+    try:
+        answer = receiving.recv() if receiving.poll(within_s) else None
+    except EOFError:
+        process.join()
+        raise WorkloadError(
+            f"the process that rehearsed {config.workload} died with code {process.exitcode}. To "
+            "leave the rehearsal out: --accept everything"
+        ) from None
+    finally:
+        process.kill()
+        process.join()
+        receiving.close()
+    if isinstance(answer, dict):
+        raise rebuild(answer)
+    return answer
+
+
+def _send_rehearsal(
+    sending: Connection, config: TrainConfig, files: FileList | None, fitted: bytes | None
+) -> None:
+    """Rehearse, and send what is found, or the error, described."""
+    try:
+        sending.send(rehearse_workload(config, files, fitted))
+    except SystemExit as error:
+        ended = WorkloadError(f"{config.workload}: {words_of(error)}")
+        sending.send(describe("prepare", ended))
+    except Exception as error:  # noqa: BLE001 (who receives it raises it)
+        sending.send(describe("prepare", error))
 
 
 def _tell(found: Rehearsal) -> None:
@@ -110,4 +163,6 @@ def _digest(record: RunRecord, config: TrainConfig) -> str:
         "packages": record.packages,
         "fingerprint": record.fingerprint,
     }
+    if config.rehearse_on == "gpu":
+        facts["rehearse_on"] = "gpu"
     return digest_of(json.dumps(facts, sort_keys=True, default=str).encode())
