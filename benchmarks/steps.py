@@ -92,7 +92,7 @@ def train(shards: int) -> None:
     )
     folder = RunFolder(tempfile.mkdtemp(), "run")
     trainer = Trainer(folder, config, 1, Group.current())
-    trainer.saver.rules = SaveRules()
+    trainer.checkpointer.rules = SaveRules()
     trainer.stop_poller.start()
     trainer.restore()
 
@@ -100,7 +100,7 @@ def train(shards: int) -> None:
         for _ in range(number):
             trainer.step()
             if trainer.progress.awaits_validation(trainer.loader.plan):
-                trainer.agreed.settle(trainer.saver)
+                trainer.agreed.settle()
                 trainer.progress.end_epoch()
             trainer.stop_if_due()
             trainer.save_if_due()

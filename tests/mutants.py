@@ -43,10 +43,10 @@ class Mutant:
 MUTANTS = (
     Mutant(
         "the commit's order: the manifest before the other ranks' files",
-        "train_core/engine/checkpoint/writer.py",
+        "train_core/engine/checkpoint/storing_thread.py",
         "            files += self._files_of_others(save)\n"
-        "            committed = self._commit(name, files, save)\n",
-        "            committed = self._commit(name, files, save)\n"
+        "            committed = self._insist(partial(self._commit, name, files, save))\n",
+        "            committed = self._insist(partial(self._commit, name, files, save))\n"
         "            files += self._files_of_others(save)\n",
     ),
     Mutant(

@@ -76,7 +76,7 @@ class Restoring:
         self.rank.turn(steps=1, mode="save once")
         (self.checkpoint,) = self.rank.folder.checkpoints()
         self.folder = Path(storage, "run", self.checkpoint.key)
-        state = self.rank.trainer.saver.state.capture()
+        state = self.rank.trainer.state.capture()
         self.live = {name: torch.empty_like(t) for name, t in pack(state)[1].items()}
 
     def run(self, name: str) -> float:

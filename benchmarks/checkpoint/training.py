@@ -72,7 +72,7 @@ class Rank:
         self.folder = RunFolder(storage, "run")
         self.writer = TimedWriter(self.folder, attempt)
         self.trainer = Trainer(self.folder, config, attempt, group)
-        self.trainer.saver.checkpointer._writer.run_writer = self.writer  # noqa: SLF001 (the trainer makes its own)
+        self.trainer.checkpointer._thread.run_writer = self.writer  # noqa: SLF001 (the trainer makes its own)
         self.trainer.restore()
         self.buffers: list[torch.Tensor] = []
 
@@ -107,7 +107,7 @@ class Rank:
                     taken[self.where()] = time.perf_counter()
                     blocked.append(taken[self.where()] - before)
             seconds = time.perf_counter() - begin
-            self.trainer.saver.checkpointer.wait()
+            self.trainer.checkpointer.wait()
         commits = [
             self.writer.committed[step] - moment
             for step, moment in taken.items()
@@ -149,8 +149,8 @@ class Rank:
             dist.destroy_process_group()
 
     def _save_every(self, steps: int) -> None:
-        self.trainer.saver.rules = replace(
-            self.trainer.saver.rules, every_steps=steps, every_epochs=0
+        self.trainer.checkpointer.rules = replace(
+            self.trainer.checkpointer.rules, every_steps=steps, every_epochs=0
         )
 
     def _save_if_due(self) -> bool:
@@ -160,7 +160,7 @@ class Rank:
         return self.trainer.progress.elapsed_s != before
 
     def _tensors(self) -> list[torch.Tensor]:
-        return list(pack(self.trainer.saver.state.capture())[1].values())
+        return list(pack(self.trainer.state.capture())[1].values())
 
     def _copy(self, *, whole: bool) -> Callable[[], None]:
         """What copies the state, or this rank's share of it, into buffers that exist."""

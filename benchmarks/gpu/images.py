@@ -42,7 +42,7 @@ class Images:
         )
         group = Group.current(uses_gpu=uses_gpu)
         self.trainer = Trainer(RunFolder(storage, "run"), self.config, 1, group)
-        self.trainer.saver.rules = SaveRules()
+        self.trainer.checkpointer.rules = SaveRules()
         self.trainer.stop_poller.start()
         self.trainer.restore()
 
@@ -65,7 +65,7 @@ class Images:
         trainer = self.trainer
         trainer.step()
         if trainer.progress.awaits_validation(trainer.loader.plan):
-            trainer.agreed.settle(trainer.saver)
+            trainer.agreed.settle()
             trainer.progress.end_epoch()
         trainer.stop_if_due()
         trainer.save_if_due()

@@ -7,7 +7,7 @@ from typing import Any
 
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.progress import Progress
-from train_core.engine.checkpoint.writer import SaveTiming
+from train_core.engine.checkpoint.storing_thread import SaveTiming
 from train_core.engine.data.fitted import entry_of, fit
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer

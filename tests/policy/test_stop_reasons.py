@@ -48,11 +48,11 @@ def test_a_training_ends_at_the_first_limit(reached: Reached, expected: str | No
     ("flags", "at_a_limit", "expected"),
     [
         ({"is_duration_over": True}, False, "max_duration"),
-        ({"is_requested": True}, False, "request"),
-        ({"is_requested": True, "is_duration_over": True}, False, "request"),
-        ({"is_requested": True, "is_duration_over": True}, True, "max_steps"),
+        ({"is_asked_to_stop": True}, False, "request"),
+        ({"is_asked_to_stop": True, "is_duration_over": True}, False, "request"),
+        ({"is_asked_to_stop": True, "is_duration_over": True}, True, "max_steps"),
         ({"awaits_validation": True}, True, None),
-        ({"awaits_validation": True, "is_requested": True}, True, "request"),
+        ({"awaits_validation": True, "is_asked_to_stop": True}, True, "request"),
     ],
 )
 def test_a_limit_goes_before_a_request_and_that_before_the_clock(

@@ -73,7 +73,7 @@ def reason_to_stop(
     *,
     awaits_validation: bool = False,
     is_duration_over: bool = False,
-    is_requested: bool = False,
+    is_asked_to_stop: bool = False,
 ) -> StopReason | None:
     """Why the training ends after this step; None: it goes on.
 
@@ -84,7 +84,7 @@ def reason_to_stop(
         for reason in _BY_LIMIT:
             if has_reached(reason, reached, limits):
                 return reason
-    if is_requested:
+    if is_asked_to_stop:
         return StopReason.REQUEST
     return StopReason.MAX_DURATION if is_duration_over else None
 

@@ -52,7 +52,7 @@ class WatchedCheckpointer(Checkpointer):
     """Has a slow store go on as soon as it is waited for."""
 
     def wait(self) -> None:
-        store = self._writer._folder.store
+        store = self._run_writer.folder.store
         assert isinstance(store, SlowStore)
         if self.is_busy:
             store.waited_for.set()
@@ -63,10 +63,7 @@ class WatchedCheckpointer(Checkpointer):
 class WatchedTrainer(Trainer):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.saver.checkpointer.close()
-        self.saver.checkpointer = WatchedCheckpointer(
-            self.folder, self.config, self.attempt, self.records.journal, self.group
-        )
+        self.checkpointer.__class__ = WatchedCheckpointer
 
 
 def prepared(storage_url: str, store: type[Store], **config: Any) -> tuple[RunFolder, TrainConfig]:
@@ -136,8 +133,8 @@ class OneThatLooks(Trainer):
     log: pytest.LogCaptureFixture
 
     def step(self) -> None:
-        if (in_flight := self.saver.checkpointer._in_flight) is not None:
-            wait([in_flight.future], timeout=60)
+        if (newest := self.checkpointer._thread._newest) is not None:
+            wait([newest], timeout=60)
         super().step()
         if "was not saved" in self.log.text:
             self.heard.append(self.progress.step)
@@ -187,8 +184,8 @@ class OneThatWaits(Trainer):
     stored: list[str]
 
     def step(self) -> None:
-        if (in_flight := self.saver.checkpointer._in_flight) is not None:
-            wait([in_flight.future], timeout=60)
+        if (newest := self.checkpointer._thread._newest) is not None:
+            wait([newest], timeout=60)
         if self.progress.step == 3:
             OneThatWaits.stored = self.folder.store.names(f"checkpoints/{FailingStore.failing}")
         super().step()

@@ -22,7 +22,7 @@ from tests.engine.ranks.killed_save import CONFIG, drive, tell_nothing
 from tests.marks import SLOW, slow
 from tests.storage.doubles.faulty_store import LOOK, LOOKS, FaultyStore
 from train_core.engine.checkpoint import journal_buffer
-from train_core.engine.checkpoint.writer import SaveTiming
+from train_core.engine.checkpoint.storing_thread import SaveTiming
 from train_core.errors import StorageError, UnsavedError
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import read_segments

@@ -78,7 +78,7 @@ def test_each_update_of_the_weights_is_held_back_until_they_are_copied(tmp_path:
     create(folder, config)
     trainer = Trainer(folder, config, 1, Group.current())
     noted: list[str] = []
-    trainer.saver.checkpointer._writer.snapshot.copy = NotedCopy(noted)
+    trainer.checkpointer._thread.snapshot.copy = NotedCopy(noted)
 
     def note_update(*_: Any) -> None:
         noted.append("update")

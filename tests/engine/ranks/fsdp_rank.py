@@ -158,7 +158,7 @@ def _train(folder: RunFolder, config: dict[str, Any], group: Group) -> dict[str,
         "numbers_here": sum(_local(value).numel() for value in tensors.values()),
         "metrics": trainer.progress.metrics,
         "num_collectives": getattr(workload, "num_collectives", None),
-        "names": names(trainer.saver.state.capture()),
+        "names": names(trainer.state.capture()),
         "canonical_names": names(_canonical_state(trainer)),
     }
 

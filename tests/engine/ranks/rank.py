@@ -173,9 +173,9 @@ class MortalTrainer(Trainer):
         self.loaded = replace(self.loaded, validation_set=split)
         snapshot = MortalSnapshot(self.config.shards, self.group)
         snapshot.folder = folder
-        writer = self.saver.checkpointer._writer
-        writer.snapshot = snapshot
-        writer.run_writer = MortalWriter(folder, self.attempt)
+        thread = self.checkpointer._thread
+        thread.snapshot = snapshot
+        thread.run_writer = MortalWriter(folder, self.attempt)
 
     def meet(self, point: str) -> None:
         self.folder.meet(point, self.progress.step)

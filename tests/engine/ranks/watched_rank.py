@@ -18,6 +18,7 @@ from train_core.engine.checkpoint.checkpointer import Checkpointer
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
+from train_core.policy.checkpoints.save_schedule import SaveDue
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 
@@ -56,17 +57,15 @@ class WatchedCheckpointer(Checkpointer):
 
     saved: ClassVar[list[int]] = []
 
-    def save(
-        self, state: Any, frozen: Any, parameters: Any, progress: Progress, **how: Any
-    ) -> None:
+    def save(self, progress: Progress, due: SaveDue) -> None:
         self.saved.append(progress.step)
-        super().save(state, frozen, parameters, progress, **how)
+        super().save(progress, due)
 
     def wait(self) -> None:
-        if self._is_rank0 and self.is_busy:
+        if self._group.is_rank0 and self.is_busy:
             WatchedStore.go_on.touch()
         super().wait()
-        if self._is_rank0:
+        if self._group.is_rank0:
             WatchedStore.go_on.unlink(missing_ok=True)
 
 
@@ -75,16 +74,13 @@ class WatchedTrainer(Trainer):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.saver.checkpointer.close()
-        self.saver.checkpointer = WatchedCheckpointer(
-            self.folder, self.config, self.attempt, self.records.journal, self.group
-        )
+        self.checkpointer.__class__ = WatchedCheckpointer
 
     def step(self) -> None:
-        writing = self.saver.checkpointer._in_flight
+        newest = self.checkpointer._thread._newest
         # Rank 0's is over when all have stored theirs.
-        if writing is not None and not WatchedStore.is_slow and not self.group.is_rank0:
-            futures.wait([writing.future], timeout=60)
+        if newest is not None and not WatchedStore.is_slow and not self.group.is_rank0:
+            futures.wait([newest], timeout=60)
         super().step()
 
 

@@ -191,6 +191,6 @@ def test_a_snapshot_of_a_gpu_lies_in_pinned_memory(tmp_path: Path) -> None:
     create(folder, config)
     trainer = Trainer(folder, config, 1, Group.current(uses_gpu=True))
     trainer.run()
-    files = trainer.saver.checkpointer._writer.snapshot.files
+    files = trainer.checkpointer._thread.snapshot.files
     assert files
     assert all(file.buffer.is_pinned() for file in files)

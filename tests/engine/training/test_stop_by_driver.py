@@ -50,14 +50,14 @@ class AwayTrainer(MortalTrainer):
         self.home = Path(folder.storage)
         folder.store = FaultyStore(folder.url, self.home / "notes")  # type: ignore[assignment]  # no MortalStore
         super().__init__(folder, *args, **more)
-        wait = self.saver.checkpointer.wait_for_in_flight
+        wait = self.checkpointer._wait_for_room
 
         def noted() -> None:
             if self.progress.step == BEFORE_END_OF_EPOCH + 2:
                 (self.home / f"waits-{self.group.rank}").touch()
             wait()
 
-        self.saver.checkpointer.wait_for_in_flight = noted  # type: ignore[method-assign]  # in this process
+        self.checkpointer._wait_for_room = noted  # type: ignore[method-assign]  # in this process
 
     def step(self) -> None:
         while (self.home / "hold").exists() and not self.stop_poller.is_asked:

@@ -10,7 +10,7 @@ from train_core.policy.checkpoints.save_schedule import (
     SaveDue,
     SaveRules,
     backpressure,
-    is_interval_over,
+    is_due_by_clock,
     save_due,
 )
 
@@ -75,7 +75,7 @@ def test_time_makes_one_due_unless_it_would_be_left_out(
     every_s: float, since_last_s: float, is_busy: bool, skips: bool, expected: bool
 ) -> None:
     rules = SaveRules(every_s=every_s, skips_if_busy=skips)
-    assert is_interval_over(rules, since_last_s=since_last_s, is_busy=is_busy) is expected
+    assert is_due_by_clock(rules, since_last_s=since_last_s, is_busy=is_busy) is expected
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from train_core.policy.checkpoints.selection import score
 from train_core.policy.metric_names import EPOCH_LOSS
 from train_core.policy.samples.steps import StepPlan
 from train_core.policy.stop_reasons import Reached, StopReason, reason_to_stop
+from train_core.storage.records.journal import finite
+from train_core.storage.records.manifest import CommitFacts
 
 
 @dataclass
@@ -44,6 +46,23 @@ class Progress:
         """Take the values of a checkpoint."""
         for name in asdict(self):
             setattr(self, name, state[name])
+
+    def facts(
+        self, attempt: int, processors: tuple[str, ...], *, is_scheduled: bool
+    ) -> CommitFacts:
+        """What the commit of an attempt's checkpoint says of this position."""
+        return CommitFacts(
+            attempt=attempt,
+            step=self.step,
+            epoch=self.epoch,
+            samples_seen=self.samples_seen,
+            metrics=finite(self.metrics),
+            validated=self.validated_step == self.step,
+            stopped_by=self.stopped_by,
+            scheduled=is_scheduled,
+            elapsed_s=self.elapsed_s,
+            processors=processors,
+        )
 
     def count_step(self, num_samples: int) -> None:
         """One more optimizer step, over so many samples."""
@@ -96,7 +115,7 @@ class Progress:
         plan: StepPlan,
         *,
         is_duration_over: bool = False,
-        is_requested: bool = False,
+        is_asked_to_stop: bool = False,
     ) -> StopReason | None:
         """Why the training ends here; None: it goes on."""
         return reason_to_stop(
@@ -104,7 +123,7 @@ class Progress:
             config.stop_limits,
             awaits_validation=self.awaits_validation(plan),
             is_duration_over=is_duration_over,
-            is_requested=is_requested,
+            is_asked_to_stop=is_asked_to_stop,
         )
 
     def total_steps(self, config: TrainConfig, plan: StepPlan) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from train_core.engine.checkpoint.packing import first_difference, retyped
 from train_core.engine.distributed.fsdp import is_distributed
 from train_core.errors import CheckpointError, EvertrainError, WorkloadError
+from train_core.policy.checkpoints.layout import MODEL
 from train_core.text.shown_text import few_of
 
 # What restoring another state than one's own raises, here and in torch.
@@ -53,6 +54,17 @@ def _reshape_buffers(model: nn.Module, saved: Mapping[str, Any]) -> None:
             ):
                 device = current.device if current is not None else _device_of(model, value)
                 module._buffers[own] = torch.empty_like(value, device=device)  # noqa: SLF001
+
+
+def parameter_paths(model: nn.Module) -> set[str]:
+    """The paths, in the state, of the model's parameters."""
+    return {f"{MODEL}/{name}" for name, _ in model.named_parameters(remove_duplicate=False)}
+
+
+def frozen_paths(model: nn.Module) -> set[str]:
+    """The paths, in the state, of the weights that are not trained."""
+    named = model.named_parameters()
+    return {f"{MODEL}/{name}" for name, parameter in named if not parameter.requires_grad}
 
 
 def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Messages of the ranks' writers to rank 0's writer, outside of the training's collectives.
+"""Messages of the ranks' storing threads to rank 0's, outside of the training's collectives.
 
 By a store of rank 0's own: a background thread takes part in no collective, which could meet one
 of the training's; and a driver that stands still keeps no checkpoint from being committed.

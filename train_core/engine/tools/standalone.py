@@ -88,7 +88,7 @@ class StandaloneTrainer(Trainer):
     def _forward(self, micro: MicroBatch, batch: Batch) -> torch.Tensor:
         if self.group.is_rank0 and self.progress.step == self._task.kill_after:
             # The save in flight is committed first, so that the same checkpoint is resumed always.
-            self.saver.checkpointer.wait()
+            self.checkpointer.wait()
             died_mark(self._task_file).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         weighted = super()._forward(micro, batch)

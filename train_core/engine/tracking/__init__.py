@@ -2,8 +2,8 @@
 
 A metric on its way to MLflow passes
 
-1. on rank 0: `training/loop`, `checkpoint/journal_buffer`, and `checkpoint/writer`, which commits a
-   segment of the journal (`storage/records/journal`) with a checkpoint
+1. on rank 0: `training/loop`, `checkpoint/journal_buffer`, and `checkpoint/storing_thread`, which
+   commits a segment of the journal (`storage/records/journal`) with a checkpoint
 2. in the driver: `delivery/mirror`, which polls the run folder for new commits
 3. `delivery/delivery_thread` and `delivery/run_sender`: send, and send again after a failure
 4. `show_stages`: shows a stage as the run folder records it, in the runs of `mlflow_runs`

@@ -6,11 +6,11 @@ import math
 import time
 from dataclasses import dataclass, field, replace
 
+from train_core.engine.checkpoint.checkpointer import Checkpointer
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.distributed.control_message import ControlMessage, RankRequests
 from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.host_copy import HostCopy
-from train_core.engine.training.saver import Saver
 from train_core.engine.training.step_metrics import TrainRecords
 from train_core.errors import NotFiniteError
 from train_core.policy import metric_names
@@ -40,9 +40,16 @@ class PendingStep:
 class AgreedRequests:
     """What any rank requests, as all ranks received it: so all of them act after the same step."""
 
-    def __init__(self, group: Group, progress: Progress, records: TrainRecords) -> None:
+    def __init__(
+        self,
+        group: Group,
+        progress: Progress,
+        records: TrainRecords,
+        checkpointer: Checkpointer,
+    ) -> None:
         self.current = RankRequests()
         self._group = group
+        self._checkpointer = checkpointer
         self._progress = progress
         self._records = records
         self._pending: PendingStep | None = None
@@ -51,7 +58,7 @@ class AgreedRequests:
         """Note that the messages of this step are to be read next."""
         self._pending = step
 
-    def settle(self, saver: Saver) -> None:
+    def settle(self) -> None:
         """Read the last step's messages, if they are not read yet: its loss, and all requests.
 
         Raises NotFiniteError, on all ranks, before the step's state can be saved.
@@ -62,7 +69,7 @@ class AgreedRequests:
         received = step.message.read()
         loss = received.loss if step.weight is None else received.loss * (1 / step.weight)
         if not math.isfinite(loss):
-            raise NotFiniteError(self._progress.step, loss, saver.last_good())
+            raise NotFiniteError(self._progress.step, loss, self._checkpointer.last_good())
         self._progress.add_loss(loss, step.num_samples if step.weight is None else step.weight)
         # A rank that was busy may have ended since.
         self.current = replace(self.current, is_busy=False) | received.requests

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from train_core.config import TrainConfig
-from train_core.engine.checkpoint.checkpointer import Checkpointer, NoTimeError
+from train_core.engine.checkpoint.checkpointer import Checkpointer
 from train_core.engine.checkpoint.progress import Progress
-from train_core.engine.checkpoint.restore import newest_good
 from train_core.engine.checkpoint.snapshot import check_savable
 from train_core.engine.checkpoint.state import TrainingState
-from train_core.engine.checkpoint.writer import SaveTiming
+from train_core.engine.checkpoint.storing_thread import NoTimeError, SaveTiming
 from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.data.train_loader import TrainLoader
 from train_core.engine.distributed.control_message import ControlMessage, RankRequests
@@ -34,7 +34,6 @@ from train_core.engine.training.agreement import AgreedRequests, PendingStep
 from train_core.engine.training.loaded_workload import LoadedWorkload, first_weights
 from train_core.engine.training.model_checks import refusing_lone_samples, refusing_undetermined
 from train_core.engine.training.passes import backward_passes, weighted_loss
-from train_core.engine.training.saver import Saver
 from train_core.engine.training.step_metrics import TrainRecords
 from train_core.engine.training.stop_request_poller import StopRequestPoller, StopTiming
 from train_core.engine.training.train_state import TrainState
@@ -100,21 +99,21 @@ class Trainer:
         self.records = TrainRecords(run_writer, config, plan, is_enabled=is_rank0)
         source = stop_source or StopInFolder(folder.store, attempt)
         self.stop_poller = StopRequestPoller(source, config.grace_s, stop_timing, logs=is_rank0)
-        checkpointer = Checkpointer(
-            folder,
+        self.watchdog = Watchdog(config.hang_timeout_s)
+        self.state = self._all_state()
+        """All that the next step depends on."""
+        self.checkpointer = Checkpointer(
+            run_writer,
             config,
-            attempt,
-            self.records.journal,
             group,
+            self.state,
+            self.train_state.model,
+            self.records.journal,
+            self.watchdog,
             timing,
             is_grace_over=self.stop_poller.is_grace_over,
         )
-        self.watchdog = Watchdog(config.hang_timeout_s)
-        state, rules = self._all_state(), config.save_rules
-        self.saver = Saver(
-            checkpointer, state, self.train_state, rules, group, self.records, self.watchdog
-        )
-        self.agreed = AgreedRequests(group, self.progress, self.records)
+        self.agreed = AgreedRequests(group, self.progress, self.records, self.checkpointer)
         num_steps = self.progress.total_steps(config, plan)
         self._checks_lone_samples = plan.has_lone_samples(num_steps)
         self.has_given_up = False
@@ -137,7 +136,7 @@ class Trainer:
                     self.stop_if_due()
                     self.save_if_due()
             self.watchdog.rest()
-            self.saver.finish(self.progress)
+            self.checkpointer.finish(self.progress)
         except NoTimeError:
             # Raised on all ranks together.
             self.has_given_up = True
@@ -154,16 +153,13 @@ class Trainer:
             last_first.callback(self.train_state.close)
             last_first.callback(self.records.close, timeout_s)
             last_first.callback(self.stop_poller.close)
-            last_first.callback(self.saver.checkpointer.close, timeout_s)
+            last_first.callback(self.checkpointer.close, timeout_s)
 
     def restore(self) -> None:
         """Go on from the newest good checkpoint, if there is one."""
-        found = newest_good(self.folder, self.group, self.train_state.assembly)
+        checkpoint = self.checkpointer.restore(self.train_state.assembly)
         saved_step = -1
-        if found:
-            checkpoint, state = found
-            self.saver.state.restore(state)
-            self.saver.checkpointer.continue_from(checkpoint)
+        if checkpoint:
             # A validation that was interrupted starts over, and what follows it is saved.
             if not self.progress.awaits_validation(self.loader.plan):
                 saved_step = self.progress.step
@@ -176,13 +172,12 @@ class Trainer:
         else:
             self.train_state.begin(first_weights(self.folder, self.config))
             # What ranks give each other is plain; it is not there before the first epoch begins.
-            check_savable(self.saver.state.capture(leaving_out={STREAMS}))
-        was = (found[0].manifest.processors or (UNKNOWN,)) if found else ()
+            check_savable(self.state.capture(leaving_out={STREAMS}))
+        was = (checkpoint.manifest.processors or (UNKNOWN,)) if checkpoint else ()
         processors = continued_on(was, self.group, is_strict=self.config.strict)
-        self.saver.checkpointer.processors = processors
         self.records.journal.note("processors", processors[-1])
         self.records.start(self.progress)
-        self.saver.start(saved_step)
+        self.checkpointer.start(saved_step, processors)
         if not self.progress.stopped_by:
             self.loader.start(self.progress.epoch, self.progress.step)
 
@@ -192,8 +187,8 @@ class Trainer:
         # A GPU computes the passes while the host waits for the last step's loss.
         is_behind = self.group.device.type != "cpu"
         if not is_behind:
-            self.agreed.settle(self.saver)
-        self.saver.checkpointer.poll()
+            self.agreed.settle()
+        self.checkpointer.poll()
         progress, train_state = self.progress, self.train_state
         message = ControlMessage(self.config.shards, self.group)
         try:
@@ -202,13 +197,13 @@ class Trainer:
             # A loss that is no number is told instead. Several ranks would have to ask each other
             # which checkpoint is good, and the passes of the others may not have failed.
             if self.group.world_size == 1:
-                self.agreed.settle(self.saver)
+                self.agreed.settle()
             raise
         if is_behind:
-            self.agreed.settle(self.saver)
+            self.agreed.settle()
         message.send(self._own_requests())
         weight = train_state.exchange()
-        self.saver.checkpointer.before_update()
+        self.checkpointer.before_update()
         learning_rate = train_state.learning_rate
         grad_norm = train_state.apply_gradients(progress.step)
         num_samples = len(self.loader.plan.step_samples(progress.step_in_epoch))
@@ -218,7 +213,7 @@ class Trainer:
 
     def end_epoch(self) -> None:
         """Validate, and remember the epoch's metrics; not if a request to stop comes."""
-        self.agreed.settle(self.saver)
+        self.agreed.settle()
         measured = None
         if not self.agreed.current.is_asked_to_stop:
             with self.train_state.gathered() as model:
@@ -253,20 +248,20 @@ class Trainer:
             self.config,
             self.loader.plan,
             is_duration_over=self.agreed.current.is_duration_over,
-            is_requested=self.agreed.current.is_asked_to_stop,
+            is_asked_to_stop=self.agreed.current.is_asked_to_stop,
         )
         self.progress.stopped_by = reason.value if reason else ""
 
     def save_if_due(self) -> None:
         """Take a checkpoint if one is due after this step, or if it was the last."""
         after = self.progress.after_step(self.loader.plan)
-        due = self.saver.due(after, self.agreed.current)
+        due = self.checkpointer.due(after, self.agreed.current)
         if due is SaveDue.NO:
             return
-        self.agreed.settle(self.saver)
+        self.agreed.settle()
         # This checkpoint is what they request, also those that came with this step's messages.
         self.agreed.begin_checkpoint()
-        pressure = self.saver.wait_if_needed(after, is_busy=self.agreed.current.is_busy)
+        pressure = self.checkpointer.make_room(after, is_busy=self.agreed.current.is_busy)
         # A request that came to any rank while they waited makes this step the last.
         if (
             pressure is Backpressure.WAIT
@@ -275,7 +270,8 @@ class Trainer:
         ):
             self.stop_if_due()
         if pressure is not Backpressure.SKIP:
-            self.saver.save(self.progress, due)
+            self.progress.elapsed_s = self.records.clock.elapsed_s
+            self.checkpointer.save(self.progress, due)
 
     def _all_state(self) -> TrainingState:
         state, streams = TrainingState(), self.loader.streams
@@ -300,13 +296,11 @@ class Trainer:
 
     def _own_requests(self) -> RankRequests:
         """What this rank requests of all."""
-        progress, checkpointer = self.progress, self.saver.checkpointer
+        progress = self.progress
         reached = Reached(progress.step, progress.epoch, self.records.clock.elapsed_s)
         is_duration_over = has_reached(StopReason.MAX_DURATION, reached, self.config.stop_limits)
-        return RankRequests(
-            is_due_by_clock=self.saver.is_due_by_clock,
-            is_retry_due=checkpointer.is_retry_due,
+        return replace(
+            self.checkpointer.requests(),
             is_duration_over=self.group.is_rank0 and is_duration_over,
             is_asked_to_stop=self.stop_poller.is_asked,
-            is_busy=checkpointer.is_busy,
         )

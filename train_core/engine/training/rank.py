@@ -46,7 +46,7 @@ def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> RankE
             folder, source = RunFolder.at(url), StopFromDriver(own)
             trainer = Trainer(folder, config, attempt, group, stop_source=source)
             trainer.run()
-            newest = trainer.saver.checkpointer.newest
+            newest = trainer.checkpointer.newest
             return RankEnd(not trainer.has_given_up, newest.step if newest else 0)
     except EvertrainError:
         raise

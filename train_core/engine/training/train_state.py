@@ -166,19 +166,6 @@ class TrainState:
             lambda saved: workload.load_state_dict(retyped(saved, workload.state_dict())),
         )
 
-    def parameters(self) -> set[str]:
-        """The paths, in the state, of the model's parameters."""
-        named = self.model.named_parameters(remove_duplicate=False)
-        return {f"model/{name}" for name, _ in named}
-
-    def frozen(self) -> set[str]:
-        """The paths, in the state, of the weights that are not trained."""
-        return {
-            f"model/{name}"
-            for name, parameter in self.model.named_parameters()
-            if not parameter.requires_grad
-        }
-
     @contextmanager
     def gathered(self) -> Iterator[nn.Module]:
         """The model with all its weights on this rank: its forward passes concern no other."""

@@ -59,8 +59,8 @@ def save_due(
 ) -> SaveDue:
     """Whether a checkpoint is due.
 
-    `is_due_by_clock` is what rank 0 says by `is_interval_over`; `is_retry_due` says that one failed
-    on any rank. Both are what all ranks received.
+    `is_due_by_clock` is what rank 0 says by the function of that name; `is_retry_due` says that one
+    failed on any rank. Both are what all ranks received.
     """
     if saved_step == after.step:
         return SaveDue.NO
@@ -72,7 +72,7 @@ def save_due(
     return SaveDue.UNSCHEDULED if after.stopped_by or is_retry_due else SaveDue.NO
 
 
-def is_interval_over(rules: SaveRules, *, since_last_s: float, is_busy: bool) -> bool:
+def is_due_by_clock(rules: SaveRules, *, since_last_s: float, is_busy: bool) -> bool:
     """Whether the time between two checkpoints is over; not if it would be left out anyway."""
     is_over = 0 < rules.every_s <= since_last_s
     return is_over and not (rules.skips_if_busy and is_busy)

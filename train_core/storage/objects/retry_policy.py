@@ -8,9 +8,10 @@ file begins anew where a part of it fails; obstore, which moves a checkpoint's l
 a part by itself.
 
 For a slow storage these numbers matter, too: `storage/coordination/timing.py` (takeover, mailbox),
-`SaveTiming` in `engine/checkpoint/writer.py` (commits), `config/checkpoint_options.py` (`grace_s`,
-`max_unsaved_s`, `hang_timeout_s`, `checkpoint_backpressure`), `engine/ray_train/timing.py`
-(reports of training functions), `engine/distributed/rendezvous.py` (collectives),
+`SaveTiming` in `engine/checkpoint/storing_thread.py` (commits), `config/checkpoint_options.py`
+(`grace_s`, `max_unsaved_s`, `hang_timeout_s`, `checkpoint_backpressure`),
+`engine/ray_train/timing.py` (reports of training functions), `engine/distributed/rendezvous.py`
+(collectives),
 `engine/driver/timing.py` (stop requests, jobs), `transfer.py` and `backends/s3_client.py` (parts
 and connections), `StopTiming` in `engine/training/stop_request_poller.py` (the end of a training),
 `engine/tracking/delivery/delivery_thread.py` (MLflow).
