@@ -93,7 +93,7 @@ def train(shards: int) -> None:
     folder = RunFolder(tempfile.mkdtemp(), "run")
     trainer = Trainer(folder, config, 1, Group.current())
     trainer.checkpointer.rules = SaveRules()
-    trainer.stop_poller.start()
+    trainer.stop_requests.start()
     trainer.restore()
 
     def steps(number: int) -> None:

@@ -130,9 +130,9 @@ MUTANTS = (
     ),
     Mutant(
         "a signal that is ignored: the request to stop",
-        "train_core/engine/distributed/stop_source.py",
-        "        return stop_request(self._store, self._attempt)\n",
-        "        return stop_request(self._store, self._attempt + 1)\n",
+        "train_core/storage/coordination/stop_request.py",
+        "        key = _key(attempt)\n",
+        "        key = _key(attempt + 1)\n",
     ),
     Mutant(
         "an exit code: of a command that was stopped",

@@ -43,7 +43,7 @@ class Images:
         group = Group.current(uses_gpu=uses_gpu)
         self.trainer = Trainer(RunFolder(storage, "run"), self.config, 1, group)
         self.trainer.checkpointer.rules = SaveRules()
-        self.trainer.stop_poller.start()
+        self.trainer.stop_requests.start()
         self.trainer.restore()
 
     def turn(self, steps: int, warm_up: int) -> float:

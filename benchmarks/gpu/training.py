@@ -57,7 +57,7 @@ class Training:
         self.checkpointer = self.trainer.checkpointer
         self.checkpointer._thread.run_writer = self.writer  # noqa: SLF001 (the trainer makes its own)
         self._save_every(0)
-        self.trainer.stop_poller.start()
+        self.trainer.stop_requests.start()
         self.trainer.restore()
         self._buffers: list[torch.Tensor] = []
         self._taken_at = 0.0

@@ -51,7 +51,7 @@ PARSERS = {
     ("train_core/client/verify_resume.py", "json.loads"),
     ("train_core/differences.py", "json.loads"),
     ("train_core/engine/distributed/rank_mailbox.py", "json.loads"),
-    ("train_core/engine/distributed/stop_source.py", "StopRequest.model_validate_json"),
+    ("train_core/engine/distributed/stop_requests.py", "StopRequest.model_validate_json"),
     ("train_core/engine/driver/pipe_transport.py", "json.loads"),
     ("train_core/engine/driver/server.py", "Answer.model_validate_json"),
     ("train_core/engine/ray_train/reports/channel.py", "json.loads"),

@@ -15,7 +15,7 @@ import pytest
 from tests.compat.reports.ranks import Given, Ranks, contents, entries, write
 from train_core.engine.checkpoint.verified_folder import cache_of, verified_folder
 from train_core.engine.distributed.rendezvous import LOOPBACK, Membership, RendezvousStore
-from train_core.engine.distributed.stop_source import post_stop
+from train_core.engine.distributed.stop_requests import post_stop
 from train_core.engine.ray_train.reports import reporter as reporter_module
 from train_core.engine.ray_train.reports.channel import DriverLostError, ReportChannel
 from train_core.engine.ray_train.reports.committer import Committer

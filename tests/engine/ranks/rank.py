@@ -25,7 +25,7 @@ from train_core.datasets.protocols import Columns, Dataset, fetch
 from train_core.engine.checkpoint.snapshot import Snapshot
 from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.rendezvous import Membership
-from train_core.engine.distributed.stop_source import StopFromDriver
+from train_core.engine.distributed.stop_requests import PostedByDriver
 from train_core.engine.training.loop import Trainer
 from train_core.policy.samples.steps import MicroBatch
 from train_core.storage.objects.retry_policy import RetryPolicy
@@ -216,7 +216,7 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
     source = None
     if "driver" in task:
         driver = Membership(*task["driver"], task["run"], group.rank, group.world_size)
-        source = StopFromDriver(driver)
+        source = PostedByDriver(driver)
     trainer = MortalTrainer(folder, config, task["attempt"], group, stop_source=source)
     trainer.run()
     if trainer.group.is_rank0:

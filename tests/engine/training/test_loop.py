@@ -22,10 +22,9 @@ from tests.storage.samples import manifest
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.distributed.group import Group
-from train_core.engine.distributed.stop_source import StopInFolder
+from train_core.engine.distributed.stop_requests import StopRequests
 from train_core.engine.scoring.evaluate import load_model
 from train_core.engine.training.loop import Trainer
-from train_core.engine.training.stop_request_poller import StopRequestPoller
 from train_core.errors import (
     CheckpointError,
     DataError,
@@ -122,7 +121,7 @@ def test_a_trainer_that_cannot_join_the_others_leaves_no_thread(
     assert not before.added(within_s=2)
 
 
-class BrokenPoller(StopRequestPoller):
+class BrokenRequests(StopRequests):
     """Whose thread cannot be ended in order."""
 
     def close(self) -> None:
@@ -135,7 +134,7 @@ def test_an_error_while_a_training_closes_leaves_nothing_open(folder: RunFolder)
     alone.create(folder, config)
     before = Belongings.now()
     trainer = Trainer(folder, config, 1, Group.current())
-    trainer.stop_poller = BrokenPoller(StopInFolder(folder.store, 1), 20, None, logs=True)
+    trainer.stop_requests = BrokenRequests(lambda: None, poll_s=1)
     with pytest.raises(OSError, match="cannot be ended"):
         trainer.run()
     assert not before.added(within_s=2)

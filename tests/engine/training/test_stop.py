@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,8 @@ from tests.marks import slow
 from train_core.config import TrainConfig
 from train_core.engine.distributed.control_message import ControlMessage, RankRequests
 from train_core.engine.distributed.group import Group
-from train_core.engine.distributed.stop_source import StopInFolder
+from train_core.engine.distributed.stop_requests import StopRequests
 from train_core.engine.training.loop import Trainer
-from train_core.engine.training.stop_request_poller import StopRequestPoller
 from train_core.storage.coordination.stop_request import (
     StopRequest,
     ask_to_stop,
@@ -43,7 +43,7 @@ class AskingTrainer(MortalTrainer):
     def step(self) -> None:
         if self.progress.step == ASKED_AFTER and self.attempt == 1 and self.group.is_rank0:
             ask_to_stop(self.folder.store, self.attempt, "the test wants it")
-            while not self.stop_poller.is_asked:
+            while not self.stop_requests.is_asked:
                 time.sleep(0.01)
         super().step()
 
@@ -174,7 +174,7 @@ class AskedBeforeValidation(MortalTrainer):
     """Its ranks have heard that they shall stop as the first validation begins."""
 
     def end_epoch(self) -> None:
-        self.stop_poller.request = StopRequest(reason="the test wants it")
+        self.stop_requests.ask(StopRequest(reason="the test wants it"))
         super().end_epoch()
 
 
@@ -221,14 +221,13 @@ def test_who_asked_for_an_end_gets_it_and_who_is_to_move_may_still_be_asked_for_
 @pytest.mark.parametrize("nonsense", [b"{}", b"", b'{"format": 99, "reason": "later"}'])
 def test_nonsense_is_no_request_and_does_not_deafen(nonsense: bytes, tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
-    stop_poller = StopRequestPoller(StopInFolder(folder.store, 1), 20, None, logs=False)
+    requests = StopRequests(partial(stop_request, folder.store, 1), poll_s=1)
     folder.store.write("lease/0001-stop.json", nonsense)
-    stop_poller.poll()
-    assert not stop_poller.is_asked
+    requests.poll()
+    assert not requests.is_asked
     ask_to_stop(folder.store, 1, "Ctrl-C")
-    stop_poller.poll()
-    assert stop_poller.is_asked
-    stop_poller.close()
+    requests.poll()
+    assert requests.is_asked
 
 
 def test_the_end_has_its_own_reason_also_if_somebody_asked(tmp_path: Path) -> None:
@@ -236,7 +235,7 @@ def test_the_end_has_its_own_reason_also_if_somebody_asked(tmp_path: Path) -> No
     config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, max_steps=2)
     create(folder, config)
     trainer = Trainer(folder, config, 1, Group.current())
-    trainer.stop_poller.request = StopRequest(reason="the test wants it")
+    trainer.stop_requests.ask(StopRequest(reason="the test wants it"))
     assert trainer.run().stopped_by == "max_steps"
 
 

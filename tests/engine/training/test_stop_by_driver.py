@@ -19,7 +19,7 @@ from tests.engine.tiny import Tiny
 from tests.storage.doubles.faulty_store import LOOK, FaultyStore
 from train_core import ArrayDataset, Columns
 from train_core.engine.distributed.rendezvous import LOOPBACK, RendezvousStore
-from train_core.engine.distributed.stop_source import post_stop
+from train_core.engine.distributed.stop_requests import post_stop
 from train_core.storage.coordination.stop_request import StopRequest
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
@@ -60,7 +60,7 @@ class AwayTrainer(MortalTrainer):
         self.checkpointer._wait_for_room = noted  # type: ignore[method-assign]  # in this process
 
     def step(self) -> None:
-        while (self.home / "hold").exists() and not self.stop_poller.is_asked:
+        while (self.home / "hold").exists() and not self.stop_requests.is_asked:
             time.sleep(0.01)
         super().step()
 

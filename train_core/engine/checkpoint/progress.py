@@ -59,7 +59,7 @@ class Progress:
             metrics=finite(self.metrics),
             validated=self.validated_step == self.step,
             stopped_by=self.stopped_by,
-            scheduled=is_scheduled,
+            in_turn=is_scheduled,
             elapsed_s=self.elapsed_s,
             processors=processors,
         )

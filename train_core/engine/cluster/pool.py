@@ -28,7 +28,7 @@ from train_core.engine.cluster.timing import TIMING, Timing
 from train_core.engine.cluster.worker_calls import Actor, Calls
 from train_core.engine.cluster.worker_process import CONTROL, WORK, TrainWorker
 from train_core.engine.distributed.rendezvous import LOOPBACK, Membership, RendezvousStore
-from train_core.engine.distributed.stop_source import post_stop
+from train_core.engine.distributed.stop_requests import post_stop
 from train_core.storage.coordination.stop_request import StopRequest
 
 _SMALLER_TRAINING = (

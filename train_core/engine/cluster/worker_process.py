@@ -3,7 +3,7 @@
 evertrain has no handler of SIGTERM in a worker, so the signal makes no training save: Ray ends the
 process after the running call returns, or the sender kills it by SIGKILL before, and
 `policy/restarts` decides what follows. A training ends early by a request to stop
-(`engine/training/stop_request_poller.py`).
+(`engine/distributed/stop_requests.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the ranks of an attempt find each other: by a key-value store that lives in the driver.
 
 No rank serves the others, so that any of them may die. The driver's requests reach the ranks by the
-same store (`stop_source.py`).
+same store (`stop_requests.py`).
 """
 
 from __future__ import annotations

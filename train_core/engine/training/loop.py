@@ -28,20 +28,20 @@ from train_core.engine.distributed.control_message import ControlMessage, RankRe
 from train_core.engine.distributed.fsdp import check_passes
 from train_core.engine.distributed.group import Group, use_deterministic_algorithms
 from train_core.engine.distributed.processor import UNKNOWN, continued_on
-from train_core.engine.distributed.stop_source import StopInFolder, StopSource
+from train_core.engine.distributed.stop_requests import StopRequests, StopSource, StopTiming
 from train_core.engine.distributed.watchdog import Watchdog
 from train_core.engine.training.agreement import AgreedRequests, PendingStep
 from train_core.engine.training.loaded_workload import LoadedWorkload, first_weights
 from train_core.engine.training.model_checks import refusing_lone_samples, refusing_undetermined
 from train_core.engine.training.passes import backward_passes, weighted_loss
 from train_core.engine.training.step_metrics import TrainRecords
-from train_core.engine.training.stop_request_poller import StopRequestPoller, StopTiming
 from train_core.engine.training.train_state import TrainState
 from train_core.engine.training.validation import validate
 from train_core.policy import metric_names
 from train_core.policy.checkpoints.save_schedule import Backpressure, SaveDue
 from train_core.policy.samples.steps import MicroBatch
 from train_core.policy.stop_reasons import Reached, StopReason, has_reached
+from train_core.storage.coordination.stop_request import stop_request
 from train_core.storage.records.run_record import NEWEST_STEP_RULES
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
@@ -94,11 +94,12 @@ class Trainer:
         self.loader = TrainLoader(
             workload, train_set, config, group, has_equal_passes=self.train_state.is_sharded
         )
-        is_rank0 = group.is_rank0
         run_writer = RunWriter(folder, attempt)
-        self.records = TrainRecords(run_writer, config, plan, is_enabled=is_rank0)
-        source = stop_source or StopInFolder(folder.store, attempt)
-        self.stop_poller = StopRequestPoller(source, config.grace_s, stop_timing, logs=is_rank0)
+        self.records = TrainRecords(run_writer, config, plan, is_enabled=group.is_rank0)
+        source = stop_source or partial(stop_request, folder.store, attempt)
+        self._stop_timing = stop_timing or StopTiming()
+        self.stop_requests = StopRequests(source, self._stop_timing.poll_s, logs=group.is_rank0)
+        time_to_save_s = self._stop_timing.time_to_save_s(config.grace_s)
         self.watchdog = Watchdog(config.hang_timeout_s)
         self.state = self._all_state()
         """All that the next step depends on."""
@@ -111,7 +112,7 @@ class Trainer:
             self.records.journal,
             self.watchdog,
             timing,
-            is_grace_over=self.stop_poller.is_grace_over,
+            is_grace_over=partial(self.stop_requests.is_grace_over, time_to_save_s),
         )
         self.agreed = AgreedRequests(group, self.progress, self.records, self.checkpointer)
         num_steps = self.progress.total_steps(config, plan)
@@ -125,7 +126,7 @@ class Trainer:
         A training that is asked to end ends in its grace, saved or not: see `has_given_up`.
         """
         try:
-            self.stop_poller.start()
+            self.stop_requests.start()
             with refusing_undetermined():
                 self.restore()
                 while not self.progress.stopped_by:
@@ -147,12 +148,12 @@ class Trainer:
     def close(self) -> None:
         """End all threads and processes."""
         self.watchdog.rest()
-        timeout_s = self.stop_poller.timing.close_s if self.has_given_up else None
+        timeout_s = self._stop_timing.close_s if self.has_given_up else None
         with ExitStack() as last_first:
             last_first.callback(self.loader.close)
             last_first.callback(self.train_state.close)
             last_first.callback(self.records.close, timeout_s)
-            last_first.callback(self.stop_poller.close)
+            last_first.callback(self.stop_requests.close)
             last_first.callback(self.checkpointer.close, timeout_s)
 
     def restore(self) -> None:
@@ -224,7 +225,7 @@ class Trainer:
                     self.config,
                     self.group,
                     self.watchdog,
-                    self.stop_poller,
+                    self.stop_requests,
                 )
         if measured is None:
             self.agreed.stop()
@@ -265,7 +266,7 @@ class Trainer:
         # A request that came to any rank while they waited makes this step the last.
         if (
             pressure is Backpressure.WAIT
-            and self.agreed.stop_if_any(is_asked=self.stop_poller.is_asked)
+            and self.agreed.stop_if_any(is_asked=self.stop_requests.is_asked)
             and not self.progress.stopped_by
         ):
             self.stop_if_due()
@@ -302,5 +303,5 @@ class Trainer:
         return replace(
             self.checkpointer.requests(),
             is_duration_over=self.group.is_rank0 and is_duration_over,
-            is_asked_to_stop=self.stop_poller.is_asked,
+            is_asked_to_stop=self.stop_requests.is_asked,
         )

@@ -12,7 +12,7 @@ from torch.distributed import DistError
 from train_core.config import TrainConfig
 from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.rendezvous import Membership, process_group
-from train_core.engine.distributed.stop_source import StopFromDriver
+from train_core.engine.distributed.stop_requests import PostedByDriver
 from train_core.engine.training.loop import Trainer
 from train_core.errors import EvertrainError, UserCodeError, words_of
 from train_core.storage.run_folder import RunFolder
@@ -43,7 +43,7 @@ def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> RankE
     try:
         with process_group(own, uses_gpu=config.uses_gpu):
             group = Group.current(uses_gpu=config.uses_gpu)
-            folder, source = RunFolder.at(url), StopFromDriver(own)
+            folder, source = RunFolder.at(url), PostedByDriver(own)
             trainer = Trainer(folder, config, attempt, group, stop_source=source)
             trainer.run()
             newest = trainer.checkpointer.newest

@@ -9,6 +9,7 @@ from torch import nn
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset
 from train_core.engine.distributed.group import Group
+from train_core.engine.distributed.stop_requests import StopRequests
 from train_core.engine.distributed.watchdog import Watchdog
 from train_core.engine.metrics.evaluation_loop import (
     MetricStates,
@@ -16,7 +17,6 @@ from train_core.engine.metrics.evaluation_loop import (
     merge,
     split_metrics,
 )
-from train_core.engine.training.stop_request_poller import StopRequestPoller
 from train_core.policy.metric_names import VALIDATION, full_name
 from train_core.policy.samples.sharding import shards_of_rank
 from train_core.workload import Workload
@@ -29,7 +29,7 @@ def validate(
     config: TrainConfig,
     group: Group,
     watchdog: Watchdog,
-    stop_poller: StopRequestPoller,
+    stop_requests: StopRequests,
 ) -> dict[str, float] | None:
     """The metrics of the validation split, `validation/<name>`, the same on every rank.
 
@@ -38,7 +38,7 @@ def validate(
 
     def go_on() -> None:
         watchdog.move()
-        if stop_poller.is_asked:
+        if stop_requests.is_asked:
             raise _AskedToStopError
 
     mine: list[MetricStates] | None

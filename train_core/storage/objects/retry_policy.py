@@ -13,7 +13,7 @@ For a slow storage these numbers matter, too: `storage/coordination/timing.py` (
 `engine/ray_train/timing.py` (reports of training functions), `engine/distributed/rendezvous.py`
 (collectives),
 `engine/driver/timing.py` (stop requests, jobs), `transfer.py` and `backends/s3_client.py` (parts
-and connections), `StopTiming` in `engine/training/stop_request_poller.py` (the end of a training),
+and connections), `StopTiming` in `engine/distributed/stop_requests.py` (the end of a training),
 `engine/tracking/delivery/delivery_thread.py` (MLflow).
 """
 

@@ -18,8 +18,8 @@ from train_core.config import LOCAL
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.cluster.pool_settings import POOL_SETTINGS
 from train_core.engine.cluster.runtime import start_ray
+from train_core.engine.distributed.stop_requests import StopRequests
 from train_core.engine.driver.attempts.pool_launcher import PoolLauncher
-from train_core.engine.driver.attempts.stop_requests import StopRequests
 from train_core.engine.driver.attempts.supervisor import Attempt, Launcher
 from train_core.errors import StoppedError, UserCodeError
 from train_core.policy.restarts import Ended
@@ -68,7 +68,7 @@ def attempt(
     asked = TrainConfig(**{"workload": "tests.engine.tiny:Tiny", "num_workers": 2} | ASKED | config)
     if not folder.exists():
         create(folder, asked)
-    requests = StopRequests(folder.store, number, poll_s=1)
+    requests = StopRequests(lambda: None, poll_s=1)
     return Attempt(folder, number, asked, requests, check_stop)
 
 

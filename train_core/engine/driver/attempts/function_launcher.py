@@ -13,7 +13,7 @@ from train_core.config import LOCAL
 from train_core.engine.cluster.scaling import ClusterWatch
 from train_core.engine.data.recorded_workload import with_login
 from train_core.engine.distributed.rendezvous import RendezvousStore
-from train_core.engine.distributed.stop_source import post_stop
+from train_core.engine.distributed.stop_requests import post_stop
 from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.ray_train.attempt import ABORT, driver_host, start_fit
@@ -21,7 +21,7 @@ from train_core.engine.ray_train.init_folder import pinned_origin
 from train_core.engine.ray_train.reports.committer import commit_reports, uncovered_entries
 from train_core.engine.ray_train.task import DamagedFolderError, FunctionTask, TrainingEnds
 from train_core.errors import EvertrainError, StorageError, UserCodeError
-from train_core.policy.restarts import Asked, Ended
+from train_core.policy.restarts import Ended
 from train_core.policy.stop_reasons import StopReason
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.records.names import CheckpointName
@@ -80,20 +80,17 @@ class FunctionLauncher:
 
     def _wait(self, fitted: Future[None], attempt: Attempt, abort: Callable[[], None]) -> bool:
         """Wait for the end; whether a function that did not come to a report in time was ended."""
-        end_at = None
+        is_aborted = False
         while not wait([fitted], self._timing.stop_poll_s).done:
-            if attempt.requests.asked is Asked.NOTHING:
-                continue
-            end_at = end_at or time.monotonic() + attempt.config.grace_s
-            if time.monotonic() > end_at:
+            if not is_aborted and attempt.requests.is_older_than(attempt.config.grace_s):
                 _log.warning(
                     "the training function did not report within grace_s (%g s), and is ended: it "
                     "goes on from its last checkpoint",
                     attempt.config.grace_s,
                 )
                 abort()
-                end_at = float("inf")
-        return end_at == float("inf")
+                is_aborted = True
+        return is_aborted
 
 
 def _task(attempt: Attempt, store: RendezvousStore, timing: Timing) -> FunctionTask:

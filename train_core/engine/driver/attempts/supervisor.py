@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, assert_never
 
 from train_core.config import TrainConfig
-from train_core.engine.driver.attempts.stop_requests import StopRequests
+from train_core.engine.distributed.stop_requests import StopRequests
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.errors import FencedError, GaveUpError, StoppedError, StorageError
 from train_core.policy.restarts import (
@@ -29,7 +31,7 @@ from train_core.policy.stop_reasons import StopReason
 from train_core.storage.cleanup.orphans import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.lease import Lease
-from train_core.storage.coordination.stop_request import stop_request
+from train_core.storage.coordination.stop_request import StopRequest, stop_request
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter, next_attempt
@@ -136,7 +138,9 @@ class Supervisor:
         self, number: int, config: TrainConfig, launcher: Launcher
     ) -> tuple[AttemptOutcome, Asked]:
         """Run the attempt; its outcome, and the newest request that it received."""
-        requests = StopRequests(self._folder.store, number, self._timing.stop_poll_s)
+        # With a short budget: the next poll follows soon.
+        source = partial(stop_request, self._folder.store.with_retries(SHORT), number)
+        requests = StopRequests(source, self._timing.stop_poll_s)
         self._requests = requests
 
         def check_stop() -> None:
@@ -145,7 +149,8 @@ class Supervisor:
 
         # IMPORTANT: after `_requests` is set. A stop that came before did not find it.
         self._check_program()
-        with requests.following_the_folder():
+        requests.start()
+        with closing(requests):
             outcome = launcher.run(Attempt(self._folder, number, config, requests, check_stop))
         return outcome, Asked.END if self._is_stopping.is_set() else requests.asked
 
@@ -183,7 +188,7 @@ class Supervisor:
             return
         # Between two attempts the training itself sees that it shall end.
         if self._requests is not None:
-            self._requests.ask_to_end("its program ends")
+            self._requests.ask(StopRequest(reason="its program ends"))
         if not self._is_idle.wait(self._grace_s):
             _log.warning(
                 "the training did not end within grace_s (%g s), and is killed: it goes on from "

@@ -16,7 +16,7 @@ from typing import Any
 
 from train_core.described_errors import describe, rebuild
 from train_core.engine.distributed.rendezvous import Membership
-from train_core.engine.distributed.stop_source import STOP
+from train_core.engine.distributed.stop_requests import STOP
 from train_core.engine.ray_train.reports.channel import ReportChannel
 from train_core.engine.ray_train.reports.committer import Committer
 from train_core.engine.ray_train.reports.plain_metrics import plain
