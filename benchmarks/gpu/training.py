@@ -65,12 +65,12 @@ class Training:
     @property
     def model(self) -> torch.nn.Module:
         """What is trained."""
-        return self.trainer.train_state.model
+        return self.trainer.learner.model
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """What trains it."""
-        return self.trainer.train_state.optimizer
+        return self.trainer.learner.optimizer
 
     @property
     def step(self) -> int:

@@ -55,7 +55,7 @@ def engine(
         asked = config.model_copy(update={"max_steps": max_steps})
         trainer = Trainer(folder, asked, attempt, Group.current(uses_gpu=config.uses_gpu))
         trainer.run()
-    state = trainer.train_state
+    state = trainer.learner
     return left_by(state.model, state.optimizer, state.schedule)
 
 

@@ -83,7 +83,7 @@ def test_each_update_of_the_weights_is_held_back_until_they_are_copied(tmp_path:
     def note_update(*_: Any) -> None:
         noted.append("update")
 
-    trainer.train_state.optimizer.register_step_pre_hook(note_update)
+    trainer.learner.optimizer.register_step_pre_hook(note_update)
     try:
         trainer.restore()
         trainer.step()

@@ -149,9 +149,9 @@ def _train(folder: RunFolder, config: dict[str, Any], group: Group) -> dict[str,
     trainer = LiveTrainer(folder, TrainConfig.model_validate(config), 1, group)
     trainer.run()
     workload: Any = trainer.loaded.workload
-    tensors: dict[str, Tensor] = {**trainer.train_state.model.state_dict()}
+    tensors: dict[str, Tensor] = {**trainer.learner.model.state_dict()}
     tensors |= {f"average/{name}": value for name, value in workload.average.items()}
-    for number, values in trainer.train_state.optimizer.state_dict()["state"].items():
+    for number, values in trainer.learner.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{number}/{name}": value for name, value in values.items()}
     return {
         "tensors": {name: whole_tensor(value).tolist() for name, value in tensors.items()},
@@ -174,7 +174,7 @@ def names(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _canonical_state(trainer: Trainer) -> dict[str, Any]:
-    model, optimizer = trainer.train_state.model, trainer.train_state.optimizer
+    model, optimizer = trainer.learner.model, trainer.learner.optimizer
     return {
         "model": get_model_state_dict(model),
         "optimizer": get_optimizer_state_dict(model, optimizer),

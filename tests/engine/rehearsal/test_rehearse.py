@@ -308,8 +308,8 @@ class OldRules(EngineTraining):
 
     def __init__(self, workload: Workload[Any], config: TrainConfig, *rest: Any) -> None:
         super().__init__(workload, config, *rest)
-        self.train_state.reducer._none_is_zero = True
-        for bucket in self.train_state.reducer._buckets:
+        self.learner.reducer._none_is_zero = True
+        for bucket in self.learner.reducer._buckets:
             bucket._none_is_zero = True
 
 
@@ -319,7 +319,7 @@ class TorchsOwnRestore(EngineTraining):
     def __init__(self, workload: Workload[Any], *rest: Any) -> None:
         super().__init__(workload, *rest)
         self.state = TrainingState()
-        model, optimizer = self.train_state.model, self.train_state.optimizer
+        model, optimizer = self.learner.model, self.learner.optimizer
         self.state.add("model", partial(model_state, model), model.load_state_dict)
         self.state.add("optimizer", optimizer.state_dict, optimizer.load_state_dict)
 
@@ -329,7 +329,7 @@ class StridesOfParameters(EngineTraining):
 
     def __init__(self, workload: Workload[Any], *rest: Any) -> None:
         super().__init__(workload, *rest)
-        for bucket in self.train_state.reducer._buckets:
+        for bucket in self.learner.reducer._buckets:
             bucket._strides = [parameter.stride() for parameter in bucket.parameters]
 
 
@@ -338,7 +338,7 @@ class PlainDicts(EngineTraining):
 
     def __init__(self, workload: Workload[Any], *rest: Any) -> None:
         super().__init__(workload, *rest)
-        schedule = self.train_state.schedule
+        schedule = self.learner.schedule
         assert schedule is not None
 
         def plain() -> dict[str, Any]:
@@ -350,7 +350,7 @@ class PlainDicts(EngineTraining):
             return state | {"_schedulers": parts}
 
         self.state = TrainingState()
-        model, optimizer = self.train_state.model, self.train_state.optimizer
+        model, optimizer = self.learner.model, self.learner.optimizer
         self.state.add("model", partial(model_state, model), model.load_state_dict)
         self.state.add("optimizer", optimizer.state_dict, optimizer.load_state_dict)
         self.state.add("schedule", plain, schedule.load_state_dict)

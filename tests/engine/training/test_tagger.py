@@ -69,7 +69,7 @@ def test_a_training_is_that_of_plain_pytorch(
         plain.step(step)
         if (step + 1) % plain.steps_per_epoch == 0:
             plain.schedule.step(validation_loss(workload, plain.model))  # type: ignore[union-attr, arg-type]
-    state = ours.train_state
+    state = ours.learner
     found = left_by(state.model, state.optimizer, state.schedule)
     assert found == left_by(plain.model, plain.optimizer, plain.schedule)
     # It fell twice, in both optimizers.
@@ -92,9 +92,9 @@ def test_a_step_is_divided_by_the_tokens_of_all_its_batches(
     settings = {"is_plain": True, "balances": False, "num_empty": 5}
     asked = {"num_shards": shards, "accumulation_steps": accumulation, "settings": settings}
     ours = trainer(folder_of(tmp_path), **asked, max_steps=1)
-    ours.train_state.begin(None)
+    ours.learner.begin(None)
     workload, config = ours.loaded.workload, ours.config
-    first = {name: p.detach().clone() for name, p in ours.train_state.model.named_parameters()}
+    first = {name: p.detach().clone() for name, p in ours.learner.model.named_parameters()}
     model = workload.model().double()
     model.load_state_dict({name: value.double() for name, value in first.items()})
     train_set = load_split(workload, "train")
@@ -103,7 +103,7 @@ def test_a_step_is_divided_by_the_tokens_of_all_its_batches(
     loss = token_mean(model(batch["inputs"]), batch["targets"])
     loss.backward()
     ours.run()
-    for name, parameter in ours.train_state.model.named_parameters():
+    for name, parameter in ours.learner.model.named_parameters():
         step = first[name] - parameter.detach()
         expected = dict(model.named_parameters())[name].grad
         assert expected is not None

@@ -12,8 +12,8 @@ from train_core.datasets.protocols import Dataset
 from train_core.engine.checkpoint.state import TrainingState
 from train_core.engine.data.train_loader import TrainLoader
 from train_core.engine.distributed.group import Group, use_deterministic_algorithms
+from train_core.engine.training.learner import Learner
 from train_core.engine.training.passes import backward_passes, weighted_loss
-from train_core.engine.training.train_state import TrainState
 from train_core.storage.records.run_record import NEWEST_STEP_RULES
 from train_core.workload import Workload
 
@@ -35,18 +35,18 @@ class EngineTraining:
         torch.set_num_threads(config.threads_per_worker)
         use_deterministic_algorithms(config, device, NEWEST_STEP_RULES)
         group = Group(rank=0, world_size=1, device=device)
-        self.train_state = TrainState(workload, config, group, total_steps)
+        self.learner = Learner(workload, config, group, total_steps)
         self.state = TrainingState()
         """All that its next step depends on, but for the position in the data."""
-        self.train_state.add_to(self.state)
+        self.learner.add_to(self.state)
         self.workload = workload
         self._loader = TrainLoader(workload, dataset, config, group, has_equal_passes=False)
         self._step = 0
-        self._loss = partial(weighted_loss, workload, self.train_state, config, group)
+        self._loss = partial(weighted_loss, workload, self.learner, config, group)
 
     def begin(self) -> None:
         """Start from the workload's first weights."""
-        self.train_state.begin(None)
+        self.learner.begin(None)
         self._loader.start(0, 0)
 
     def resume(self, state: dict[str, Any], step: int) -> None:
@@ -57,8 +57,8 @@ class EngineTraining:
 
     def step(self) -> None:
         """One step of the optimizer."""
-        backward_passes(self.train_state, self._loader, self._loss)
-        self.train_state.exchange()
-        self.train_state.apply_gradients(self._step)
+        backward_passes(self.learner, self._loader, self._loss)
+        self.learner.exchange()
+        self.learner.apply_gradients(self._step)
         self._step += 1
-        self.workload.after_step(self.train_state.model, self._step)
+        self.workload.after_step(self.learner.model, self._step)

@@ -147,7 +147,7 @@ class _Rehearsing:
             engine = self._train(train_set, total_steps)
             if engine is not None:
                 # What `model()` and training left in the workload belongs to it.
-                workload, model = engine.workload, engine.train_state.model
+                workload, model = engine.workload, engine.learner.model
         if self._has_told("repeatable"):
             self.left_out.append("metric, loss, predictions: results cannot be repeated")
         else:

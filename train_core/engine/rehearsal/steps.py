@@ -68,7 +68,7 @@ def try_steps(trial: Trial) -> tuple[EngineTraining, list[Finding]]:
     for step in range(STEPS):
         plain.step(step)
         engine.step()
-        said = _difference(_left_by(plain), _left_by(engine.train_state))
+        said = _difference(_left_by(plain), _left_by(engine.learner))
         if not said:
             continue
         if repeated := _differs_by_itself(trial, step):
@@ -117,7 +117,7 @@ def try_resume(trial: Trial, engine: EngineTraining) -> Iterator[Finding]:
         return
     engine.step()
     resumed.step()
-    if said := _difference(_left_by(engine.train_state), _left_by(resumed.train_state)):
+    if said := _difference(_left_by(engine.learner), _left_by(resumed.learner)):
         lost = _other_attributes(engine, resumed)
         because = f"; in no state are {few_of(lost)}, which differ" if lost else ""
         yield _lost(f"the step after a resume is another one: {said}{because}")
@@ -127,13 +127,13 @@ def _other_attributes(one: EngineTraining, other: EngineTraining) -> list[str]:
     """The names of attributes beside all states that are not the same in two trainings."""
     pairs = [
         (type(one.workload).__name__, one.workload, other.workload),
-        ("optimizer", one.train_state.optimizer, other.train_state.optimizer),
-        ("schedule", one.train_state.schedule, other.train_state.schedule),
+        ("optimizer", one.learner.optimizer, other.learner.optimizer),
+        ("schedule", one.learner.schedule, other.learner.schedule),
     ]
-    modules = dict(other.train_state.model.named_modules())
+    modules = dict(other.learner.model.named_modules())
     pairs += [
         (name or type(module).__name__, module, modules[name])
-        for name, module in one.train_state.model.named_modules()
+        for name, module in one.learner.model.named_modules()
         if name in modules
     ]
     return [

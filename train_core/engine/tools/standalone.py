@@ -80,7 +80,7 @@ class StandaloneTrainer(Trainer):
     def step(self) -> None:
         """As of a trainer; its digests are written."""
         super().step()
-        state = self.train_state
+        state = self.learner
         if self.group.is_rank0 and not state.is_sharded:
             self._digests.add_state(state.model, state.optimizer)
         self._digests.end_step(self.progress.step)

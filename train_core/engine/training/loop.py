@@ -31,11 +31,11 @@ from train_core.engine.distributed.processor import UNKNOWN, continued_on
 from train_core.engine.distributed.stop_requests import StopRequests, StopSource, StopTiming
 from train_core.engine.distributed.watchdog import Watchdog
 from train_core.engine.training.agreement import AgreedRequests, PendingStep
+from train_core.engine.training.learner import Learner
 from train_core.engine.training.loaded_workload import LoadedWorkload, first_weights
 from train_core.engine.training.model_checks import refusing_lone_samples, refusing_undetermined
 from train_core.engine.training.passes import backward_passes, weighted_loss
 from train_core.engine.training.step_metrics import TrainRecords
-from train_core.engine.training.train_state import TrainState
 from train_core.engine.training.validation import validate
 from train_core.policy import metric_names
 from train_core.policy.checkpoints.save_schedule import Backpressure, SaveDue
@@ -88,11 +88,11 @@ class Trainer:
         epochs_at_first = record.config.epochs if record else config.epochs
         schedule_steps = epochs_at_first * plan.steps_per_epoch
         self.progress = Progress()
-        self.train_state = TrainState(workload, config, group, schedule_steps, step_rules)
-        if self.train_state.is_sharded:
+        self.learner = Learner(workload, config, group, schedule_steps, step_rules)
+        if self.learner.is_sharded:
             check_passes(plan, train_set, group.world_size)
         self.loader = TrainLoader(
-            workload, train_set, config, group, has_equal_passes=self.train_state.is_sharded
+            workload, train_set, config, group, has_equal_passes=self.learner.is_sharded
         )
         run_writer = RunWriter(folder, attempt)
         self.records = TrainRecords(run_writer, config, plan, is_enabled=group.is_rank0)
@@ -108,7 +108,7 @@ class Trainer:
             config,
             group,
             self.state,
-            self.train_state.model,
+            self.learner.model,
             self.records.journal,
             self.watchdog,
             timing,
@@ -151,14 +151,14 @@ class Trainer:
         timeout_s = self._stop_timing.close_s if self.has_given_up else None
         with ExitStack() as last_first:
             last_first.callback(self.loader.close)
-            last_first.callback(self.train_state.close)
+            last_first.callback(self.learner.close)
             last_first.callback(self.records.close, timeout_s)
             last_first.callback(self.stop_requests.close)
             last_first.callback(self.checkpointer.close, timeout_s)
 
     def restore(self) -> None:
         """Go on from the newest good checkpoint, if there is one."""
-        checkpoint = self.checkpointer.restore(self.train_state.assembly)
+        checkpoint = self.checkpointer.restore(self.learner.assembly)
         saved_step = -1
         if checkpoint:
             # A validation that was interrupted starts over, and what follows it is saved.
@@ -171,7 +171,7 @@ class Trainer:
                 if bad := self.folder.quarantined():
                     self.records.journal.count(metric_names.CHECKPOINT_QUARANTINED, len(bad))
         else:
-            self.train_state.begin(first_weights(self.folder, self.config))
+            self.learner.begin(first_weights(self.folder, self.config))
             # What ranks give each other is plain; it is not there before the first epoch begins.
             check_savable(self.state.capture(leaving_out={STREAMS}))
         was = (checkpoint.manifest.processors or (UNKNOWN,)) if checkpoint else ()
@@ -190,10 +190,10 @@ class Trainer:
         if not is_behind:
             self.agreed.settle()
         self.checkpointer.poll()
-        progress, train_state = self.progress, self.train_state
+        progress, learner = self.progress, self.learner
         message = ControlMessage(self.config.shards, self.group)
         try:
-            backward_passes(train_state, self.loader, self._forward, message.add_loss)
+            backward_passes(learner, self.loader, self._forward, message.add_loss)
         except Exception:
             # A loss that is no number is told instead. Several ranks would have to ask each other
             # which checkpoint is good, and the passes of the others may not have failed.
@@ -203,21 +203,21 @@ class Trainer:
         if is_behind:
             self.agreed.settle()
         message.send(self._own_requests())
-        weight = train_state.exchange()
+        weight = learner.exchange()
         self.checkpointer.before_update()
-        learning_rate = train_state.learning_rate
-        grad_norm = train_state.apply_gradients(progress.step)
+        learning_rate = learner.learning_rate
+        grad_norm = learner.apply_gradients(progress.step)
         num_samples = len(self.loader.plan.step_samples(progress.step_in_epoch))
         progress.count_step(num_samples)
         self.agreed.expect(PendingStep(message, learning_rate, grad_norm, num_samples, weight))
-        self.loaded.workload.after_step(train_state.model, progress.step)
+        self.loaded.workload.after_step(learner.model, progress.step)
 
     def end_epoch(self) -> None:
         """Validate, and remember the epoch's metrics; not if a request to stop comes."""
         self.agreed.settle()
         measured = None
         if not self.agreed.current.is_asked_to_stop:
-            with self.train_state.gathered() as model:
+            with self.learner.gathered() as model:
                 measured = validate(
                     self.loaded.workload,
                     model,
@@ -235,7 +235,7 @@ class Trainer:
         progress.metrics |= metrics
         progress.validated_step = progress.step
         progress.judge(self.config)
-        self.train_state.end_validation(metrics[self.config.monitor])
+        self.learner.end_validation(metrics[self.config.monitor])
         self.records.add_validation(progress, metrics)
         if self.group.is_rank0:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
@@ -276,7 +276,7 @@ class Trainer:
 
     def _all_state(self) -> TrainingState:
         state, streams = TrainingState(), self.loader.streams
-        self.train_state.add_to(state)
+        self.learner.add_to(state)
         if streams is not None:
             state.add(STREAMS, partial(streams.captured_everywhere, self.group), streams.restore)
         state.add("progress", self.progress.capture, self.progress.restore)
@@ -287,12 +287,12 @@ class Trainer:
         checks: AbstractContextManager[None] = nullcontext()
         if self._checks_lone_samples:
             # The first pass shows it.
-            model = self.train_state.forward_model
+            model = self.learner.forward_model
             checks = refusing_lone_samples(model, len(micro.positions), self.loader.plan)
             self._checks_lone_samples = False
         with checks:
             return weighted_loss(
-                self.loaded.workload, self.train_state, self.config, self.group, micro, batch
+                self.loaded.workload, self.learner, self.config, self.group, micro, batch
             )
 
     def _own_requests(self) -> RankRequests:

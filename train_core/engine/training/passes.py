@@ -12,14 +12,14 @@ from train_core.engine.data.batches import to_device
 from train_core.engine.data.train_loader import TrainLoader
 from train_core.engine.distributed.group import Group
 from train_core.engine.metrics.forward import forward, nothing_of
-from train_core.engine.training.train_state import TrainState
+from train_core.engine.training.learner import Learner
 from train_core.policy.samples.randomness import FORWARD, derive_seed
 from train_core.policy.samples.steps import MicroBatch
 from train_core.workload import Batch, Workload, seed_generators
 
 
 def backward_passes(
-    train_state: TrainState,
+    learner: Learner,
     loader: TrainLoader,
     weighted_loss: Callable[[MicroBatch, Batch], Tensor],
     on_loss: Callable[[int, Tensor], None] | None = None,
@@ -28,30 +28,30 @@ def backward_passes(
 
     `on_loss` is called with the shard and the loss before each backward pass.
     """
-    train_state.begin_step()
+    learner.begin_step()
     for shard in loader.shards:
-        with train_state.shard(shard):
+        with learner.shard(shard):
             for micro, batch, is_last in loader.batches_of(shard):
                 loss = weighted_loss(micro, batch)
                 if on_loss:
                     on_loss(shard, loss)
                 if is_last:
-                    train_state.reducer.expect_last_backward()
+                    learner.reducer.expect_last_backward()
                 loss.backward()
 
 
 def weighted_loss(
     workload: Workload[Any],
-    train_state: TrainState,
+    learner: Learner,
     config: TrainConfig,
     group: Group,
     micro: MicroBatch,
     batch: Batch,
 ) -> Tensor:
     """The micro-batch's loss times its share of the step's samples, or what its weight is."""
-    share = train_state.share_of(micro, batch)
+    share = learner.share_of(micro, batch)
     batch = to_device(batch, group.device, channels_last=config.channels_last)
     seed_generators(derive_seed(config.seed, FORWARD, micro.step, micro.micro_step, micro.shard))
-    outputs, loss = forward(workload, train_state.forward_model, batch, config)
+    outputs, loss = forward(workload, learner.forward_model, batch, config)
     # A mean over nothing is NaN, and so would be its gradients.
     return loss * share if share or micro.weight == 0 else nothing_of(outputs)

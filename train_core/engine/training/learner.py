@@ -47,7 +47,7 @@ from train_core.storage.records.run_record import NEWEST_STEP_RULES, Origin
 from train_core.workload import Batch, Workload, seed_generators, weighs, weight_of
 
 
-class TrainState:
+class Learner:
     """A workload's model on this rank, whole or sharded, with all that a step changes in it.
 
     `model` has the parameters, `forward_model` computes: the same, or what it was compiled to.
