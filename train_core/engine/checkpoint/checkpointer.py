@@ -142,12 +142,12 @@ class Checkpointer:
             is_retry_due=agreed.is_retry_due,
         )
 
-    def make_room(self, after: AfterStep, *, is_busy: bool) -> Backpressure:
+    def make_room(self, after: AfterStep, agreed: RankRequests) -> Backpressure:
         """Wait, on WAIT, for the checkpoint in flight on any rank, as the next one is due.
 
         On SKIP the next one is to be left out. Raises as `wait`, on all ranks.
         """
-        pressure = backpressure(after, self.rules, is_busy=is_busy)
+        pressure = backpressure(after, self.rules, is_busy=agreed.is_busy)
         if pressure is Backpressure.SKIP:
             self._journal.count(metric_names.CHECKPOINT_SKIPPED, 1)
         elif pressure is Backpressure.WAIT:

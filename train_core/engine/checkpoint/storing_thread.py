@@ -18,7 +18,7 @@ from functools import partial
 from typing import TypeVar
 
 from train_core.config import TrainConfig
-from train_core.engine.checkpoint.snapshot import Snapshot, SnapshotFile
+from train_core.engine.checkpoint.snapshot import Snapshot
 from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.rank_mailbox import RankMailbox
 from train_core.errors import (
@@ -269,33 +269,33 @@ class StoringThread:
                 self._given_up.remove(name)
 
     def _store_files(self, folder: str, save: Save) -> list[FileEntry]:
-        self.snapshot.copy.wait()
-        if self.snapshot.has_nan():
+        snapshot = self.snapshot
+        snapshot.copy.wait()
+        if snapshot.has_nan():
             raise save.not_finite()
-        stored = [self._store_file(folder, file) for file in self.snapshot.files]
+        stored = [
+            self._store_file(
+                f"{folder}/{file.planned.name}", file.data, is_frozen=file.planned.is_frozen
+            )
+            for file in snapshot.files
+        ]
         self._stored = {entry.digest: f"{folder}/{entry.name}" for entry in stored}
         if self._group.is_rank0:
-            for name, data in self.snapshot.small_files().items():
-                stored.append(self._store_anew(f"{folder}/{name}", memoryview(data)))
+            for name, data in snapshot.small_files().items():
+                stored.append(self._store_file(f"{folder}/{name}", memoryview(data)))
         return stored
 
-    def _store_anew(self, key: str, data: memoryview) -> FileEntry:
-        return self._insist(
-            lambda is_again: self.run_writer.store_file(key, data, is_again=is_again)
-        )
-
-    def _store_file(self, folder: str, file: SnapshotFile) -> FileEntry:
-        """Store a file; one that has not changed since the last checkpoint is not sent again."""
-        key = f"{folder}/{file.planned.name}"
-        if file.planned.is_frozen:
-            digest = digest_of(file.data)
-            entry = FileEntry(name=file.planned.name, size_bytes=len(file.data), digest=digest)
-            if digest in self._stored:
-                try:
-                    self.run_writer.store_again(self._stored[digest], key, entry)
-                except (StorageError, CheckpointError):
-                    # It was deleted with its checkpoint, just now or before, or cut.
-                    del self._stored[digest]
-                else:
-                    return entry
-        return self._store_anew(key, file.data)
+    def _store_file(self, key: str, data: memoryview, *, is_frozen: bool = False) -> FileEntry:
+        """Store a file; a frozen one that has not changed since the last is not sent again."""
+        writer = self.run_writer
+        if is_frozen and (stored := self._stored.get(digest := digest_of(data))):
+            name = key.rpartition("/")[2]
+            entry = FileEntry(name=name, size_bytes=len(data), digest=digest)
+            try:
+                writer.store_again(stored, key, entry)
+            except (StorageError, CheckpointError):
+                # It was deleted with its checkpoint, just now or before, or cut.
+                del self._stored[digest]
+            else:
+                return entry
+        return self._insist(lambda is_again: writer.store_file(key, data, is_again=is_again))

@@ -88,6 +88,11 @@ class AgreedRequests:
         self.stop()
         return True
 
-    def begin_checkpoint(self) -> None:
-        """Note that the checkpoint which ranks requested is being taken."""
+    def begin_checkpoint(self) -> RankRequests:
+        """What the ranks request beside the checkpoint that is being taken now.
+
+        The last step's messages are read first: it is what they request, too.
+        """
+        self.settle()
         self.current = replace(self.current, is_due_by_clock=False, is_retry_due=False)
+        return self.current

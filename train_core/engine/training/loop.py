@@ -259,10 +259,7 @@ class Trainer:
         due = self.checkpointer.due(after, self.agreed.current)
         if due is SaveDue.NO:
             return
-        self.agreed.settle()
-        # This checkpoint is what they request, also those that came with this step's messages.
-        self.agreed.begin_checkpoint()
-        pressure = self.checkpointer.make_room(after, is_busy=self.agreed.current.is_busy)
+        pressure = self.checkpointer.make_room(after, self.agreed.begin_checkpoint())
         # A request that came to any rank while they waited makes this step the last.
         if (
             pressure is Backpressure.WAIT
