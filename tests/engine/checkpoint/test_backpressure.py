@@ -133,8 +133,8 @@ class OneThatLooks(Trainer):
     log: pytest.LogCaptureFixture
 
     def step(self) -> None:
-        if (newest := self.checkpointer._thread._newest) is not None:
-            wait([newest], timeout=60)
+        if (storing := self.checkpointer._thread._storing) is not None:
+            wait([storing], timeout=60)
         super().step()
         if "was not saved" in self.log.text:
             self.heard.append(self.progress.step)
@@ -184,8 +184,8 @@ class OneThatWaits(Trainer):
     stored: list[str]
 
     def step(self) -> None:
-        if (newest := self.checkpointer._thread._newest) is not None:
-            wait([newest], timeout=60)
+        if (storing := self.checkpointer._thread._storing) is not None:
+            wait([storing], timeout=60)
         if self.progress.step == 3:
             OneThatWaits.stored = self.folder.store.names(f"checkpoints/{FailingStore.failing}")
         super().step()

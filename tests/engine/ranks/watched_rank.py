@@ -77,10 +77,10 @@ class WatchedTrainer(Trainer):
         self.checkpointer.__class__ = WatchedCheckpointer
 
     def step(self) -> None:
-        newest = self.checkpointer._thread._newest
+        storing = self.checkpointer._thread._storing
         # Rank 0's is over when all have stored theirs.
-        if newest is not None and not WatchedStore.is_slow and not self.group.is_rank0:
-            futures.wait([newest], timeout=60)
+        if storing is not None and not WatchedStore.is_slow and not self.group.is_rank0:
+            futures.wait([storing], timeout=60)
         super().step()
 
 

@@ -101,7 +101,7 @@ class StoringThread:
         self._is_grace_over = is_grace_over
         self._mailbox = RankMailbox(group)
         self._thread = ThreadPoolExecutor(1, "checkpointer")
-        self._newest: Future[Commit | None] | None = None
+        self._storing: Future[Commit | None] | None = None
         """The save that was begun last."""
         self._closing = threading.Event()
         """When set, a save that fails is not tried again."""
@@ -114,7 +114,7 @@ class StoringThread:
     @property
     def is_busy(self) -> bool:
         """Whether it stores a snapshot."""
-        return self._newest is not None and not self._newest.done()
+        return self._storing is not None and not self._storing.done()
 
     def continue_from(self, checkpoint: Commit) -> None:
         """Take the files of this checkpoint for those that are stored already."""
@@ -123,15 +123,15 @@ class StoringThread:
 
     def start(self, save: Save) -> None:
         """Store the snapshot in the background; `result` tells when it is done."""
-        self._newest = self._thread.submit(self._store, save)
+        self._storing = self._thread.submit(self._store, save)
 
     def result(self) -> Commit | None:
         """Wait for the save that was begun last; rank 0 gets its commit.
 
         Raises what storing it raised, and NoTimeError if the grace is over before.
         """
-        assert self._newest is not None, "result() before start()"
-        return self._in_time(self._newest)
+        assert self._storing is not None, "result() before start()"
+        return self._in_time(self._storing)
 
     def find_or_clear(self, step: int, after_s: float) -> Commit | None:
         """The commit of a save that seemed to fail, if it is there; else delete its files.
@@ -147,9 +147,9 @@ class StoringThread:
         long a save in flight may take; by default `SaveTiming.close_timeout_s`.
         """
         self._closing.set()
-        if self._newest is not None:
+        if self._storing is not None:
             timeout_s = self._timing.close_timeout_s if timeout_s is None else timeout_s
-            futures.wait([self._newest], timeout_s)
+            futures.wait([self._storing], timeout_s)
         is_left_behind = self.is_busy or self._is_grace_over()
         self._thread.shutdown(wait=not is_left_behind, cancel_futures=True)
 
