@@ -66,7 +66,7 @@ class AwayTrainer(MortalTrainer):
 
     def run(self) -> Any:
         progress = super().run()
-        (self.home / f"ended-{self.group.rank}").write_text(str(self.has_given_up))
+        (self.home / f"ended-{self.group.rank}").write_text(str(self.has_saved))
         self.folder.store = Store(self.folder.url)  # type: ignore[assignment]  # for what the test reads
         return progress
 
@@ -170,7 +170,7 @@ def check_that_it_goes_on(storage: Path, resumed_from: int) -> None:
     assert again == {"digest": undisturbed["digest"], "resumed_from": resumed_from}
 
 
-def how_they_ended(storage: Path) -> list[str]:
+def have_saved(storage: Path) -> list[str]:
     return [(storage / f"ended-{number}").read_text() for number in range(2)]
 
 
@@ -186,7 +186,7 @@ def test_ranks_whose_storage_is_away_end_in_order_within_their_grace(tmp_path: P
         asked_at = time.monotonic()
         asked.wait_for_line("asked to stop: the test wants it")
         assert asked.end() - asked_at < grace_s
-    assert how_they_ended(tmp_path) == ["True", "True"]
+    assert have_saved(tmp_path) == ["False", "False"]
     newest = RunFolder(str(tmp_path), "run").checkpoints()[-1]
     assert newest.manifest.stopped_by == ""
     check_that_it_goes_on(tmp_path, newest.step)
@@ -205,7 +205,7 @@ def test_a_storage_that_comes_back_within_the_grace_gets_the_last_checkpoint(
         asked.wait_for_line("was not saved, training goes on")
         asked.store.work_again()
         asked.end()
-    assert how_they_ended(tmp_path) == ["False", "False"]
+    assert have_saved(tmp_path) == ["True", "True"]
     newest = RunFolder(str(tmp_path), "run").checkpoints()[-1]
     assert newest.manifest.stopped_by == "request"
     check_that_it_goes_on(tmp_path, newest.step)
@@ -225,7 +225,7 @@ def test_a_request_that_comes_while_ranks_wait_for_the_storage_ends_the_wait(
         wait_until_all_wait_for_the_storage(asked)
         asked_at = asked.ask()
         assert asked.end() - asked_at < grace_s
-    assert how_they_ended(tmp_path) == ["True", "True"]
+    assert have_saved(tmp_path) == ["False", "False"]
     check_that_it_goes_on(tmp_path, RunFolder(str(tmp_path), "run").checkpoints()[-1].step)
 
 

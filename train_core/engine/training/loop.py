@@ -117,13 +117,13 @@ class Trainer:
         self.agreed = AgreedRequests(group, self.progress, self.records, self.checkpointer)
         num_steps = self.progress.total_steps(config, plan)
         self._checks_lone_samples = plan.has_lone_samples(num_steps)
-        self.has_given_up = False
-        """Whether it ended without its last checkpoint, which no storage took in time."""
+        self.has_saved = True
+        """Whether its last step is committed, as it has ended; else no storage took it in time."""
 
     def run(self) -> Progress:
         """Train to the end, from the newest good checkpoint if there is one.
 
-        A training that is asked to end ends in its grace, saved or not: see `has_given_up`.
+        A training that is asked to end ends in its grace, saved or not: see `has_saved`.
         """
         try:
             self.stop_requests.start()
@@ -140,7 +140,7 @@ class Trainer:
             self.checkpointer.finish(self.progress)
         except NoTimeError:
             # Raised on all ranks together.
-            self.has_given_up = True
+            self.has_saved = False
         finally:
             self.close()
         return self.progress
@@ -148,7 +148,7 @@ class Trainer:
     def close(self) -> None:
         """End all threads and processes."""
         self.watchdog.rest()
-        timeout_s = self._stop_timing.close_s if self.has_given_up else None
+        timeout_s = None if self.has_saved else self._stop_timing.close_s
         with ExitStack() as last_first:
             last_first.callback(self.loader.close)
             last_first.callback(self.learner.close)

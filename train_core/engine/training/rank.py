@@ -47,7 +47,7 @@ def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> RankE
             trainer = Trainer(folder, config, attempt, group, stop_source=source)
             trainer.run()
             newest = trainer.checkpointer.newest
-            return RankEnd(not trainer.has_given_up, newest.step if newest else 0)
+            return RankEnd(trainer.has_saved, newest.step if newest else 0)
     except EvertrainError:
         raise
     # A SystemExit is a workload's own sys.exit(), which would end the worker, and never Ray's: its
