@@ -37,3 +37,21 @@ for name in train_core.__all__:
         [sys.executable, "-c", code], check=False, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_commands_flows_and_tasks_load_torch_late_or_not_at_all() -> None:
+    code = """
+import sys
+from importlib import import_module
+from pkgutil import walk_packages
+import evertrain_flows, evertrain_tasks
+for package in (evertrain_flows, evertrain_tasks):
+    for module in walk_packages(package.__path__, f"{package.__name__}."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
+assert not {"torch", "ray", "mlflow"} & set(sys.modules)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr

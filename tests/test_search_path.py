@@ -15,8 +15,6 @@ import pytest
 from tests.flows.conftest import isolated
 from tests.users_project import write_project
 from train_core import search_path
-from train_core.client.isolated import settings_schema
-from train_core.errors import WorkloadError
 
 
 @pytest.fixture
@@ -65,15 +63,14 @@ def test_it_trains_in_such_a_folder_which_is_on_the_path_as_well(project: Path) 
 
 @pytest.mark.promise("own-names")
 def test_a_workload_whose_name_is_taken_is_refused_by_name(
-    project: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path,
 ) -> None:
-    monkeypatch.chdir(project)
-    with pytest.raises(WorkloadError) as raised:
-        settings_schema("statistics:Mine")
+    done = evertrain(project, "workloads", "statistics:Mine")
     own, taken_by = project / "statistics.py", Path(os.__file__).parent / "statistics.py"
-    assert str(raised.value) == (
-        "workload 'statistics:Mine': statistics has no Workload named 'Mine'. "
-        f"{own} is not found, as its name is taken by {taken_by}: rename it"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "evertrain: workload 'statistics:Mine': statistics has no Workload named 'Mine'. "
+        f"{own} is not found, as its name is taken by {taken_by}: rename it\n"
     )
 
 

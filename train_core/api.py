@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from train_core.client.checkpoint import Checkpoint
-    from train_core.client.checkpoints import verify_run
-    from train_core.client.isolated import compare_runs, export_weights, mirror_run
+    from train_core.client.checkpoints import export_weights, verify_run
+    from train_core.client.diff import compare_runs
+    from train_core.client.isolated import mirror_run
     from train_core.client.run import Run
     from train_core.client.run_summaries import list_runs, run_status
     from train_core.client.runs import delete_run, fork_run, open_run, prune_run, stop_run
@@ -72,8 +73,8 @@ _HOMES = {
     "stop_run": "train_core.client.runs",
     "verify_run": "train_core.client.checkpoints",
     "balanced_order": "train_core.policy.samples.sample_order",
-    "compare_runs": "train_core.client.isolated",
-    "export_weights": "train_core.client.isolated",
+    "compare_runs": "train_core.client.diff",
+    "export_weights": "train_core.client.checkpoints",
     "mirror_run": "train_core.client.isolated",
     "weighted_order": "train_core.policy.samples.sample_order",
 }

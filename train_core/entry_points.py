@@ -29,33 +29,21 @@ MEASURE_COST = "train_core.engine.scoring.gate_rows:measure_cost"
 WORKER_FUNCTIONS = (TRAIN, MEASURE_SHARD, SCORE_PART, SCORE_ROWS, MEASURE_COST)
 """What a worker of the pool runs."""
 
-SETTINGS_SCHEMA = "train_core.loading:settings_schema"
 DELETE_TRACKING = "train_core.engine.tracking.existing_mlflow_runs:delete_runs"
 UNREGISTERED_CHECKPOINTS = "train_core.engine.tracking.models.lookups:unregistered_checkpoints"
 FORGET_MODELS = "train_core.engine.tracking.models.kept:forget_deleted"
 MIRROR_RUN = "train_core.engine.tracking.delivery.catch_up:catch_up_at"
 MIRROR_PREDICTIONS = "train_core.engine.tracking.batch_inference:show_batch_inference"
-COMPARE_CHECKPOINTS = "train_core.engine.tools.compare:compare_checkpoints_at"
-COMPARE_RUNS = "train_core.engine.tools.compare:compare_runs_at"
 SHOW_GATE = "train_core.engine.tracking.models.registered:show_gate_at"
 SHOW_ALIASES = "train_core.engine.tracking.models.registered:show_aliases_of"
-TRAIN_PLAINLY = "train_core.engine.tools.standalone:train_plainly"
-CHECK_WORKLOAD = "train_core.engine.rehearsal.check:check_workload"
-EXPORT_WEIGHTS = "train_core.engine.tools.export:export_weights"
 ISOLATED_FUNCTIONS = (
-    SETTINGS_SCHEMA,
     DELETE_TRACKING,
     UNREGISTERED_CHECKPOINTS,
     FORGET_MODELS,
     MIRROR_RUN,
     MIRROR_PREDICTIONS,
-    COMPARE_CHECKPOINTS,
-    COMPARE_RUNS,
     SHOW_GATE,
     SHOW_ALIASES,
-    TRAIN_PLAINLY,
-    CHECK_WORKLOAD,
-    EXPORT_WEIGHTS,
 )
-"""What `client.isolated` calls: each needs torch or MLflow."""
+"""What `client.isolated` calls: each needs MLflow."""
 FUNCTIONS = (*WORKER_FUNCTIONS, *ISOLATED_FUNCTIONS)

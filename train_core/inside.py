@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
+from pathlib import Path
 from types import FrameType
 
-from train_core.errors import WorkloadError
-from train_core.search_path import environment
+from train_core.errors import EvertrainError, WorkloadError, of_stage
+from train_core.search_path import environment, find_in_current_directory
 
 _VARIABLE = "EVERTRAIN_INSIDE"
 _OURS = {"train_core", "evertrain_flows", "evertrain_tasks"}
@@ -40,6 +41,38 @@ def importing(module: str) -> Iterator[None]:
         yield
     finally:
         _imported.reset(token)
+
+
+@contextmanager
+def users_code_in_command(command: str, module: str) -> Iterator[None]:
+    """Run code of the user's `module` in the process of a command, which prints results to stdout.
+
+    What the code prints to stdout is not shown, nor what the programs print that it starts. It may
+    start no run. An error of another library becomes a StageError of `command`.
+    """
+    find_in_current_directory()
+    try:
+        with _stdout_discarded(), importing(module):
+            yield
+    except EvertrainError:
+        raise
+    # A module may end the interpreter as it is imported.
+    except (Exception, SystemExit) as error:
+        raise of_stage(command, error) from error
+
+
+@contextmanager
+def _stdout_discarded() -> Iterator[None]:
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    try:
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+            # Of libraries written in C, and of programs.
+            os.dup2(nowhere.fileno(), 1)
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def refuse_inside() -> None:

@@ -80,11 +80,6 @@ def parse_settings(name: str, settings: Mapping[str, Any]) -> Settings:
         ) from error
 
 
-def settings_schema(name: str) -> dict[str, Any]:
-    """The JSON schema of a workload's settings. Raises WorkloadError if there is none."""
-    return workload_class(name).Settings.model_json_schema()
-
-
 def workload_class(name: str) -> type[Workload[Any]]:
     """The class that `package.module:Name` names. Raises WorkloadError."""
 

@@ -36,6 +36,12 @@ def put_users_folders_last() -> None:
             sys.path.append(whole)
 
 
+def find_in_current_directory() -> None:
+    """Have this process look into the current directory, too, after all other folders."""
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.append(folder)
+
+
 def environment(**variables: str) -> dict[str, str]:
     """The environment of a Python process that evertrain starts: this one's, and `variables`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,11 +13,10 @@ import pytest
 
 from train_core import fit
 from train_core.client.driver_handle import Driver
-from train_core.client.isolated import settings_schema
 from train_core.client.verify_resume import VerifyResumeRequest, verify_resume
 from train_core.config import TrainConfig
-from train_core.errors import WorkloadError
-from train_core.inside import mark_this_process
+from train_core.errors import RunBusyError, StageError, WorkloadError
+from train_core.inside import mark_this_process, users_code_in_command
 from train_core.loading import load_workload
 from train_core.requests import DriverRequest
 
@@ -96,17 +95,50 @@ def test_the_command_ends_with_the_line_too(script: Path) -> None:
     assert list(left_by(script)) == []
 
 
-@pytest.mark.parametrize(
-    "load", [lambda name: load_workload(name, {}), settings_schema], ids=["here", "isolated"]
-)
 def test_whatever_imports_the_workload_refuses_it(
-    script: Path, monkeypatch: pytest.MonkeyPatch, load: Callable[[str], object]
+    script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(script.parent))
-    monkeypatch.setenv("PYTHONPATH", str(script.parent), prepend=os.pathsep)
     with pytest.raises(WorkloadError, match=r"script\.py:9 starts a run as it is imported"):
-        load("script:Tiny")
+        load_workload("script:Tiny", {})
     assert "script" not in sys.modules
+
+
+def test_a_workload_that_a_command_runs_starts_no_run(tmp_path: Path) -> None:
+    config = TrainConfig(workload="tests.engine.tiny:Tiny")
+    with (
+        pytest.raises(WorkloadError, match="starts a run inside evertrain: start it from a pro"),
+        users_code_in_command("check", config.workload),
+    ):
+        fit(config, storage=str(tmp_path), run="run")
+
+
+def test_what_it_prints_in_a_command_is_no_part_of_the_commands_output(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with users_code_in_command("check", "mine:Mine"):
+        sys.stdout.write("by Python\n")
+        os.write(1, b"by a library written in C\n")
+        subprocess.run(["echo", "by a program"], check=True)
+    sys.stdout.write("the result\n")
+    assert capfd.readouterr() == ("the result\n", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "words"),
+    [
+        (KeyError("epoch"), StageError, "check: KeyError: 'epoch'"),
+        (SystemExit(3), StageError, r"check: it called sys.exit\(3\)"),
+        (RunBusyError("night", "somebody"), RunBusyError, "driven by somebody"),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_what_it_raises_in_a_command_is_an_error_of_the_command(
+    error: BaseException, raised: type[BaseException], words: str | None
+) -> None:
+    with pytest.raises(raised, match=words), users_code_in_command("check", "mine:Mine"):
+        raise error
 
 
 def test_code_inside_a_process_of_evertrain_starts_no_run_by_any_way(

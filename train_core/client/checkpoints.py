@@ -1,4 +1,4 @@
-"""The checkpoints of a run: listed, shown and verified."""
+"""The checkpoints of a run: listed, shown, verified and exported."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
+from train_core.client.checkpoint import Checkpoint
 from train_core.client.run import Run, folder_of
 from train_core.errors import ConfigError, StorageError
-from train_core.results import Result
-from train_core.storage.addresses import absolute, run_at
+from train_core.quick_imports import garbage_collection_paused
+from train_core.results import ExportResult, Result
+from train_core.storage.addresses import absolute, file_at, run_at
 from train_core.storage.objects.store import Store
-from train_core.storage.records.names import CheckpointName
+from train_core.storage.records.names import MODEL_FILE, CheckpointName
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import lift_quarantine
 from train_core.storage.verification.runs import RunVerification, Verdict
@@ -116,6 +118,31 @@ def _lifted(folder: RunFolder, name: CheckpointName, verdict: Verdict) -> Verdic
         fault = f"quarantined: {verdict.quarantined}. All its bytes are good now, but {error}"
         return verdict.model_copy(update={"faults": [fault], "quarantined": None})
     return verdict
+
+
+def export_weights(
+    run: Run | RunFolder,
+    checkpoint: Checkpoint | Commit,
+    target: str,
+    *,
+    overwrite: bool = False,
+) -> ExportResult:
+    """Write a checkpoint's verified weights as one safetensors file. Imports torch.
+
+    `target` is the file's path or URL, or a folder's, which then gets `model.safetensors`. Raises
+    ConfigError if there is a file and it may not be overwritten, CheckpointError if the checkpoint
+    is not good, and StorageError.
+    """
+    address = absolute(target)
+    if not address.endswith(".safetensors"):
+        address = f"{address.rstrip('/')}/{MODEL_FILE}"
+    store, key = file_at(address)
+    if not overwrite and store.exists(key):
+        raise ConfigError(f"{store.uri(key)} exists: name another file, or overwrite it (--force)")
+    with garbage_collection_paused():
+        from train_core.engine.tools import export
+    folder = folder_of(run)
+    return export.export_weights(folder, folder.find(str(checkpoint.name)), store, key)
 
 
 def findings_in_short(verdicts: Collection[Verdict], folder: RunFolder) -> str:

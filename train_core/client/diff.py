@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
-from train_core.client.isolated import compare_checkpoints
+from train_core.client.run import Run, folder_of
 from train_core.config import TrainConfig
-from train_core.differences import Comparison, Kind, ValueDifference
+from train_core.differences import Comparison, Kind, RunsComparison, ValueDifference
+from train_core.quick_imports import garbage_collection_paused
 from train_core.results import Result
 from train_core.storage.addresses import find, find_checkpoint
 from train_core.storage.records.run_record import RunRecord
@@ -74,7 +75,7 @@ def diff(a: str, b: str, storage: str) -> Diff:
     `a` and `b` are names of runs in `storage`, RUN/CHECKPOINT, or addresses of either. Like is
     compared with like: two runs' best checkpoints, and the newest ones if one of the runs has no
     report that names its best. Beside a checkpoint a run is its best one. Raises ConfigError if one
-    is not there, CheckpointError if a checkpoint is not good.
+    is not there, CheckpointError if a checkpoint is not good. Imports torch.
     """
     named = [find(what, storage) for what in (a, b)]
     are_runs = all(name is None for _, name in named)
@@ -90,7 +91,11 @@ def diff(a: str, b: str, storage: str) -> Diff:
         newest_a, newest_b = scan_a.newest or of_a, scan_b.newest or of_b
         if (newest_a.name, newest_b.name) != (of_a.name, of_b.name):
             pairs.append((newest_a, newest_b))
-    checkpoints, *newest = compare_checkpoints(folder_a, folder_b, *pairs)
+    with garbage_collection_paused():
+        from train_core.engine.tools.compare import compare_checkpoints
+    checkpoints, *newest = [
+        compare_checkpoints(folder_a, in_a, folder_b, in_b) for in_a, in_b in pairs
+    ]
     return Diff(
         a=folder_a.store.uri(of_a.key),
         b=folder_b.store.uri(of_b.key),
@@ -100,6 +105,16 @@ def diff(a: str, b: str, storage: str) -> Diff:
         newest=newest[0] if newest else None,
         unread=unread,
     )
+
+
+def compare_runs(a: Run | RunFolder, b: Run | RunFolder) -> RunsComparison:
+    """The first that differs between two runs. Imports torch.
+
+    Raises CheckpointError if one cannot be read.
+    """
+    with garbage_collection_paused():
+        from train_core.engine.tools import compare
+    return compare.compare_runs(folder_of(a), folder_of(b))
 
 
 def _compare_records(a: RunFolder, b: RunFolder) -> RecordsComparison:

@@ -2,7 +2,8 @@
 
 Once undisturbed, once killed and resumed, and once in plain PyTorch; all is compared to the bit.
 The ranks are real processes under torchrun with gloo, without Ray, and the kill is a SIGKILL. They
-run `train_core.engine.tools.standalone`; this module does not import torch.
+run `train_core.engine.tools.standalone`. The comparison, and plain PyTorch, run in this process,
+which imports torch for them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from train_core.client.isolated import compare_runs, train_plainly
+from train_core.client.diff import compare_runs
 from train_core.config import TrainConfig, loopback_interface
 from train_core.differences import ResumeVerdict, StepDigests, first_difference, read_digests
 from train_core.entry_points import STANDALONE_RANK
 from train_core.errors import ConfigError, StageError
-from train_core.inside import environment_of, refuse_inside
+from train_core.inside import environment_of, refuse_inside, users_code_in_command
 from train_core.policy.metric_names import VALIDATION_LOSS
+from train_core.quick_imports import garbage_collection_paused
 from train_core.requests import StandaloneTask, died_mark, digests_files, error_file
 from train_core.results import Result
 from train_core.storage.addresses import absolute
@@ -172,9 +174,11 @@ def _train_plainly(task: StandaloneTask, folder: Path, on_step: OnStep | None) -
     if on_step:
         on_step("plain", 0)
     task_file = folder / "plain.json"
-    task_file.write_text(task.model_dump_json(indent=1))
     try:
-        train_plainly(task_file)
+        with users_code_in_command("verify-resume", task.config.workload):
+            with garbage_collection_paused():
+                from train_core.engine.tools.standalone import train_plainly
+            train_plainly(task, task_file)
     except ConfigError as error:
         return str(error)
     if on_step:

@@ -9,9 +9,11 @@ from pydantic_settings import CliPositionalArg
 
 from evertrain_flows.cli.output.listings import DIFFERENT, print_mapping
 from evertrain_flows.cli.output.terminal import say
-from train_core.client.isolated import check_workload
 from train_core.config import TrainConfig, WorkloadName
+from train_core.inside import users_code_in_command
 from train_core.policy.findings import FindingName
+from train_core.quick_imports import garbage_collection_paused
+from train_core.requests import with_accepted
 
 
 class CheckCommand(BaseModel):
@@ -41,7 +43,11 @@ class CheckCommand(BaseModel):
 
     def cli_cmd(self) -> None:
         """Print what was tried and found; exit with code 1 if something is refused."""
-        found = check_workload(self._config())
+        config = self._config()
+        with users_code_in_command("check", self.workload):
+            with garbage_collection_paused():
+                from train_core.engine.rehearsal.check import rehearse_workload
+            found = rehearse_workload(with_accepted(config))
         is_refused = any(one.is_refused for one in found.findings if one.name not in found.accepted)
         if self.as_json:
             print_mapping(found.model_dump(mode="json"), as_json=True)

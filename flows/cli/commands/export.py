@@ -7,7 +7,7 @@ from pydantic_settings import CliPositionalArg
 
 from evertrain_flows.cli.arguments import InStorage
 from evertrain_flows.cli.output.listings import print_mapping
-from train_core.client.isolated import export_weights
+from train_core.client.checkpoints import export_weights
 from train_core.storage.addresses import absolute, find_checkpoint
 
 

@@ -9,8 +9,9 @@ from pydantic import BaseModel, Field, field_validator
 from pydantic_settings import CliPositionalArg
 
 from evertrain_flows.cli.output.listings import print_mapping, print_rows
-from train_core.client.isolated import settings_schema
 from train_core.config.training_options import check_name
+from train_core.inside import users_code_in_command
+from train_core.quick_imports import garbage_collection_paused
 
 SHIPPED = {
     "train_core.workloads.digits:Digits": "Handwritten digits of scikit-learn; no download.",
@@ -35,7 +36,10 @@ class WorkloadsCommand(BaseModel):
             rows = [{"workload": name, "what": what} for name, what in SHIPPED.items()]
             print_rows(rows, as_json=self.as_json, empty="")
             return
-        schema = settings_schema(self.name)
+        with users_code_in_command("workloads", self.name):
+            with garbage_collection_paused():
+                from train_core.loading import workload_class
+            schema = workload_class(self.name).Settings.model_json_schema()
         if self.as_json:
             print_mapping(schema, as_json=True)
         else:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.engine.ranks.processes import train
 from tests.engine.training.test_exact import CONFIG
 from tests.storage.samples import record
-from train_core.client.isolated import export_weights
+from train_core.client.checkpoints import export_weights
 from train_core.engine.checkpoint.packing import pack
 from train_core.engine.checkpoint.reader import load_state, read_model
 from train_core.engine.driver.preparing.init_source import find_origin

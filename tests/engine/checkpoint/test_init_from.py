@@ -15,12 +15,13 @@ from tests.engine.alone import run
 from tests.engine.digests import digest_of_training, journal_of
 from tests.engine.ranks.processes import train
 from tests.engine.tiny import Tiny, TinySettings
-from train_core.client.isolated import compare_checkpoints, export_weights
+from train_core.client.checkpoints import export_weights
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.init_from import InitialState
 from train_core.engine.checkpoint.reader import load_state, read_model
 from train_core.engine.driver.preparing.init_source import find_origin
 from train_core.engine.driver.preparing.preflight import check, new_record
+from train_core.engine.tools.compare import compare_checkpoints
 from train_core.errors import CheckpointError, ConfigError
 from train_core.requests import DriverRequest
 from train_core.storage.records.names import MODEL_FILE, REPORT_JSON
@@ -287,8 +288,7 @@ def test_runs_and_files_on_any_storage(storage_url: str) -> None:
         model, _ = first_state(find_origin(what, storage_url, ""))
         assert all(torch.equal(model.state_dict()[name], weights[name]) for name in weights)
     last = newest(folder)
-    (found,) = compare_checkpoints(folder, folder, (last, last))
-    assert found.is_same
+    assert compare_checkpoints(folder, last, folder, last).is_same
     with pytest.raises(ConfigError, match="exists: name another file"):
         export_weights(folder, last, exported.uri)
 

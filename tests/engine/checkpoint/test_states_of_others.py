@@ -19,13 +19,13 @@ from torch.optim import lr_scheduler
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from tests.engine.tiny import Tiny, TinySettings
+from train_core.client.checkpoints import export_weights
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.init_from import InitialState
 from train_core.engine.checkpoint.packing import first_difference
 from train_core.engine.checkpoint.reader import load_state
 from train_core.engine.checkpoint.state import load_optimizer_state, model_state, optimizer_state
 from train_core.engine.scoring.evaluate import load_model
-from train_core.engine.tools.export import export_weights
 from train_core.errors import WorkloadError
 from train_core.storage.records.run_record import Origin
 from train_core.storage.run_folder import RunFolder
@@ -194,7 +194,7 @@ def test_a_model_is_the_same_wherever_it_is_loaded(tmp_path: Path) -> None:
     assert torch.equal(scaled.seen, state["buffers"]["0.seen"])
     assert torch.equal(scaled.calls["last"], state["model"]["0._extra_state"]["last"])
     # Its weights as a file of their own are all that a new run begins with, the buffer aside.
-    result = export_weights(folder.url, str(newest.name), str(tmp_path / "all.safetensors"))
+    result = export_weights(folder, newest, str(tmp_path / "all.safetensors"))
     new = Extra(TinySettings()).model()
     origin = Origin(uri=result.uri, digest=result.digest)
     InitialState.read(origin, asked).give_weights(new)

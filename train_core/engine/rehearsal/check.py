@@ -13,18 +13,9 @@ from train_core.engine.metrics.evaluation_loop import check_monitor
 from train_core.engine.rehearsal.rehearse import rehearse
 from train_core.loading import load_workload
 from train_core.policy.findings import EVERYTHING
-from train_core.requests import with_accepted
 from train_core.results import Rehearsal
 from train_core.storage.records.data_files import FileList
 from train_core.workload import Workload, indexed, load_split, pinned_files
-
-
-def check_workload(config: dict[str, Any]) -> Rehearsal:
-    """Rehearse the workload of a configuration.
-
-    Raises ConfigError for what cannot be loaded, and for what the engine itself refuses.
-    """
-    return rehearse_workload(with_accepted(TrainConfig.model_validate(config)))
 
 
 def rehearse_workload(

@@ -104,17 +104,6 @@ def compare_runs(a: RunFolder, b: RunFolder) -> RunsComparison:
     )
 
 
-def compare_checkpoints_at(url_a: str, url_b: str, pairs: list[list[str]]) -> list[Comparison]:
-    """`compare_checkpoints` of the runs at these addresses, for each pair of names."""
-    a, b = RunFolder.at(url_a), RunFolder.at(url_b)
-    return [compare_checkpoints(a, a.find(of_a), b, b.find(of_b)) for of_a, of_b in pairs]
-
-
-def compare_runs_at(url_a: str, url_b: str) -> RunsComparison:
-    """`compare_runs` of the runs at these addresses."""
-    return compare_runs(RunFolder.at(url_a), RunFolder.at(url_b))
-
-
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Every tensor and plain value of a nested state, by its path; an empty one is a value."""
     if isinstance(value, dict) and value:

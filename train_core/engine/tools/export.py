@@ -6,24 +6,21 @@ import safetensors.torch
 
 from train_core.engine.checkpoint.reader import read_model
 from train_core.results import ExportResult
-from train_core.storage.addresses import file_at
 from train_core.storage.objects.digests import digest_of
-from train_core.storage.run_folder import RunFolder
+from train_core.storage.objects.store import Store
+from train_core.storage.run_folder import Commit, RunFolder
 
 
-def export_weights(run_url: str, checkpoint: str, address: str) -> ExportResult:
-    """Write the verified weights of a checkpoint of the run at `run_url` to the file at `address`.
+def export_weights(folder: RunFolder, checkpoint: Commit, store: Store, key: str) -> ExportResult:
+    """Write the verified weights of a run's checkpoint to the file `key` of the store.
 
     Raises CheckpointError if the checkpoint is not good, and StorageError.
     """
-    folder = RunFolder.at(run_url)
-    found = folder.find(checkpoint)
-    weights, metadata = read_model(folder.store, found).tensors()
+    weights, metadata = read_model(folder.store, checkpoint).tensors()
     data = safetensors.torch.save(weights, metadata)
-    store, key = file_at(address)
     store.write(key, data, durable=True)
     return ExportResult(
-        checkpoint=folder.store.uri(found.key),
+        checkpoint=folder.store.uri(checkpoint.key),
         uri=store.uri(key),
         size_bytes=len(data),
         digest=digest_of(data),

@@ -121,14 +121,13 @@ def train(task: StandaloneTask, task_file: Path) -> None:
         held.release()
 
 
-def train_plainly(task_file: str) -> None:
-    """Train the task's steps in plain PyTorch, for the digests of each step.
+def train_plainly(task: StandaloneTask, task_file: Path) -> None:
+    """Train the task's steps in plain PyTorch, for the digests of each step beside `task_file`.
 
     Raises ConfigError for a training that plain PyTorch cannot repeat: of a stream, or of strategy
     fsdp.
     """
-    file = Path(task_file)
-    task = with_epochs(StandaloneTask.model_validate_json(file.read_text()))
+    task = with_epochs(task)
     config = task.config
     if config.strategy == "fsdp":
         raise ConfigError("strategy fsdp rounds otherwise for each number of workers")
@@ -137,7 +136,7 @@ def train_plainly(task_file: str) -> None:
     give(workload, _fitted(task, workload))
     if is_stream(train_set):
         raise ConfigError("a stream has an order of its own")
-    digests = DigestWriter(digests_file(file))
+    digests = DigestWriter(digests_file(task_file))
     dataset = Beginning(train_set, task.max_samples)
     training = PlainTraining(workload, config, dataset, on_batch=digests.add_pass)
     if training.waits_for_metric:
