@@ -1,4 +1,4 @@
-"""JSON objects that somebody typed: bounded before they are parsed, and refused in plain words."""
+"""JSON objects that somebody typed: parsed once, bounded, and refused in plain words."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 MOST_DEPTH = 100
@@ -14,10 +15,11 @@ FLOAT_WITH_EXPONENT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]
 """A number as JSON and YAML 1.2 read it (`1e-3`): a text for YAML 1.1, as PyYAML reads files."""
 
 
+_TOO_DEEP = f"its brackets are more than {MOST_DEPTH} deep"
+
+
 def parse_object(text: str) -> dict[str, Any]:
     """The JSON object that the text holds. Raises ValueError, which says what is wrong with it."""
-    if depth_of(text) > MOST_DEPTH:
-        raise ValueError(f"its brackets are more than {MOST_DEPTH} deep")
     try:
         found = json.loads(text, parse_int=_int, object_pairs_hook=_without_duplicates)
     except json.JSONDecodeError as error:
@@ -25,6 +27,11 @@ def parse_object(text: str) -> dict[str, Any]:
             f"give a JSON object, as '{{\"name\": 1}}': from character {error.pos + 1} on this is "
             "no JSON"
         ) from error
+    # Python's parser counts, too, and stops before the stack ends.
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    if _is_deeper(found, MOST_DEPTH):
+        raise ValueError(_TOO_DEEP)
     if not isinstance(found, dict):
         raise ValueError("give a JSON object, as '{\"name\": 1}'")  # noqa: TRY004 (pydantic's)
     return found
@@ -45,22 +52,17 @@ def with_numbers(value: Any) -> Any:
     return value
 
 
-def depth_of(text: str) -> int:
-    """How deep the brackets of a JSON text are nested, without those in strings."""
-    depth = deepest = 0
-    is_string = is_escape = False
-    for char in text:
-        if is_string:
-            is_string = is_escape or char != '"'
-            is_escape = not is_escape and char == "\\"
-        elif char == '"':
-            is_string = True
-        elif char in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in "]}":
-            depth -= 1
-    return deepest
+def _is_deeper(value: Any, most: int) -> bool:
+    """Whether more than `most` objects and lists are nested in one another."""
+    level = [value]
+    for _ in range(most):
+        nested = [one for one in level if isinstance(one, (dict, list))]
+        level = [one for group in nested for one in _members(group)]
+    return any(isinstance(one, (dict, list)) for one in level)
+
+
+def _members(group: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return group.values() if isinstance(group, dict) else group
 
 
 def _int(digits: str) -> int:

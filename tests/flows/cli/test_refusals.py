@@ -20,6 +20,7 @@ from evertrain_flows.cli.configuration import configuration_of
 from evertrain_flows.cli.refusals import with_plain_json
 from tests.marks import slow
 from tests.web import QuietFiles, served
+from train_core.config.json_text import parse_object
 from train_core.errors import ConfigError
 from train_core.storage.objects.supported_protocols import refuse_unserved
 
@@ -213,3 +214,15 @@ def test_a_terminal_of_few_characters_gets_escapes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0
     assert rb"\xc4rger" in done.stdout
+
+
+@pytest.mark.parametrize("nested", ['{"a":[%s]}', '{"a":{"b":%s}}', "[[%s]]"])
+@pytest.mark.parametrize("times", [50, 51, 200, 100_000])
+def test_an_object_is_a_hundred_deep_at_most(nested: str, times: int) -> None:
+    before, after = nested.split("%s")
+    text = '{"x":' + before * (times - 1) + '{"y":"[[["}' + after * (times - 1) + "}"
+    if times == 50:
+        assert parse_object(text)["x"]
+    else:
+        with pytest.raises(ValueError, match="its brackets are more than 100 deep"):
+            parse_object(text)
