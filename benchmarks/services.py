@@ -60,7 +60,7 @@ def answers_at(url: str) -> bool:
 _ASK_RAY = """
 import sys, time
 from urllib.request import urlopen
-from train_core.engine.cluster.jobs import RayJobsClient
+from train_core.client.carriers.ray_jobs import RayJobs
 from train_core.errors import ResourceError
 
 address, agent = sys.argv[1:]
@@ -68,7 +68,7 @@ address, agent = sys.argv[1:]
 def answers():
     try:
         # Nobody has such a job, which is an answer; None is none.
-        if RayJobsClient(address).has_ended("no-such-job") is None:
+        if RayJobs(address).has_ended("no-such-job") is None:
             return False
         # The agent of the head starts the jobs.
         urlopen(agent, timeout=5).close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 from train_core.client.driver_handle import Driver
 from train_core.datasets.protocols import Split
 from train_core.results import CheckpointSummary, EvaluationResult, PredictionsResult, TrainResult
-from train_core.stages import EVALUATE, INFER, TRAIN
+from train_core.stages import EVALUATE, INFER, TRAIN, ArgumentsT, ResultT, Stage
 
 
 def train(driver: Driver) -> TrainResult:
@@ -23,3 +25,10 @@ def evaluate(
 def infer(driver: Driver, checkpoint: CheckpointSummary, source: str) -> PredictionsResult:
     """The predictions of a checkpoint."""
     return driver.ask(INFER, INFER.arguments(checkpoint=checkpoint, source=source))
+
+
+def asking(
+    driver: Driver, stage: Stage[ArgumentsT, ResultT], arguments: ArgumentsT
+) -> Future[ResultT]:
+    """The result of a stage that is waited for later."""
+    return driver.carrier.call(stage, arguments)

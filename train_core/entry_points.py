@@ -7,9 +7,9 @@ pool or for an isolated call.
 from __future__ import annotations
 
 DRIVER = "train_core.engine.driver.process_entry"
-"""The driver process, which runs the stages of one run: started by `client.driver`."""
+"""The driver process, which runs the stages of one run: started by `client.carriers.pipe`."""
 JOB = "train_core.engine.driver.job.entry"
-"""The driver as a job of a Ray cluster: submitted by `engine.driver.job.remote_stages`."""
+"""The driver as a job of a Ray cluster: submitted by `client.carriers.job_mailbox`."""
 ISOLATED_CALL = "train_core.engine.tools.isolated_call"
 """One function in a process of its own: started by `client.isolated`."""
 STANDALONE_RANK = "train_core.engine.tools.standalone"
@@ -36,6 +36,8 @@ MIRROR_RUN = "train_core.engine.tracking.delivery.catch_up:catch_up_at"
 MIRROR_PREDICTIONS = "train_core.engine.tracking.batch_inference:show_batch_inference"
 SHOW_GATE = "train_core.engine.tracking.models.registered:show_gate_at"
 SHOW_ALIASES = "train_core.engine.tracking.models.registered:show_aliases_of"
+DASHBOARD_OF = "train_core.engine.cluster.jobs:dashboard_of"
+UPLOAD_CODE = "train_core.engine.cluster.jobs:upload_code"
 ISOLATED_FUNCTIONS = (
     DELETE_TRACKING,
     UNREGISTERED_CHECKPOINTS,
@@ -44,6 +46,8 @@ ISOLATED_FUNCTIONS = (
     MIRROR_PREDICTIONS,
     SHOW_GATE,
     SHOW_ALIASES,
+    DASHBOARD_OF,
+    UPLOAD_CODE,
 )
-"""What `client.isolated` calls: each needs MLflow."""
+"""What `client.isolated` calls: each needs MLflow or Ray."""
 FUNCTIONS = (*WORKER_FUNCTIONS, *ISOLATED_FUNCTIONS)

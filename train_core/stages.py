@@ -1,18 +1,22 @@
 """The stages of a run, each declared once: what it is given, what it gives, and what it is called.
 
 A flow starts a stage as a task (`tasks/stages.py`), the driver carries it out
-(`engine/driver/stages.py`), and between the two its arguments and its result travel as JSON. A new
+(`engine/driver/stages.py`), and between the two its arguments and its answer travel as JSON. A new
 stage is declared here, carried out there, and called in the flow.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, cast
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny
 
 from train_core.datasets.protocols import Split
+from train_core.described_errors import rebuild
+from train_core.policy.end_status import EndStatus
+from train_core.requests import Prepared, Request, request_of
 from train_core.results import (
     Approval,
     CheckpointSummary,
@@ -31,14 +35,36 @@ ArgumentsT = TypeVar("ArgumentsT", bound=Result)
 ResultT = TypeVar("ResultT")
 
 
+class Answer(BaseModel, Generic[ResultT]):
+    """A stage's result, or the error that it raised."""
+
+    # By default, a loss that is no number becomes null.
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
+
+    result: ResultT | None = None
+    error: dict[str, Any] | None = None
+    """As `described_errors` describes it."""
+
+    def to_json(self) -> str:
+        """The answer on one line."""
+        # Not pydantic's JSON: a result has a configuration of its own, which writes null.
+        return json.dumps(self.model_dump(mode="json"))
+
+    def unwrapped(self) -> ResultT:
+        """The result. Raises the error if the stage raised one."""
+        if self.error is not None:
+            raise rebuild(self.error)
+        return cast(ResultT, self.result)
+
+
 @dataclass(frozen=True)
 class Stage(Generic[ArgumentsT, ResultT]):
     """A stage of a run."""
 
     name: str
     arguments: type[ArgumentsT]
-    result: TypeAdapter[ResultT]
-    title: str
+    answer: type[Answer[ResultT]]
+    title: str = ""
     """The name of its task run in Prefect, a template of `request` and `arguments`."""
     label: str = ""
     """The name under which the report has its seconds, a template of `arguments`; empty: `name`."""
@@ -47,13 +73,25 @@ class Stage(Generic[ArgumentsT, ResultT]):
         """The label with these arguments."""
         return (self.label or self.name).format(arguments=arguments)
 
-    def result_of(self, document: Any) -> ResultT:
-        """The result that came as JSON."""
-        return self.result.validate_python(document)
-
 
 class NoArguments(Result):
     """Of a stage that needs nothing beyond its request."""
+
+
+def _request(given: object) -> Request:
+    return given if isinstance(given, Request) else request_of(given)
+
+
+class PrepareArguments(Result):
+    """What a driver is started with."""
+
+    request: Annotated[SerializeAsAny[Request], BeforeValidator(_request)]
+
+
+class CloseArguments(Result):
+    """How the run ended, for MLflow."""
+
+    status: EndStatus
 
 
 class EvaluateArguments(Result):
@@ -113,12 +151,16 @@ class PublishArguments(Result):
         return found[0] if found else {}
 
 
-TRAIN = Stage("train", NoArguments, TypeAdapter(TrainResult), "train {request.run}")
+PREPARE = Stage("prepare", PrepareArguments, Answer[Prepared])
+"""Check the request before any compute: what a driver is asked for first, once."""
+CLOSE = Stage("close", CloseArguments, Answer[None])
+"""End all that was begun: what a driver is asked for last."""
+TRAIN = Stage("train", NoArguments, Answer[TrainResult], "train {request.run}")
 """Train to the end, from the newest good checkpoint if there is one."""
 EVALUATE = Stage(
     "evaluate",
     EvaluateArguments,
-    TypeAdapter(list[EvaluationResult]),
+    Answer[list[EvaluationResult]],
     title="evaluate {request.run} on {arguments.split}",
     label="evaluate {arguments.split}",
 )
@@ -126,16 +168,16 @@ EVALUATE = Stage(
 INFER = Stage(
     "infer",
     InferArguments,
-    TypeAdapter(PredictionsResult),
+    Answer[PredictionsResult],
     title="infer {arguments.shown_source} with {arguments.checkpoint.name}",
 )
 """Score new data with a checkpoint."""
-GATE = Stage("gate", GateArguments, TypeAdapter(GateResult), "gate {request.run}")
+GATE = Stage("gate", GateArguments, Answer[GateResult], "gate {request.run}")
 """Register a checkpoint as a version of its model, and decide on it beside the champion."""
-PROMOTE = Stage("promote", PromoteArguments, TypeAdapter(GateResult), "promote {request.run}")
+PROMOTE = Stage("promote", PromoteArguments, Answer[GateResult], "promote {request.run}")
 """Make the version the champion, if that was decided, or a person allows it."""
-PUBLISH = Stage("publish", PublishArguments, TypeAdapter(Report), "publish {request.run}")
+PUBLISH = Stage("publish", PublishArguments, Answer[Report], "publish {request.run}")
 """Write report.json, and the figures, the model and the outcome into MLflow."""
 
 STAGES: tuple[Stage[Any, Any], ...] = (TRAIN, EVALUATE, INFER, GATE, PROMOTE, PUBLISH)
-"""In the order in which a run has them first."""
+"""Those that a flow has as tasks, in the order in which a run has them first."""

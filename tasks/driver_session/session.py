@@ -183,7 +183,7 @@ class Session:
             self.refuse_ending()
             if self._has_failed or (self._is_prepared and not self._driver.is_alive):
                 self._driver.close(EndStatus.FAILED)
-                self.log.add_warning("the driver process ended; another one goes on with the run")
+                self.log.add_warning("the driver ended; another one goes on with the run")
                 self._driver = self._new_driver()
                 self._has_failed = self._is_prepared = False
             return self._driver

@@ -29,7 +29,7 @@ from tests.chaos.pipeline import House, undisturbed
 from tests.chaos.strike import Fault, strike
 from tests.flows.conftest import isolated
 
-VICTIMS = ("nobody", "rank 0", "all ranks", "the job", "the driver", "the flow")
+VICTIMS = ("nobody", "rank 0", "all ranks", "the job", "the flow")
 LONGEST_S = 40.0
 # What may differ between the first and the last third of the rounds.
 MAY_GROW = {

@@ -91,7 +91,8 @@ def train(driver: Driver, log: list[str]) -> TrainResult:
     except JobEndedError as error:
         # As the flow does.
         log.append(str(error))
-        return driver.ask(TRAIN, TRAIN.arguments())
+        with Driver.start(driver.request, log.append) as another:
+            return another.ask(TRAIN, TRAIN.arguments())
 
 
 def wait_for(what: Callable[[], object], log: list[str]) -> None:

@@ -21,7 +21,7 @@ class CountArguments(Result):
     checkpoints: list[CheckpointSummary]
 
 
-COUNT = Stage("count", CountArguments, TypeAdapter(int), "count {request.run}")
+COUNT = Stage("count", CountArguments, Answer[int], "count {request.run}")
 """Count checkpoints."""
 '''
 IN_ITS_PLACE = ("(TRAIN, EVALUATE,", "(TRAIN, COUNT, EVALUATE,")

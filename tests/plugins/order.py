@@ -33,7 +33,7 @@ for half a minute at the end, in which the others have nothing to do.
 """
 LONGEST = (
     "compat/attempts/test_kills",
-    *(CLUSTER, DEPLOYMENTS, PIPELINES, "flows/test_gate", "engine/driver/job/test_remote_stages"),
+    *(CLUSTER, DEPLOYMENTS, PIPELINES, "flows/test_gate", "engine/driver/job/test_attaching"),
     *("compat/reports/test_reports", "hostile/test_hostile_folders", "engine/driver/test_driver"),
     *("engine/driver/test_gate_stages", "engine/cluster/test_pool"),
     *(
@@ -72,7 +72,7 @@ begun first have ended; and no test of these runs beside one that loads both cor
 """
 LOADS_BOTH_CORES = (
     *(CLUSTER, DEPLOYMENTS, PIPELINES, "chaos/", "flows/deployment/", "engine/driver/test_driver"),
-    *("engine/driver/attempts/test_launchers", "engine/driver/job/test_remote_stages"),
+    *("engine/driver/attempts/test_launchers", "engine/driver/job/test_attaching"),
     *("engine/training/test_exact", "engine/training/test_entries", "flows/test_secrets"),
     *("engine/driver/test_gate_stages", "flows/test_gate", "compat/attempts/test_kills"),
 )

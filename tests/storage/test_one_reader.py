@@ -46,16 +46,17 @@ PARSERS = {
     # A text that was typed.
     ("train_core/config/json_text.py", "json.loads"),
     # From one process of evertrain's to another of the same user.
-    ("train_core/client/driver_handle.py", "json.loads"),
+    ("train_core/client/carriers/pipe.py", "stage.answer.model_validate_json"),
     ("train_core/client/isolated.py", "json.loads"),
     ("train_core/client/verify_resume.py", "json.loads"),
     ("train_core/differences.py", "json.loads"),
     ("train_core/engine/distributed/rank_mailbox.py", "json.loads"),
     ("train_core/engine/distributed/stop_requests.py", "StopRequest.model_validate_json"),
-    ("train_core/engine/driver/pipe_transport.py", "json.loads"),
-    ("train_core/engine/driver/server.py", "Answer.model_validate_json"),
+    ("train_core/engine/driver/pipe_transport.py", "Call.model_validate_json"),
     ("train_core/engine/ray_train/reports/channel.py", "json.loads"),
     ("train_core/engine/ray_train/reports/committer.py", "Entry.model_validate_json"),
+    # What Ray's dashboard says of a job.
+    ("train_core/client/carriers/ray_jobs.py", "_JobInfo.model_validate_json"),
     # What was written a line before.
     ("train_core/engine/rehearsal/steps.py", "json.loads"),
     ("train_core/engine/tools/isolated_call.py", "json.load"),

@@ -1,4 +1,4 @@
-"""Functions that need MLflow, each called in a process of its own.
+"""Functions that need MLflow or Ray, each called in a process of its own.
 
 Like the driver, for programs that import neither MLflow nor torch: a flow run's process and a
 worker of Prefect's live on. MLflow's client is set up by variables of the whole process, too.

@@ -34,7 +34,7 @@ def test_a_driver_whose_head_of_ray_dies_ends_so_that_the_next_try_has_a_new_one
     with Driver.start(request, log.append) as driver:
         finalists = train(driver).finalists
         part_of_ray(driver, "gcs_server").kill()
-        psutil.Process(driver._process.pid).wait(10)
+        psutil.Process(driver.carrier.process.pid).wait(10)
         with pytest.raises(StageError, match="ended unexpectedly"):
             evaluate(driver, finalists, "validation")
     assert any("Ray's gcs_server died" in (warning_in(line) or "") for line in log)
@@ -65,7 +65,7 @@ def test_a_driver_whose_ray_dies_while_it_is_closed_tells_mlflow_how_the_run_end
         )
         driver = Driver.start(request, print)
         train(driver)
-        process = psutil.Process(driver._process.pid)
+        process = psutil.Process(driver.carrier.process.pid)
         assert workers_of(process)
         closing = threading.Thread(target=driver.close)
         closing.start()

@@ -62,7 +62,7 @@ def wait_until(what: Callable[[], object]) -> None:
 
 def training_processes(driver: Driver) -> list[psutil.Process]:
     """The driver and its workers."""
-    own = psutil.Process(driver._process.pid)
+    own = psutil.Process(driver.carrier.process.pid)
     return [own, *(one for one in own.children(recursive=True) if "TrainWorker" in title(one))]
 
 
@@ -87,7 +87,7 @@ def listening(processes: list[psutil.Process]) -> set[tuple[str, int]]:
 
 def all_processes(driver: Driver) -> list[psutil.Process]:
     """The driver, its workers, and all that Ray has started."""
-    own = psutil.Process(driver._process.pid)
+    own = psutil.Process(driver.carrier.process.pid)
     return [own, *own.children(recursive=True)]
 
 
@@ -144,7 +144,7 @@ def test_no_process_of_a_local_ray_listens_beyond_the_loopback(trained: Trained)
 @pytest.mark.promise("ray-dies")
 def test_a_driver_whose_ray_dies_ends_so_that_the_next_try_has_a_new_one(trained: Trained) -> None:
     """The last one that uses the driver. That another part of Ray dies is in test_ray_dies.py."""
-    process = psutil.Process(trained.driver._process.pid)
+    process = psutil.Process(trained.driver.carrier.process.pid)
     part_of_ray(trained.driver, "raylet").kill()
     process.wait(10)
     with pytest.raises(StageError, match="ended unexpectedly"):
@@ -194,12 +194,12 @@ def test_a_driver_that_stands_still_costs_no_step(tmp_path: Path) -> None:
         training = threading.Thread(target=train, args=(driver,))
         training.start()
         wait_until(lambda: step_of(folder) >= 2)
-        os.kill(driver._process.pid, signal.SIGSTOP)
+        os.kill(driver.carrier.process.pid, signal.SIGSTOP)
         before, begun = step_of(folder), time.monotonic()
         # This is the promise, and no wait for something.
         time.sleep(FROZEN_S)
         done, took_s = step_of(folder) - before, time.monotonic() - begun
-        os.kill(driver._process.pid, signal.SIGCONT)
+        os.kill(driver.carrier.process.pid, signal.SIGCONT)
         training.join()
     # A step of this workload takes a second, and is shown in the next one.
     assert done >= took_s - 4

@@ -326,14 +326,14 @@ def test_a_driver_that_is_killed_leaves_nothing_once_it_is_closed(tmp_path: Path
     request = DriverRequest(storage=str(tmp_path), run="run", config=config)
     with Driver.start(request) as driver:
         train(driver)
-        process = psutil.Process(driver._process.pid)
+        process = psutil.Process(driver.carrier.process.pid)
         started = process.children(recursive=True)
         assert any("raylet" in one.name() for one in started)
-        temporary = Path(driver._temporary)
+        temporary = Path(driver.carrier.temporary)
         (temporary / "half-a-model").touch()
         process.kill()
         # Ray's processes still have the pipe that it read its commands from.
-        driver._threads[0].join()
+        driver.carrier.threads[0].join()
         with pytest.raises(StageError, match="ended unexpectedly"):
             evaluate(driver, [], "validation")
     _, alive = psutil.wait_procs(started, timeout=10)

@@ -11,7 +11,7 @@ from train_core.client.driver_handle import Driver
 
 def part_of_ray(driver: Driver, title: str) -> psutil.Process:
     """A process of the driver's Ray."""
-    for process in psutil.Process(driver._process.pid).children(recursive=True):
+    for process in psutil.Process(driver.carrier.process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if process.name() == title:
                 return process

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.asked import asking
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
@@ -20,6 +21,7 @@ from train_core.client.driver_handle import Driver
 from train_core.config import available_cpus
 from train_core.errors import StoppedError
 from train_core.requests import DriverRequest
+from train_core.stages import TRAIN
 from train_core.storage.coordination.lease import newest_attempt
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.run_folder import RunFolder
@@ -49,7 +51,7 @@ def test_an_end_that_is_asked_for_between_two_tries_is_the_end(tmp_path: Path) -
     log: list[str] = []
     request = DriverRequest(storage=str(tmp_path), run="run", config=config)
     with Driver.start(request, log.append) as driver:
-        training = driver._call("train")
+        training = asking(driver, TRAIN, TRAIN.arguments())
         wait_for(lambda: sum("begins again" in line for line in log) == 3)
         driver.close("KILLED")
         with pytest.raises(StoppedError):
@@ -83,7 +85,7 @@ def begun_on_s3(storage: str, log: list[str]) -> Iterator[tuple[Driver, FaultPro
         patch.setenv("AWS_ENDPOINT_URL", proxy.url)
         request = DriverRequest(storage=storage, run="run", config=CONFIG)
         with Driver.start(request, log.append) as driver:
-            driver._call("train")
+            asking(driver, TRAIN, TRAIN.arguments())
             wait_for(folder.checkpoints)
             yield driver, proxy
 

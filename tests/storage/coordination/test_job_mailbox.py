@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from train_core.errors import CheckpointError
+from train_core.stages import Answer
 from train_core.storage.coordination.job_mailbox import (
-    Answer,
     Call,
     Mailbox,
     caller_of,
@@ -32,10 +33,10 @@ def test_a_call_is_answered(store: Store) -> None:
     assert job.read(first) == Call(stage="train", arguments={})
     asked = {"split": "test", "checkpoints": [{"step": 3}]}
     assert job.read(second) == Call(stage="evaluate", arguments=asked)
-    assert caller.answer_to(first) is None
-    job.answer(second, Answer(result=[1.5, None]))
-    assert caller.answer_to(first) is None
-    assert caller.answer_to(second) == Answer(result=[1.5, None])
+    assert caller.answer_to(first, Answer[Any]) is None
+    job.answer(second, Answer[Any](result=[1.5, None]).to_json())
+    assert caller.answer_to(first, Answer[Any]) is None
+    assert caller.answer_to(second, Answer[Any]) == Answer[Any](result=[1.5, None])
     # What was taken is gone, and what was not is there.
     assert job.call_names() == [first]
     assert job.read(second) is None
@@ -52,8 +53,8 @@ def test_callers_do_not_meet_and_jobs_neither(store: Store) -> None:
 def test_an_error_is_an_answer(store: Store) -> None:
     calls = Mailbox(store, JOB)
     name = calls.ask("train", {})
-    calls.answer(name, Answer(error={"type": "ConfigError", "facts": ["no"]}))
-    found = calls.answer_to(name)
+    calls.answer(name, Answer[Any](error={"type": "ConfigError", "facts": ["no"]}).to_json())
+    found = calls.answer_to(name, Answer[Any])
     assert found
     assert found.error == {"type": "ConfigError", "facts": ["no"]}
 
@@ -61,7 +62,7 @@ def test_an_error_is_an_answer(store: Store) -> None:
 def test_what_nobody_takes_is_cleared_away_when_the_time_is_over(store: Store) -> None:
     calls = Mailbox(store, JOB)
     name = calls.ask("train", {})
-    calls.answer(name, Answer(result=1))
+    calls.answer(name, Answer[Any](result=1).to_json())
     calls.clear(name, within_s=0.1)
     assert jobs_with_calls(store) == []
 
@@ -71,11 +72,11 @@ def test_clearing_waits_for_the_caller_that_takes_an_answer(store: Store) -> Non
     # Whoever asked for this is gone.
     Mailbox(store, JOB).ask("train", {})
     name = caller.ask("close", {})
-    job.answer(name, Answer(result=7))
+    job.answer(name, Answer[Any](result=7).to_json())
     clearing = threading.Thread(target=job.clear, args=(name, 60))
     clearing.start()
     try:
-        assert caller.answer_to(name) == Answer(result=7)
+        assert caller.answer_to(name, Answer[Any]) == Answer[Any](result=7)
     finally:
         clearing.join(60)
     assert not clearing.is_alive()

@@ -76,8 +76,8 @@ def test_a_dead_driver_is_replaced_for_the_next_try(
         caplog.set_level(logging.INFO, "a flow run")
         assert not session.prepared().resumed
         with session.running("train") as driver:
-            os.kill(driver._process.pid, signal.SIGKILL)
-            driver._process.wait()
+            os.kill(driver.carrier.process.pid, signal.SIGKILL)
+            driver.carrier.process.wait()
             with pytest.raises(StageError, match="ended unexpectedly"):
                 train(driver)
         with session.running("train") as replaced:
@@ -88,7 +88,7 @@ def test_a_dead_driver_is_replaced_for_the_next_try(
         # The log has the first failed rank's traceback.
         assert "Traceback: in loss" in lines
     levels = {one.getMessage(): one.levelno for one in caplog.records if one.name == "a flow run"}
-    again = "warning: the driver process ended; another one goes on with the run"
+    again = "warning: the driver ended; another one goes on with the run"
     assert levels[again] == logging.WARNING
     assert levels["Traceback: in loss"] == logging.INFO
     assert set(session.seconds) == {"prepare", "train"}
@@ -100,7 +100,7 @@ def test_a_dead_driver_is_replaced_for_the_next_try(
 def test_one_that_dies_in_its_checks_is_replaced_too(tmp_path: Path) -> None:
     request = RetrainParameters(run="r", storage=str(tmp_path), tracking_uri="").request()
     with open_session(request) as session:
-        os.kill(session._driver._process.pid, signal.SIGKILL)
+        os.kill(session._driver.carrier.process.pid, signal.SIGKILL)
         with pytest.raises(StageError, match="ended unexpectedly"):
             session.prepared()
         assert not session.prepared().resumed

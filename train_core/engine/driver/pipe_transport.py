@@ -1,14 +1,16 @@
-"""Calls and answers as JSON lines, by the pipes between a driver process and who started it."""
+"""Calls and answers as lines, by the pipes between a driver process and who started it.
+
+A line is the call's name and its JSON. The other side is `client/carriers/pipe.py`.
+"""
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
-from train_core.engine.driver.server import CLOSE
-from train_core.storage.coordination.job_mailbox import Answer, Call
+from train_core.stages import CLOSE, Answer
+from train_core.storage.coordination.job_mailbox import Call
 
 
 class PipeTransport:
@@ -21,15 +23,15 @@ class PipeTransport:
     def calls(self) -> Iterator[tuple[str, Call]]:
         """The calls with their names, as they come."""
         for line in self._calls:
-            received = json.loads(line)
-            call = Call(stage=received["stage"], arguments=received["arguments"])
-            yield received["call"], call
-            if call.stage == CLOSE:
+            name, _, document = line.partition(" ")
+            call = Call.model_validate_json(document)
+            yield name, call
+            if call.stage == CLOSE.name:
                 return
 
-    def answer(self, name: str, answer: Answer) -> None:
+    def answer(self, name: str, answer: Answer[Any]) -> None:
         """Write the answer. Raises BrokenPipeError if nobody reads it."""
-        line = json.dumps({"call": name, **answer.model_dump(exclude_unset=True)})
+        line = f"{name} {answer.to_json()}\n"
         with self._writing:
-            self._answers.write(line + "\n")
+            self._answers.write(line)
             self._answers.flush()

@@ -21,9 +21,7 @@ from typing import IO, NoReturn
 
 import psutil
 
-from train_core.config import LOCAL
 from train_core.engine.cluster.runtime import dead_ray
-from train_core.engine.driver.job.remote_stages import RemoteStages
 from train_core.engine.driver.pipe_transport import PipeTransport
 from train_core.engine.driver.server import Stages, StageServer
 from train_core.engine.driver.stages import stages_of
@@ -51,8 +49,6 @@ class DriverProcess:
         self._run_main_thread()
 
     def _open_stages(self, request: Request) -> Stages:
-        if request.config.ray_address != LOCAL:
-            return RemoteStages(request, self._timing)
         workers = LocalWorkers(request.config, self._start_ray, self._is_ending.set, self._timing)
         # Ray's processes start while this one imports torch and checks the request: Ray first.
         workers.begin()

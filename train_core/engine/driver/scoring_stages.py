@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
 
 from train_core.engine.cluster.resources import with_gpus
 from train_core.engine.driver.server import StageHandlers
 from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.driver.workers import Workers
-from train_core.requests import ScoringRequest
+from train_core.requests import Prepared, ScoringRequest
 from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.stages import INFER, InferArguments
 from train_core.storage.cleanup.dead_scorers import clearing_dead_scorers
@@ -36,7 +35,7 @@ class ScoringStages(StageHandlers):
         self._scoring = ExitStack()
         self.handle(INFER, self.infer)
 
-    def prepare(self) -> dict[str, Any]:
+    def prepare(self) -> Prepared:
         """Check the request."""
         from train_core.engine.driver.preparing.preflight import check_scoring
 
@@ -47,7 +46,7 @@ class ScoringStages(StageHandlers):
         self._scoring.enter_context(
             clearing_dead_scorers(self._folder, self._job, timing=self._timing.coordination)
         )
-        return prepared.model_dump()
+        return prepared
 
     def infer(self, asked: InferArguments) -> PredictionsResult:
         """Score new data with a checkpoint."""

@@ -6,7 +6,6 @@ folder (`mailbox_transport`).
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,23 +13,22 @@ from typing import Any, Protocol
 
 from train_core.described_errors import describe, rebuild
 from train_core.errors import ConfigError, StageError
-from train_core.requests import Request, request_of
-from train_core.stages import STAGES, ArgumentsT, ResultT, Stage
-from train_core.storage.coordination.job_mailbox import Answer, Call
+from train_core.requests import Prepared, Request
+from train_core.stages import CLOSE, PREPARE, STAGES, Answer, ArgumentsT, ResultT, Stage
+from train_core.storage.coordination.job_mailbox import Call
 
-PREPARE, CLOSE = "prepare", "close"
 _MOST_AT_ONCE = 4
 _log = logging.getLogger(__name__)
 
 
 class Stages(Protocol):
-    """The stages of one request, in plain JSON."""
+    """The stages of one request."""
 
-    def prepare(self) -> dict[str, Any]:
-        """Check the request; `Prepared`."""
+    def prepare(self) -> Prepared:
+        """Check the request."""
 
-    def ask(self, stage: str, arguments: dict[str, Any]) -> Any:
-        """The result of a stage. Raises ConfigError if the request has no such stage."""
+    def ask(self, stage: str, arguments: dict[str, Any]) -> Answer[Any]:
+        """Carry out a stage. Raises ConfigError if the request has no such stage."""
 
     def close(self, status: str) -> None:
         """End all that was begun, with the run's status for MLflow."""
@@ -48,8 +46,8 @@ class Transport(Protocol):
         `prepare` and `close` are answered before the next call is asked for.
         """
 
-    def answer(self, name: str, answer: Answer) -> None:
-        """Take the answer to the call of that name, from any thread."""
+    def answer(self, name: str, answer: Answer[Any]) -> None:
+        """Deliver the answer to the call of that name; called from any thread."""
 
 
 class StageServer:
@@ -67,34 +65,40 @@ class StageServer:
     def serve(self) -> str | None:
         """Carry out calls until no more come; the status that `close` gave, None without one."""
         status = None
-        for name, call in self._transport.calls():
-            if call.stage in (PREPARE, CLOSE):
-                self._carry_out(name, call)
-                status = call.arguments.get("status")
-            else:
-                self._threads.submit(self._carry_out, name, call)
+        try:
+            for name, call in self._transport.calls():
+                if call.stage in (PREPARE.name, CLOSE.name):
+                    self._carry_out(name, call)
+                    status = call.arguments.get("status")
+                else:
+                    self._threads.submit(self._carry_out, name, call)
+        finally:
+            self._threads.shutdown(wait=False)
         return str(status) if status else None
 
     def _carry_out(self, name: str, call: Call) -> None:
         try:
-            answer = as_answer(result=self._result(call))
+            answer = self._answer(call)
         # A workload's own sys.exit() would end the thread without a word.
         except (Exception, SystemExit) as error:  # noqa: BLE001 (the caller raises it)
             if isinstance(error, ConfigError) and error.__cause__:
                 # Its message is for the user, and has no traceback: the log has the cause's.
                 _log.info("%s fails", call.stage, exc_info=error)
             described = describe(call.stage, error)
-            answer = as_answer(error=described)
+            answer = Answer[Any](error=described)
             if self._stages is not None:
                 self._stages.failed(str(rebuild(described)))
         self._transport.answer(name, answer)
 
-    def _result(self, call: Call) -> Any:
-        if call.stage == PREPARE:
-            self._stages = self._open_stages(request_of(call.arguments.get("request")))
-            return self._stages.prepare()
-        if call.stage == CLOSE:
-            return self._stages.close(str(call.arguments["status"])) if self._stages else None
+    def _answer(self, call: Call) -> Answer[Any]:
+        if call.stage == PREPARE.name:
+            asked = PREPARE.arguments.model_validate(call.arguments)
+            self._stages = self._open_stages(asked.request)
+            return PREPARE.answer(result=self._stages.prepare())
+        if call.stage == CLOSE.name:
+            if self._stages is not None:
+                self._stages.close(CLOSE.arguments.model_validate(call.arguments).status)
+            return CLOSE.answer()
         if call.stage not in {stage.name for stage in STAGES}:
             raise ConfigError(f"there is no stage {call.stage!r}")
         if self._stages is None:
@@ -103,29 +107,23 @@ class StageServer:
 
 
 class StageHandlers:
-    """The functions that carry out the stages of a request; called in JSON."""
+    """The functions that carry out the stages of a request."""
 
     def __init__(self) -> None:
-        self._handlers: dict[str, Callable[[object], Any]] = {}
+        self._handlers: dict[str, Callable[[object], Answer[Any]]] = {}
 
     def handle(
         self, stage: Stage[ArgumentsT, ResultT], handler: Callable[[ArgumentsT], ResultT]
     ) -> None:
         """Have the stage carried out by this function."""
 
-        def in_json(arguments: object) -> Any:
-            result = handler(stage.arguments.model_validate(arguments))
-            return stage.result.dump_python(result, mode="json")
+        def answer(arguments: object) -> Answer[ResultT]:
+            return stage.answer(result=handler(stage.arguments.model_validate(arguments)))
 
-        self._handlers[stage.name] = in_json
+        self._handlers[stage.name] = answer
 
-    def ask(self, stage: str, arguments: dict[str, Any]) -> Any:
-        """The result of a stage. Raises ConfigError if the request has no such stage."""
+    def ask(self, stage: str, arguments: dict[str, Any]) -> Answer[Any]:
+        """Carry out a stage. Raises ConfigError if the request has no such stage."""
         if stage not in self._handlers:
             raise ConfigError(f"the request has no stage {stage!r}")
         return self._handlers[stage](arguments)
-
-
-def as_answer(**content: Any) -> Answer:
-    """An answer as its reader will have it: lists for tuples."""
-    return Answer.model_validate_json(json.dumps(content))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -21,7 +21,7 @@ from train_core.errors import StageError
 from train_core.policy.checkpoints.selection import unmeasured
 from train_core.policy.end_status import EndStatus
 from train_core.quick_imports import garbage_collection_paused
-from train_core.requests import DriverRequest, Request, ScoringRequest
+from train_core.requests import DriverRequest, Prepared, Request, ScoringRequest
 from train_core.results import (
     CheckpointSummary,
     EvaluationResult,
@@ -93,14 +93,14 @@ class RunStages(StageHandlers):
         self.handle(PROMOTE, self.promote)
         self.handle(PUBLISH, self.publish)
 
-    def prepare(self) -> dict[str, Any]:
+    def prepare(self) -> Prepared:
         """Check the request, create the run if it is new, and take it."""
         # It imports torch, while Ray starts.
         with garbage_collection_paused():
             from train_core.engine.driver.preparing.preparation import prepare_run
         made = prepare_run(self._request, self.folder, self._workers, self._job, self._timing)
         self.config, self.held, self.mirror = made.config, made.held, made.mirror
-        return made.prepared.model_dump()
+        return made.prepared
 
     def train(self, _: NoArguments) -> TrainResult:
         """Train to the end; where workers die, begin again from the newest commit.

@@ -38,15 +38,6 @@ class Timing:
     """For the rehearsal of a workload, which begins nothing more after half of it."""
     nodes_wait_s: float = 60.0
     """For the nodes of a cluster that was started again, if the run was there before."""
-    # A caller of a job.
-    cluster_wait_s: float = 60.0
-    """For a cluster that does not answer, if it had a job of the run before."""
-    job_poll_interval_s: float = 3.0
-    """Between two questions to Ray whether a cluster is there, or a job has ended."""
-    silent_s: float = 60.0
-    """A job counts as dead when its heartbeat stands still, and Ray says nothing, for so long."""
-    last_lines_s: float = 1.5
-    """For the end of a job's log: Ray reads it once a second."""
     # The job.
     first_call_wait_s: float = 20.0
     """For the call that the job was started with."""

@@ -14,7 +14,7 @@ import re
 import time
 import uuid
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
@@ -31,28 +31,17 @@ _MOST_BYTES = 16 * 2**20
 
 _CALL = re.compile(r"([0-9a-f]{32}-\d{4,})\.json")
 _BEAT = re.compile(rf"([0-9a-f]{{32}}|{THE_JOB})-beat\.json")
-
-
-# By default pydantic writes null for NaN: a diverged loss would not be a number for its reader.
-_CONFIG = ConfigDict(frozen=True, ser_json_inf_nan="constants")
+_AnswerT = TypeVar("_AnswerT", bound=BaseModel)
 
 
 class Call(BaseModel):
     """What a caller wants done."""
 
-    model_config = _CONFIG
+    # By default pydantic writes null for NaN: a diverged loss would be no number for its reader.
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     stage: str
     arguments: dict[str, JsonValue]
-
-
-class Answer(BaseModel):
-    """The stage's result, or the error that it raised."""
-
-    model_config = _CONFIG
-
-    result: JsonValue = None
-    error: dict[str, JsonValue] | None = None
 
 
 def jobs_with_calls(store: Store) -> list[str]:
@@ -116,11 +105,11 @@ class Mailbox:
         self.cancel(name)
         self._store.delete(self._key(f"{self._caller}-beat"))
 
-    def answer_to(self, name: str) -> Answer | None:
+    def answer_to(self, name: str, kind: type[_AnswerT]) -> _AnswerT | None:
         """The answer to a call, which is then cleared away; None if there is none yet."""
         key = self._key(f"{name}-answer")
         try:
-            answer, _ = read_document(self._store, Answer, key, "an answer", max_bytes=_MOST_BYTES)
+            answer, _ = read_document(self._store, kind, key, "an answer", max_bytes=_MOST_BYTES)
         except FileNotFoundError:
             return None
         # What stays goes with the job.
@@ -174,9 +163,9 @@ class Mailbox:
         except FileNotFoundError:
             return None
 
-    def answer(self, name: str, answer: Answer) -> None:
-        """Write the answer to a call."""
-        self._store.write(self._key(f"{name}-answer"), answer.model_dump_json().encode())
+    def answer(self, name: str, answer: str) -> None:
+        """Write the answer to a call, in JSON."""
+        self._store.write(self._key(f"{name}-answer"), answer.encode())
 
     def clear(self, last: str = "", within_s: float = 0) -> None:
         """Delete the mailbox, once the caller of `last` has its answers or `within_s` is over."""

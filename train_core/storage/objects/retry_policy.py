@@ -11,9 +11,9 @@ For a slow storage these numbers matter, too: `storage/coordination/timing.py` (
 `SaveTiming` in `engine/checkpoint/storing_thread.py` (commits), `config/checkpoint_options.py`
 (`grace_s`, `max_unsaved_s`, `hang_timeout_s`, `checkpoint_backpressure`),
 `engine/ray_train/timing.py` (reports of training functions), `engine/distributed/rendezvous.py`
-(collectives),
-`engine/driver/timing.py` (stop requests, jobs), `transfer.py` and `backends/s3_client.py` (parts
-and connections), `StopTiming` in `engine/distributed/stop_requests.py` (the end of a training),
+(collectives), `engine/driver/timing.py` (stop requests, jobs), `client/carriers/attachment.py`
+(callers of jobs), `transfer.py` and `backends/s3_client.py` (parts and connections), `StopTiming`
+in `engine/distributed/stop_requests.py` (the end of a training),
 `engine/tracking/delivery/delivery_thread.py` (MLflow).
 """
 

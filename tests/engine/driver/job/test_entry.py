@@ -14,11 +14,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.services import free_port
 from train_core import TrainConfig
 from train_core.described_errors import rebuild
 from train_core.engine.driver.job.mailbox_transport import MailboxTransport
-from train_core.engine.driver.job.remote_stages import RemoteStages
 from train_core.engine.driver.server import Stages, StageServer
 from train_core.engine.driver.stages import stages_of
 from train_core.engine.driver.timing import TIMING, Timing
@@ -26,13 +24,13 @@ from train_core.engine.driver.workers import ClusterWorkers
 from train_core.errors import (
     ConfigError,
     NotFiniteError,
-    ResourceError,
     StageError,
     StorageError,
 )
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Prepared, Request
-from train_core.storage.coordination.job_mailbox import THE_JOB, Answer, Mailbox
+from train_core.stages import Answer
+from train_core.storage.coordination.job_mailbox import THE_JOB, Mailbox
 from train_core.storage.coordination.timing import Timing as MailboxTiming
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
@@ -57,11 +55,10 @@ class Idle:
     def __init__(self, request: Request) -> None:
         self._request = request
 
-    def prepare(self) -> dict[str, Any]:
-        run = Prepared(run="run", url="", resumed=False, num_samples={}, total_steps=0)
-        return run.model_dump()
+    def prepare(self) -> Prepared:
+        return Prepared(run="run", url="", resumed=False, num_samples={}, total_steps=0)
 
-    def ask(self, stage: str, arguments: dict[str, Any]) -> Any:
+    def ask(self, stage: str, arguments: dict[str, Any]) -> Answer[Any]:
         raise StageError("train", "nobody trains here")
 
     def failed(self, message: str) -> None:
@@ -97,9 +94,9 @@ def test_what_is_no_call_is_answered_with_its_fault_and_the_next_one_is_heard(
         # Only what was prepared can go on.
         server = StageServer(transport_of(folder, JUNK), of_a_job)
         assert pool.submit(server.serve).result() is None
-    assert "not a call" in told(caller.answer_to(JUNK))
-    assert "there is no stage 'explode'" in told(caller.answer_to(no_stage))
-    assert "storage" in told(caller.answer_to(no_request))
+    assert "not a call" in told(caller.answer_to(JUNK, Answer[Any]))
+    assert "there is no stage 'explode'" in told(caller.answer_to(no_stage, Answer[Any]))
+    assert "storage" in told(caller.answer_to(no_request, Answer[Any]))
 
 
 class Diverges(Idle):
@@ -109,7 +106,7 @@ class Diverges(Idle):
         super().__init__(request)
         self._loss = loss
 
-    def ask(self, stage: str, arguments: dict[str, Any]) -> Any:
+    def ask(self, stage: str, arguments: dict[str, Any]) -> Answer[Any]:
         raise NotFiniteError(3, self._loss, None)
 
 
@@ -145,9 +142,9 @@ class Caller:
     def close(self) -> str:
         return self.calls.ask("close", {"status": "FINISHED"})
 
-    def answered(self, name: str) -> Answer:
+    def answered(self, name: str) -> Answer[Any]:
         deadline = time.monotonic() + 30
-        while not (answer := self.calls.answer_to(name)):
+        while not (answer := self.calls.answer_to(name, Answer[Any])):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         return answer
@@ -208,9 +205,9 @@ class Held(Idle):
         super().__init__(request)
         self._pauses = pauses
 
-    def ask(self, stage: str, arguments: dict[str, Any]) -> Any:
+    def ask(self, stage: str, arguments: dict[str, Any]) -> Answer[Any]:
         assert self._pauses.wait(30)
-        super().ask(stage, arguments)
+        return super().ask(stage, arguments)
 
 
 def test_an_answer_is_sent_as_soon_as_its_stage_has_ended(folder: RunFolder) -> None:
@@ -225,6 +222,49 @@ def test_an_answer_is_sent_as_soon_as_its_stage_has_ended(folder: RunFolder) -> 
         caller.close()
         assert served.result() == EndStatus.FINISHED
     caller.die()
+
+
+class Counted(Idle):
+    """Whose stages are carried out one at a time, and noted."""
+
+    def __init__(self, request: Request, done: list[str], may_go_on: threading.Event) -> None:
+        super().__init__(request)
+        self._done, self._may_go_on = done, may_go_on
+
+    def ask(self, stage: str, arguments: dict[str, Any]) -> Answer[Any]:
+        self._done.append(stage)
+        assert self._may_go_on.wait(30)
+        return Answer[Any](result=arguments)
+
+
+def test_what_two_callers_want_of_the_same_arguments_is_done_once_for_both(
+    folder: RunFolder,
+) -> None:
+    one, other = Caller(folder), Caller(folder)
+    done: list[str] = []
+    may_go_on = threading.Event()
+    server = StageServer(
+        transport_of(folder, one.first, mailbox=QUICK),
+        partial(Counted, done=done, may_go_on=may_go_on),
+    )
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(server.serve)
+        for caller in (one, other):
+            caller.answered(caller.first)
+        same = {"split": "test", "checkpoints": [{"step": 3}]}
+        both = [caller.calls.ask("evaluate", same) for caller in (one, other)]
+        another = one.calls.ask("evaluate", same | {"split": "validation"})
+        # Long enough for the job to have read all three.
+        time.sleep(3 * QUICK.longest_pause_s)
+        may_go_on.set()
+        for caller, name in zip((one, other), both, strict=True):
+            assert caller.answered(name).unwrapped() == same
+        assert one.answered(another).unwrapped() != same
+        assert len(done) == 2
+        other.die()
+        one.answered(one.close())
+        assert served.result() == EndStatus.FINISHED
+    one.die()
 
 
 def test_two_that_close_at_once_are_both_answered(folder: RunFolder) -> None:
@@ -250,7 +290,7 @@ def test_the_heart_of_a_job_moves_while_it_lives(folder: RunFolder) -> None:
     assert not [thread for thread in threading.enumerate() if "beat" in thread.name]
 
 
-def told(answer: Answer | None) -> str:
+def told(answer: Answer[Any] | None) -> str:
     assert answer
     assert answer.error
     return str(answer.error)
@@ -288,21 +328,6 @@ def test_a_job_that_nobody_calls_any_more_ends(folder: RunFolder) -> None:
             serving(transport_of(folder, name, soon, missed_soon), pool).result()
             == EndStatus.FAILED
         )
-
-
-@pytest.mark.promise("cluster-capacity")
-def test_a_cluster_that_was_there_before_is_waited_for(folder: RunFolder) -> None:
-    soon = replace(TIMING, cluster_wait_s=1.0, job_poll_interval_s=0.1)
-    config = TrainConfig(ray_address=f"127.0.0.1:{free_port()}")
-    request = DriverRequest(storage=folder.storage, run="run", config=config)
-    with pytest.raises(ResourceError, match="no Ray cluster answers"):
-        RemoteStages(request, soon).prepare()
-    Mailbox(folder.store, JOB).ask("train", {})
-    begin = time.monotonic()
-    # Which is tried again: the cluster may be starting.
-    with pytest.raises(StageError, match="no Ray cluster answers"):
-        RemoteStages(request, soon).prepare()
-    assert time.monotonic() - begin > 1.0
 
 
 class NoAnswers(Store):

@@ -269,7 +269,7 @@ ALLOWED = {
     "prefect_engine.py": {"stdout", "stderr"},
     "databases.py": {"stdout", "stderr"},
     "isolated.py": {"stdout", "stderr"},
-    "driver_handle.py": {"stdout", "stderr"},
+    "pipe.py": {"stdout"},
     "verify_resume.py": {"stdout", "stderr"},
     # The driver's log, for who scores in a program: `fit` shows it in the same way.
     "scoring.py": {"print"},

@@ -24,7 +24,7 @@ import pytest
 
 from benchmarks.services import ray_cluster
 from evertrain_flows.parameters import RetrainParameters
-from tests.asked import infer, train
+from tests.asked import asking, infer, train
 from tests.chaos.standing import HOLD, NOTES
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
@@ -32,13 +32,23 @@ from tests.flows.mlflow_side import shown_at
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 from tests.web import refusing_proxy
 from train_core import TrainConfig
+from train_core.client.carriers.attachment import TIMING
+from train_core.client.carriers.job_mailbox import JobMailbox
+from train_core.client.carriers.ray_jobs import RayJobs
 from train_core.client.driver_handle import Driver
-from train_core.engine.driver.timing import TIMING
-from train_core.errors import ConfigError, JobEndedError, ResourceError, RunBusyError, StoppedError
+from train_core.errors import (
+    ConfigError,
+    JobEndedError,
+    ResourceError,
+    RunBusyError,
+    StoppedError,
+    StorageError,
+)
 from train_core.requests import DriverRequest, ScoringRequest
-from train_core.stages import PUBLISH
+from train_core.stages import INFER, PUBLISH, TRAIN
 from train_core.storage.cleanup.orphans import find_orphans
 from train_core.storage.coordination import job_mailbox, lease, pins
+from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(600)
@@ -83,11 +93,11 @@ class Amendment:
         self.trained: Future[Any]
 
     @contextmanager
-    def training(self) -> Iterator[Driver]:
+    def training(self, given: Driver | None = None) -> Iterator[Driver]:
         """A driver whose training is held."""
-        with Driver.start(self.request, self.log.append) as driver:
+        with given or Driver.start(self.request, self.log.append) as driver:
             driver.prepared()
-            self.trained = driver._call("train")
+            self.trained = asking(driver, TRAIN, TRAIN.arguments())
             wait_for(lambda: (self.folder.live() or {}).get("step") == HELD_AFTER - 1)
             assert not self.trained.done()
             yield driver
@@ -113,10 +123,6 @@ def process_of(job: str) -> psutil.Process:
     return found
 
 
-PRINT_DASHBOARD = """
-from train_core.engine.cluster.jobs import RayJobsClient
-print(RayJobsClient(sys.argv[1]).url(""))
-"""
 LIST_WORKERS = """
 from ray.util.state import list_actors
 for actor in list_actors(sys.argv[1], [("class_name", "=", "TrainWorker")]):
@@ -134,8 +140,25 @@ def said_by_ray(program: str, address: str) -> str:
 
 
 def dashboard_of(ray_address: str) -> str:
-    url, _, _ = said_by_ray(PRINT_DASHBOARD, ray_address).strip().partition("/#")
+    url, _, _ = RayJobs(ray_address).url("").partition("/#")
     return url
+
+
+def test_a_job_is_submitted_once_followed_and_told_the_end_of(ray_address: str) -> None:
+    jobs, job = RayJobs(ray_address), f"job-{uuid.uuid4().hex}"
+    assert jobs.has_ended(job)
+    says = ["sh", "-c", "echo one; sleep 2; echo two"]
+    assert jobs.submit(job, says, {})
+    assert not jobs.submit(job, says, {})
+    printed: list[str] = []
+    jobs.follow(job, printed.append, threading.Event())
+    assert "".join(printed).endswith("one\ntwo\n")
+    assert jobs.has_ended(job)
+    assert not jobs.is_running(job)
+    assert jobs.end_of(job).startswith(f"job {job} SUCCEEDED")
+    with pytest.raises(ResourceError, match="Ray does not take the"):
+        jobs.submit("another", says, {"working_dir": "/nowhere"})
+    assert jobs.has_ended("another")
 
 
 @pytest.fixture
@@ -221,8 +244,10 @@ def test_a_job_that_dies_is_followed_by_another(asked: Amendment, undisturbed: s
         process_of(job).send_signal(signal.SIGKILL)
         with pytest.raises(JobEndedError, match=f"job {job} FAILED"):
             train(driver)
-        asked.go_on.touch()
-        # Another try, as Prefect makes it, has another job.
+        assert not driver.is_alive
+    asked.go_on.touch()
+    # Another try, as a session makes it, has another driver, and so another job.
+    with Driver.start(asked.request, print) as driver:
         assert train(driver).step == 10
         assert asked.job().startswith("run-a0002-")
     assert digest_of_training(asked.folder) == undisturbed
@@ -231,7 +256,7 @@ def test_a_job_that_dies_is_followed_by_another(asked: Amendment, undisturbed: s
 @pytest.mark.slow
 def test_an_end_that_is_asked_for_is_orderly(asked: Amendment, undisturbed: str) -> None:
     with asked.training() as driver:
-        training = driver._call("train")
+        training = asking(driver, TRAIN, TRAIN.arguments())
         closing = threading.Thread(target=driver.close, args=("KILLED",))
         closing.start()
         # A rank has heard it, in the step that is held.
@@ -317,35 +342,46 @@ def test_a_job_that_dies_while_the_dashboard_is_away_is_missed_by_its_heart(
         with pytest.raises(JobEndedError, match=f"job {job} ended, and nothing more is known"):
             train(driver)
         dashboard.schedule.clear()
-        asked.go_on.touch()
+    asked.go_on.touch()
+    with Driver.start(asked.request, print) as driver:
         assert train(driver).attempt == 2
     assert digest_of_training(asked.folder) == undisturbed
 
 
+class AwayStore(Store):
+    """Whose storage refuses who has it while it is `away`."""
+
+    away = threading.Event()
+
+    def read(self, key: str, max_bytes: int | None = None) -> bytes:
+        if self.away.is_set():
+            raise StorageError("the storage is away")
+        return super().read(key, max_bytes)
+
+    def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
+        if self.away.is_set():
+            raise StorageError("the storage is away")
+        super().write(key, data, durable=durable)
+
+
 @pytest.mark.slow
-@pytest.mark.s3
 def test_a_job_that_dies_while_its_caller_cannot_reach_the_storage_is_missed(
-    ray_address: str, object_store: str, tmp_path: Path, undisturbed: str
+    asked: Amendment, undisturbed: str
 ) -> None:
-    storage = f"{object_store}/{uuid.uuid4().hex}"
-    # This process looks past the proxy, now and in the tests that follow.
-    assert not RunFolder(storage, "run").checkpoints()
-    told = {"env_vars": {k: v for k, v in os.environ.items() if k.startswith("AWS_")}}
-    with (
-        FaultProxy(os.environ["AWS_ENDPOINT_URL"]) as proxy,
-        patch.dict(os.environ, {"AWS_ENDPOINT_URL": proxy.url}),
-    ):
-        asked = Amendment(ray_address, tmp_path, storage=storage, runtime_env=told)
-        with asked.training() as driver:
-            job = asked.job()
-            proxy.schedule.add(AWAY)
-            process_of(job).send_signal(signal.SIGKILL)
-            with pytest.raises(JobEndedError, match=f"job {job} FAILED"):
-                asked.trained.result()
-            proxy.schedule.clear()
-            asked.go_on.touch()
-            assert train(driver).attempt == 2
-        assert digest_of_training(asked.folder) == undisturbed
+    mailbox = JobMailbox(asked.request, asked.log.append)
+    mailbox._folder.store = AwayStore(asked.folder.url)
+    with asked.training(Driver(asked.request, mailbox)):
+        job = asked.job()
+        AwayStore.away.set()
+        process_of(job).send_signal(signal.SIGKILL)
+        with pytest.raises(JobEndedError, match=f"job {job} FAILED"):
+            asked.trained.result()
+        AwayStore.away.clear()
+    assert any("it is unknown whether train is done" in line for line in asked.log)
+    asked.go_on.touch()
+    with Driver.start(asked.request, print) as driver:
+        assert train(driver).attempt == 2
+    assert digest_of_training(asked.folder) == undisturbed
 
 
 @pytest.mark.slow
@@ -376,7 +412,7 @@ def _kill_a_batch_inference_and_score_again(ray_address: str, tmp_path: Path) ->
     store = RunFolder(trains.storage, "run").store
     with Driver.start(scores.model_copy(update={"config": held}), print) as driver:
         driver.prepared()
-        dying = driver._call("infer", checkpoint=last.model_dump(mode="json"), source="test")
+        dying = asking(driver, INFER, INFER.arguments(checkpoint=last, source="test"))
         wait_for(lambda: (notes / "held").exists() or (dying.done() and dying.result()))
         (job,) = job_mailbox.jobs_with_calls(store)
         process_of(job).kill()

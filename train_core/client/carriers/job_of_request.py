@@ -9,7 +9,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Protocol
 
-from train_core.engine.cluster.jobs import RayJobsClient
+from train_core.client.carriers.ray_jobs import RayJobs
 from train_core.errors import StorageError
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.job_mailbox import Mailbox, jobs_with_calls
@@ -21,7 +21,7 @@ from train_core.storage.run_folder import RunFolder
 class JobChoice(Protocol):
     """Chooses the job of a request."""
 
-    def running(self, jobs: RayJobsClient) -> str:
+    def running(self, jobs: RayJobs) -> str:
         """The job to attach to; empty if there is none."""
 
     def new_names(self) -> Iterator[str]:
@@ -40,7 +40,7 @@ class JobOfRun:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
 
-    def running(self, jobs: RayJobsClient) -> str:
+    def running(self, jobs: RayJobs) -> str:
         """The job that drives the run."""
         names = jobs_with_calls(self._folder.store)
         return next((one for one in names if JobName.parse(one) and jobs.is_running(one)), "")
@@ -63,7 +63,7 @@ class JobOfScoring:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
 
-    def running(self, jobs: RayJobsClient) -> str:
+    def running(self, jobs: RayJobs) -> str:
         """None."""
         return ""
 
